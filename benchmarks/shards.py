@@ -34,7 +34,7 @@ from paucal.data.shards.tar_index import index_tar
 from paucal.data.shards.texts import Texts
 from paucal.data.shards.writing import write_shards
 from paucal.data.sources.opening import open_images
-from paucal.data.sources.options import SourceOptions
+from paucal.data.sources.source import SourceOptions
 from paucal.data.splits.file import read_split, write_split
 from paucal.data.splits.split import make_split
 from paucal.data.views.augment import Augmentation

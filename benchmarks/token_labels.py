@@ -24,7 +24,7 @@ from paucal.data.maps.reader import name_classes
 from paucal.data.maps.store import MapFacts, MapWriter
 from paucal.data.views.transforms import box_geometry
 from paucal.labeling import DenseTeacher
-from paucal.labeling.write import strongest
+from paucal.labeling.teacher import strongest
 from paucal.losses.label_targets import compact_maps, map_targets
 from plain.token_targets import dense_targets
 

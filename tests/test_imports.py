@@ -51,6 +51,22 @@ ALLOWED = {
     "report": {"types", "wording", "metrics", "runs", "evaluation", "explain"},
     **{part: LOWER | set(UPPER[:place]) for place, part in enumerate(UPPER)},
 }
+# The public modules of `verbs.compare`; its others begin with an underscore, or are called by the command line.
+COMPARE = {
+    f"verbs.compare.{name}" for name in ("settings", "grid", "jobs", "preparation", "running", "findings", "report")
+}
+# The modules of another verb that a verb may import, and why.
+OTHER_VERBS = {
+    "compare": {"verbs.eval"},  # a cell may be evaluated as `paucal eval` does
+    "serve": {"verbs.explain"},  # the page draws the explanations of `paucal explain`
+    "export": {"verbs.explain"},  # both write into the next numbered folder
+}
+# What studies may import of tasks and verbs: comparisons, label maps from a teacher, and the cost of networks.
+STUDIES = {
+    *COMPARE,
+    *("verbs.label.launch", "verbs.label.settings"),
+    *("tasks.detection.cost", "tasks.detection.settings", "tasks.segmentation.cost"),
+}
 THIRD_PARTY_OF_PURE_PARTS = {"types": {"torch"}, "distributed": {"torch"}, "losses": {"torch"}}
 
 
@@ -103,6 +119,30 @@ def test_tasks__import_no_other_task(file: Path):
     assert [name for name in names if name[:2] == ["paucal", "tasks"] and name[2] != own] == []
 
 
+def foreign_modules(file: Path, part: str, allowed: set[str]) -> list[str]:
+    """Return the imported modules of a part that are neither allowed nor of the file's own task or verb."""
+    own = ".".join(file.relative_to(PACKAGE).parts[:2])
+    names = [name.removeprefix("paucal.") for name in imported_names(file) if name.startswith(f"paucal.{part}.")]
+    within = {name: {".".join(name.split(".")[:end]) for end in range(2, name.count(".") + 2)} for name in names}
+    return [name for name, modules in within.items() if own not in modules and not modules & allowed]
+
+
+@pytest.mark.parametrize("file", files_of("verbs"), ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_verbs__import_no_other_verb_but_what_is_listed(file: Path):
+    allowed = OTHER_VERBS.get(file.relative_to(PACKAGE).parts[1], set())
+    assert foreign_modules(file, "verbs", allowed) == []
+
+
+@pytest.mark.parametrize("file", sorted((PACKAGE / "studies").glob("*.py")), ids=lambda file: file.name)
+def test_studies__import_the_public_modules_of_verbs_and_tasks(file: Path):
+    assert [*foreign_modules(file, "verbs", STUDIES), *foreign_modules(file, "tasks", STUDIES)] == []
+
+
+def test_compare__has_public_modules_and_private_ones():
+    files = (PACKAGE / "verbs" / "compare").glob("[!_]*.py")
+    assert {f"verbs.compare.{file.stem}" for file in files} == COMPARE | {"verbs.compare.launch"}
+
+
 def test_imports__pure_parts_use_torch_only():
     pure = [file for file in files() if part_of(file) in THIRD_PARTY_OF_PURE_PARTS]
     assert len(pure) >= 3
@@ -115,6 +155,9 @@ def test_table__notices_a_forbidden_import():
     assert violations("training", ["paucal.objectives.drloc.DrLoc"]) == ["paucal.objectives.drloc.DrLoc"]
     assert violations("training", ["paucal.objectives.base.Objective"]) == []
     assert violations("losses", ["paucal.data.images"]) == ["paucal.data.images"]
+    compare, studies = PACKAGE / "verbs" / "compare" / "_computing.py", PACKAGE / "studies" / "grids.py"
+    assert {name.split(".")[1] for name in foreign_modules(compare, "verbs", set())} == {"eval"}
+    assert "verbs.label.launch.label_set" in foreign_modules(studies, "verbs", COMPARE)
 
 
 MODELS = ("dhvt", "swin", "lvvit", "esvit", "token_label", "tokenlabel")

@@ -8,14 +8,14 @@ import pytest
 import yaml
 
 from cli.calls import table
-from paucal.studies import registry
+from paucal.studies import reading
 from paucal.studies.study import Study
 
 
 def shrink(monkeypatch: pytest.MonkeyPatch, names: Sequence[str], smaller: Callable[[Study], Study]) -> None:
-    known = registry.studies()
+    known = reading.studies()
     made = {**known, **{name: smaller(known[name]) for name in names}}
-    monkeypatch.setattr(registry, "studies", lambda: made)
+    monkeypatch.setattr(reading, "studies", lambda: made)
 
 
 def rows_of(out: Path) -> dict[tuple[str, str], dict[str, str]]:

@@ -18,13 +18,11 @@ import paucal
 from cli.calls import call, failure, make_photos, table
 from paucal.runs import read_weights
 from paucal.types import UserError
-from paucal.verbs.compare import preparation
-from paucal.verbs.compare.cells.cell import cells_of, state_of
-from paucal.verbs.compare.cells.grid import read_grid
-from paucal.verbs.compare.cells.work import work
-from paucal.verbs.compare.outcome.evidence import find
-from paucal.verbs.compare.workers import clusters
-from paucal.verbs.compare.workers.clusters import Ray, Slurm
+from paucal.verbs.compare import _workers, preparation
+from paucal.verbs.compare._work import work
+from paucal.verbs.compare._workers import Ray, Slurm
+from paucal.verbs.compare.findings import read_findings
+from paucal.verbs.compare.grid import cells_of, read_grid, state_of
 
 TINY = ["--img-size", "16", "-j", "0", "--models", "vit_mini", "--model-args", "depth=1", "--epochs", "2"]
 
@@ -75,7 +73,7 @@ def test_compare__says_what_its_runs_say(photos, tmp_path, capsys, monkeypatch):
     assert "--method drloc" in listed[1]
     before = sorted((path, path.stat().st_mtime_ns) for path in out.glob("cells/*/run/model.safetensors"))
     assert call("compare", "--resume", out) == 0  # nothing is trained again
-    monkeypatch.setattr(clusters.shutil, "which", lambda name: None)
+    monkeypatch.setattr(_workers.shutil, "which", lambda name: None)
     for words in (["--resume", out], [photos, *TINY, "--seeds", "0", "--output", out]):
         assert call("compare", *words, "--on", "slurm") == 0  # what is done is shown where no worker can be started
     assert "no SLURM on this machine" in failure(
@@ -149,34 +147,34 @@ def test_compare__of_nothing_is_refused(photos, tmp_path, capsys):
 
 
 def test_workers__without_slurm_or_ray_are_refused_with_advice(tmp_path, monkeypatch):
-    monkeypatch.setattr(clusters.shutil, "which", lambda name: None)
+    monkeypatch.setattr(_workers.shutil, "which", lambda name: None)
     with pytest.raises(paucal.UserError, match="no SLURM on this machine"):
         Slurm(tmp_path, 1)
 
-    monkeypatch.setattr(clusters.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(_workers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r'pip install "paucal\[ray\]"'):
         Ray(tmp_path, 1, 1)
     with pytest.raises(UserError, match=r'pip install "paucal\[slurm\]"'):
         Slurm(tmp_path, 1)
     with pytest.raises(UserError, match="NAME=VALUE"):
-        clusters.slurm_options(["gpus"])
+        _workers.slurm_options(["gpus"])
 
 
 @pytest.mark.parametrize("words", [["compare", "photos"], ["study", "drloc-table-9"]])
 def test_workers__that_cannot_be_started_are_refused_before_anything_is_measured(tmp_path, monkeypatch, capsys, words):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(clusters.shutil, "which", lambda name: None)
+    monkeypatch.setattr(_workers.shutil, "which", lambda name: None)
     assert "no SLURM on this machine" in failure(capsys, *words, "--on", "slurm")
     assert "expected NAME=VALUE" in failure(capsys, *words, "--on", "slurm", "--jobs", "0", "--slurm", "gpus")
     assert "use it with --on slurm" in failure(capsys, *words, "--slurm", "gpus=1")
-    monkeypatch.setattr(clusters.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(_workers.importlib.util, "find_spec", lambda name: None)
     assert 'pip install "paucal[ray]"' in failure(capsys, *words, "--on", "ray")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 def test_compare__a_failed_run_is_shown_as_failed_and_tried_again_when_asked(photos, tmp_path, capsys, monkeypatch):
-    out, job = tmp_path / "grid", "paucal.verbs.compare.cells.train.begin"
+    out, job = tmp_path / "grid", "paucal.verbs.compare._computing.begin"
     begin = paucal.runner.life.begin
 
     def broken(kind, settings, *more):
@@ -303,8 +301,8 @@ def test_findings__of_a_grid_that_is_half_done_and_damaged(photos, tmp_path, cap
         return True
 
     assert work(out, compute)
-    found = find(grid)
-    assert set(found.unreadable) == {first.name, second.name}
-    assert not found.complete
+    findings = read_findings(grid)
+    assert set(findings.unreadable) == {first.name, second.name}
+    assert {state.name for state in findings.states.values()} == {"done"}
     assert call("compare", "--resume", out) == 0
     assert "is left out" in capsys.readouterr().out

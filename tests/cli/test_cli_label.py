@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from cli.calls import LVVIT, PLAIN, TEACHER, WIDE, call, failure, make_photos
-from paucal.labeling import write
+from paucal.data.maps.store import MapWriter
 from paucal.runs.lock import sole_writer
 from paucal.verbs.label import make_maps
 
@@ -40,7 +40,7 @@ def test_label__writes_one_map_per_image(labelled):
 def test_label__goes_on_where_it_was_interrupted(labelled, tmp_path, monkeypatch, capsys):
     command = ["label", labelled / "photos", "--teacher", labelled / "teacher", "--output", tmp_path / "maps"]
     command += ["--img-size", "64", "-b", "10"]
-    stored, calls = write.MapWriter.write, []
+    stored, calls = MapWriter.write, []
 
     def stops_in_the_third(self, *arguments):
         if len(calls) == 2:
@@ -48,7 +48,7 @@ def test_label__goes_on_where_it_was_interrupted(labelled, tmp_path, monkeypatch
         calls.append(1)
         stored(self, *arguments)
 
-    monkeypatch.setattr(write.MapWriter, "write", stops_in_the_third)
+    monkeypatch.setattr(MapWriter, "write", stops_in_the_third)
     assert call(*command) == 130
     assert "the same call goes on" in capsys.readouterr().out.replace("\n", " ")
     assert np.load(tmp_path / "maps" / "done.npy").sum() == 20
@@ -56,7 +56,7 @@ def test_label__goes_on_where_it_was_interrupted(labelled, tmp_path, monkeypatch
         capsys, *train(labelled, *VIT, "--method", "relabel"), "--labels", tmp_path / "maps"
     )
     written = []
-    monkeypatch.setattr(write.MapWriter, "write", lambda self, at, *rest: (written.extend(at), stored(self, at, *rest)))
+    monkeypatch.setattr(MapWriter, "write", lambda self, at, *rest: (written.extend(at), stored(self, at, *rest)))
     assert call(*command) == 0
     assert written == list(range(20, 36))
     for name in ("values.npy", "indices.npy"):

@@ -59,7 +59,7 @@ def test_study__of_facts_is_the_table_itself(capsys, monkeypatch):
     assert "by hand: what a list file on this machine holds is told by: paucal check clipart_train.txt" in said
     assert call("study", "show", "dhvt-table-6") == 0
     assert capsys.readouterr().out == said
-    with pytest.raises(UserError, match="'paucal study show dhvt-table-6' prints what is published of it"):
+    with pytest.raises(UserError, match="'paucal study show dhvt-table-6' prints its published numbers"):
         paucal.study("dhvt-table-6")
 
 
@@ -171,12 +171,12 @@ def test_study__makes_label_maps_for_rows_that_learn_from_some(photos, tmp_path,
         (["dhvt-table-9", "--rows", "PVT-S"], "nothing of PVT-S is run"),
         (["drloc-table-9", "--recipe", "dhvt"], "--recipe belongs to --scale full"),
         (["drloc-table-9", "--data", "a", "b"], "one DATA takes the place of all sets"),
-        (["drloc-table-9", "--scale", "full"], "Infograph cannot be had by name"),
+        (["drloc-table-9", "--scale", "full"], "Infograph is not available by name"),
         (["drloc-table-9", "--scale", "full", "--data", "x"], "expected NAME=DATA such as cifar10=FOLDER"),
         (["drloc-table-9", "--scale", "full", "--data", "infografh=x"], "(did you mean infograph"),
         (["drloc-table-1", "--scale", "full"], "drloc-table-1 is a reference table; nothing to run: leave --scale"),
         (["esvit-figure-7"], "by hand: paucal explain RUN IMAGE --show attention"),
-        (["esvit-figure-7"], "; 'paucal study show esvit-figure-7' prints what is published of it."),
+        (["esvit-figure-7"], "; 'paucal study show esvit-figure-7' prints its published numbers."),
         (["esvit-table-2", "--scale", "full", "--recipe", "x"], "--recipe is for studies that train with labels"),
     ],
 )

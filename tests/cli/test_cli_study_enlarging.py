@@ -8,10 +8,8 @@ import pytest
 
 from cli.calls import call, failure, make_photos
 from cli.studied import rows_of, settings_of, shrink
-from paucal.studies.parts import Architecture, Model
-from paucal.studies.scale import Teacher
-from paucal.studies.study import Study
-from paucal.verbs.compare.cells.start import STARTS
+from paucal.studies.study import Architecture, Model, Study, Teacher
+from paucal.verbs.compare.grid import STARTS
 
 NAME = "lvvit-table-5"
 
@@ -51,7 +49,7 @@ def test_study__tunes_at_more_pixels_what_has_learned_the_same_images(tmp_path, 
     words = ["study", NAME, "--data", photos, "--output", out, "--workers", "0", "--device", "cpu"]
     assert "a teacher, which has to be trained before they can be measured" in failure(capsys, *words, "--jobs", "0")
     assert call(*words, "--rows", "CaiT") == 0  # which has no maps, and the parts of those that have
-    assert "first what they begin with (cait), on the same images at 16 pixels" in capsys.readouterr().out
+    assert "first their starts (cait), on the same images at 16 pixels" in capsys.readouterr().out
     before = runs_of(out, "photos")
     assert call(*words) == 0
     rows, starts = runs_of(out, "photos"), runs_of(out, f"{STARTS}/train")

@@ -8,10 +8,9 @@ import pytest
 
 from cli.calls import call, failure
 from cli.studied import rows_of, settings_of, shrink
-from paucal.studies.grids.scenes import DRAWN, LESSON, OTHERS, SCENES
+from paucal.studies.scenes import DRAWN, LESSON, OTHERS, SCENES
 from paucal.studies.study import Study
-from paucal.verbs.compare.cells.grid import read_grid
-from paucal.verbs.compare.cells.start import STARTS
+from paucal.verbs.compare.grid import STARTS, read_grid
 
 GRIDS = (f"{STARTS}/train", SCENES)
 NAMES = ("drloc-table-11", "drloc-table-12", "esvit-table-4", "esvit-table-10", "lvvit-segmentation")
@@ -51,7 +50,7 @@ def test_study__segments_from_starts_of_its_own(tmp_path, capsys, monkeypatch):
     assert call(*words) == 0
     said = capsys.readouterr().out
     assert "2 ways to train a segmenter" in said
-    assert "first what they begin with (plain, drloc), on up to 48 images of 32 pixels" in said
+    assert "first their starts (plain, drloc), on up to 48 images of 32 pixels" in said
     assert "time: 4 runs in all to compute, about" in said
     starts, runs = runs_of(out / STARTS / "train"), runs_of(out / SCENES)
     assert [settings_of(path)["method"] for path in (starts["plain"], starts["drloc"])] == ["supervised", "drloc"]
@@ -66,7 +65,7 @@ def test_study__segments_from_starts_of_its_own(tmp_path, capsys, monkeypatch):
     assert float(rows["Swin-T + L_drloc", "mIoU"]["published_gain"]) == pytest.approx(0.46)
     page = (out / "study.html").read_text()
     assert "44.33" in page
-    assert "Swin-T + L_drloc, begun with drloc" in page
+    assert "Swin-T + L_drloc, started from drloc" in page
     assert "paucal train --img-size 32 --epochs 1 --init none" in page  # how the start was made
     assert f'href="{(runs["Swin-T"] / "report.html").relative_to(out)}"' in page
     assert 'href="starts/train/comparison.html"' in page
@@ -114,7 +113,7 @@ def test_study__judges_frozen_backbones_on_digits_that_no_start_has_learned(tmp_
     out, rows = tmp_path / "study", ["Sup. RN50", "Sup. Swin-T"]
     words = ["study", "esvit-table-10", "--rows", *rows, "--workers", "0", "--device", "cpu"]
     assert call(*words, "--output", out) == 0
-    assert "2 ways to evaluate, 1 seed each; first what they begin with (sup-rn50, sup-swin)" in capsys.readouterr().out
+    assert "2 ways to evaluate, 1 seed each; first their starts (sup-rn50, sup-swin)" in capsys.readouterr().out
     found, starts = rows_of(out), runs_of(out / STARTS / "train")
     for row, name in zip(rows, ("sup-rn50", "sup-swin"), strict=True):
         (cell,) = (out / OTHERS / "cells").glob(f"{row.replace(' ', '_')}-*")
@@ -173,7 +172,7 @@ def test_study__judges_segmenters_at_several_scales_too(tmp_path, monkeypatch):
     [
         (["drloc-table-10", "--data-root", "sets"], "boxes and masks are read from folders: leave it out"),
         (["drloc-table-12", "--init", "plain=run"], "--init belongs to --scale full"),
-        (["drloc-table-12", "--scale", "full"], "ADE20K cannot be had by name"),
+        (["drloc-table-12", "--scale", "full"], "ADE20K is not available by name"),
         (
             ["drloc-table-12", "--scale", "full", "--data", "ade20k=DATA"],
             "Swin-T + L_drloc of drloc-table-12 begins with drloc (a Swin-T that learned ImageNet-1K with DrLoc, which "

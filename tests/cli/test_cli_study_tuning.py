@@ -10,9 +10,8 @@ from cli.calls import call, failure, make_photos
 from cli.studied import rows_of, settings_of, shrink
 from paucal.data.sources.digits import open_digits
 from paucal.data.splits.file import read_rows
-from paucal.studies.parts import Architecture, Model
-from paucal.studies.study import Study
-from paucal.verbs.compare.cells.start import STARTS
+from paucal.studies.study import Architecture, Model, Study
+from paucal.verbs.compare.grid import STARTS
 
 NAMES = ("dhvt-table-1", "drloc-table-5")
 GRIDS = {"row": "digits", "start": f"{STARTS}/train"}
@@ -58,7 +57,7 @@ def test_study__tunes_each_row_from_the_start_of_its_model_and_seed(tmp_path, ca
     words = ["study", "dhvt-table-1", "--output", out, "--workers", "0", "--device", "cpu"]
     assert call(*words) == 0
     said = capsys.readouterr().out
-    assert "first what they begin with (dhvt-t, dhvt-s), on up to 60 images of 32 pixels" in said
+    assert "first their starts (dhvt-t, dhvt-s), on up to 60 images of 32 pixels" in said
     assert "time: 4 runs in all to compute, about" in said
     assert call(*words, "--seeds", "0", "1") == 0
     rows, starts = runs_of(out, "row"), runs_of(out, "start")
@@ -79,7 +78,7 @@ def test_study__tunes_each_row_from_the_start_of_its_model_and_seed(tmp_path, ca
     assert float(line["measured"]) == pytest.approx(50 * sum(scores))
     assert rows_of(out)["Swin-T", "CIFAR-100"]["why"] == "quoted"
     page, commands = ((out / name).read_text() for name in ("study.html", "digits/commands.txt"))
-    assert "DHVT-T, begun with dhvt-t" in page
+    assert "DHVT-T, started from dhvt-t" in page
     assert "paucal train --img-size 32 --epochs 1 --init none --classes digits-0-to-4" in page  # how a start was made
     assert f"--seed 1 --init {starts['dhvt-s', 1]}" in commands  # and how a run was
     assert "--start" not in page + commands  # what is no setting of the verb

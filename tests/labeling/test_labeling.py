@@ -12,7 +12,7 @@ from paucal.data.maps.store import MapFacts, MapWriter
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import WholeImage
 from paucal.labeling import DenseTeacher
-from paucal.labeling.write import strongest
+from paucal.labeling.teacher import strongest
 from paucal.types import UserError
 
 assert paucal.backbones

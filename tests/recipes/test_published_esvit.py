@@ -12,7 +12,7 @@ from paucal.recipes.esvit import RECIPES
 from paucal.rules.facts import DataAndMachine
 from paucal.settings.options import check_ranges
 from paucal.studies.plan import plan
-from paucal.studies.registry import data_sets, studies
+from paucal.studies.reading import data_sets, studies
 
 TABLES = [f"esvit-table-{number}" for number in (1, 2, 3, 5, 8)]
 STEP = {"batch_size", "accumulate", "devices", "nodes", "strategy", "workers"}  # how a step's images come together

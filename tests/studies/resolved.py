@@ -6,8 +6,8 @@ from timm import is_model
 
 from paucal.settings.options import check_ranges
 from paucal.studies.plan import plan
-from paucal.studies.registry import data_sets, studies
-from paucal.verbs.compare.cells.jobs import job_of
+from paucal.studies.reading import data_sets, studies
+from paucal.verbs.compare.jobs import job_of
 from paucal.verbs.eval.settings import EvalSettings
 
 

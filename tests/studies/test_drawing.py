@@ -7,12 +7,10 @@ import pytest
 import paucal
 from paucal.studies import launch, outcome
 from paucal.studies.counting import count_model
-from paucal.studies.drawing import drawn_words, efficiency_figure, points_of
-from paucal.studies.elsewhere import full_folder, measured_elsewhere
-from paucal.studies.numbers import Measured
+from paucal.studies.drawing import describe_sources, efficiency_figure, points_of
+from paucal.studies.numbers import Measured, full_folder, measured_elsewhere
 from paucal.studies.outcome import find_lines
-from paucal.studies.parts import Architecture, Model
-from paucal.studies.study import Column, Row, Study
+from paucal.studies.study import Architecture, Column, Model, Row, Study
 from paucal.studies.tables import write_results
 from paucal.studies.timing import Pace, Spread, Timed
 from paucal.types import UserError
@@ -67,11 +65,11 @@ def test_figure__has_every_point_at_its_place_filled_where_it_is_ours():
 
 
 def test_words__say_what_is_published_and_what_is_ours():
-    quoted, timed = drawn_words(STUDY, points_of(STUDY, lines_of({})), {"table": "runs/study-table-full"})
+    quoted, timed = describe_sources(STUDY, points_of(STUDY, lines_of({})), {"table": "runs/study-table-full"})
     assert quoted == "The accuracies of table are the published ones: runs/study-table-full holds none of ours."
     assert timed == "Filled circles on the left were timed here: A one, A deep; the others are as published."
     points = points_of(STUDY, lines_of({"table": {("A one", "linear"): Measured(71.0, seeds=1)}}))
-    ours, _ = drawn_words(STUDY, points, {"table": "runs/study-table-full"})
+    ours, _ = describe_sources(STUDY, points, {"table": "runs/study-table-full"})
     assert ours == (
         "Measured accuracies (with a star) are those of runs/study-table-full: A one; else the accuracies of table are "
         "the published ones."

@@ -1,5 +1,7 @@
 """EsViT's rows at full scale: settings, places and judging are those of its fact sheet."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from paucal.data.named.table import NAMED
@@ -7,13 +9,13 @@ from paucal.methods.pretraining import resolve_pretraining
 from paucal.recipes.esvit import RECIPES
 from paucal.rules.facts import DataAndMachine
 from paucal.settings.options import check_ranges
-from paucal.studies.grids import pretraining
-from paucal.studies.images import Places, find_places
+from paucal.studies import grids
+from paucal.studies.call import Places, find_places
+from paucal.studies.listing import how_to_get
 from paucal.studies.plan import plan
-from paucal.studies.registry import data_sets, studies
+from paucal.studies.reading import data_sets, studies
 from paucal.studies.settings import StudySettings
-from paucal.studies.words import how_to_get
-from paucal.verbs.compare.cells.cell import JUDGING
+from paucal.verbs.compare.grid import EVALUATION
 from paucal.verbs.eval.settings import EvalSettings
 from studies.resolved import checked
 
@@ -114,7 +116,8 @@ def test_judging__of_pre_training_at_full_scale_is_the_published_probe():
     """One linear layer on new views in every epoch; on the images of the column, where others were learned."""
     places = Places({"imagenet-1k": "/one", "webvision": "webvision"}, {})
     runs = {run.row.name: run for run in plan(studies()["esvit-table-5"], "full", data_sets())}
-    asked = {name: pretraining._settings(run, None, places, 100)[JUDGING] for name, run in runs.items()}
+    call, images = SimpleNamespace(small=None, places=places), SimpleNamespace()
+    asked = {name: grids._pretraining_settings(call, run, images)[EVALUATION] for name, run in runs.items()}
     assert asked["ImageNet-1K"] == {"augment": True}
     assert asked["WebVision-v1"] == {"augment": True, "on": "/one"}
     check_ranges(EvalSettings(protocol=["knn", "linear"], augment=True))

@@ -9,20 +9,18 @@ from paucal.runner.console import SilentConsole
 from paucal.runs import RunFolder
 from paucal.studies.outcome import find_lines
 from paucal.studies.plan import plan, plan_whole
-from paucal.studies.registry import data_sets, studies
+from paucal.studies.reading import data_sets, studies
 from paucal.studies.tables import shown_rows
 from paucal.studies.words import published, shown_settings
 from paucal.types import UserError
-from paucal.verbs.compare.arms import Arm, baseline_of
-from paucal.verbs.compare.cells.cell import FAILED, JUDGED, JUDGING, START, Cell, cells_of, state_of
-from paucal.verbs.compare.cells.grid import Grid, read_grid
-from paucal.verbs.compare.launch import go_on
-from paucal.verbs.compare.settings import GridSettings
+from paucal.verbs.compare.grid import EVALUATION, FAILED, SCORES, START, Cell, Grid, cells_of, read_grid, state_of
+from paucal.verbs.compare.launch import resume_comparison
+from paucal.verbs.compare.settings import Arm, GridSettings, baseline_of
 
 
 def grid_of(folder: Path, runs, **changes) -> Grid:
     folder.mkdir(parents=True)
-    arms = tuple(Arm(run.name, None, None, {JUDGING: {}}, run.against) for run in runs)
+    arms = tuple(Arm(run.name, None, None, {EVALUATION: {}}, run.against) for run in runs)
     grid = Grid(folder, "images", {}, arms, (0, 1), verb="pretrain", **changes)
     grid.write()
     return read_grid(folder)
@@ -32,7 +30,7 @@ def finish(cell: Cell, knn: float, linear: float) -> None:
     cell.run.path.mkdir(parents=True)
     cell.run.write_json("summary.json", {"seconds": 1.0})
     scores = {"knn": {"trained": knn, "random": 0.1}, "linear": {"trained": linear, "random": 0.2}}
-    RunFolder(cell.folder).write_json(JUDGED, {"scores": scores})
+    RunFolder(cell.folder).write_json(SCORES, {"scores": scores})
 
 
 def fail(cell: Cell) -> None:
@@ -61,7 +59,7 @@ def test_lines__of_features_are_means_over_seeds_and_paired_gains(tmp_path):
     assert (other.value, other.seeds, other.gain) == (pytest.approx(60), 1, pytest.approx(-10))  # seed 1 with seed 1
     assert found["Swin-T, W=7", "L_V+L_R k-NN"].gain == pytest.approx(75.7 - 74.2)
     assert found["Swin-B, W=14", "L_V linear"].why == "not run at this scale"
-    rows = shown_rows(study, lines)
+    rows = shown_rows(lines)
     assert rows[1] == {
         **{"row": "Swin-T, W=7", "column": "L_V k-NN", "published": "74.2", "measured": "60.0 ± 14.1"},
         **{"gain published": "-", "gain measured": "-", "random weights": "10.0"},
@@ -85,7 +83,7 @@ def test_lines__of_an_average_are_of_all_sets_and_wins_of_what_is_printed(tmp_pa
                 cell.run.path.mkdir(parents=True)
                 cell.run.write_json("summary.json", {"seconds": 1.0})
                 scores = {"logistic": {"trained": float(str(row.values[place])) / 100, "random": 0.1}}
-                RunFolder(cell.folder).write_json(JUDGED, {"scores": scores})
+                RunFolder(cell.folder).write_json(SCORES, {"scores": scores})
         grids.append(read_grid(grid.folder))
     found = {(line.row.name, line.column.name): line for line in find_lines(study, runs, grids)[0]}
     for name in ours:
@@ -100,10 +98,10 @@ def test_lines__of_an_average_are_of_all_sets_and_wins_of_what_is_printed(tmp_pa
     assert found["Sup. RN50", "wins"].why == "compared with nothing"
     assert found["CLIP RN50", "Average"].why == "quoted"
     fewer = {(line.row.name, line.column.name): line.why for line in find_lines(study, runs, grids[1:])[0]}
-    assert fewer["EsViT Swin-T", "Average"] == "wants all sets"
+    assert fewer["EsViT Swin-T", "Average"] == "needs all data sets"
     tiny, _ = find_lines(study, plan(study, "tiny", data_sets()), [])
     assert {line.why for line in tiny if line.column.metric == "average"} == {"quoted", "not run at this scale"}
-    shown = {(row["row"], row["column"]) for row in shown_rows(study, tiny)}
+    shown = {(row["row"], row["column"]) for row in shown_rows(tiny)}
     assert ("EsViT Swin-T", "Average") in shown
     assert ("EsViT Swin-T", "wins") not in shown  # neither published there nor run
 
@@ -151,14 +149,14 @@ def test_cells__without_labels_are_done_once_they_are_judged(tmp_path):
     cell.run.path.mkdir(parents=True)
     cell.run.write_json("summary.json", {"seconds": 1.0})
     assert not state_of(cell).settled
-    RunFolder(cell.folder).write_json(JUDGED, {"scores": {}})
+    RunFolder(cell.folder).write_json(SCORES, {"scores": {}})
     assert state_of(cell).name == "done"
 
 
-def test_compare__does_not_go_on_with_runs_without_labels(tmp_path):
+def test_compare__does_not_resume_comparison_with_runs_without_labels(tmp_path):
     grid = grid_of(tmp_path / "digits", plan(studies()["esvit-table-5"], "tiny", data_sets()), commands=("paucal it",))
     with pytest.raises(UserError, match="belongs to a study: resume it with its own command, paucal it"):
-        go_on(grid.folder, GridSettings(jobs=0), SilentConsole())
+        resume_comparison(grid.folder, GridSettings(jobs=0), SilentConsole())
 
 
 def test_lines__of_counts_are_counted():

@@ -7,7 +7,7 @@ import pytest
 
 from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
 from paucal.explain.attribution.methods import METHODS
-from paucal.studies.registry import studies
+from paucal.studies.reading import studies
 from paucal.verbs.explain.settings import VIEWS, ExplainSettings, require_use
 
 DRAWN = {name: study.see for name, study in studies().items() if study.see.startswith("paucal explain ")}

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from paucal.studies.cost import gpu_hours
-from paucal.studies.plan import begun_elsewhere, plan
-from paucal.studies.registry import data_sets, studies
+from paucal.studies.listing import describe_hours
+from paucal.studies.plan import plan, with_given_start
+from paucal.studies.reading import data_sets, studies
+from paucal.studies.words import format_hours, gpu_hours
 from paucal.types import UserError
 
 
@@ -102,7 +103,7 @@ def test_plan__a_tuned_row_begins_with_the_start_of_its_model():
     assert found["ResNet-50 + L_drloc"].settings["model"] == "resnet50.tv_in1k"
     assert "init" not in found["T2T-ViT-14"].settings  # it has to be given
     assert found["T2T-ViT-14"].settings["model"] == "t2t_vit_14"
-    own = begun_elsewhere(studies()["drloc-table-5"], found["ResNet-50"], "runs/1")
+    own = with_given_start(studies()["drloc-table-5"], found["ResNet-50"], "runs/1")
     assert (own.settings["init"], own.settings["model"]) == ("runs/1", "resnet50")
     assert {run.settings["init"] for run in planned("drloc-table-4", "full")} == {"none"}
     assert {run.settings["init"] for run in planned("drloc-table-4", "tiny")} == {"none"}
@@ -113,11 +114,16 @@ def test_plan__a_tuned_row_begins_with_the_start_of_its_model():
 
 
 def test_cost__is_the_formula():
-    hours = gpu_hours(studies()["drloc-table-2a"], data_sets())
+    def full_hours(study, **changes):
+        study = replace(study, **changes)
+        return gpu_hours(study, plan(study, "full", data_sets()), len(study.seeds), data_sets())
+
+    hours = full_hours(studies()["drloc-table-2a"])
     assert hours == pytest.approx(5 * 100 * 50_000 * 3 * 2 * 4.491e9 / 50e12 / 3600)
     study = studies()["esvit-table-5"]
     forwards = 3 * (2 + 8 * (96 / 224) ** 2) + 2
     images = 1_281_167 * 300 + 2_400_000 * 150 + 7_500_000 * 50 + 14_200_000 * 30
-    assert gpu_hours(study, data_sets()) == pytest.approx(images * forwards * 2 * 4.49e9 / 50e12 / 3600)
-    assert gpu_hours(replace(study, seeds=(0, 1)), data_sets()) == pytest.approx(2 * gpu_hours(study, data_sets()))
-    assert gpu_hours(studies()["dhvt-table-11"], data_sets()) == 0
+    assert full_hours(study) == pytest.approx(images * forwards * 2 * 4.49e9 / 50e12 / 3600)
+    assert full_hours(study, seeds=(0, 1)) == pytest.approx(2 * full_hours(study))
+    assert describe_hours(replace(study, seeds=(0, 1)), data_sets()) == format_hours(2 * full_hours(study))
+    assert describe_hours(studies()["dhvt-table-11"], data_sets()) == "-"

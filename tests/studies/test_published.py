@@ -10,9 +10,8 @@ import pytest
 from backbones.dhvt_ablations import ABLATIONS, SMALL, TINY
 from paucal.backbones.families.dhvt_layers import DhvtParts
 from paucal.evaluation.protocols.datasets import metric_of
-from paucal.studies.parts import Architecture
-from paucal.studies.registry import data_sets, studies
-from paucal.studies.study import Row
+from paucal.studies.reading import data_sets, studies
+from paucal.studies.study import Architecture, Row
 
 COPY = json.loads((Path(__file__).parent / "published.json").read_text())
 # What the papers tell in words or in a drawing, and the other transcription does not hold as a table.

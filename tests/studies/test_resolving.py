@@ -16,12 +16,12 @@ from paucal.rules.backbone import backbone_spec, model_arguments
 from paucal.rules.facts import DataAndMachine, StartFacts
 from paucal.studies.counting import count_model, count_network, counted_value
 from paucal.studies.plan import plan, start_settings
-from paucal.studies.registry import data_sets, studies
+from paucal.studies.reading import data_sets, studies
 from paucal.tasks.detection.card import build_detector
 from paucal.tasks.detection.structure import detector_parts
 from paucal.tasks.segmentation.network import segmentation_network
 from paucal.types import UserError, height_and_width
-from paucal.verbs.compare.cells.jobs import job_of
+from paucal.verbs.compare.jobs import job_of
 from studies.resolved import checked
 
 TRAINED = [name for name, study in studies().items() if study.trains]

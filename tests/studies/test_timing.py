@@ -7,13 +7,12 @@ import torch
 
 from paucal.runner.console import RecordingConsole
 from paucal.studies import timing
+from paucal.studies.listing import status
 from paucal.studies.outcome import find_lines
-from paucal.studies.parts import Architecture, Model
-from paucal.studies.registry import studies
+from paucal.studies.reading import studies
 from paucal.studies.settings import StudySettings
-from paucal.studies.study import Column, Row, Study
+from paucal.studies.study import Architecture, Column, Model, Row, Study
 from paucal.studies.timing import Effort, Pace, Spread, Timed, in_turns, spread, time_models, timed_value
-from paucal.studies.words import status
 from paucal.types import UserError
 
 MODELS = {

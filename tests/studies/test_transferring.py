@@ -12,22 +12,33 @@ from PIL import Image
 from paucal.data.sources.digits import open_digits
 from paucal.runner.console import SilentConsole
 from paucal.runs import RunFolder
-from paucal.studies.checks import study_folder
-from paucal.studies.grids.scenes import LESSON, SCENES, UNFINISHED, draw, draw_all, share_out
-from paucal.studies.grids.transfer_images import open_marked
+from paucal.studies.call import study_folder
 from paucal.studies.outcome import find_lines
 from paucal.studies.plan import plan
-from paucal.studies.registry import data_sets, studies
+from paucal.studies.reading import data_sets, studies
+from paucal.studies.scenes import LESSON, SCENES, UNFINISHED, draw, draw_all, share_out
 from paucal.studies.settings import StudySettings
 from paucal.studies.tables import shown_rows
 from paucal.types import UserError
-from paucal.verbs.compare.arms import Arm
-from paucal.verbs.compare.cells.cell import FAILED, JUDGED, JUDGING, START, SUBJECT, Cell, cells_of, state_of
-from paucal.verbs.compare.cells.grid import Grid
-from paucal.verbs.compare.cells.scores import scores_of
-from paucal.verbs.compare.cells.start import start_of, start_settings
-from paucal.verbs.compare.cells.train import train_cell
-from paucal.verbs.compare.cells.work import work
+from paucal.verbs.compare._computing import train_cell
+from paucal.verbs.compare._work import work
+from paucal.verbs.compare.findings import scores_of
+from paucal.verbs.compare.grid import (
+    EVALUATION,
+    FAILED,
+    MODEL,
+    SCORES,
+    START,
+    Cell,
+    Grid,
+    cells_of,
+    start_of,
+    start_settings,
+    state_of,
+    verb_settings,
+)
+from paucal.verbs.compare.jobs import open_images
+from paucal.verbs.compare.settings import Arm
 
 
 def stored(folder: Path, verb: str, arms: list[Arm], seeds: tuple[int, ...] = (0, 1)) -> Grid:
@@ -63,25 +74,25 @@ def test_lines__of_detectors_are_means_over_seeds_and_paired_gains(tmp_path):
     assert other is not None
     assert (other.value, other.gain) == (pytest.approx(90), pytest.approx(30))  # seed 1 with seed 1
     assert (other.low, other.high) == (pytest.approx(10), pytest.approx(100))
-    assert "90.0 (10.0 to 100.0)" in [row["measured"] for row in shown_rows(study, lines)]
+    assert "90.0 (10.0 to 100.0)" in [row["measured"] for row in shown_rows(lines)]
     assert by_name["Mask R-CNN, Swin-T + L_drloc", "AP box"].gain == pytest.approx(42.7 - 41.8)
     assert by_name["Mask R-CNN, Swin-T", "AP mask"].why == "no outlines"
     assert by_name["Cascade Mask R-CNN, Swin-T", "AP box"].why == "not done"
 
 
 def test_scores__of_segmenters_are_those_of_the_run_and_of_its_judge(tmp_path):
-    grid = stored(tmp_path / "scenes", "segment", [Arm("a", None, None, {JUDGING: {"mirror": True}})], (0,))
+    grid = stored(tmp_path / "scenes", "segment", [Arm("a", None, None, {EVALUATION: {"mirror": True}})], (0,))
     (cell,) = cells_of(grid)
     content = {"images": 3, "mean_iou": {"value": 0.25, "low": 0.2, "high": 0.3}, "mean_accuracy": None}
     finish(cell, "evaluation/test/segmentation.json", content)
     assert not state_of(cell).settled  # it is still to be judged
-    RunFolder(cell.folder).write_json(JUDGED, {"scores": {"mean_iou_scales": {"trained": 0.5}}})
+    RunFolder(cell.folder).write_json(SCORES, {"scores": {"mean_iou_scales": {"trained": 0.5}}})
     assert state_of(cell).name == "done"
     found = scores_of(cell)
     assert found["mean_iou"] == {"trained": 0.25, "low": 0.2, "high": 0.3}
     assert found["mean_iou_scales"] == {"trained": 0.5}
     assert "mean_accuracy" not in found
-    RunFolder(cell.folder).write_json(JUDGED, {"scores": 3})
+    RunFolder(cell.folder).write_json(SCORES, {"scores": 3})
     with pytest.raises(UserError, match=r"judged\.json' is damaged"):
         scores_of(cell)
 
@@ -92,14 +103,14 @@ def test_lines__of_a_curve_are_the_monitor_s_at_a_share_of_the_epochs(tmp_path):
     grid = stored(
         tmp_path / runs[0].data,
         "pretrain",
-        [Arm(run.name, None, None, {JUDGING: {}}, run.against) for run in runs],
+        [Arm(run.name, None, None, {EVALUATION: {}}, run.against) for run in runs],
         (0,),
     )
     for number, cell in enumerate(cells_of(grid)):
         finish(cell, "summary.json", {})
         rows = [f"{epoch},{(number + epoch) / 100}" for epoch in range(1, 10)]
         (cell.run.path / "metrics.csv").write_text("\n".join(["epoch,val_knn", *rows]))
-        RunFolder(cell.folder).write_json(JUDGED, {"scores": {"linear": {"trained": 0.5}}})
+        RunFolder(cell.folder).write_json(SCORES, {"scores": {"linear": {"trained": 0.5}}})
     lines, _ = find_lines(study, runs, [grid])
     found = [line.measured.value for line in lines if line.row.name == "Swin-T, L_V + L_R" and line.measured]
     assert found == pytest.approx([4, 7, 10, 50])
@@ -108,11 +119,11 @@ def test_lines__of_a_curve_are_the_monitor_s_at_a_share_of_the_epochs(tmp_path):
 
 
 def test_cells__that_train_nothing_are_done_once_they_are_judged(tmp_path):
-    grid = stored(tmp_path / "other-digits", "eval", [Arm("a", None, None, {SUBJECT: "vit_mini"})], (0,))
+    grid = stored(tmp_path / "other-digits", "eval", [Arm("a", None, None, {MODEL: "vit_mini"})], (0,))
     (cell,) = cells_of(grid)
-    assert (state_of(cell).name, cell.given) == ("pending", {"seed": 0})
+    assert (state_of(cell).name, verb_settings(cell.settings)) == ("pending", {"seed": 0})
     cell.folder.mkdir(parents=True)
-    RunFolder(cell.folder).write_json(JUDGED, {"scores": {"correspondence_distance": {"trained": 2.5, "random": 9.0}}})
+    RunFolder(cell.folder).write_json(SCORES, {"scores": {"correspondence_distance": {"trained": 2.5, "random": 9.0}}})
     assert state_of(cell).name == "done"
     assert scores_of(cell)["correspondence_distance"] == {"trained": 2.5, "random": 9.0}
 
@@ -120,12 +131,12 @@ def test_cells__that_train_nothing_are_done_once_they_are_judged(tmp_path):
 def test_lines__of_distances_are_in_pixels(tmp_path):
     study = studies()["esvit-figure-8"]
     runs = plan(study, "tiny", data_sets())
-    arms = [Arm(run.name, None, None, {SUBJECT: "vit_mini"}, run.against) for run in runs]
+    arms = [Arm(run.name, None, None, {MODEL: "vit_mini"}, run.against) for run in runs]
     grid = stored(tmp_path / runs[0].data, "eval", arms, (0,))
     for cell in cells_of(grid):
         cell.folder.mkdir(parents=True)
         scores = {"correspondence": {"trained": 0.5}, "correspondence_distance": {"trained": 2.5, "random": 9.0}}
-        RunFolder(cell.folder).write_json(JUDGED, {"scores": scores})
+        RunFolder(cell.folder).write_json(SCORES, {"scores": scores})
     lines, _ = find_lines(study, runs, [grid])
     found = [(line.measured.value, line.measured.random) for line in lines[:2] if line.measured]
     assert found == [(0.5, None), (2.5, 9.0)]
@@ -153,7 +164,7 @@ def test_cells__begin_with_the_run_of_their_start_and_seed(tmp_path):
         start_of(cells[2])
     assert start_of(replace(cells[0], settings={})) is None
     assert start_settings(None) == {}
-    assert cells[0].given == {"seed": 0}  # the verb never sees it
+    assert verb_settings(cells[0].settings) == {"seed": 0}  # the verb never sees it
 
 
 def test_scenes__show_their_digits_where_boxes_and_masks_say(tmp_path):
@@ -192,7 +203,7 @@ def test_scenes__of_a_part_show_digits_of_no_other(monkeypatch, tmp_path):
         pools.append(tuple(pixels.tobytes() for pixels, _ in pool))
         return draw(pool, side, rng)
 
-    monkeypatch.setattr("paucal.studies.grids.scenes.draw", kept)
+    monkeypatch.setattr("paucal.studies.scenes.draw", kept)
     drawn = draw_all(tmp_path / "drawn", 4, 48)
     assert {int(path.stem) for path in (drawn / LESSON).rglob("*.png")} == set(lesson.tolist())
     digits = open_digits()
@@ -209,7 +220,7 @@ def test_scenes__are_drawn_once_by_several_calls_and_after_a_kill(monkeypatch, t
         folder.mkdir()
         shutil.copytree(other, tmp_path / "drawn")
 
-    monkeypatch.setattr("paucal.studies.grids.scenes._draw_into", overtaken)
+    monkeypatch.setattr("paucal.studies.scenes._draw_into", overtaken)
     assert draw_all(tmp_path / "drawn", 4, 48) == tmp_path / "drawn"
     assert [path.name for path in tmp_path.glob(f"{UNFINISHED}*")] == [f"{UNFINISHED}killed"]
     assert len(list((tmp_path / "drawn").rglob("*.png"))) == len(list(other.rglob("*.png")))
@@ -230,7 +241,7 @@ def test_workers__at_rows_train_a_start_that_another_call_has_only_stored(tmp_pa
         finish(cell, "model.json", {})
         return True
 
-    monkeypatch.setattr("paucal.verbs.compare.cells.train._trained", trained)
+    monkeypatch.setattr("paucal.verbs.compare._computing._train", trained)
     assert work(grid.folder, train_cell)
     (start,) = cells_of(starts)
     assert order == [("train", {}), ("detect", {"init": str(start.run.path)})]
@@ -240,9 +251,10 @@ def test_workers__at_rows_train_a_start_that_another_call_has_only_stored(tmp_pa
 @pytest.mark.parametrize("kind", ["detect", "segment"])
 def test_images__whose_boxes_or_masks_change_are_others(kind, tmp_path):
     folder = draw_all(tmp_path / "drawn", 20, 48) / SCENES
-    first = open_marked(kind, str(folder), SilentConsole())
-    assert first.training == 20
-    assert open_marked(kind, str(folder), SilentConsole()) == first
+    images = open_images(kind, {"data": str(folder)}, SilentConsole())
+    assert images.training == 20
+    fingerprint = images.fingerprint()
+    assert open_images(kind, {"data": str(folder)}, SilentConsole()).fingerprint() == fingerprint
     if kind == "detect":
         path = folder / "train" / "boxes.json"
         content = json.loads(path.read_text())
@@ -253,4 +265,4 @@ def test_images__whose_boxes_or_masks_change_are_others(kind, tmp_path):
         mask = np.asarray(Image.open(path)).copy()
         mask[[0, 1]] = mask[[1, 0]] if not np.array_equal(mask[0], mask[1]) else 1
         Image.fromarray(mask).save(path)
-    assert open_marked(kind, str(folder), SilentConsole()).fingerprint != first.fingerprint
+    assert open_images(kind, {"data": str(folder)}, SilentConsole()).fingerprint() != fingerprint

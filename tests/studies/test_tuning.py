@@ -5,19 +5,17 @@ from pathlib import Path
 import pytest
 
 from paucal.runner.console import SilentConsole
-from paucal.studies.call import Call
-from paucal.studies.grids.starts import with_lesson, with_starts
-from paucal.studies.images import Places, called
+from paucal.runs.grid_files import is_grid
+from paucal.studies.call import Call, Places, on_given_images
 from paucal.studies.plan import plan
-from paucal.studies.registry import data_sets, studies
+from paucal.studies.reading import data_sets, studies
 from paucal.studies.settings import StudySettings
+from paucal.studies.starts import with_lesson, with_starts
 from paucal.types import UserError
-from paucal.verbs.compare.arms import Arm
-from paucal.verbs.compare.cells.cell import START, make_cell, of_verb
-from paucal.verbs.compare.cells.grid import Grid, is_grid, read_grid
-from paucal.verbs.compare.outcome.writing import command_of
+from paucal.verbs.compare.grid import START, Grid, make_cell, read_grid, verb_settings
 from paucal.verbs.compare.preparation import prepare_grid
-from paucal.verbs.compare.settings import GridSettings
+from paucal.verbs.compare.report import command_of
+from paucal.verbs.compare.settings import Arm, GridSettings
 
 QUICK = {"model": "vit_mini", "model_args": ["depth=1"], "img_size": [16], "epochs": 1, "method": "supervised"}
 NEEDY = {**QUICK, START: ["train", "small"]}
@@ -48,14 +46,14 @@ def test_workers__of_starts_and_teachers_try_again_what_has_failed_when_asked():
     for retry in (False, True):
         asked = StudySettings(retry=retry, jobs=2)
         call = Call(study, [], study.scales["tiny"], asked, Places({}, {}), Path("folder"), "", SilentConsole())
-        who = call.workers(Path("folder/teacher"), [0])
+        who = call.grid_settings(Path("folder/teacher"), [0])
         assert (who.retry, who.jobs, who.seeds) == (retry, 2, [0])
 
 
 def test_images__that_are_given_are_used_whole():
     runs = plan(studies()["dhvt-table-8"], "tiny", data_sets())
-    assert {run.settings["classes"] for run in called(runs, StudySettings())} == {"digits-5-to-9"}
-    given = called(runs, StudySettings(data=["photos"]))
+    assert {run.settings["classes"] for run in on_given_images(runs, StudySettings())} == {"digits-5-to-9"}
+    given = on_given_images(runs, StudySettings(data=["photos"]))
     assert [(run.data, run.judged, run.settings["epochs"]) for run in given] == 2 * [("photos", "photos", 30)]
     assert all("classes" not in run.settings for run in given)
 
@@ -80,7 +78,7 @@ def test_cells__of_train_keep_their_start_from_the_verb(tmp_path):
     grid.write()
     cells = [make_cell(read_grid(grid.folder), arm, 1) for arm in read_grid(grid.folder).arms]
     assert cells[0].settings == {"data": "digits", **NEEDY, "seed": 1}
-    assert cells[0].given == {"data": "digits", **QUICK, "seed": 1} == of_verb(cells[0].settings)
+    assert verb_settings(cells[0].settings) == {"data": "digits", **QUICK, "seed": 1}
     start = make_cell(starts, starts.arms[0], 1)
     assert f"--seed 1 --init {start.run.path} --output" in command_of(cells[0])
     assert "--init" not in command_of(start)
@@ -99,13 +97,13 @@ def test_grid__is_stored_once_what_its_rows_begin_with_is(tmp_path):
         seen.append((is_grid(grid.folder), grid.seeds, [arm.settings[START] for arm in grid.arms]))
 
     shared = {"data": "digits", "workers": 0, "device": "cpu"}
-    words = ([Arm("row", None, None, NEEDY)], shared, "paucal study", SilentConsole(), {"init": "none"})
+    words = ([Arm("row", None, None, NEEDY)], shared, "paucal study", SilentConsole())
     with pytest.raises(UserError, match="the starts do not do"):
-        prepare_grid(asked, *words, refuse)
+        prepare_grid(asked, *words, before=refuse)
     assert not is_grid(Path(asked.output or ""))
-    grid = prepare_grid(asked, *words, look)
+    grid = prepare_grid(asked, *words, before=look)
     assert seen == [(False, (3,), [["train", "small"]])]
     assert read_grid(grid.folder).arms[0].settings == NEEDY
     assert grid.forecast["row"] > 0
-    prepare_grid(GridSettings(seeds=[4], output=asked.output), *words, look)
+    prepare_grid(GridSettings(seeds=[4], output=asked.output), *words, before=look)
     assert seen[1] == (True, (3, 4), [["train", "small"]])  # all seeds that workers will see

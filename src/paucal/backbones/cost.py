@@ -2,13 +2,14 @@
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -95,3 +96,37 @@ class NoAttention(TorchFunctionMode):
 
 
 _NAMES = ("query", "key", "value")
+
+
+@dataclass(frozen=True)
+class PartCost:
+    """The cost of a part of a network for one image.
+
+    Attributes:
+        parameters: Number of parameters, trained or not.
+        macs: Multiply-adds without the products of attention, as the programs of the papers count them.
+    """
+
+    parameters: int
+    macs: int
+
+
+@contextmanager
+def meta_device() -> Iterator[None]:
+    """Build and run modules within the block without values, warnings or gradients; random states are restored."""
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("meta"):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def part_cost(part: nn.Module, inputs: Any, run: Callable[[Any], Any] | None = None) -> PartCost:
+    """Return the cost of a part of a network on the meta device.
+
+    Args:
+        part: Module.
+        inputs: Argument of its forward pass.
+        run: Function of the inputs that is counted instead of the forward pass.
+    """
+    with FlopCounterMode(display=False) as counter, NoAttention():
+        (run or part)(inputs)
+    return PartCost(sum(parameter.numel() for parameter in part.parameters()), counter.get_total_flops() // 2)

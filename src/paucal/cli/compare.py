@@ -1,4 +1,4 @@
-"""`paucal compare`: did it help?"""
+"""`paucal compare`: several ways to train, with several seeds."""
 
 import shlex
 from collections.abc import Sequence
@@ -11,17 +11,17 @@ from paucal.settings.options import setting_fields
 from paucal.types import UserError
 from paucal.verbs.compare.settings import REFUSED, TAKEN, GridSettings
 
-DESCRIPTION = """Train every way with every seed, and say whether the difference is more than luck.
-With the same --output runs that are done are not repeated, one that was stopped goes on, and more methods, models,
-shares or seeds let the grid grow. All other settings are those of 'paucal train' and the same for all runs."""
+DESCRIPTION = """Train every way with every seed, and test whether the difference is more than chance.
+With the same --output, finished runs are not repeated, stopped ones are resumed, and more methods, models, shares or
+seeds extend the grid. All other settings are those of 'paucal train' and the same for all runs."""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the verb; returns the exit code: 1 where a run has failed, 130 where the comparison was stopped."""
+    """Run the verb and return the exit code: 1 if a run has failed, 130 if the comparison was stopped."""
     parser = new_parser("compare", DESCRIPTION)
     train = setting_fields(TrainSettings)
     add_data(parser, train["data"].metadata["help"])
-    parser.add_argument("--resume", metavar="FOLDER", help="go on with a comparison as it is stored")
+    parser.add_argument("--resume", metavar="FOLDER", help="resume a comparison as it is stored")
     add_settings(parser, GridSettings)
     add_settings(parser, TrainSettings, skip=[*TAKEN, *REFUSED])
     values, given = parse(parser, argv)
@@ -33,13 +33,13 @@ def run(argv: Sequence[str]) -> int:
         shared["data"] = values.subject
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.runner.console import Console
-    from paucal.verbs.compare.launch import compare_all, go_on
+    from paucal.verbs.compare.launch import compare_all, resume_comparison
 
     asked = GridSettings(**own)
     if values.resume is not None:
         if shared:
-            raise UserError("--resume goes on with a comparison as it is stored: leave DATA and its settings out.")
-        result = go_on(Path(values.resume), asked, Console())
+            raise UserError("--resume uses a comparison as it is stored: leave DATA and its settings out.")
+        result = resume_comparison(Path(values.resume), asked, Console())
     else:
         command = shlex.join(["paucal", "compare", *argv])
         result = compare_all(asked, shared, named_arms(asked.arms or ()), command, Console())
@@ -47,29 +47,26 @@ def run(argv: Sequence[str]) -> int:
 
 
 def named_arms(words: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return arms given as 'NAME: FLAGS of paucal train', by name.
+    """Return the settings of arms given as 'NAME: FLAGS of paucal train', by name.
 
     Raises:
-        UserError: a word is none, a name occurs twice, or a flag does not do.
+        UserError: A word has another form, a name occurs twice, or a flag is invalid.
     """
-    found: dict[str, dict[str, Any]] = {}
+    arms: dict[str, dict[str, Any]] = {}
     for word in words:
         name, colon, flags = word.partition(":")
-        if not colon or not name.strip():
+        name = name.strip()
+        if not colon or not name:
             raise UserError(f"--arms: expected 'NAME: FLAGS of paucal train', got {word[:80]!r}.")
-        if name.strip() in found:
-            raise UserError(f"--arms: {name.strip()!r} is given twice: leave one out.")
-        found[name.strip()] = _flags(name.strip(), flags)
-    return found
-
-
-def _flags(name: str, text: str) -> dict[str, Any]:
-    parser = new_parser("train", "")
-    add_settings(parser, TrainSettings, skip=["data", "seed", "output", "overwrite", *REFUSED])
-    try:
-        values, given = parse(parser, shlex.split(text))
-    except ValueError as problem:
-        raise UserError(f"--arms: the flags of {name!r} cannot be read ({problem}): check the quotes.") from problem
-    except UserError as problem:
-        raise UserError(f"--arms: {name!r}: {problem}") from problem
-    return {word: getattr(values, word) for word in given}
+        if name in arms:
+            raise UserError(f"--arms: {name!r} is given twice: leave one out.")
+        parser = new_parser("train", "")
+        add_settings(parser, TrainSettings, skip=["data", "seed", "output", "overwrite", *REFUSED])
+        try:
+            values, given = parse(parser, shlex.split(flags))
+        except ValueError as problem:
+            raise UserError(f"--arms: the flags of {name!r} cannot be read ({problem}): check the quotes.") from problem
+        except UserError as problem:
+            raise UserError(f"--arms: {name!r}: {problem}") from problem
+        arms[name] = {flag: getattr(values, flag) for flag in given}
+    return arms

@@ -1,4 +1,4 @@
-"""`paucal study`: a table of a paper again."""
+"""`paucal study`: run a table of a paper again."""
 
 import shlex
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from paucal.settings.options import setting_fields
 from paucal.studies.settings import StudySettings
 from paucal.types import UserError
 
-DESCRIPTION = """Run a results table or figure of the four papers again, and print published beside measured.
-'paucal study list' names them all, 'paucal study show NAME' prints one with the settings of its rows. Runs that are
-done are not repeated: the same command goes on where it was stopped."""
+DESCRIPTION = """Run a results table or figure of the four papers again, and print published beside measured numbers.
+'paucal study list' names them all, 'paucal study show NAME' prints one with the settings of its rows. Finished runs are
+not repeated: the same command resumes a study that was stopped."""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the verb; returns the exit code: 1 where a run has failed, 130 where the study was stopped."""
+    """Run the verb and return the exit code: 1 if a run has failed, 130 if the study was stopped."""
     parser = new_parser("study", DESCRIPTION)
     parser.add_argument("name", type=str, metavar="NAME", help="a study, or 'list', or 'show'")
     parser.add_argument("shown", nargs="?", metavar="SHOWN", help="after 'show', the study")
@@ -28,10 +28,9 @@ def run(argv: Sequence[str]) -> int:
         return _list(values.shown) if values.name == "list" else _show(values.shown)
     if values.shown is not None:
         raise UserError(f"unknown word {values.shown!r} after {values.name!r}; expected flags, or 'show NAME'.")
-    from paucal.studies.registry import find_study
+    from paucal.studies.reading import find_study
 
-    found = find_study(values.name)  # a mistyped name should not take seconds
-    if found.kind == "facts":  # which the table itself answers
+    if find_study(values.name).kind == "facts":
         if own:
             raise UserError(f"{values.name} is a reference table; nothing to run: leave --{next(iter(own))} out.")
         return _show(values.name)
@@ -55,7 +54,7 @@ def _list(extra: str | None) -> int:
 
 def _show(name: str | None) -> int:
     if name is None:
-        raise UserError("'paucal study show' needs the NAME of a study: 'paucal study list' has them all.")
+        raise UserError("'paucal study show' needs the NAME of a study: 'paucal study list' shows all.")
     from paucal.studies.listing import show
 
     table, words = show(name)

@@ -1,4 +1,3 @@
-from paucal.labeling.teacher import DenseTeacher
-from paucal.labeling.write import write_maps
+from paucal.labeling.teacher import DenseTeacher, write_maps
 
 __all__ = ["DenseTeacher", "write_maps"]

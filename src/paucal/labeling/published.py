@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paucal.data.images import ImageSet
-from paucal.labeling.write import LARGEST
+from paucal.labeling.teacher import LARGEST
 from paucal.types import UserError
 
 MAX_BYTES = 16 << 20  # of one file; a published one has 7 KiB

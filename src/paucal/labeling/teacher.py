@@ -1,31 +1,42 @@
-"""A classifier asked at every cell of its last grid what it sees there."""
+"""A teacher that classifies every cell of its last grid, and the label maps made with it."""
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import last_tensor
 from paucal.backbones.spec import lay_out_convolutions
-from paucal.types import UserError
+from paucal.data.images import ImageSet
+from paucal.data.loader import make_eval_loader
+from paucal.data.maps.store import MapWriter
+from paucal.data.views.transforms import ViewTransform
+from paucal.types import Batch, UserError
 
-CHUNK = 8192  # cells classified at once, so that a thousand classes need some dozen MiB
+CHUNK = 8192  # cells classified at once; a thousand classes then need a few dozen MiB
+Advance = Callable[[int, int], None]
+LARGEST = 60000.0  # below the largest float16, 65504
 
 
 class DenseTeacher(nn.Module):
-    """Any timm classifier with a grid, as a giver of dense labels.
+    """Any timm classifier with a grid, as a teacher of dense labels.
 
-    The classifier is applied to each cell as if the image consisted of it alone; where it reads the mean of the cells
-    through linear layers, the mean over the cells is then the image's own logits. A model with an auxiliary head for
-    tokens (LV-ViT) is asked through that. Source: Jiang et al. 2021, section 3.1, whose program does the same for
+    The classifier is applied to each cell as if the image consisted of only that cell; if it reads the mean of the
+    cells through linear layers, the mean over the cells is then the image's own logits. For a model with an auxiliary
+    head for tokens (LV-ViT) that head is used. Source: Jiang et al. 2021, section 3.1, whose program does the same for
     convolutional networks and its own.
 
     Args:
-        model: a timm model in evaluation mode. Its convolutions are laid out channels last, in place: the same values,
+        model: timm model in evaluation mode. Its convolutions are laid out channels last, in place: the same values,
             and faster where a processor has many of them to do (benchmarks/token_labels.py).
-        image_size: (height, width) in pixels of the images it gets.
+        image_size: (height, width) of its input in pixels.
 
     Raises:
-        UserError: the model has no classifier, or no last grid that it reads.
+        UserError: The model has no classifier, or the classifier does not read the last grid.
     """
 
     def __init__(self, model: nn.Module, image_size: tuple[int, int]) -> None:
@@ -82,4 +93,100 @@ def _single_cells(final: Tensor, grid: tuple[int, int], prefix: int) -> Tensor:
     if final.ndim == 3 and final.shape[1] == prefix + grid[0] * grid[1]:
         # The cell also takes the place of the class token, which the classifier may read instead.
         return final[:, prefix:].flatten(0, 1)[:, None].expand(-1, prefix + 1, -1)
-    raise ValueError(f"features of shape {tuple(final.shape)} are no grid of {grid[0]}x{grid[1]} cells")
+    raise ValueError(f"features of shape {tuple(final.shape)} are not a grid of {grid[0]}x{grid[1]} cells")
+
+
+@dataclass(frozen=True)
+class TeacherCheck:
+    """How well a teacher knows a labelled sample.
+
+    Attributes:
+        images: Number of images in the sample.
+        whole: Share that its own classification gets right.
+        cells: Share that the mean over its cells gets right: the quality of its maps.
+    """
+
+    images: int
+    whole: float
+    cells: float
+
+
+@torch.inference_mode()
+def check_teacher(
+    teacher: DenseTeacher,
+    images: ImageSet,
+    positions: NDArray[np.int64],
+    transform: ViewTransform,
+    device: torch.device,
+    batch_size: int = 32,
+) -> TeacherCheck:
+    """Return a teacher's accuracy on labelled images.
+
+    Args:
+        teacher: Teacher whose outputs are in the order of the set's classes.
+        images: Labelled set.
+        positions: Positions of the sample.
+        transform: Preprocessing of the teacher.
+        device: Device of the teacher.
+        batch_size: Images in a batch.
+    """
+    right = torch.zeros(2)
+    for batch in make_eval_loader(images, positions, transform, batch_size):
+        maps, whole = teacher(batch.views[0].to(device))
+        labels = batch.labels.to(device)
+        for which, logits in enumerate((whole, maps.mean((2, 3)))):
+            right[which] += (logits.argmax(1) == labels).sum().item()
+    shares = (right / max(len(positions), 1)).tolist()
+    return TeacherCheck(len(positions), shares[0], shares[1])
+
+
+def write_maps(
+    teacher: DenseTeacher,
+    writer: MapWriter,
+    loader: Iterable[Batch],
+    top: int,
+    advance: Advance | None = None,
+) -> None:
+    """Write the maps of the images that a loader yields.
+
+    Args:
+        teacher: Teacher that classifies every cell.
+        writer: Writer of the folder for the maps; the loader must yield its `missing` images.
+        loader: Batches of whole images, made with the teacher's preprocessing.
+        top: Number of classes kept at each cell.
+        advance: Function called with (images done, images in all).
+    """
+    todo, total = len(writer.missing), len(writer)
+    done = total - todo
+    device = next(teacher.parameters()).device
+    for batch in loader:
+        with torch.inference_mode():
+            maps, _ = teacher(batch.to(device, non_blocking=True).views[0])
+            values, indices = strongest(maps, top)
+        writer.write(batch.ids.tolist(), values.cpu().numpy(), indices.cpu().numpy())
+        done += len(batch)
+        if advance is not None:
+            advance(done, total)
+
+
+def strongest(maps: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """Return the k largest logits at each cell, relative to the others, and their classes.
+
+    The classes left out count as zero later, so the logits are stored less the level of those (the logarithm of their
+    mean exponential): a cell then keeps the teacher's probabilities. The published maps hold raw logits, among
+    which a zero has no fixed meaning.
+
+    Args:
+        maps: (B, K, H, W).
+        top: k.
+
+    Returns:
+        values (B, k, H, W) float16 and indices (B, k, H, W) int64.
+    """
+    maps = maps.float()
+    values, indices = maps.topk(min(top, maps.shape[1]), 1)
+    left = maps.shape[1] - values.shape[1]
+    if left:
+        others = maps.scatter(1, indices, float("-inf")).logsumexp(1, keepdim=True)
+        values = values - (others - torch.tensor(float(left)).log())
+    return values.clamp(-LARGEST, LARGEST).half(), indices

@@ -16,7 +16,7 @@ from paucal.rules.facts import DataAndMachine
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-# These follow from the number of epochs, which stays open until a run with a time limit is planned.
+# These follow from the number of epochs: open until a run with a time limit is planned, and without epochs.
 OF_LENGTH = ("schedule_epochs", "warmup_epochs", "average")
 
 Choice = tuple[Any, str]
@@ -54,7 +54,7 @@ def resolve(settings: S, facts: DataAndMachine, rules: Mapping[str, Rule]) -> tu
 
 
 def _awaits_epochs(name: str, settings: object) -> bool:
-    return name in OF_LENGTH and getattr(settings, "epochs") is None  # noqa: B009 (any settings)
+    return name in OF_LENGTH and not getattr(settings, "epochs")  # noqa: B009 (any settings)
 
 
 def _inputs(rule: Rule, facts: DataAndMachine, settings: object) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from paucal.data.decoded.read_as import as_opened
 from paucal.data.images import ImageSet
 from paucal.data.loader import TrainLoader, images_together, make_eval_loader, make_train_loader
 from paucal.data.maps.reader import LabelMaps, MapReader
-from paucal.data.named.locations import data_root, is_named
+from paucal.data.named.table import data_root, is_named
 from paucal.data.sampler import StepSampler
 from paucal.data.shards.place import is_remote
 from paucal.data.sources.opening import BUILT_IN, open_images

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from paucal.data.named.locations import is_named
+from paucal.data.named.table import is_named
 from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.data.sources.opening import BUILT_IN
 from paucal.data.sources.several import roots_of

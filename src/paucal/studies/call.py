@@ -1,16 +1,45 @@
-"""A call of a study: the runs to make, their images, the folder and the workers."""
+"""A call of a study: its checked settings, the images of its runs, the folder and the workers."""
 
-from collections.abc import Iterator, Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from paucal.reading import named_path
 from paucal.runner.console import Console
-from paucal.studies.images import Places
+from paucal.runner.outputs import DEFAULT, refuse_inside_images
+from paucal.runs.files import try_folder
+from paucal.runs.grid_files import GRID, is_grid
+from paucal.studies.drawing import PICTURE
+from paucal.studies.numbers import RESULTS
 from paucal.studies.plan import Planned
-from paucal.studies.scale import Scale
+from paucal.studies.scenes import UNFINISHED
 from paucal.studies.settings import StudySettings
-from paucal.studies.study import Study
+from paucal.studies.study import DataSet, Scale, Study
+from paucal.types import UserError
 from paucal.verbs.compare.settings import GridSettings
+from paucal.wording import did_you_mean
+
+PAGE = "study.html"
+RESERVED = ("teacher", "maps", "starts", "drawn")  # folders beside those of the images
+MAX_NAME = 60  # characters
+
+
+@dataclass(frozen=True)
+class Places:
+    """Locations of the images.
+
+    Attributes:
+        by_name: DATA by the name of a data set in the plan.
+        shared: Settings that locate them, for every run.
+        lesson: DATA that the starts of a smaller scale are trained on; "" without any, or for the images of the rows.
+    """
+
+    by_name: Mapping[str, str]
+    shared: Mapping[str, Any]
+    lesson: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,12 +76,115 @@ class Call:
         for data in dict.fromkeys(run.data for run in self.runs):
             yield data, [run for run in self.runs if run.data == data]
 
-    def workers(self, output: Path, seeds: Sequence[int] | None = None) -> GridSettings:
+    def grid_settings(self, output: Path, seeds: Sequence[int] | None = None) -> GridSettings:
         """Return the settings of a grid: its workers, its folder and its seeds."""
-        asked, own = self.asked, self.seeds if seeds is None else list(seeds)
-        who = {"jobs": asked.jobs, "on": asked.on, "slurm": asked.slurm, "retry": asked.retry}
-        return GridSettings(seeds=own, output=str(output), **who)
+        own = self.seeds if seeds is None else list(seeds)
+        return replace(worker_settings(self.asked), seeds=own, output=str(output))
 
-    def with_runs(self, runs: Sequence[Planned]) -> "Call":
-        """Return the call for other runs."""
-        return replace(self, runs=runs)
+
+def worker_settings(asked: StudySettings) -> GridSettings:
+    """Return the settings of the workers."""
+    return GridSettings(jobs=asked.jobs, on=asked.on, slurm=asked.slurm, retry=asked.retry)
+
+
+def require_use(study: Study, asked: StudySettings) -> None:
+    """Raise a UserError for a study that trains nothing, or settings that do not apply to it or its scale."""
+    if not study.trains:
+        shown = f"'paucal study show {study.name}' prints its published numbers"
+        if study.kind == "facts":
+            raise UserError(f"{study.name} is a reference table; there is nothing to run: {shown}.")
+        raise UserError(f"{study.name} is not run, but made by hand: {study.see}; {shown}.")
+    given = [name for name in ("recipe", "init", "labels") if getattr(asked, name) is not None]
+    if given and asked.scale != "full":
+        raise UserError(f"--{given[0]} belongs to --scale full: leave it out at {asked.scale}.")
+    if asked.init is not None and len(asked.init) > 1 and not study.starts:
+        raise UserError(f"--init: all runs of {study.name} start from the same weights: give one.")
+    if study.kind in ("detect", "segment") and (asked.data_root is not None or asked.download):
+        name = "data-root" if asked.data_root is not None else "download"
+        raise UserError(f"--{name} finds sets by name, and boxes and masks are read from folders: leave it out.")
+    if asked.recipe is not None and study.kind != "train":
+        raise UserError("--recipe is for studies that train with labels: leave it out.")
+
+
+def study_folder(study: Study, asked: StudySettings, places: Mapping[str, str]) -> Path:
+    """Return the folder of a study, which may not exist yet.
+
+    Raises:
+        UserError: The folder holds something else, is inside the images, or is not writable.
+    """
+    default = f"study-{study.name}-{asked.scale}" if study.trains else f"study-{study.name}"
+    folder = DEFAULT / default if asked.output is None else named_path(asked.output)
+    for place in places.values():
+        refuse_inside_images(folder, {"DATA": place}, asked.data_root)
+    try_folder(folder)
+    if not folder.is_dir():
+        return folder
+    expected = (PAGE, RESULTS, PICTURE, *RESERVED, *places)
+    names = [path.name for path in folder.iterdir() if not is_grid(path)]
+    others = [name for name in names if name not in expected and not name.startswith(UNFINISHED)]
+    if others:
+        raise UserError(
+            f"--output: {str(folder)!r} holds {others[0]!r}, which is not part of a study: choose another folder."
+        )
+    grids = [path.parent.name for path in folder.glob(f"*/{GRID}") if path.parent.name not in (*RESERVED, *places)]
+    if grids and asked.scale != "full":  # the page shows the numbers of one data set
+        raise UserError(
+            f"--output: {str(folder)!r} holds the study on {grids[0]!r}, and these images are {', '.join(places)}: "
+            "choose another folder."
+        )
+    return folder
+
+
+def on_given_images(runs: Sequence[Planned], asked: StudySettings) -> list[Planned]:
+    """Return the runs on DATA, under its name, if it replaces the images of a smaller scale.
+
+    The classes that the scale uses of its own images do not apply to DATA.
+    """
+    if asked.scale == "full" or not asked.data:
+        return list(runs)
+    name = folder_name(asked.data[0])
+    settings = [{key: value for key, value in run.settings.items() if key != "classes"} for run in runs]
+    return [replace(run, data=name, judged=name, settings=own) for run, own in zip(runs, settings, strict=True)]
+
+
+def folder_name(data: str) -> str:
+    """Return a name for the folder of a study's images.
+
+    Example:
+        >>> folder_name("/data/my photos/"), folder_name("cifar10"), folder_name("teacher")
+        ('my-photos', 'cifar10', 'images-teacher')
+    """
+    name = re.sub(r"[^\w.-]+", "-", Path(os.path.realpath(data)).name).strip("-.")[:MAX_NAME]
+    return name if name and name not in RESERVED else f"images-{name}".rstrip("-")
+
+
+def find_places(asked: StudySettings, runs: Sequence[Planned], data_sets: Mapping[str, DataSet]) -> Places:
+    """Return the locations of the images of all runs.
+
+    Raises:
+        UserError: A location is missing for a data set without a name in paucal, or one is given that no run reads.
+    """
+    needed = list(dict.fromkeys(name for run in runs for name in (run.data, run.judged)))
+    shared = {name: getattr(asked, name) for name in ("data_root", "device", "workers")}
+    shared = {name: value for name, value in shared.items() if value is not None}
+    shared |= {"download": True} if asked.download else {}
+    words = asked.data or []
+    if asked.scale != "full":
+        if len(words) > 1 or any("=" in word for word in words):
+            raise UserError(f"--data: one DATA takes the place of all sets at --scale {asked.scale}: give one.")
+        return Places({name: words[0] if words else name for name in needed}, shared)
+    given: dict[str, str] = {}
+    for word in words:
+        name, equals, place = word.partition("=")
+        if not equals or not place:
+            raise UserError(f"--data: at --scale full expected NAME=DATA such as {needed[0]}=FOLDER, got {word!r}.")
+        if name not in needed:
+            raise UserError(
+                f"--data: no run reads {name!r}{did_you_mean(name, needed)}; they read {', '.join(needed)}."
+            )
+        given[name] = place
+    for name in needed:
+        if name not in given and not data_sets[name].named:
+            data_set = data_sets[name]
+            raise UserError(f"{data_set.title} is not available by name: {data_set.how}, with --data {name}=DATA.")
+    return Places({name: given.get(name) or data_sets[name].named for name in needed}, shared)

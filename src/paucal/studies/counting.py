@@ -1,7 +1,6 @@
 """Parameters and multiply-adds of published models, counted on the meta device, where nothing is computed."""
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,10 +15,10 @@ from paucal.backbones.probe import probe_images
 from paucal.backbones.sizing import fit_to_image_size
 from paucal.recipes.detection import RECIPES
 from paucal.rules.backbone import model_arguments
-from paucal.studies.network_cost import detector_cost, segmenter_cost, total
 from paucal.studies.study import Column, Row, Study
+from paucal.tasks.detection.cost import detector_cost
 from paucal.tasks.detection.settings import DetectSettings
-from paucal.tasks.detection.structure import detector_options
+from paucal.tasks.segmentation.cost import segmenter_cost
 
 
 @dataclass(frozen=True)
@@ -56,15 +55,19 @@ def count_model(name: str, side: int, words: tuple[str, ...], classes: int) -> C
     """Count a model.
 
     Args:
-        name: of a timm model.
-        side: of an image in pixels.
-        words: arguments of its constructor, each as NAME=VALUE.
-        classes: outputs; 0 for none.
+        name: Name of a timm model.
+        side: Side of an image in pixels.
+        words: Arguments of its constructor, each as NAME=VALUE.
+        classes: Number of outputs; 0 for none.
 
     Raises:
-        UserError: there is no such model, or it does not take images of that side.
+        UserError: There is no such model, or it does not take images of that side.
     """
-    arguments = {**_of_size(name, side, model_arguments(list(words))), "num_classes": classes}
+    given = model_arguments(list(words))
+    # The image size if the model needs one; nothing else is adapted.
+    fitted = fit_to_image_size(name, (side, side), given).arguments
+    size = {key: value for key, value in fitted.items() if key == "img_size"}
+    arguments = {**size, **given, "num_classes": classes}
     cost = image_cost(name, (side, side), arguments)
     model = build_empty(name, arguments).eval()
     params = sum(parameter.numel() for parameter in model.parameters()) / 1e6
@@ -72,48 +75,42 @@ def count_model(name: str, side: int, words: tuple[str, ...], classes: int) -> C
     return Count(params, None if cost is None else cost.macs / 1e9, None if operations is None else operations / 2e9)
 
 
-@lru_cache(maxsize=64)
-def count_network(
-    name: str, words: tuple[str, ...], network: str, shape: tuple[int, ...], width: int, classes: int | None
-) -> Count:
-    """Count a detector of masks, as it answers for 1,000 regions, or a segmenter with its auxiliary head.
-
-    Args:
-        name: of the backbone.
-        words: arguments of its constructor, each as NAME=VALUE.
-        network: "detector", "cascade" or "upernet".
-        shape: height and width of an image in pixels.
-        width: channels of a segmenter's head.
-        classes: of objects or pixels; None for those of COCO and ADE20K.
-
-    Raises:
-        UserError: there is no such model, or it gives no maps.
-    """
-    spec = BackboneSpec(name, 0, image_size=(shape[0], shape[1]), arguments=model_arguments(list(words)))
-    if network == "upernet":
-        parts = segmenter_cost(spec, 150 if classes is None else classes, width)
-    else:
-        options = detector_options(DetectSettings(masks="on", **RECIPES[f"{network}-coco-1x"].settings))
-        parts = detector_cost(spec, 80 if classes is None else classes, options)
-    whole = total(parts)
-    return Count(whole.parameters / 1e6, whole.macs / 1e9, None)
-
-
-def _of_size(name: str, side: int, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model's arguments with its image size if it needs one; nothing else is adapted."""
-    fitted = fit_to_image_size(name, (side, side), given).arguments
-    return {**{key: value for key, value in fitted.items() if key == "img_size"}, **given}
-
-
 def _operations(model: Any, side: int) -> int | None:
     """Return the operations of a forward pass, two per multiply-add; None if a model's computation needs values."""
     counter = FlopCounterMode(display=False)
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
-        images = probe_images(model, (side, side)).requires_grad_()  # without it the counter fails at some models
+        images = probe_images(model, (side, side)).requires_grad_()  # the counter fails at some models without it
         try:
             with counter:
                 model(images)
         except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError):
             return None
     return counter.get_total_flops()
+
+
+@lru_cache(maxsize=64)
+def count_network(
+    name: str, words: tuple[str, ...], network: str, shape: tuple[int, ...], width: int, classes: int | None
+) -> Count:
+    """Count a detector of masks, for 1,000 proposals, or a segmenter with its auxiliary head.
+
+    Args:
+        name: Name of the backbone.
+        words: Arguments of its constructor, each as NAME=VALUE.
+        network: "detector", "cascade" or "upernet".
+        shape: Height and width of an image in pixels.
+        width: Channels of a segmenter's head.
+        classes: Number of classes of objects or pixels; None for those of COCO and ADE20K.
+
+    Raises:
+        UserError: There is no such model, or it gives no maps.
+    """
+    spec = BackboneSpec(name, 0, image_size=(shape[0], shape[1]), arguments=model_arguments(list(words)))
+    if network == "upernet":
+        parts = segmenter_cost(spec, 150 if classes is None else classes, width)
+    else:
+        settings = DetectSettings(masks="on", **RECIPES[f"{network}-coco-1x"].settings)
+        parts = detector_cost(spec, 80 if classes is None else classes, settings)
+    parameters, macs = (sum(getattr(part, name) for part in parts.values()) for name in ("parameters", "macs"))
+    return Count(parameters / 1e6, macs / 1e9, None)

@@ -82,7 +82,7 @@ def _circle(axes: Axes, point: Point, across: str, colour: str, area: float) -> 
     axes.annotate(point.name + star, (x, y), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=7)
 
 
-def drawn_words(study: Study, points: Sequence[Point], places: Mapping[str, str]) -> list[str]:
+def describe_sources(study: Study, points: Sequence[Point], places: Mapping[str, str]) -> list[str]:
     """Return sentences on the sources of the figure's numbers.
 
     Args:

@@ -1,27 +1,25 @@
-"""`paucal study list` and `paucal study show`: what there is, and what it needs."""
+"""`paucal study list` and `paucal study show`: all studies, and what each needs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from rich.table import Table
 
 from paucal.recipes import detection, esvit, segmentation
 from paucal.recipes.table import RECIPES
-from paucal.studies.cost import FORMULA
-from paucal.studies.plan import Planned, plan
-from paucal.studies.registry import data_sets, find_study, studies
-from paucal.studies.study import Study
+from paucal.studies.plan import plan
+from paucal.studies.reading import data_sets, find_study, studies
+from paucal.studies.study import TIMED, DataSet, Study
 from paucal.studies.words import (
+    FORMULA,
     caveats,
-    cost_words,
-    how_to_get,
-    missing_sets,
+    describe_run,
+    describe_settings,
+    format_hours,
+    gpu_hours,
     published,
-    run_words,
-    settings_words,
-    status,
 )
 
-MOST_COLUMNS = 10  # that a terminal can show side by side
+MAX_COLUMNS = 10  # that a terminal can show side by side
 
 
 def overview() -> tuple[Table, list[str]]:
@@ -29,10 +27,11 @@ def overview() -> tuple[Table, list[str]]:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("study", "about", "as published", "GPU hours", "smaller"):
         table.add_column(heading, justify="right" if heading == "GPU hours" else "left", no_wrap=heading == "study")
-    known, sets = studies(), data_sets()
-    for study in known.values():
-        table.add_row(study.name, study.title, status(study, sets), cost_words(study, sets), _scales(study))
-    missing = dict.fromkeys(name for study in known.values() for name in missing_sets(study, sets))
+    all_studies, sets = studies(), data_sets()
+    for study in all_studies.values():
+        scales = ", ".join(study.scales) or "-"
+        table.add_row(study.name, study.title, status(study, sets), describe_hours(study, sets), scales)
+    missing = dict.fromkeys(name for study in all_studies.values() for name in missing_sets(study, sets))
     words = [FORMULA[0].upper() + FORMULA[1:] + "."]
     words += [f"{name}: {sets[name].title}. {sets[name].how}." for name in missing]
     words.append("The smaller scales need none of this: stand-ins take the place of models and images.")
@@ -51,39 +50,29 @@ def show(name: str) -> tuple[Table | None, list[str]]:
     words.append(f"as published: {status(study, sets)}")
     words += [f"  {text}" for text in how_to_get(study, sets)]
     if study.trains:
-        words.append(f"cost at full scale: about {cost_words(study, sets)} GPU hours by arithmetic")
-        words.append(f"smaller scales: {_scales(study) if study.scales else f'none, since {study.without}'}")
+        words.append(f"cost at full scale: about {describe_hours(study, sets)} GPU hours by arithmetic")
+        words.append(f"smaller scales: {', '.join(study.scales) or f'none, since {study.without}'}")
+        recipes = {**RECIPES, **esvit.RECIPES, **detection.RECIPES, **segmentation.RECIPES}
         runs = plan(study, "full", sets)
-        words += [f"recipe {name}: {source}" for name, source in _readings(runs).items()]
+        names = dict.fromkeys(str(run.settings["recipe"]) for run in runs if run.settings.get("recipe"))
+        words += [f"recipe {name}: {recipes[name].source}" for name in names]
         words.append("settings at full scale:")
-        words += _settings(runs)
+        by_settings: dict[tuple[str, str], list[str]] = {}
+        for run in runs:
+            by_settings.setdefault((describe_run(run), describe_settings(run.settings)), []).append(run.data)
+        words += [f"  {run} ({', '.join(dict.fromkeys(data))}): {own}" for (run, own), data in by_settings.items()]
     words += [f"by hand: {study.see}"] if study.see else []
-    return _numbers(study), [*words, *caveats(study, None)]
+    return _published_table(study), [*words, *caveats(study, None)]
 
 
-def _readings(runs: Sequence[Planned]) -> dict[str, str]:
-    """Return where the values of the recipes of some runs are from, by recipe."""
-    known = {**RECIPES, **esvit.RECIPES, **detection.RECIPES, **segmentation.RECIPES}
-    names = dict.fromkeys(str(run.settings["recipe"]) for run in runs if run.settings.get("recipe"))
-    return {name: known[name].source for name in names}
-
-
-def _settings(runs: Sequence[Planned]) -> list[str]:
-    """Return a sentence for each run, one for those that differ by their images alone."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for run in runs:
-        found.setdefault((run_words(run), settings_words(run.settings)), []).append(run.data)
-    return [f"  {name} ({', '.join(dict.fromkeys(data))}): {words}" for (name, words), data in found.items()]
-
-
-def _numbers(study: Study) -> Table | None:
+def _published_table(study: Study) -> Table | None:
     if not study.rows:
         return None
     lines = [["", *(column.name for column in study.columns)]]
     for row in study.rows:
         deviations = row.deviations or (None,) * len(row.values)
         lines.append([row.name, *map(published, row.values, deviations)])
-    if len(study.columns) > MOST_COLUMNS and len(study.rows) < len(study.columns):
+    if len(study.columns) > MAX_COLUMNS and len(study.rows) < len(study.columns):
         lines = [list(line) for line in zip(*lines, strict=True)]
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in lines[0]:
@@ -93,5 +82,48 @@ def _numbers(study: Study) -> Table | None:
     return table
 
 
-def _scales(study: Study) -> str:
-    return ", ".join(study.scales) or "-"
+def status(study: Study, data_sets: Mapping[str, DataSet]) -> str:
+    """Return whether a study can be run as published, in a few words.
+
+    Example:
+        >>> from paucal.studies.reading import data_sets, find_study
+        >>> status(find_study("drloc-table-2a"), data_sets()), status(find_study("drloc-table-12"), data_sets())
+        ('runnable', 'needs data: ade20k; trained weights')
+    """
+    if any(column.metric in TIMED for column in study.columns):
+        return "runnable (timed on this device, nothing is trained)"
+    if study.kind == "count":
+        return "runnable (counted, nothing is trained)"
+    if study.kind == "facts":
+        return "reference table; nothing to run"
+    if study.kind in ("pictures", "command"):
+        return "by hand"
+    missing = missing_sets(study, data_sets)
+    needs = [f"data: {', '.join(missing)}"] if missing else []
+    needs += ["trained weights"] if any(not start.init for start in study.starts.values()) else []
+    needs += ["label maps"] if any(row.maps for row in study.trained_rows) else []
+    return f"needs {'; '.join(needs)}" if needs else "runnable"
+
+
+def missing_sets(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
+    """Return the data sets of its runs at full scale that have to be downloaded by hand."""
+    return [name for name in study.data_sets if data_sets[name].how]
+
+
+def how_to_get(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
+    """Return a sentence for each data set, start or label map that has to be provided at full scale."""
+    lines = [f"{data_sets[name].title} ({name}): {data_sets[name].how}" for name in missing_sets(study, data_sets)]
+    lines += [
+        f"{name} begins with {start.words}: {'by itself, or ' if start.init else ''}--init {name}=RUN"
+        for name, start in study.starts.items()
+    ]
+    if any(row.maps for row in study.trained_rows):
+        lines.append("label maps of the training images: 'paucal label DATA --teacher ...', then --labels FOLDER")
+    return lines
+
+
+def describe_hours(study: Study, data_sets: Mapping[str, DataSet]) -> str:
+    """Return the cost at full scale for a table."""
+    if not study.trains:
+        return "-"
+    return format_hours(gpu_hours(study, plan(study, "full", data_sets), len(study.seeds), data_sets))

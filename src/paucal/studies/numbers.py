@@ -1,16 +1,25 @@
-"""A measured number of a study: mean, spread and gain over its runs, in the unit of its column."""
+"""Measured numbers of a study, in the units of its columns: from runs, from other columns, and from other studies."""
 
+import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from paucal.evaluation.comparison import Difference
-from paucal.studies.study import Column
-from paucal.verbs.compare.outcome.evidence import ArmOutcome, Outcome
+from paucal.reading import read_text
+from paucal.studies.study import Column, Study
+from paucal.types import UserError
+from paucal.verbs.compare.findings import ArmOutcome, Outcome
 
+RESULTS = "results.csv"
+MAX_BYTES = 1 << 22  # of such a table
 PLAIN = ("correspondence", "correspondence_distance")  # metrics that are not in percent, as published
+DECIMALS = 1  # of a percentage, at which a win differs from a tie, as in the printed tables
+BySeed = Mapping[int, float]
+Numbers = Mapping[tuple[str, str], "Measured"]  # by the names of row and column
 
 
 @dataclass(frozen=True)
@@ -38,60 +47,124 @@ class Measured:
     high: float | None = None
 
 
-def of_runs(column: Column, arm: ArmOutcome, other: ArmOutcome | None) -> Measured:
-    """Return the number of a row that learned from labels; `other` is its baseline."""
+def mean_over_seeds(values: BySeed, base: BySeed | None = None) -> Measured:
+    """Return the mean over seeds with its standard deviation, and the gain over a baseline on the common seeds."""
+    numbers = list(values.values())
+    gains = [values[seed] - base[seed] for seed in values if seed in base] if base else []
+    deviation = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
+    return Measured(float(np.mean(numbers)), deviation, len(numbers), float(np.mean(gains)) if gains else None)
+
+
+def measure_arm(column: Column, arm: ArmOutcome, baseline: ArmOutcome | None) -> Measured:
+    """Return the number of a row that is trained with labels."""
     if column.metric == "top1":
-        values = [100 * one.scores["top1"] for one in arm.outcomes.values()]
-        gain = None if arm.gain is None else 100 * arm.gain.value
-        return measured_of(values, gain, arm.gain)
-    read = _seconds_per_step if column.metric == "seconds_per_step" else _curve_reader(column.at)
-    values = {seed: read(one) for seed, one in arm.outcomes.items()}
-    base = {} if other is None else {seed: read(one) for seed, one in other.outcomes.items()}
-    pairs = [values[seed] - base[seed] for seed in values if seed in base]
-    return measured_of(list(values.values()), float(np.mean(pairs)) if pairs else None)
+        measured = mean_over_seeds({seed: 100 * outcome.scores["top1"] for seed, outcome in arm.outcomes.items()})
+        return measured if arm.gain is None else replace(measured, gain=100 * arm.gain.value, difference=arm.gain)
+
+    def read(outcome: Outcome) -> float:
+        rows = outcome.rows
+        if column.metric == "seconds_per_step":
+            return rows[-1]["seconds"] / rows[-1]["step"]
+        return 100 * rows[max(1, round(column.at * len(rows))) - 1]["val_top1"]
+
+    own, base = (
+        {} if found is None else {seed: read(outcome) for seed, outcome in found.outcomes.items()}
+        for found in (arm, baseline)
+    )
+    return mean_over_seeds(own, base)
 
 
-def _curve_reader(share: float) -> Any:
-    def read(one: Outcome) -> float:
-        place = max(1, round(share * len(one.rows)))
-        return 100 * one.rows[place - 1]["val_top1"]
-
-    return read
-
-
-def _seconds_per_step(one: Outcome) -> float:
-    return one.rows[-1]["seconds"] / one.rows[-1]["step"]
-
-
-def of_scores(
-    column: Column, own: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]
+def measure_scores(
+    column: Column, own: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]]
 ) -> tuple[Measured | None, str]:
-    """Return the number of a row whose scores are stored beside its runs, or why there is none."""
-    found = {one["seed"]: score for one in own if (score := score_of(column, one)) is not None}
-    if not found:
+    """Return the number of a row whose scores are stored beside its runs, or why there is none.
+
+    Args:
+        column: Column of the number.
+        own: Scores of the row's runs by name, with their "seed".
+        baseline: Scores of the runs that the row is compared with.
+    """
+    scores, base = (
+        {run["seed"]: score for run in runs if (score := score_of(column, run)) is not None} for runs in (own, baseline)
+    )
+    if not scores:
         return None, "no outlines" if column.metric.startswith("mask_") else "not measured"
-    base = {one["seed"]: score["trained"] for one in other if (score := score_of(column, one)) is not None}
-    pairs = [score["trained"] - base[seed] for seed, score in found.items() if seed in base]
-    floor = [score["random"] for score in found.values() if "random" in score]
-    made = measured_of([score["trained"] for score in found.values()], float(np.mean(pairs)) if pairs else None)
-    random = float(np.mean(floor)) if floor else None
-    first = next(iter(found.values()))
-    ends = (first["low"], first["high"]) if len(found) == 1 and "low" in first else (None, None)
-    return Measured(made.value, made.deviation, made.seeds, made.gain, None, random, *ends), ""
+    trained, base_trained = ({seed: score["trained"] for seed, score in part.items()} for part in (scores, base))
+    random = [score["random"] for score in scores.values() if "random" in score]
+    first = next(iter(scores.values()))
+    ends = {"low": first["low"], "high": first["high"]} if len(scores) == 1 and "low" in first else {}
+    measured = mean_over_seeds(trained, base_trained)
+    return replace(measured, random=float(np.mean(random)) if random else None, **ends), ""
 
 
-def score_of(column: Column, one: Mapping[str, Any]) -> dict[str, float] | None:
+def score_of(column: Column, run: Mapping[str, Any]) -> dict[str, float] | None:
     """Return a run's score and the values beside it, in the unit of a column; None without a score."""
     if column.metric == "knn_curve":
-        curve = [row["val_knn"] for row in one["rows"] if np.isfinite(row.get("val_knn", np.nan))]
+        curve = [row["val_knn"] for row in run["rows"] if np.isfinite(row.get("val_knn", np.nan))]
         return {"trained": 100 * curve[max(1, round(column.at * len(curve))) - 1]} if curve else None
-    if column.metric not in one:
+    if column.metric not in run:
         return None
     unit = 1.0 if column.metric in PLAIN else 100.0
-    return {name: unit * value for name, value in one[column.metric].items()}
+    return {name: unit * value for name, value in run[column.metric].items()}
 
 
-def measured_of(values: Sequence[float], gain: float | None, difference: Difference | None = None) -> Measured:
-    """Return the mean over seeds with its standard deviation."""
-    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return Measured(float(np.mean(values)), deviation, len(values), gain, difference)
+def average(sets: Sequence[BySeed]) -> dict[int, float]:
+    """Return the mean score over data sets, for every seed that all of them have.
+
+    Example:
+        >>> average([{0: 80.0, 1: 70.0}, {0: 60.0}])
+        {0: 70.0}
+    """
+    seeds = [seed for seed in sets[0] if all(seed in scores for scores in sets)]
+    return {seed: sum(scores[seed] for scores in sets) / len(sets) for seed in seeds}
+
+
+def wins(sets: Sequence[BySeed], baseline: Sequence[BySeed]) -> dict[int, float]:
+    """Return by seed on how many data sets a row is above its baseline, at the printed decimals.
+
+    Args:
+        sets: Scores in percent by seed, for each data set.
+        baseline: Scores of the baseline on the same data sets.
+
+    Example:
+        >>> wins([{0: 80.0}, {0: 60.04}], [{0: 79.0}, {0: 60.0}])
+        {0: 1}
+    """
+    seeds = [seed for seed in sets[0] if all(seed in scores for scores in (*sets, *baseline))]
+    pairs = list(zip(sets, baseline, strict=True))
+    return {seed: sum(round(a[seed], DECIMALS) > round(b[seed], DECIMALS) for a, b in pairs) for seed in seeds}
+
+
+def measured_elsewhere(study: Study, folder: Path) -> dict[str, Numbers]:
+    """Return the numbers that other studies measured at full scale, by the studies that the columns name.
+
+    Args:
+        study: Study with the columns.
+        folder: Folder of the study; those of the others are beside it under their default names.
+
+    Raises:
+        UserError: A table there was not written by a study.
+    """
+    names = dict.fromkeys(column.study for column in study.columns if column.study)
+    return {name: _read_numbers(full_folder(name, folder) / RESULTS) for name in names}
+
+
+def full_folder(name: str, folder: Path) -> Path:
+    """Return the default folder of a study at full scale, beside the folder of another one."""
+    return folder.parent / f"study-{name}-full"
+
+
+def _read_numbers(path: Path) -> Numbers:
+    if not path.is_file():
+        return {}
+    numbers = {}
+    try:
+        for line in csv.DictReader(read_text(path, MAX_BYTES).splitlines()):
+            if line["measured"]:
+                texts = [line[name] for name in ("measured_low", "measured_high", "measured_sd")]
+                low, high, deviation = (float(text) if text else None for text in texts)
+                value, seeds = float(line["measured"]), int(line["seeds"])
+                numbers[line["row"], line["column"]] = Measured(value, deviation, seeds, low=low, high=high)
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise UserError(f"{str(path)!r} is not the table of a study ({problem}): move it away.") from problem
+    return numbers

@@ -1,19 +1,18 @@
 """Which runs a study is made of at a scale, and with which settings."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from paucal.studies.parts import Architecture, DataSet
-from paucal.studies.scale import SCALES, Scale
-from paucal.studies.study import Column, Row, Start, Study
+from paucal.studies.study import SCALES, Architecture, Column, DataSet, Part, Row, Scale, Start, Study
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
-# What measures a metric of frozen features, where that has another name.
-PROTOCOLS = {"correspondence_distance": "correspondence"}
-BY_EPOCH = ("region_after",)  # settings that count epochs, and shrink with them
+PROTOCOLS = {"correspondence_distance": "correspondence"}  # of metrics with another name than their protocol
+BY_EPOCH = ("region_after",)  # settings in epochs, which shrink with the length of the run
+T = TypeVar("T", bound=Part)
 
 
 @dataclass(frozen=True)
@@ -21,14 +20,14 @@ class Planned:
     """One run of a study, for any seed.
 
     Attributes:
-        row: that it is of.
-        columns: that it gives numbers for.
-        name: what tells it from the other runs on the same images.
-        data: the set it trains on, by its name among the data sets; at a smaller scale the images in its place.
-        judged: the set that frozen features are judged on, likewise.
-        epochs: it trains.
-        settings: of the verb, without images and seed.
-        against: the name of the run that it is compared with; "" for none.
+        row: Row of the run.
+        columns: Columns with numbers of the run.
+        name: Name that is unique among the runs on the same images.
+        data: Name of the data set to train on; at a smaller scale the images in its place.
+        judged: Name of the data set to evaluate frozen features on, likewise.
+        epochs: Epochs of training.
+        settings: Settings of the verb, without images and seed.
+        against: Name of the run that it is compared with; "" for none.
     """
 
     row: Row
@@ -48,91 +47,100 @@ def plan(
     rows: Sequence[str] = (),
     columns: Sequence[str] = (),
 ) -> list[Planned]:
-    """Return the runs of a study, each once, in the order of its table.
+    """Return the requested runs of a study, each once, in the order of its table.
 
-    At a smaller scale one set of images takes the place of all, so only the columns of the first set are run. What a
-    run is called, and what it is compared with, does not depend on which others are wanted.
+    At a smaller scale one set of images replaces all data sets, so only the columns of the first one are run. The name
+    of a run and its baseline do not depend on which others are requested.
 
     Args:
-        study: that trains.
+        study: Study that trains.
         scale: "tiny", "small" or "full".
-        data_sets: by name.
-        rows: names of the rows that are wanted; () for all.
-        columns: names of the columns that are wanted; () for all.
+        data_sets: Data sets by name.
+        rows: Names of the requested rows; () for all.
+        columns: Names of the requested columns; () for all.
 
     Raises:
-        UserError: the study is not run, has no such scale, row or column, or nothing is left of it.
+        UserError: The study is not run, has no such scale, row or column, or nothing is left of it.
     """
-    runs = plan_whole(study, scale, data_sets, columns)
-    small = find_scale(study, scale)
-    known = [row for row in study.trained_rows if small is None or not small.rows or row.name in small.rows]
-    wanted_rows = _chosen(known, [row.name for row in study.rows], rows, "--rows", study)
-    wanted = _chosen(study.trained_columns, [one.name for one in study.columns], columns, "--columns", study)
-    kept = []
-    for run in runs:
+    wanted_rows = _select(study.rows_at(find_scale(study, scale)), study.rows, rows, "--rows", study)
+    wanted = _select(study.trained_columns, study.columns, columns, "--columns", study)
+    runs = []
+    for run in plan_whole(study, scale, data_sets, columns):
         own = tuple(column for column in run.columns if column in wanted)
         if own and run.row in wanted_rows:
-            kept.append(replace(run, columns=own))
-    if not kept:
+            runs.append(replace(run, columns=own))
+    if not runs:
         raise UserError(f"nothing is left of {study.name} to run: leave --rows and --columns out, or choose others.")
-    return kept
+    return runs
 
 
 def plan_whole(
     study: Study, scale: str, data_sets: Mapping[str, DataSet], columns: Sequence[str] = ()
 ) -> list[Planned]:
-    """Return all runs of a scale, whichever are wanted; see `plan`.
+    """Return all runs of a scale; see `plan`.
 
     Args:
-        study: that trains.
+        study: Study that trains.
         scale: "tiny", "small" or "full".
-        data_sets: by name.
-        columns: that are wanted, of which the first says at a smaller scale whose images are stood in for.
+        data_sets: Data sets by name.
+        columns: Requested columns, of which the first determines the data set that a smaller scale replaces.
 
     Raises:
-        UserError: the study is not run, or has no such scale or column.
+        UserError: The study is not run, or has no such scale or column.
     """
     small = find_scale(study, scale)
-    chosen = [row for row in study.trained_rows if small is None or not small.rows or row.name in small.rows]
-    wanted = _chosen(study.trained_columns, [one.name for one in study.columns], columns, "--columns", study)
-    fields = [one for one in study.trained_columns if small is None or one.data == wanted[0].data]
+    wanted = _select(study.trained_columns, study.columns, columns, "--columns", study)
+    rows, trained_columns = study.rows_at(small), study.trained_columns
     if small is not None:
-        chosen = [row for row in chosen if row.data == study.trained_rows[0].data]
-    made: dict[str, Planned] = {}
-    for row in chosen:
-        for column in fields:
-            one = _planned(study, row, column, small, data_sets)
-            key = json.dumps([row.name, one.data, one.judged, dict(one.settings)], sort_keys=True)
-            known = made.get(key)
-            made[key] = one if known is None else replace(known, columns=(*known.columns, column))
-    return _named(list(made.values()))
+        rows = [row for row in rows if row.data == study.trained_rows[0].data]
+        trained_columns = [column for column in trained_columns if column.data == wanted[0].data]
+    runs: dict[str, Planned] = {}
+    for row in rows:
+        for column in trained_columns:
+            run = _plan_run(study, row, column, small, data_sets)
+            # A run with equal settings gives the numbers of several columns.
+            key = json.dumps([row.name, run.data, run.judged, dict(run.settings)], sort_keys=True)
+            runs[key] = replace(runs[key], columns=(*runs[key].columns, column)) if key in runs else run
+    return _name_runs(list(runs.values()))
+
+
+def _select(parts: Sequence[T], every: Sequence[Part], names: Sequence[str], flag: str, study: Study) -> list[T]:
+    """Return the named rows or columns among those that are run; all without names."""
+    known = [part.name for part in every]
+    for name in names:
+        if name not in known:
+            raise UserError(f"{flag}: {study.name} has no {name!r}{did_you_mean(name, known)}: {'; '.join(known)}.")
+    selected = [part for part in parts if not names or part.name in names]
+    if not selected:
+        raise UserError(f"{flag}: nothing of {', '.join(names)} is run by {study.name} at this scale: choose others.")
+    return selected
 
 
 def start_settings(study: Study, start: Start, small: Scale) -> dict[str, Any]:
     """Return the settings of the verb that makes a start at a smaller scale, without images and seed.
 
     Raises:
-        UserError: the scale has no lesson, or the start's model no stand-in.
+        UserError: The scale has no lesson, or the start's model has no stand-in.
     """
     standin, lesson = study.models[start.model].standin, small.lesson
     if standin is None or lesson is None:
-        raise UserError(f"what {start.words} is has no stand-in in {study.name}: use --scale full.")
+        raise UserError(f"{start.words} has no stand-in in {study.name}: use --scale full.")
     shared = {"init": "none", **lesson.set} if start.verb == "train" else lesson.pretrain
     size = {"img_size": [lesson.side], "epochs": lesson.epochs}
-    return {**size, **shared, **_architecture(standin), **start.set}
+    return {**size, **shared, **_model_settings(standin), **start.set}
 
 
-def begun_elsewhere(study: Study, run: Planned, place: str) -> Planned:
-    """Return a run of the full scale that begins with a given run or file, in the place of what it has by itself."""
-    model = study.models[run.row.model].full.name  # without the tag of weights that are not taken
+def with_given_start(study: Study, run: Planned, place: str) -> Planned:
+    """Return a run of the full scale that starts from a given run or file instead of published weights."""
+    model = study.models[run.row.model].full.name  # without the tag of the published weights
     return replace(run, settings={**run.settings, "model": model, "init": place})
 
 
 def find_scale(study: Study, scale: str) -> Scale | None:
-    """Return a smaller scale of a study, None for the full one.
+    """Return a smaller scale of a study; None for the full one.
 
     Raises:
-        UserError: the study is not run, or not at this scale.
+        UserError: The study is not run, or not at this scale.
     """
     if scale not in SCALES:
         raise UserError(f"--scale is {scale!r}{did_you_mean(scale, SCALES)}; expected one of {', '.join(SCALES)}.")
@@ -146,109 +154,95 @@ def find_scale(study: Study, scale: str) -> Scale | None:
     return study.scales[scale]
 
 
-def _planned(study: Study, row: Row, column: Column, small: Scale | None, data_sets: Mapping[str, DataSet]) -> Planned:
+def _plan_run(study: Study, row: Row, column: Column, small: Scale | None, data_sets: Mapping[str, DataSet]) -> Planned:
     data = row.data or column.data
-    epochs = row.epochs or column.epochs or study.epochs
     if study.kind == "frozen":
         images = (data, column.data) if small is None else (small.data, small.data)
-        return Planned(row, (column,), "", *images, 1, _judged(study, row, column, small))
+        return Planned(row, (column,), "", *images, 1, _feature_settings(study, row, column, small))
+    epochs = row.epochs or column.epochs or study.epochs
     if small is None:
-        settings = {**data_sets[data].settings, **_full(study, row, column)}
+        settings = {**data_sets[data].settings, **_full_settings(study, row, column)}
         return Planned(row, (column,), "", data, column.data, epochs, settings)
-    epochs = max(1, round(small.epochs * epochs / study.epochs))
-    settings = _standin(study, row, column, small, epochs)
-    return Planned(row, (column,), "", small.data, small.data, epochs, settings)
+    settings = _standin_settings(study, row, column, small, epochs)
+    return Planned(row, (column,), "", small.data, small.data, settings["epochs"], settings)
 
 
-def _judged(study: Study, row: Row, column: Column, small: Scale | None) -> dict[str, Any]:
-    """Return the settings of `paucal eval` that a column of frozen features asks for."""
+def _feature_settings(study: Study, row: Row, column: Column, small: Scale | None) -> dict[str, Any]:
+    """Return the settings of `paucal eval` for a column of frozen features."""
     model = study.models[row.model]
-    one = model.full if small is None or model.standin is None else model.standin
-    known = study.starts[row.start].init if small is None else ""
-    begin = {"init": known} if known else {}
-    return {"protocol": [PROTOCOLS.get(column.metric, column.metric)], "model": one.name, **begin}
+    name = (model.full if small is None or model.standin is None else model.standin).name
+    init = study.starts[row.start].init if small is None else ""
+    protocol = PROTOCOLS.get(column.metric, column.metric)
+    return {"protocol": [protocol], "model": name, **({"init": init} if init else {})}
 
 
-def _full(study: Study, row: Row, column: Column) -> dict[str, Any]:
+def _full_settings(study: Study, row: Row, column: Column) -> dict[str, Any]:
     own = row.epochs or column.epochs
     length = {} if own is None else {"epochs": own, **({"schedule_epochs": own} if study.kind == "train" else {})}
-    begin = {"init": "none"} if study.kind == "train" and not row.start else {}
+    init = {"init": "none"} if study.kind == "train" and not row.start else {}
     model = study.models[row.model].full
     if row.start and (start := study.starts[row.start]).init:
-        begin = {"init": start.init}
+        init = {"init": start.init}
         model = replace(model, name=f"{model.name}.{start.tag}") if start.tag else model
     recipe = {"recipe": study.recipe} if study.recipe else {}
-    said = {**study.full, **length, **row.set, **column.set, **row.full, **column.full}
-    return _settled({**begin, **recipe, **_architecture(model, row), **said})
+    given = {**study.full, **length, **row.set, **column.set, **row.full, **column.full}
+    return _without_unused({**init, **recipe, **_model_settings(model, row), **given})
 
 
-def _standin(study: Study, row: Row, column: Column, small: Scale, epochs: int) -> dict[str, Any]:
+def _standin_settings(study: Study, row: Row, column: Column, small: Scale, full_epochs: int) -> dict[str, Any]:
     standin = study.models[row.model].standin
     if standin is None:
         raise UserError(f"{row.name!r} of {study.name} has no model for a smaller scale: use --scale full.")
-    begin = {"init": "none"} if study.kind == "train" and not row.start else {}
-    said = {**row.set, **column.set, **row.standin, **column.standin}
-    share = epochs / (row.epochs or column.epochs or study.epochs)
-    said |= {name: max(1, round(share * said[name])) for name in BY_EPOCH if name in said}
+    init = {"init": "none"} if study.kind == "train" and not row.start else {}
+    epochs = max(1, round(small.epochs * full_epochs / study.epochs))
+    given = {**row.set, **column.set, **row.standin, **column.standin}
+    given |= {name: max(1, round(epochs / full_epochs * given[name])) for name in BY_EPOCH if name in given}
     size = {"img_size": [small.side], "epochs": epochs}
-    return _settled({**begin, **small.set, **size, **_architecture(standin, row), **said})
+    return _without_unused({**init, **small.set, **size, **_model_settings(standin, row), **given})
 
 
-def _architecture(model: Architecture, row: Row | None = None) -> dict[str, Any]:
-    """Return the settings of a model; what a row says of an argument wins over the model's own word."""
+def _model_settings(model: Architecture, row: Row | None = None) -> dict[str, Any]:
+    """Return the settings of a model; the arguments of a row take precedence over the model's own."""
     args = {word.partition("=")[0]: word for word in (*model.args, *(row.args if row else ()))}
     return {"model": model.name, **({"model_args": list(args.values())} if args else {})}
 
 
-def _settled(settings: dict[str, Any]) -> dict[str, Any]:
-    """Leave out when the region task joins, where it never does."""
-    idle = BY_EPOCH if settings.get("tasks") == "view" else ()
-    return {name: value for name, value in settings.items() if name not in idle}
+def _without_unused(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings without the epoch in which the region task begins, if it is not used."""
+    unused = BY_EPOCH if settings.get("tasks") == "view" else ()
+    return {name: value for name, value in settings.items() if name not in unused}
 
 
-def _chosen(parts: Sequence[Any], known: Sequence[str], wanted: Sequence[str], flag: str, study: Study) -> list[Any]:
-    for name in wanted:
-        if name not in known:
-            raise UserError(f"{flag}: {study.name} has no {name!r}{did_you_mean(name, known)}: {'; '.join(known)}.")
-    found = [part for part in parts if not wanted or part.name in wanted]
-    if not found:
-        raise UserError(f"{flag}: nothing of {', '.join(wanted)} is run by {study.name} at this scale: choose others.")
-    return found
-
-
-def _named(runs: Sequence[Planned]) -> list[Planned]:
-    """Name runs after their rows, and after their columns where a row has several on the same images."""
-    several = {(one.row.name, one.data) for n, one in enumerate(runs) for two in runs[:n] if _same_images(one, two)}
+def _name_runs(runs: Sequence[Planned]) -> list[Planned]:
+    """Name runs after their rows, and after their columns if a row has several on the same images."""
+    counts = Counter((run.row.name, run.data) for run in runs)
     named = [
-        replace(one, name=f"{one.row.name}, {_label(one)}" if (one.row.name, one.data) in several else one.row.name)
-        for one in runs
+        replace(
+            run,
+            name=f"{run.row.name}, {_common_name(run.columns)}" if counts[run.row.name, run.data] > 1 else run.row.name,
+        )
+        for run in runs
     ]
-    return [replace(one, against=_against(one, named)) for one in named]
+    return [replace(run, against=_baseline_name(run, named)) for run in named]
 
 
-def _same_images(one: Planned, two: Planned) -> bool:
-    return one.row == two.row and one.data == two.data
-
-
-def _label(one: Planned) -> str:
-    """Return what the names of a run's columns have in common at their beginning, in words."""
-    words = [column.name.split() for column in one.columns]
+def _common_name(columns: Sequence[Column]) -> str:
+    """Return the words with which the names of all columns begin, or the first name if they have none in common."""
     common = []
-    for same in zip(*words, strict=False):
-        if len(set(same)) > 1:
+    for words in zip(*(column.name.split() for column in columns), strict=False):
+        if len(set(words)) > 1:
             break
-        common.append(same[0])
-    return " ".join(common) or one.columns[0].name
+        common.append(words[0])
+    return " ".join(common) or columns[0].name
 
 
-def _against(one: Planned, runs: Sequence[Planned]) -> str:
-    names = {column.name for column in one.columns}
-    if one.row.against:
-        alike = [two for two in runs if two.row.name == one.row.against and two.data == one.data]
-        same = [two for two in alike if names & {column.name for column in two.columns}]
-        return same[0].name if same else ""
-    wanted = {column.against for column in one.columns}
-    for two in runs:
-        if _same_images(one, two) and wanted & {column.name for column in two.columns}:
-            return two.name
-    return ""
+def _baseline_name(run: Planned, runs: Sequence[Planned]) -> str:
+    """Return the name of the run that a run is compared with: of another row, or of another column of its row."""
+    same_data = [other for other in runs if other.data == run.data]
+    if run.row.against:
+        others = [other for other in same_data if other.row.name == run.row.against]
+        names = {column.name for column in run.columns}
+    else:
+        others = [other for other in same_data if other.row == run.row]
+        names = {column.against for column in run.columns}
+    return next((other.name for other in others if names & {column.name for column in other.columns}), "")

@@ -10,7 +10,7 @@ _WHAT, _WORK = "what is run", "who computes"
 
 @dataclass(frozen=True)
 class StudySettings:
-    """Which part of a study is run, on which images, and who computes it."""
+    """What to run of a study, on which images, and with which workers."""
 
     scale: Literal["tiny", "small", "full"] = option(
         "tiny: stand-ins on few small images, minutes on a core; small: longer, for a GPU or a night; full: as "
@@ -23,26 +23,26 @@ class StudySettings:
         "at full NAME=DATA for each set that has no name in paucal",
         group=_WHAT,
     )
-    rows: list[str] | None = option("run these rows only, by their names in 'paucal study show NAME'", group=_WHAT)
-    columns: list[str] | None = option("run these columns only", group=_WHAT)
+    rows: list[str] | None = option("rows to run, by their names in 'paucal study show NAME'", group=_WHAT)
+    columns: list[str] | None = option("columns to run", group=_WHAT)
     seeds: list[int] | None = option(
-        "of every row; by default those of the scale, or of the paper", group=_WHAT, low=0, high=2**62
+        "seeds of every row; by default those of the scale, or of the paper", group=_WHAT, low=0, high=2**62
     )
     recipe: str | None = option(
         "full: named settings in place of the study's, such as drloc-scratch-reference", group=_WHAT
     )
     init: list[str] | None = option(
-        "full: the trained weights that runs begin with, where a study needs some; NAME=RUN for each start that "
+        "full: trained weights to start from, if a study needs them; NAME=RUN for each start that "
         "'paucal study show NAME' names",
         group=_WHAT,
     )
-    labels: str | None = option("full: folder of label maps, where a study needs them", group=_WHAT)
+    labels: str | None = option("full: folder of label maps, if a study needs them", group=_WHAT)
     data_root: str | None = option("folder of the published sets, as in 'paucal train'", group=_WHAT)
     download: bool = option("fetch a published set that is not there", False, group=_WHAT)
     device: str | None = option("cpu, cuda or mps; by default as in 'paucal train'", group=_WORK)
-    workers: int | None = option("processes that load images, of each worker", group=_WORK, low=0, high=64)
+    workers: int | None = option("image-loading processes of each worker", group=_WORK, low=0, high=64)
     output: str | None = option("folder of the study; by default runs/study-NAME-SCALE", group=_WORK)
-    jobs: int = option("workers; 0 to show what is there", 1, group=_WORK, low=0, high=4096)
+    jobs: int = option("workers; 0 to show the stored results", 1, group=_WORK, low=0, high=4096)
     on: Literal["here", "slurm", "ray"] = option("where the workers run", "here", group=_WORK)
-    slurm: list[str] | None = option("what each worker asks of SLURM, as in 'paucal compare'", group=_WORK)
+    slurm: list[str] | None = option("resources of each worker on SLURM, as in 'paucal compare'", group=_WORK)
     retry: bool = option("try failed runs again", False, group=_WORK)

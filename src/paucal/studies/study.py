@@ -1,12 +1,11 @@
-"""What a study is: a table or figure of a paper, what each of its rows trains, and what was published of it."""
+"""What a study is: a table or figure of a paper, what each of its rows trains, what was published, and its scales."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from paucal.studies.parts import Model
-from paucal.studies.scale import Scale
-
+SCALES = ("tiny", "small", "full")
+NETWORKS = ("", "detector", "cascade", "upernet")
 Kind = Literal["train", "pretrain", "frozen", "detect", "segment", "count", "facts", "pictures", "command"]
 Metric = Literal[
     *("top1", "curve", "seconds_per_step", "linear", "knn", "knn_curve"),  # of runs
@@ -14,8 +13,8 @@ Metric = Literal[
     *("ap", "ap50", "ap75", "mask_ap", "mask_ap50", "mask_ap75"),  # of detectors, of boxes and of masks
     *("mean_iou", "mean_iou_scales", "mean_accuracy", "pixel_accuracy"),  # of segmenters
     *("params", "gmacs", "gmacs_all"),  # counted
-    *("average", "wins"),  # of a row's other columns
-    *("throughput", "throughput_scaled"),  # timed on this device, of nothing that is trained
+    *("average", "wins"),  # derived from a row's other columns
+    *("throughput", "throughput_scaled"),  # timed on this device, without training
     *("quoted", "text"),  # shown only
 ]
 Value = float | str | None
@@ -29,24 +28,144 @@ TRAINED: Mapping[str, tuple[str, ...]] = {
     "segment": ("mean_iou", "mean_iou_scales", "mean_accuracy", "pixel_accuracy"),
 }
 COUNTED = ("params", "gmacs", "gmacs_all")
-DRAWN = ("accuracy", "throughput", "parameters")  # of a picture of efficiency
+DRAWN = ("accuracy", "throughput", "parameters")  # roles of columns in a figure of efficiency
 DERIVED = ("average", "wins")
 TIMED = ("throughput", "throughput_scaled")
 
 
 @dataclass(frozen=True)
-class Part:
-    """What a row or a column says about the runs it stands for.
+class DataSet:
+    """A data set of a paper.
 
     Attributes:
-        name: as published.
-        set: settings at every scale.
-        full: settings at full scale.
-        standin: settings at the smaller scales.
-        data: images trained on, or for a column of frozen features those judged on; "" where the other part says it.
-        epochs: where they are not those of the study.
-        classes: of the model whose parameters are counted.
-        against: the name of the row (or column) that it is compared with; "" for none.
+        title: Name for people.
+        train: Number of training images.
+        test: Number of test images that the paper uses.
+        classes: Number of classes.
+        named: Name under which paucal reads it; "" without one.
+        how: Way to get its files if paucal does not fetch them.
+        settings: Settings of the verb that reads it.
+    """
+
+    title: str
+    train: int
+    test: int
+    classes: int
+    named: str = ""
+    how: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model with the arguments of its constructor.
+
+    Attributes:
+        name: Name in timm or paucal.
+        args: Arguments, each as NAME=VALUE.
+    """
+
+    name: str
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of a row.
+
+    Attributes:
+        full: Published model.
+        gmacs: Multiply-adds of an image in billions, with those of attention, from which the cost is estimated.
+        side: Side of the images in pixels.
+        standin: Model that replaces it at the smaller scales; None without one.
+        network: Network around it, one of `NETWORKS`; "" for the model alone.
+        shape: Height and width of the images of a network, in pixels.
+        width: Channels of a segmenter's head.
+    """
+
+    full: Architecture
+    gmacs: float
+    side: int = 224
+    standin: Architecture | None = None
+    network: str = ""
+    shape: tuple[int, ...] = ()
+    width: int = 512
+
+
+@dataclass(frozen=True)
+class Teacher(Architecture):
+    """A teacher of label maps at a smaller scale, trained on the same images as the rows.
+
+    Attributes:
+        epochs: Epochs of its training.
+        lr: Peak learning rate.
+    """
+
+    epochs: int = 10
+    lr: float = 1e-3
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """The training of starts at a smaller scale.
+
+    Attributes:
+        epochs: Epochs of every start.
+        side: Side of the images in pixels.
+        data: Labelled images; "" for those of the rows, with the split of the teacher of their label maps.
+        images: Largest number of training images; without effect on those of the rows.
+        set: Settings of all starts that are trained with labels.
+        pretrain: Settings of all starts that are trained without labels.
+    """
+
+    epochs: int
+    side: int
+    data: str = ""
+    images: int = 0
+    set: Mapping[str, Any] = field(default_factory=dict)
+    pretrain: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A smaller scale of a study.
+
+    Attributes:
+        data: Images in place of all published data sets.
+        images: Largest number of training images.
+        epochs: Epochs in place of the study's.
+        seeds: Seeds of every row.
+        side: Side of the images in pixels.
+        set: Settings of all runs.
+        rows: Names of the rows that are run; () for all that have a stand-in.
+        teacher: Teacher of label maps; None if no row needs any.
+        lesson: Training of the starts; None if rows have none.
+    """
+
+    data: str
+    images: int
+    epochs: int
+    seeds: tuple[int, ...]
+    side: int
+    set: Mapping[str, Any] = field(default_factory=dict)
+    rows: tuple[str, ...] = ()
+    teacher: Teacher | None = None
+    lesson: Lesson | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a row or a column says about its runs.
+
+    Attributes:
+        name: Published name.
+        set: Settings at every scale.
+        full: Settings at full scale.
+        standin: Settings at the smaller scales.
+        data: Data set to train on, or for a column of frozen features to evaluate on; "" if the other part names it.
+        epochs: Epochs, if they differ from the study's.
+        classes: Number of classes of the model whose parameters are counted.
+        against: Name of the row (or column) that it is compared with; "" for none.
     """
 
     name: str
@@ -61,12 +180,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Column(Part):
-    """What is measured.
+    """A measured number.
 
     Attributes:
-        metric: which number.
-        study: Name of the study whose results at full scale hold the number; "" where the runs of this one give it.
-        at: of a curve, the share of the epochs after which it is read; of "knn_curve" those of the monitor.
+        metric: Metric of the number.
+        study: Name of the study whose results at full scale contain the number; "" for a number of this study's runs.
+        at: Share of the epochs after which a curve is read; for "knn_curve" of those of the monitor.
     """
 
     metric: str = "quoted"
@@ -76,17 +195,17 @@ class Column(Part):
 
 @dataclass(frozen=True)
 class Row(Part):
-    """One line of a table.
+    """A row of a table.
 
     Attributes:
-        values: published, one for each column; None where there is none.
-        deviations: standard deviations beside them.
-        model: what is trained; "" where the line is quoted from elsewhere.
-        args: further arguments of the model's constructor, each as NAME=VALUE.
-        quoted: whether the model is known but its training is another paper's.
-        maps: whether it trains with label maps of a teacher.
-        start: the name of what it begins with, among the study's.
-        note: a remark.
+        values: Published values, one for each column; None without one.
+        deviations: Published standard deviations; () without any.
+        model: Name of the model to train; "" for a row that is quoted from elsewhere.
+        args: Further arguments of the model's constructor, each as NAME=VALUE.
+        quoted: Whether the model is known but its training is another paper's.
+        maps: Whether it is trained with label maps of a teacher.
+        start: Name of its start among the study's.
+        note: Remark.
     """
 
     values: tuple[Value, ...] = ()
@@ -101,15 +220,15 @@ class Row(Part):
 
 @dataclass(frozen=True)
 class Start:
-    """What rows begin with, or whose frozen features are judged.
+    """The weights that rows start from, or whose frozen features are evaluated.
 
     Attributes:
-        words: what it is at full scale.
-        model: that has learned, by its name in the study.
-        init: the `--init` that gives it at full scale; "" where there is none, and a run has to be given.
-        tag: which of timm's weights are meant, where `init` is "timm"; "" for timm's own choice.
-        verb: that makes what takes its place at a smaller scale, "train" or "pretrain".
-        set: settings of that.
+        words: Description at full scale.
+        model: Name of the model in the study.
+        init: Value of `--init` at full scale; "" if a run has to be given.
+        tag: Tag of timm's weights if `init` is "timm"; "" for timm's default.
+        verb: Verb that makes its stand-in at a smaller scale, "train" or "pretrain".
+        set: Settings of the stand-in.
     """
 
     words: str
@@ -125,27 +244,27 @@ class Study:
     """A table or figure.
 
     Attributes:
-        name: under which it is asked for.
-        title: what it is about.
-        paper: short name of the paper.
-        source: where the paper is.
-        where: in the paper.
-        kind: what it takes to make it anew.
-        columns: what is published of each row.
-        rows: in their order.
-        models: by the names that rows use.
-        recipe: settings of every run at full scale.
-        epochs: as published.
-        full: settings of every run at full scale that the recipe does not hold, such as those of the step.
-        seeds: at full scale.
-        scales: the smaller ones, by name.
-        misprints: of the paper, and what else its numbers have to be read with.
-        telling: what the smaller scales can and cannot tell.
-        without: why there are no smaller scales.
-        starts: what its rows begin with, by name; none where they begin with random weights.
-        draws: Names of the columns that its picture shows, by what they are in it; none where nothing is drawn.
-        see: of what is not run, where it is found or how it is made.
-        note: a remark.
+        name: Name on the command line.
+        title: Subject.
+        paper: Short name of the paper.
+        source: Place of the paper.
+        where: Place in the paper.
+        kind: What it takes to make it again.
+        columns: Published numbers of each row.
+        rows: Rows in their order.
+        models: Models by the names that rows use.
+        recipe: Recipe of every run at full scale.
+        epochs: Published epochs.
+        full: Settings of every run at full scale that the recipe does not contain, such as those of the optimizer.
+        seeds: Seeds at full scale.
+        scales: Smaller scales by name.
+        misprints: Misprints of the paper, and other remarks on its numbers.
+        telling: What the smaller scales can and cannot show.
+        without: Reason for having no smaller scales.
+        starts: Starts of its rows by name; none for random weights.
+        draws: Names of the columns that its figure shows, by their role in it; none without a figure.
+        see: Where to find what is not run, or how to make it.
+        note: Remark.
     """
 
     name: str
@@ -172,21 +291,25 @@ class Study:
 
     @property
     def trains(self) -> bool:
-        """Whether runs are made for it."""
+        """Whether it makes runs."""
         return self.kind in TRAINED
 
     @property
     def trained_columns(self) -> Sequence[Column]:
-        """The columns that runs give."""
+        """The columns with numbers of runs."""
         return [column for column in self.columns if column.metric in TRAINED.get(self.kind, ())]
 
     @property
     def trained_rows(self) -> Sequence[Row]:
-        """The rows that are trained, and not quoted."""
+        """The rows that are trained, not quoted."""
         return [row for row in self.rows if self.trains and row.model and not row.quoted]
+
+    def rows_at(self, small: Scale | None) -> list[Row]:
+        """Return the rows that are trained at a smaller scale, or at full scale for None."""
+        return [row for row in self.trained_rows if small is None or not small.rows or row.name in small.rows]
 
     @property
     def data_sets(self) -> Sequence[str]:
-        """The sets that its runs at full scale read, in the order of the table."""
+        """The data sets that its runs at full scale read, in the order of the table."""
         columns = [column.data for column in self.trained_columns]
         return list(dict.fromkeys([*columns, *(row.data for row in self.trained_rows if row.data)]))

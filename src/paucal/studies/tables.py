@@ -1,19 +1,19 @@
-"""The tables of a study: on the terminal, as CSV and on the page."""
+"""The numbers of a study as tables: on the terminal, as CSV and on the page."""
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from paucal.runs import write_text
-from paucal.studies.numbers import Measured
-from paucal.studies.outcome import ELSEWHERE, Line
-from paucal.studies.study import Column, Study
+from paucal.studies.numbers import RESULTS, Measured
+from paucal.studies.outcome import NOT_RUN, Line
+from paucal.studies.study import Study
 from paucal.studies.words import published
-from paucal.verbs.compare.outcome.words import span
+from paucal.verbs.compare.report import span
 
 DIGITS = {
     "params": 2,
@@ -26,33 +26,47 @@ DIGITS = {
     "average": 2,
     "wins": 0,
 }
-RESULTS = "results.csv"
 
 
-def shown_rows(study: Study, lines: Sequence[Line], heading: str = "measured") -> list[dict[str, str]]:
-    """Return a row for each number: published, measured, and the gains of both.
+def shown_rows(lines: Sequence[Line], heading: str = "measured") -> list[dict[str, str]]:
+    """Return a row for each number: published, measured under a heading, and the gains of both.
 
     Numbers that were not published and cannot be run at the scale are left out.
-
-    Args:
-        study: Study of the numbers.
-        lines: Numbers.
-        heading: Heading of the measured numbers.
     """
     rows = []
-    for line in [line for line in lines if line.published is not None or line.why != ELSEWHERE]:
+    for line in lines:
+        if line.published is None and line.why == NOT_RUN:
+            continue
+        measured, digits = line.measured, DIGITS.get(line.column.metric, 1)
         row = {"row": line.row.name, "column": line.column.name}
         row["published"] = published(line.published, line.deviation)
-        row[heading] = f"({line.why})" if line.measured is None else _measured(line.measured, line.column)
+        row[heading] = f"({line.why})" if measured is None else _describe_measured(measured, digits)
         row["gain published"] = "-" if line.gain is None else f"{line.gain:+.2f}"
-        row["gain measured"] = "-" if line.measured is None else _gain(line.measured, line.column)
-        row["random weights"] = "-" if line.measured is None else number(line.measured.random, line.column)
+        row["gain measured"] = "-" if measured is None else _describe_gain(measured, digits)
+        row["random weights"] = "-" if measured is None or measured.random is None else f"{measured.random:.{digits}f}"
         rows.append(row)
-    empty = [name for name in ("gain published", "gain measured", "random weights") if _idle(rows, name)]
+    optional = ("gain published", "gain measured", "random weights")
+    empty = [name for name in optional if all(row[name] == "-" for row in rows)]
     return [{name: text for name, text in row.items() if name not in empty} for row in rows]
 
 
-def terminal_table(study: Study, rows: Sequence[dict[str, str]]) -> Table:
+def _describe_measured(measured: Measured, digits: int) -> str:
+    text = f"{measured.value:.{digits}f}"
+    if measured.low is not None and measured.high is not None:
+        return f"{text} ({measured.low:.{digits}f} to {measured.high:.{digits}f})"
+    return text if measured.deviation is None else f"{text} ± {measured.deviation:.{digits}f}"
+
+
+def _describe_gain(measured: Measured, digits: int) -> str:
+    if measured.gain is None:
+        return "-"
+    text = f"{measured.gain:+.{digits}f}"
+    if measured.difference is None or measured.difference.both.low is None:
+        return text
+    return f"{text} ({span(measured.difference.both)})"
+
+
+def terminal_table(study: Study, rows: Sequence[Mapping[str, str]]) -> Table:
     """Return the rows as a table, without repeated row names."""
     title = f"{study.title} ({study.paper}, {study.where})"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
@@ -69,41 +83,24 @@ def terminal_table(study: Study, rows: Sequence[dict[str, str]]) -> Table:
 def write_results(folder: Path, lines: Sequence[Line]) -> None:
     """Write `results.csv`, with a line for each number."""
     text = io.StringIO()
-    rows = [_numbers(line) for line in lines]
+    rows = [_line_numbers(line) for line in lines]
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     write_text(folder / RESULTS, text.getvalue())
 
 
-def number(value: float | None, column: Column) -> str:
-    """Return a measured value, rounded by its metric."""
-    return "-" if value is None else f"{value:.{DIGITS.get(column.metric, 1)}f}"
-
-
-def _measured(one: Measured, column: Column) -> str:
-    text = number(one.value, column)
-    if one.low is not None:
-        return f"{text} ({number(one.low, column)} to {number(one.high, column)})"
-    return text if one.deviation is None else f"{text} ± {number(one.deviation, column)}"
-
-
-def _gain(one: Measured, column: Column) -> str:
-    if one.gain is None:
-        return "-"
-    text = f"{one.gain:+.{DIGITS.get(column.metric, 1)}f}"
-    if one.difference is None or one.difference.both.low is None:
-        return text
-    return f"{text} ({span(one.difference.both)})"
-
-
-def _idle(rows: Sequence[dict[str, str]], name: str) -> bool:
-    return all(row[name] == "-" for row in rows)
-
-
-def _numbers(line: Line) -> dict[str, Any]:
-    one = line.measured
-    both = None if one is None or one.difference is None else one.difference.both
+def _line_numbers(line: Line) -> dict[str, Any]:
+    measured = line.measured
+    both = None if measured is None or measured.difference is None else measured.difference.both
+    names = {
+        "measured": "value",
+        "measured_sd": "deviation",
+        "measured_low": "low",
+        "measured_high": "high",
+        "seeds": "seeds",
+        "measured_gain": "gain",
+    }
     return {
         "row": line.row.name,
         "column": line.column.name,
@@ -111,14 +108,9 @@ def _numbers(line: Line) -> dict[str, Any]:
         "published": line.published,
         "published_sd": line.deviation,
         "published_gain": line.gain,
-        "measured": None if one is None else one.value,
-        "measured_sd": None if one is None else one.deviation,
-        "measured_low": None if one is None else one.low,
-        "measured_high": None if one is None else one.high,
-        "seeds": None if one is None else one.seeds,
-        "measured_gain": None if one is None else one.gain,
+        **{column: getattr(measured, name, None) for column, name in names.items()},
         "gain_low": None if both is None or both.low is None else 100 * both.low,
         "gain_high": None if both is None or both.high is None else 100 * both.high,
-        "random": None if one is None else one.random,
+        "random": getattr(measured, "random", None),
         "why": line.why,
     }

@@ -1,8 +1,7 @@
 """Images per second of a study's models on this device, each timed in turns with the model that sets its scale.
 
-A pass of the one and a pass of the other follow each other again and again, so that whatever slows the machine meets
-both, and the median of the ratios says how they compare. A pass is the model's forward pass in evaluation mode, in
-float32, on images that lie on the device already.
+Passes of the two models alternate, so that whatever slows the machine affects both, and the median of the ratios
+compares them. A pass is the model's forward pass in evaluation mode, in float32, on images on the device.
 """
 
 import platform
@@ -30,11 +29,11 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is timed.
+    """Amount of timing.
 
     Attributes:
-        images: in a pass.
-        pairs: of passes that count; one more goes before them.
+        images: Images per pass.
+        pairs: Timed pairs of passes, after one warm-up pair.
     """
 
     images: int
@@ -55,11 +54,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast a model is.
+    """Speed of a model.
 
     Attributes:
-        rate: images per second.
-        ratio: its rate over that of the model it took turns with; None where it is that model itself.
+        rate: Images per second.
+        ratio: Rate over that of the model it took turns with; None for that model itself.
     """
 
     rate: Spread
@@ -68,11 +67,11 @@ class Pace:
 
 @dataclass(frozen=True)
 class Timed:
-    """What has been timed.
+    """Timed models.
 
     Attributes:
-        paces: by the names of rows; None for a model that this device could not run.
-        words: on which device, and how.
+        paces: Speeds by the names of rows; None for a model that this device could not run.
+        words: Sentence on the device and the method.
     """
 
     paces: Mapping[str, Pace | None]
@@ -80,15 +79,15 @@ class Timed:
 
 
 def is_timed(study: Study) -> bool:
-    """Return whether any of its columns is a time of this device."""
+    """Return whether any column of a study is a time on this device."""
     return any(column.metric in TIMED for column in study.columns)
 
 
 def time_models(study: Study, asked: StudySettings, console: Console) -> Timed:
-    """Time the models of a study's rows, those of `--rows` where some are named.
+    """Time the models of a study's rows, or of those that `--rows` names.
 
     Raises:
-        UserError: there is no such row or device, or the model that sets the scale does not run on it.
+        UserError: There is no such row or device, or the model that sets the scale does not run on it.
     """
     rows = timed_rows(study, asked.rows or ())
     device = usable_device(asked.device or best_device()[0])
@@ -99,7 +98,7 @@ def time_models(study: Study, asked: StudySettings, console: Console) -> Timed:
     try:
         seconds = bench.forecast(rows)
     except torch.OutOfMemoryError as problem:
-        raise UserError(f"{device} has no memory for the models of {study.name}: give another --device.") from problem
+        raise UserError(f"{device} has no memory for the models of {study.name}: choose another --device.") from problem
     console.say(f"time: about {duration(seconds)}, until {finish(seconds)}")
     paces: dict[str, Pace | None] = {}
     for row in rows:
@@ -114,27 +113,27 @@ def time_models(study: Study, asked: StudySettings, console: Console) -> Timed:
 
 
 def timed_rows(study: Study, wanted: Sequence[str]) -> list[Row]:
-    """Return the rows that are timed.
+    """Return the rows to time.
 
     Args:
-        study: any that is timed.
-        wanted: names of rows; () for all that have a model.
+        study: Study with columns of times.
+        wanted: Names of rows; () for all that have a model.
 
     Raises:
-        UserError: a name is no row's with a model.
+        UserError: A name is not that of a row with a model.
     """
-    known = {row.name: row for row in study.rows if row.model}
+    rows = {row.name: row for row in study.rows if row.model}
     for name in wanted:
-        if name not in known:
-            raise UserError(f"--rows: {study.name} times no {name!r}{did_you_mean(name, known)}: {'; '.join(known)}.")
-    return [row for name, row in known.items() if not wanted or name in wanted]
+        if name not in rows:
+            raise UserError(f"--rows: {study.name} times no {name!r}{did_you_mean(name, rows)}: {'; '.join(rows)}.")
+    return [row for name, row in rows.items() if not wanted or name in wanted]
 
 
 def timed_value(study: Study, row: Row, column: Column, timed: Timed) -> tuple[Spread | None, str]:
-    """Return what a column says of a row, or why it says nothing.
+    """Return the value of a row in a column of times, or the reason why there is none.
 
-    "throughput" is images per second; "throughput_scaled" puts the row that others name with `against` at its
-    published number, and the others where their ratio to it says.
+    "throughput" is images per second. "throughput_scaled" is the published number for the row that others name with
+    `against`, and for the others that number times their ratio to it.
     """
     if not row.model:
         return None, "quoted"
@@ -148,31 +147,31 @@ def timed_value(study: Study, row: Row, column: Column, timed: Timed) -> tuple[S
     scale = _base(study, row).values[study.columns.index(column)]
     if not isinstance(scale, float):
         return None, "no published number to set the scale"
-    one = pace.ratio or Spread(1.0, 1.0, 1.0)
-    return Spread(scale * one.low, scale * one.median, scale * one.high), ""
+    ratio = pace.ratio or Spread(1.0, 1.0, 1.0)
+    return Spread(scale * ratio.low, scale * ratio.median, scale * ratio.high), ""
 
 
-def in_turns(one: Step, two: Step, pairs: int) -> list[tuple[float, float]]:
-    """Return the seconds of calls that take turns, pair for pair; one more pair goes before and does not count."""
-    found = []
+def in_turns(first: Step, second: Step, pairs: int) -> list[tuple[float, float]]:
+    """Return the seconds of two functions that are called in turns, for each pair; a warm-up pair is left out."""
+    seconds = []
     for _ in range(pairs + 1):
-        begin = now()
-        one()
+        start = now()
+        first()
         middle = now()
-        two()
-        found.append((middle - begin, now() - middle))
-    return found[1:]
+        second()
+        seconds.append((middle - start, now() - middle))
+    return seconds[1:]
 
 
 def now() -> float:
-    """Return the seconds of a clock, once the accelerator has done its work."""
+    """Return the seconds of a clock, after the accelerator has finished its work."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
     return time.perf_counter()
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Return the median and the quartiles of two numbers or more.
+    """Return the median and the quartiles of at least two numbers.
 
     Example:
         >>> spread([4.0, 1.0, 2.0, 3.0, 5.0])
@@ -183,7 +182,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 class _Bench:
-    """Times models of a study in turns with those that set their scale, of which the last is kept."""
+    """Times models of a study in turns with those that set their scale, of which the last one is kept."""
 
     def __init__(self, study: Study, device: torch.device, effort: Effort) -> None:
         self._study, self._device, self._effort = study, device, effort
@@ -191,7 +190,7 @@ class _Bench:
         self._known: dict[tuple[Any, ...], Pace] = {}
 
     def forecast(self, rows: Sequence[Row]) -> float:
-        """Return the seconds that all rows take, from two passes of a model and the multiply-adds of all."""
+        """Return the seconds for all rows, from two passes of a model and the multiply-adds of all."""
         base = _base(self._study, rows[0])
         step = self._base_step(base)
         ((seconds, _),) = in_turns(step, lambda: None, 1)
@@ -201,7 +200,7 @@ class _Bench:
         return (self._effort.pairs + 1) * gmacs / models[base.model].gmacs * seconds
 
     def pace(self, row: Row) -> Pace:
-        """Time a row's model; one that an earlier row has too is not timed again."""
+        """Time a row's model; a model that an earlier row has too is not timed again."""
         base = _base(self._study, row)
         key = (self._key(row), self._key(base))
         if key not in self._known:
@@ -241,7 +240,7 @@ class _Bench:
 
 
 def _base(study: Study, row: Row) -> Row:
-    return next(one for one in study.rows if one.name == (row.against or row.name))
+    return next(other for other in study.rows if other.name == (row.against or row.name))
 
 
 def _words(study: Study, rows: Sequence[Row], device: torch.device, effort: Effort) -> str:
@@ -255,5 +254,5 @@ def _words(study: Study, rows: Sequence[Row], device: torch.device, effort: Effo
         f"{study.name}: timed on {device.type} ({name}), {counted(effort.images, 'image')} of {sides} pixels in a "
         f"pass, {effort.pairs} pairs of passes each"
     )
-    most = ON_ACCELERATOR
-    return words if effort == most else f"{words} (fewer than an accelerator's {most.images} and {most.pairs})"
+    full = ON_ACCELERATOR
+    return words if effort == full else f"{words} (fewer than an accelerator's {full.images} and {full.pairs})"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from paucal.data.checking.findings import Checked
-from paucal.data.checking.giveaways import FEWEST, classes_told, format_of, giveaway_findings
+from paucal.data.checking.pictures import FEWEST, classes_given_away, format_of, giveaway_findings
 from paucal.data.checking.survey import survey_images
 from paucal.data.sources.opening import open_images
 
@@ -64,10 +64,11 @@ def test_told_classes__are_those_of_a_plain_loop(pairs: list[tuple[int, int]]):
         if len(own) >= FEWEST and rest and sum(own) >= 0.95 * max(len(own), named) and sum(rest) >= 0.95 * len(rest):
             right.append(label)
     assert (
-        classes_told([value for value, _ in pairs], np.asarray([label for _, label in pairs], dtype=np.int64)) == right
+        classes_given_away([value for value, _ in pairs], np.asarray([label for _, label in pairs], dtype=np.int64))
+        == right
     )
 
 
 def test_sizes_that_are_all_different__tell_nothing():
-    assert classes_told(list(range(40)), np.arange(40) % 2) == []
-    assert classes_told(["a"] * 40, np.asarray([0] * 39 + [1])) == []
+    assert classes_given_away(list(range(40)), np.arange(40) % 2) == []
+    assert classes_given_away(["a"] * 40, np.asarray([0] * 39 + [1])) == []

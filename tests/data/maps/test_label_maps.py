@@ -14,7 +14,7 @@ from paucal.data.decode import Reading
 from paucal.data.decoded.folder import VARIABLE
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.images import ImageSet
-from paucal.data.maps import hashes
+from paucal.data.maps import store as hashes
 from paucal.data.maps.reader import LabelMaps
 from paucal.data.maps.store import MapFacts, MapWriter, content_hash
 from paucal.data.sources.opening import open_images

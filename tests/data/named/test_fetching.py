@@ -4,8 +4,7 @@ import pytest
 
 from data.fake_sets import MAKE, expected_rows, rows
 from paucal.data.named import store as named_store
-from paucal.data.named.locations import data_root
-from paucal.data.named.table import NAMED
+from paucal.data.named.table import NAMED, data_root
 from paucal.data.sources.opening import open_images
 from paucal.types import UserError
 

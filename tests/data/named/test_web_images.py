@@ -89,7 +89,7 @@ def test_bad_line__is_one_sentence_with_file_and_line(line, problem, labelled, r
 def test_bad_label__is_named_with_file_and_line(root):
     MAKE["webvision"](root)
     (root / "info" / "val_filelist.txt").write_text("val000001.jpg 2\nval000002.jpg 3\n")
-    with pytest.raises(UserError, match=r"line 2 of \S+val_filelist.txt has the class 3; expected one from 0 to 2$"):
+    with pytest.raises(UserError, match=r"line 2 of \S+val_filelist.txt has the class 3; expected one from 0 to 2\.$"):
         open_images("webvision", root=root)
     assert len(open_images("webvision", root=root, labelled=False)) == 5
 

@@ -137,7 +137,7 @@ def test_folders_of_parts_beside_others__are_classes_with_a_note(make_folder):
     [
         ((), r"no images in .*photos \(expected files ending in \.jpg"),
         (("a/readme.txt",), "no images in"),
-        (("a/1.png",), r"only one class \('a'\).*at least two class folders$"),
+        (("a/1.png",), r"only one class \('a'\).*at least two class folders\.$"),
         (("all/a/1.png", "all/b/1.png"), r"only one class \('all'\).*did you mean .*photos/all\?"),
         (
             ("Image/1.png", "label/1.png"),
@@ -181,5 +181,5 @@ def test_open_images__says_what_a_file_should_be(make_folder):
     folder = make_folder("a/1.png", "b/notes.md")
     with pytest.raises(UserError, match="is a single image; give a folder"):
         open_images(folder / "a/1.png")
-    with pytest.raises(UserError, match="nor a Parquet file, nor an image, nor a list file"):
+    with pytest.raises(UserError, match=r"nor a Parquet or Arrow file .*, nor a list file .*, nor an image; give"):
         open_images(folder / "b/notes.md")

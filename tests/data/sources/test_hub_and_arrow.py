@@ -46,7 +46,7 @@ def save_to_disk(folder: Path, found: pa.Table) -> None:
 
 def test_parquet__of_two_labels_names_the_flag_and_the_columns(tmp_path):
     pq.write_table(table(6), tmp_path / "train.parquet")
-    with pytest.raises(UserError, match=r"--label-column, such as fine_label or coarse_label$"):
+    with pytest.raises(UserError, match=r"--label-column, such as fine_label or coarse_label\.$"):
         open_images(tmp_path)
     assert open_images(tmp_path, label_column="coarse_label").classes == ("flower", "tree")
     assert open_images(tmp_path, label_column="fine_label").labels.tolist() == [0, 1, 2, 0, 1, 2]

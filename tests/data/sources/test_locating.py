@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.conftest import encode
-from paucal.data.sources.file_finder import FileFinder
+from paucal.data.sources.locating import FileFinder
 from paucal.data.sources.opening import open_images
 from paucal.types import UserError
 

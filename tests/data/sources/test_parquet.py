@@ -178,7 +178,7 @@ def test_open_parquet__refuses_parts_that_number_their_classes_differently(make_
     turned = _metadata({"label": {"_type": "ClassLabel", "names": ["yes", "no"]}})
     make_parquet("h/test.parquet", 2, {"label": [0, 1]}, NAMES)
     path = make_parquet("h/train.parquet", 2, {"label": [0, 1]}, turned).parent
-    with pytest.raises(UserError, match=r"train\.parquet numbers its classes otherwise than the other files"):
+    with pytest.raises(UserError, match=r"train\.parquet numbers its classes differently from the other files"):
         open_images(path)
     make_parquet("h/train.parquet", 2, {"label": ["no", "yes"]})
     with pytest.raises(UserError, match=r"holds numbers in some files of .* and text in others"):

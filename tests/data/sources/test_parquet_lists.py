@@ -82,7 +82,7 @@ def test_lists__that_could_be_marks_are_classes_where_none_is_repeated(make_parq
     ("column", "named", "message"),
     [
         ([[0, 3], [1]], True, r"has the label 3, but its metadata names only 3 classes"),
-        ([[0, -1], [1]], True, r"has the label -1 in a list; expected 0 and more"),
+        ([[0, -1], [1]], True, r"has the label -1 in a list; expected 0 or more"),
         ([[0, None], [1]], True, r"has a list with an empty member; write a label there"),
         ([[0.5, 1.0], [1.0, 0.0]], False, r"holds list<.*double>; expected lists of whole numbers or names"),
         ([[0.0, 1.0], [1.0]], False, r"expected lists of whole numbers or names, or a 1 or 0 for every class"),

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.conftest import encode
+from paucal.data.sources.labels import find_separator, from_cells
 from paucal.data.sources.opening import open_images
-from paucal.data.sources.several_labels import found_separator, from_cells
 from paucal.data.splits.classes import choose_classes
 from paucal.data.splits.file import read_split, write_split
 from paucal.data.splits.split import make_split
@@ -55,7 +55,7 @@ def test_cells__with_several_labels_are_found(tmp_path, separator):
     ],
 )
 def test_separator__is_found_where_names_come_again(labels, separator):
-    assert found_separator(labels) == separator
+    assert find_separator(labels) == separator
 
 
 def test_separator__as_given(tmp_path):

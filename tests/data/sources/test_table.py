@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data.conftest import encode
+from paucal.data.sources.labels import is_missing
 from paucal.data.sources.opening import open_images
-from paucal.data.sources.options import SourceOptions
-from paucal.data.sources.several_labels import is_missing
-from paucal.data.sources.table import open_tables
+from paucal.data.sources.source import SourceOptions
+from paucal.data.sources.tables import open_tables
 from paucal.data.splits.file import write_split
 from paucal.data.splits.split import make_split
 from paucal.types import UserError

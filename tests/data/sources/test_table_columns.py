@@ -5,8 +5,8 @@ import json
 import pytest
 
 from data.conftest import encode
+from paucal.data.sources.labels import find_separator, labels_in_lists
 from paucal.data.sources.opening import open_images
-from paucal.data.sources.several_labels import cells_of_lists, found_separator
 from paucal.types import UserError
 
 
@@ -71,7 +71,7 @@ def test_labels__in_lists_are_several(opened):
     ],
 )
 def test_cells__that_are_lists(cells, names):
-    assert cells_of_lists(cells) == names
+    assert labels_in_lists(cells) == names
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_cells__that_are_lists(cells, names):
     ],
 )
 def test_separator__is_found_beside_empty_cells_and_at_other_places(cells, separator):
-    assert found_separator(cells) == separator
+    assert find_separator(cells) == separator
 
 
 def test_columns__of_fastai_are_the_parts(opened):

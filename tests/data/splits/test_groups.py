@@ -97,8 +97,8 @@ def test_groups__of_copies():
 @pytest.mark.parametrize(
     ("by", "words"),
     [
-        ("patient", "is no column and is found in 0 of 100 names"),
-        ("p(", "is no column and no regular expression"),
+        ("patient", "is not a column and matches 0 of 100 names"),
+        ("p(", "is neither a column nor a regular expression"),
         ("x" * 400, "has 400 characters"),
         (r"^c\d", "makes 2 groups"),
     ],

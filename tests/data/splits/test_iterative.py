@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paucal.data.splits.iterative import iterative_parts
+from paucal.data.splits.groups import iterative_parts
 
 
 def drawn(rows: int, classes: int, seed: int = 0) -> np.ndarray:

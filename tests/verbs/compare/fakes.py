@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from paucal.types import UserError
-from paucal.verbs.compare.arms import Arm
-from paucal.verbs.compare.cells.cell import Cell
-from paucal.verbs.compare.cells.grid import Grid
-from paucal.verbs.compare.cells.work import work
+from paucal.verbs.compare._work import work
+from paucal.verbs.compare.grid import Cell, Grid
+from paucal.verbs.compare.settings import Arm
 
 
 def arm(way: str, **settings) -> Arm:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from paucal.verbs.compare.arms import Arm, baseline_of, make_arms
-from paucal.verbs.compare.settings import GridSettings
+from paucal.verbs.compare.settings import Arm, GridSettings, baseline_of, make_arms
 
 SWIN, VIT = {"model": "swin", "model_args": ["depths=[1,3]"]}, {"model": "vit", "model_args": ["depth=6"]}
 

@@ -10,10 +10,8 @@ import pytest
 
 from paucal.runs.lock import RunLock
 from paucal.types import UserError
-from paucal.verbs.compare.cells.cell import cells_of, chosen_rate, compared_cells, make_cell, state_of
-from paucal.verbs.compare.cells.claim import MAX_TRIES, claimed, clear_failure, fail
-from paucal.verbs.compare.cells.grid import merge_grids, read_grid
-from paucal.verbs.compare.cells.work import work
+from paucal.verbs.compare._work import MAX_TRIES, clear_failure, lock_cell, store_failure, work
+from paucal.verbs.compare.grid import cells_of, chosen_rate, compared_cells, make_cell, merge_grids, read_grid, state_of
 from verbs.compare.fakes import arm, broken, finish, log_of, make_grid, quick, worker
 
 PROCESSES = multiprocessing.get_context("fork")
@@ -54,17 +52,17 @@ def test_cell__leaves_out_settings_of_methods_it_does_not_use(tmp_path):
 def test_states__follow_what_lies_in_the_folder(tmp_path):
     cell = cells_of(make_grid(tmp_path))[0]
     assert state_of(cell).name == "pending"
-    with claimed(cell) as mine:
+    with lock_cell(cell) as mine:
         assert mine
         assert state_of(cell).name == "running"
-        with claimed(cell) as again:
+        with lock_cell(cell) as again:
             assert not again
     cell.run.path.mkdir()
     cell.run.config.touch()
     assert state_of(cell).name == "stopped"
-    fail(cell, UserError("no luck."))
+    store_failure(cell, UserError("no luck."))
     assert (state_of(cell).name, state_of(cell).error) == ("failed", "no luck.")
-    with claimed(cell) as mine:
+    with lock_cell(cell) as mine:
         assert not mine
     clear_failure(cell)
     assert state_of(cell).name == "stopped"
@@ -210,7 +208,7 @@ def test_rates__are_chosen_on_validation_before_the_other_seeds_begin(tmp_path):
     assert [(cell.arm.way, cell.rate, cell.seed) for cell in cells_of(grid)[6:]] == [("supervised", 0.2, 4)]
     for cell in trials[3:]:
         cell.folder.mkdir(parents=True)
-        fail(cell, UserError("no."))
+        store_failure(cell, UserError("no."))
     assert chosen_rate(trials[3:]) is None
     compared = [(cell.arm.way, cell.rate, cell.seed) for cell in compared_cells(grid)]
     assert compared == [("supervised", 0.2, 3), ("supervised", 0.2, 4)]

@@ -4,9 +4,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from paucal.verbs.compare.cells.cell import cells_of
-from paucal.verbs.compare.cells.claim import claimed
-from paucal.verbs.compare.workers.clock import OVERHEAD, describe_work, progress_of
+from paucal.verbs.compare._work import lock_cell
+from paucal.verbs.compare.grid import cells_of
+from paucal.verbs.compare.jobs import OPENING_SECONDS
+from paucal.verbs.compare.running import describe_work, progress_of
 from verbs.compare.fakes import finish, make_grid
 
 FORECAST = {"supervised": 100.0, "drloc": 300.0}
@@ -19,7 +20,7 @@ def test_time__is_shared_by_all_workers_whichever_call_they_are_of(tmp_path):
     assert (alone.left, alone.others) == (800.0, 0)
     assert describe_work(alone, 1).startswith("time: 4 runs to compute with 1 worker, about 13 min left")
     with ExitStack() as stack:
-        assert all(stack.enter_context(claimed(cell)) for cell in cells[:2])
+        assert all(stack.enter_context(lock_cell(cell)) for cell in cells[:2])
         beside = progress_of(grid, cells, 1)  # before the call takes a run itself
         assert (beside.left, beside.others) == (pytest.approx(800 / 3), 2)
         assert "with 1 worker beside 2 of other calls, about 4 min 27 s left" in describe_work(beside, 1)
@@ -29,12 +30,12 @@ def test_time__is_shared_by_all_workers_whichever_call_they_are_of(tmp_path):
 
 
 def test_time__is_corrected_by_what_runs_took_and_no_run_has_two_workers(tmp_path):
-    grid = make_grid(tmp_path, forecast={"supervised": 1.0 + OVERHEAD, "drloc": 20.0})
+    grid = make_grid(tmp_path, forecast={"supervised": 1.0 + OPENING_SECONDS, "drloc": 20.0})
     cells = cells_of(grid)
     for cell in cells[:3]:
         finish(cell)
     left = [cell for cell in cells if not cell.run.finished]
     assert len(left) == 1
     want = grid.forecast[left[0].arm.name]
-    took = 3 * (1.0 + OVERHEAD) / sum(grid.forecast[cell.arm.name] for cell in cells[:3])
+    took = 3 * (1.0 + OPENING_SECONDS) / sum(grid.forecast[cell.arm.name] for cell in cells[:3])
     assert progress_of(grid, cells, 4).left == pytest.approx(want * took)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from paucal.verbs.compare.outcome.figures import curves_figure
-from paucal.verbs.compare.outcome.writing import CHOSEN, LAST, SOME, describe_selection
+from paucal.verbs.compare._figures import curves_figure
+from paucal.verbs.compare.report import CHOSEN, LAST, SOME, describe_selection
 
 
 def findings(*curves: list[float]) -> Any:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from paucal.types import UserError
-from paucal.verbs.compare.workers import clusters
-from paucal.verbs.compare.workers.teams import Processes
+from paucal.verbs.compare import _workers, running
+from paucal.verbs.compare._workers import Processes
 
 
 @pytest.mark.parametrize(
@@ -40,19 +40,19 @@ def test_processes__share_out_the_devices_that_the_call_was_allotted(tmp_path, m
     ],
 )
 def test_ray__is_asked_for_what_its_cluster_has(cluster, device, asked):
-    assert tuple(clusters._resources(cluster, 4, device).values()) == asked
+    assert tuple(_workers.task_resources(cluster, 4, device).values()) == asked
 
 
 def test_packages__that_are_there_and_broken_are_told_of(monkeypatch):
-    monkeypatch.setattr(clusters.importlib.util, "find_spec", lambda name: SimpleNamespace(origin=None))
+    monkeypatch.setattr(_workers.importlib.util, "find_spec", lambda name: SimpleNamespace(origin=None))
     with pytest.raises(UserError, match="which is not installed"):  # a folder called ray
-        clusters.require_team("ray")
+        running.require_team("ray")
 
     def broken(name: str) -> None:
         raise ImportError("libx.so is missing")
 
-    monkeypatch.setattr(clusters.importlib.util, "find_spec", lambda name: SimpleNamespace(origin="ray/__init__.py"))
-    monkeypatch.setattr(clusters.importlib, "import_module", broken)
-    clusters.require_team("ray")
+    monkeypatch.setattr(_workers.importlib.util, "find_spec", lambda name: SimpleNamespace(origin="ray/__init__.py"))
+    monkeypatch.setattr(_workers.importlib, "import_module", broken)
+    running.require_team("ray")
     with pytest.raises(UserError, match=r"--on ray: the package ray cannot be imported \(libx.so is missing\)"):
-        clusters._imported("ray")
+        _workers.import_package("ray")

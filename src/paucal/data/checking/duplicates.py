@@ -1,4 +1,4 @@
-"""Images that are there more than once: the same bytes, or nearly the same picture."""
+"""Duplicate images: the same bytes, or nearly the same picture."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -7,18 +7,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.checking.perceptual_hash import near_pairs
-from paucal.data.checking.survey import Survey
+from paucal.data.checking.survey import Survey, near_pairs
 from paucal.data.images import Store
 from paucal.data.verify import for_each
 
-ALIKE = 0.9  # correlation of two pictures from which on they may be one
-LEAST_CONTRAST = 0.02  # of an image whose hash says something: less is a blank one
-LEAST_SIDE = 16  # pixels, under which different pictures of one class can no longer be told from copies
+ALIKE = 0.9  # least correlation of two pictures that may be the same
+LEAST_CONTRAST = 0.02  # an image with less is blank, and its hash means nothing
+LEAST_SIDE = 16  # pixels; smaller pictures of one class look like copies
 CANDIDATE_SIDE = 64  # pixels of the shorter side that candidates are decoded to, where that saves time
 _SIDE = 24  # pixels at which pictures are compared
-_AT_ONCE = 4096  # pairs whose pixels are held as floats
-_LEAST_NORM = 1e-6  # of the pixels of two pictures, under which one of them is blank
+_AT_ONCE = 4096  # pairs whose pixels are held as floats at once
+_LEAST_NORM = 1e-6  # of the pixels of two pictures; below it one of them is blank
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +25,10 @@ class Pair:
     """Two images that look alike.
 
     Attributes:
-        first: position in the set.
-        second: position in the set, a later one.
-        likeness: correlation of their pixels at 24 x 24, at most 1.
-        features: cosine of their frozen features; None where these were not at hand.
+        first: Position in the set.
+        second: Later position in the set.
+        likeness: Correlation of their pixels at 24 x 24, at most 1.
+        features: Cosine of their frozen features; None without features.
     """
 
     first: int
@@ -56,22 +55,22 @@ def alike_pairs(survey: Survey, store: Store) -> list[Pair]:
     """Return pairs of images that are not the same file and look alike, in the order of the set.
 
     A hash of 64 bits finds the candidates; their pixels at 24 x 24 must then correlate by 0.9 or more, which leaves out
-    what shares no more than a layout. Of a group of equal files the first stands for all. Images of under 16 pixels are
+    images that share only a layout. The first of a group of equal files stands for all. Images of under 16 pixels are
     left out: two eights of 8 x 8 pixels look as alike as two copies.
 
     Args:
-        survey: of the set.
-        store: its pixels; candidates alone are read again, and 64 of their pixels a side are enough.
+        survey: Survey of the set.
+        store: Pixels of the set; only candidates are read again, and 64 pixels a side are enough.
     """
     first_of = {survey.digests[group[0]]: group[0] for group in exact_groups(survey.digests)}
-    told = [
+    usable = [
         position
         for position in survey.readable.tolist()
         if survey.contrast[position] >= LEAST_CONTRAST
         and survey.sizes[position].min() >= LEAST_SIDE
         and first_of.get(survey.digests[position], position) == position
     ]
-    positions = np.asarray(told, dtype=np.int64)
+    positions = np.asarray(usable, dtype=np.int64)
     candidates = positions[near_pairs(survey.hashes[positions])]
     likeness = _correlations(candidates, store)
     return [
@@ -107,14 +106,14 @@ def joined(groups: Iterable[Sequence[int]]) -> list[list[int]]:
 
 def _correlations(candidates: NDArray[np.int64], store: Store) -> NDArray[np.float32]:
     """Return the (P,) correlations of the small pictures of (P, 2) candidates; each picture is read once."""
-    told, places = np.unique(candidates, return_inverse=True)
-    pictures = np.zeros((len(told), _SIDE * _SIDE * 3), dtype=np.uint8)
+    different, places = np.unique(candidates, return_inverse=True)
+    pictures = np.zeros((len(different), _SIDE * _SIDE * 3), dtype=np.uint8)
 
     def look(place: int) -> None:
-        picture = store.read(int(told[place])).resize((_SIDE, _SIDE), Image.Resampling.BOX)
+        picture = store.read(int(different[place])).resize((_SIDE, _SIDE), Image.Resampling.BOX)
         pictures[place] = np.asarray(picture).reshape(-1)
 
-    for_each(len(told), look, None, None)  # what is gone since the survey stays black, and is like nothing
+    for_each(len(different), look, None, None)  # images missing since the survey stay black, and match nothing
     rows = places.reshape(-1, 2)
     # In pieces whose pixels fit in memory as floats: a set of video frames has millions of pairs.
     pieces = [rows[begin : begin + _AT_ONCE] for begin in range(0, len(rows), _AT_ONCE)]
@@ -123,7 +122,7 @@ def _correlations(candidates: NDArray[np.int64], store: Store) -> NDArray[np.flo
 
 
 def _pixel_correlation(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Return the correlation of each row of (P, D) pixels with that of the other; 0 where one of them is blank."""
+    """Return the correlation of each row of (P, D) pixels with that of the other; 0 if one of them is blank."""
     first, second = (one.astype(np.float32) - one.mean(1, dtype=np.float32, keepdims=True) for one in (left, right))
     norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
     return np.einsum("pd,pd->p", first, second) / np.maximum(norms, _LEAST_NORM)

@@ -1,4 +1,4 @@
-"""What a check finds, in sentences: what it is, whether training would mislead, and what to do."""
+"""Findings of a check as sentences: the problem, how grave it is, and what to do."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ LEVELS: tuple[Level, ...] = ("misleads", "warning", "note")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a check has found.
+    """One problem or fact that a check has found.
 
     Attributes:
-        name: of the kind, with dashes.
-        level: "misleads" where a score would be wrong or a run could not begin, "warning" for what costs accuracy,
-            "note" for what is good to know.
-        text: what was found, a sentence.
-        advice: what to do, a sentence; "" for nothing.
-        groups: positions of the images it is about, those that belong together in one group.
+        name: Kind of the finding, with dashes.
+        level: "misleads" if a score would be wrong or a run could not begin, "warning" if accuracy suffers, "note" for
+            other facts.
+        text: Sentence on what was found.
+        advice: Sentence on what to do; "" for nothing.
+        groups: Positions of the images that it is about; images that belong together are in one group.
     """
 
     name: str
@@ -41,13 +41,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Checked:
-    """A set as a check looks at it.
+    """A set of images and its parts.
 
     Attributes:
-        images: the set.
+        images: N images.
         parts: (N,) "train", "val", "test" or "unused".
-        declared: whether the parts are the data's own.
-        cut_by: What else the parts are: "as paucal train would cut them", or "not divided".
+        declared: Whether the parts are the data's own.
+        cut_by: Origin of other parts: "as paucal train would cut them", or "not divided".
     """
 
     images: ImageSet
@@ -60,16 +60,16 @@ class Checked:
         return len({self.parts[position] for position in group} - {"unused"}) > 1
 
     def labels_of(self, group: Sequence[int]) -> set[tuple[str, ...]]:
-        """Return the classes that the images of a group are of, those without a label left out."""
+        """Return the classes that the images of a group have, without unlabelled ones."""
         return {tuple(self.images.classes_of(position)) for position in group} - {()}
 
 
 def refusal(name: str, problem: UserError, begin: str = "") -> Finding:
-    """Return the finding that a run would refuse a set, in the words in which it would.
+    """Return the finding that a run would refuse a set, with the message of the run.
 
     Args:
         name: Name of the kind of finding.
-        problem: What the run would say.
+        problem: Error that the run would raise.
         begin: Words before it.
     """
     return Finding(name, "misleads", f"{begin}{str(problem).rstrip('.')}")

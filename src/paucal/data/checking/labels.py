@@ -1,4 +1,4 @@
-"""What the labels, the parts and the names of a set tell, before any image is read."""
+"""Findings from the labels, the parts and the names of a set, before any image is read."""
 
 import numpy as np
 
@@ -9,15 +9,15 @@ from paucal.data.images import ImageSet
 from paucal.types import UserError
 from paucal.wording import counted, percent
 
-FEW = 10  # training images of a class, below which its scores are mostly luck
+FEW = 10  # training images of a class, below which its scores are mostly chance
 UNBALANCED, VERY_UNBALANCED = 3.0, 20.0  # times as many images in the largest class as in the smallest
 _SHOWN = 5
-_ENLARGED = 2.0  # times, from which on an image shows little of what the network looks at
+_ENLARGED = 2.0  # enlargement from which on an image has too little detail for the network
 _PARTS = ("train", "val", "test")
 
 
 def label_findings(checked: Checked) -> list[Finding]:
-    """Return what can be said from labels, parts, names and the sizes of a sample."""
+    """Return the findings about labels, parts and names."""
     images = checked.images
     found = [Finding("source", "note", note.rstrip(".;")) for note in images.notes]
     if images.classes:
@@ -31,12 +31,12 @@ def split_problem(problem: UserError) -> Finding:
 
 
 def size_findings(sizes: np.ndarray, wanted: int, positions: np.ndarray) -> list[Finding]:
-    """Return findings about images that a network would have to enlarge, or that are none of a kind.
+    """Return a finding about images that a network would have to enlarge.
 
     Args:
         sizes: (N, 2) heights and widths.
-        wanted: pixels of the shorter side that `paucal train` would choose for the set.
-        positions: (N,) of the images in their set.
+        wanted: Pixels of the shorter side that `paucal train` would choose for the set.
+        positions: (N,) positions of the images in their set.
     """
     if not len(sizes):
         return []
@@ -52,14 +52,14 @@ def size_findings(sizes: np.ndarray, wanted: int, positions: np.ndarray) -> list
             f"{counted(len(small), f'image {among} is', f'images {among} are')} less than half as large as "
             f"--img-size {wanted}, which paucal train would choose (the smallest is {int(short.min())} pixels); "
             "they are enlarged, and show less than the grid could tell",
-            "take larger copies where there are some",
+            "take larger copies if there are any",
             groups,
         )
     ]
 
 
 def _odd_names(images: ImageSet) -> list[Finding]:
-    """Findings on names of classes that look the same, stand for no label, or are measurements."""
+    """Return findings on class names that look the same, mean a missing label, or are measurements."""
     found, quoted = [], [" and ".join(map(repr, group)) for group in alike_names(images.classes)]
     if quoted:
         found.append(
@@ -82,7 +82,7 @@ def _odd_names(images: ImageSet) -> list[Finding]:
 
 
 def _one_sided(checked: Checked) -> list[Finding]:
-    """Labels that one part lacks: what is never trained cannot be learnt, what is never tested is not judged."""
+    """Return findings on classes that are missing in train, or in another part."""
     images, found = checked.images, []
     counts = {part: images.class_counts(np.flatnonzero(checked.parts == part)) for part in _PARTS}
     there = [part for part in _PARTS if (checked.parts == part).any()]
@@ -124,7 +124,7 @@ def _rare(checked: Checked) -> list[Finding]:
             "rare-classes",
             "warning",
             f"{counted(len(rare), 'class has', 'classes have')} fewer than {FEW} images to train on "
-            f"({_named(rare)}): what is said of {'it' if len(rare) == 1 else 'them'} rests on luck",
+            f"({_named(rare)}): what is said of {'it' if len(rare) == 1 else 'them'} rests on chance",
             "add images, join classes, or look at the intervals before believing a score",
         )
     ]
@@ -180,7 +180,7 @@ def _names(checked: Checked) -> list[Finding]:
 
 
 def classes_table(images: ImageSet, parts: np.ndarray) -> dict[str, dict[str, int]]:
-    """Return the images of each part by class, of the parts that have some."""
+    """Return the number of images per class of each part that is not empty."""
     return {
         part: dict(zip(images.classes, images.class_counts(np.flatnonzero(parts == part)).tolist(), strict=True))
         for part in _PARTS

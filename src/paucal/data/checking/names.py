@@ -1,4 +1,4 @@
-"""Names of files that suggest that images belong together: frames of a video, slices of a patient, views of a thing."""
+"""Groups that file names suggest: frames of a video, slices of a patient, views of an object."""
 
 import re
 from collections import Counter
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from paucal.data.images import ImageSet
 from paucal.data.part_names import PARTS
 
-LEAST_MEAN = 2.0  # images in a group on average, from which on it is one
-LEAST_SHARE = 0.5  # of the images whose names have the form
+LEAST_MEAN = 2.0  # least mean number of images in a group
+LEAST_SHARE = 0.5  # least share of the images whose names have the form
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,13 @@ class NameGroups:
     """Groups that the names of files suggest.
 
     Attributes:
-        names: the group of each image, N of them.
-        count: how many groups hold images.
-        largest: images in the largest one.
-        examples: two names of one group.
-        pattern: regular expression whose first group is the name of the group, as `--group-by` takes it.
-        across: Pattern of groups that do not end with their folder; "" where no name occurs in two folders.
-        shared: A name that occurs in several folders, where there is one.
+        names: Name of the group of each of N images.
+        count: Number of groups.
+        largest: Number of images in the largest group.
+        examples: Two file names of one group.
+        pattern: Regular expression whose first group is the name of the group, as `--group-by` takes it.
+        across: Pattern of groups that span folders; "" if no name occurs in two folders.
+        shared: Name that occurs in several folders, or "".
     """
 
     names: list[str]
@@ -43,23 +43,23 @@ _RUNNING = re.compile(rf"\.tar/.*-(\d{{8}}){_ENDING}")  # the number that `pauca
 
 
 def group_name(key: str, pattern: str = PATTERN) -> str | None:
-    """Return what a pattern finds in a key: its first group, or all that it matches; None where it matches nothing.
+    """Return the first group of a pattern's match in a key, or the whole match without a group; None without a match.
 
     Example:
         >>> group_name("cat/patient12_slice003.png"), group_name("cat/0001.jpg")
         ('patient12', None)
     """
-    found = re.search(pattern, key)
-    if found is None:
+    match = re.search(pattern, key)
+    if match is None:
         return None
-    return found[1] if found.re.groups else found[0]
+    return match[1] if match.re.groups else match[0]
 
 
 def suggested_groups(images: ImageSet) -> NameGroups | None:
-    """Return the groups that the names of a set suggest; None where they suggest none.
+    """Return the groups that the names of a set suggest; None if they suggest no groups.
 
-    A name suggests a group where it ends in a number, as frames do, and has another number before that one: a video's,
-    a patient's. What stands before the last number is the group. It must be so for half of the names, with two images
+    A name suggests a group if it ends in a number, as frames do, and has another number before that one: a video's, a
+    patient's. The text before the last number is the group. It must be so for half of the names, with two images
     or more in a group on average and two groups or more in every class, so that names which do no more than count the
     images of a class (`cat_0001.jpg`, `img_2024_0001.jpg`) suggest nothing.
 
@@ -73,12 +73,12 @@ def suggested_groups(images: ImageSet) -> NameGroups | None:
     shared = [name for name, count in Counter(folders.values()).items() if count > 1]
     if not shared:
         within, names = across, joined
-    told = [name for name in names if name is not None]
-    if len(told) < max(2, LEAST_SHARE * len(names)):
+    named = [name for name in names if name is not None]
+    if len(named) < max(2, LEAST_SHARE * len(names)):
         return None
-    counts = Counter(told)
+    counts = Counter(named)
     repeated = sum(count for count in counts.values() if count > 1)
-    if len(told) / len(counts) < LEAST_MEAN or repeated < LEAST_SHARE * len(names) or len(counts) < 2:
+    if len(named) / len(counts) < LEAST_MEAN or repeated < LEAST_SHARE * len(names) or len(counts) < 2:
         return None
     if not (_several_in_each_class(names, images) and _several_in_each_class(joined, images)):
         return None
@@ -92,14 +92,14 @@ def suggested_groups(images: ImageSet) -> NameGroups | None:
 def _patterns(images: ImageSet) -> tuple[str, str]:
     """Return the pattern of groups within folders, and that of groups across folders.
 
-    The folder of a part is none of them, nor is the shard that an image lies in, and the number that `paucal shard`
-    gives each image is not that of a frame.
+    The folder of a part and the shard of an image are not part of a group's name, and the number that `paucal shard`
+    gives each image is not the number of a frame.
     """
     begin, ending, keys = "^", _ENDING, list(images.keys)
     if all(".tar/" in key for key in keys):
         begin, keys = r"\.tar/", [key.partition(".tar/")[2] for key in keys]
         numbers = [found[1] for key in images.keys if (found := _RUNNING.search(key))]
-        if len(set(numbers)) == len(keys):  # each image has another one
+        if len(set(numbers)) == len(keys):  # each image has its own number
             ending = rf"-\d{{8}}{_ENDING}"
     if all(key.partition("/")[0].lower() in PARTS and "/" in key for key in keys):
         begin += "[^/]+/"

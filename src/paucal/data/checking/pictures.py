@@ -1,33 +1,39 @@
-"""What the images of a set tell: what cannot be read, what is there twice, what is blank or of another kind."""
+"""Findings about the images of a set: unreadable, duplicate and blank ones, and files that give the class away."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from pathlib import PurePosixPath
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paucal.data.checking.duplicates import LEAST_CONTRAST, Pair, exact_groups, joined
 from paucal.data.checking.findings import Checked, Finding, refusal
-from paucal.data.checking.giveaways import giveaway_findings
 from paucal.data.checking.survey import Survey
+from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.data.verify import without_bad
 from paucal.types import UserError
 from paucal.wording import counted, percent
 
 UNREADABLE = "unreadable"
-SAME = 0.9  # cosine of frozen features from which on a pair that looks alike is one picture
-MANY_NEAR = 0.01  # share of the test images with a near twin to train on, from which on scores mislead
+SAME = 0.9  # least cosine of frozen features at which a pair that looks alike counts as one picture
+MANY_NEAR = 0.01  # least share of test images with a near twin in train at which scores mislead
 _DARK, _BRIGHT = 0.03, 0.97
-_DEEP = ("I", "F")  # beginnings of the modes with more than 8 bits
+_DEEP = ("I", "F")  # prefixes of the modes with more than 8 bits
+FEWEST = 5  # images of a class, below which its files may be alike by chance
+SURE = 0.95  # least share of correct predictions at which a class counts as given away
+_SHOWN = 3
+_SAME = {"jpeg": "jpg", "jfif": "jpg", "jpe": "jpg", "tiff": "tif"}
 
 
 def picture_findings(checked: Checked, survey: Survey, pairs: Sequence[Pair]) -> list[Finding]:
-    """Return what can be said once every image was looked at.
+    """Return the findings about images, once every image was read.
 
     Args:
-        checked: the set and its parts.
-        survey: of all its images.
-        pairs: that look alike, with the cosines of frozen features where those were at hand.
+        checked: Set and its parts.
+        survey: Survey of all its images.
+        pairs: Pairs that look alike, with the cosines of frozen features if there are any.
     """
     exact = exact_groups(survey.digests)
     near = [pair for pair in pairs if pair.features is None or pair.features >= SAME]
@@ -76,7 +82,7 @@ def exact_findings(checked: Checked, groups: Sequence[Sequence[int]]) -> list[Fi
 
 
 def _near(checked: Checked, pairs: Sequence[Pair], exact: Sequence[Sequence[int]]) -> list[Finding]:
-    """Pairs are of the first copies of equal files; a twin of one is a twin of all its copies."""
+    """Return findings on pairs that look alike; a pair stands for all exact copies of its two images."""
     if not pairs:
         return []
     copies = {group[0]: group for group in exact}
@@ -153,7 +159,7 @@ def _blank(survey: Survey) -> list[Finding]:
 
 
 def _modes(survey: Survey) -> list[Finding]:
-    """Images of different kinds in one set: where classes differ in kind, a model learns the kind."""
+    """Return findings on modes that differ within the set, since a model may learn the mode, and on deep images."""
     counts = Counter(mode for mode in survey.modes if mode)
     found = []
     if len(counts) > 1:
@@ -181,3 +187,73 @@ def _apart(checked: Checked) -> str:
 
 def _plain(groups: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(group) for group in groups)
+
+
+def giveaway_findings(checked: Checked, survey: Survey) -> list[Finding]:
+    """Return a finding if the format, the size or the mode of the files gives classes away.
+
+    Args:
+        checked: The set and its parts; images without a label, or with several, are ignored.
+        survey: Survey of its images.
+    """
+    images = checked.images
+    rows = survey.readable[images.labels[survey.readable] >= 0]
+    kinds = {
+        "format": [format_of(images.keys[int(row)]) for row in rows],
+        "size": [f"{width} x {height}" for height, width in survey.sizes[rows].tolist()],
+        "kind of pixels": [survey.modes[int(row)] for row in rows],
+    }
+    labels, clues = images.labels[rows], []
+    for kind, values in kinds.items():
+        shown = []
+        for label in classes_given_away(values, labels):
+            usual = Counter(value for value, one in zip(values, labels, strict=True) if one == label).most_common(1)
+            shown.append(f"{images.classes[label]} {usual[0][0]}")
+        if shown:
+            more = ", ..." if len(shown) > _SHOWN else ""
+            clues.append(f"the {kind} of the files ({', '.join(shown[:_SHOWN])}{more})")
+    if not clues:
+        return []
+    text = f"classes can be told by {' and by '.join(clues)}: a model may learn that in place of what the images show"
+    advice = "save the images of all classes alike, or see that new images differ in the same way"
+    return [Finding("giveaway", "note", text, advice)]
+
+
+def format_of(key: str) -> str:
+    """Return the format that the suffix of a name means; "" if it means none.
+
+    Example:
+        >>> format_of("cat/1.JPEG"), format_of("train.parquet#7")
+        ('jpg', '')
+    """
+    suffix = PurePosixPath(key).suffix.lower()
+    return _SAME.get(suffix[1:], suffix[1:]) if suffix in IMAGE_SUFFIXES else ""
+
+
+def classes_given_away(values: Sequence[Hashable], labels: NDArray[np.int64]) -> list[int]:
+    """Return the classes that can be predicted from a value such as the file format, ascending.
+
+    The prediction for an image is the most frequent class of the other images with its value, or no class if there are
+    none, so that sizes that all differ predict nothing. A class is given away if the prediction is right for 95 % of
+    its images, of the images predicted as it, and of the images of other classes.
+
+    Args:
+        values: N values, such as formats.
+        labels: (N,) numbers of classes.
+    """
+    if not len(labels):
+        return []
+    numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
+    counts = np.zeros((len(numbers), int(labels.max()) + 1), dtype=np.int64)
+    np.add.at(counts, (np.asarray([numbers[value] for value in values], dtype=np.int64), labels), 1)
+    given = np.zeros((counts.shape[1], counts.shape[1]), dtype=np.int64)  # true class, predicted class
+    for value, label in zip(*np.nonzero(counts), strict=True):
+        others = counts[value].copy()
+        others[label] -= 1
+        if others.any():
+            given[label, int(others.argmax())] += counts[value, label]
+    totals, right, named = counts.sum(0), np.diagonal(given), given.sum(0)
+    rest = totals.sum() - totals
+    sure = (totals >= FEWEST) & (rest > 0) & (right >= SURE * totals) & (right >= SURE * named)
+    sure &= rest - (named - right) >= SURE * rest
+    return np.flatnonzero(sure & (right > 0)).tolist()

@@ -12,14 +12,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from paucal.data.images import ImageSet
-from paucal.data.maps.hashes import Advance, content_hashes
 from paucal.data.maps.store import (
     CLASSES,
     DONE,
     INDEX,
     VALUES,
+    Advance,
     Covered,
     MapFacts,
+    content_hashes,
     open_array,
     read_index,
     require_shapes,
@@ -31,7 +32,7 @@ class LabelMaps:
     """The finished maps of a folder, read one image at a time.
 
     Raises:
-        UserError: there are none, they are unfinished, or the files do not fit each other.
+        UserError: There are none, they are unfinished, or the files do not fit each other.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,15 +71,15 @@ class LabelMaps:
         return key in self._row
 
     def rows(self, images: ImageSet, positions: NDArray[np.int64], advance: Advance | None = None) -> "MapReader":
-        """Return a reader for some of a set's images, after a look at whether they are those of the maps.
+        """Return a reader for some of a set's images, after checking that they are those of the maps.
 
         Args:
-            images: the set.
-            positions: those of its images that will be read.
-            advance: called with (images looked at, images in all).
+            images: Set of images.
+            positions: Positions of the images that will be read.
+            advance: Function called with (images checked, images in all).
 
         Raises:
-            UserError: an image has no map or has changed since, or the teacher does not know all of the set's classes.
+            UserError: An image has no map or has changed since, or the teacher does not know all of the set's classes.
         """
         order = _class_order(self.facts, images)
         foreign = len(order) > len(images.classes)
@@ -114,12 +115,12 @@ class MapReader:
     """Reads maps by the position of the image in its set; picklable, so that loader workers can be spawned.
 
     Args:
-        folder: of the maps.
-        rows: per position of the set, the row of its map or -1.
-        order: for each of the teacher's classes the set's number of it, or one beyond the set's classes, different for
-            each, where the set does not have it.
-        covered: per position, the shares of the image's width and height that its map covers; None for all of it.
-        foreign: whether the teacher has classes that the set does not have.
+        folder: Folder of the maps.
+        rows: (N,) row of the map of each image of the set, or -1.
+        order: Number in the set of each of the teacher's classes; a class that the set lacks gets its own number beyond
+            the set's classes.
+        covered: (N, 2) shares of the image's width and height that its map covers; None for all of it.
+        foreign: Whether the teacher has classes that the set lacks.
     """
 
     def __init__(
@@ -136,8 +137,8 @@ class MapReader:
     def __call__(self, position: int) -> dict[str, Tensor]:
         """Return `values` (k, H, W) float16 and `indices` (k, H, W) int64 of an image.
 
-        Where maps cover a part of their images only, `covered` (2,) as well; where the teacher has more classes than
-        the set, `teacher_classes` (), their number.
+        If maps cover only a part of their images, `covered` (2,) as well; if the teacher has more classes than the set,
+        `teacher_classes` (), their number.
         """
         if self._arrays is None:
             self._arrays = open_array(self.folder / VALUES, "r"), open_array(self.folder / CLASSES, "r")

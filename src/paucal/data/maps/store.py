@@ -1,4 +1,4 @@
-"""The files of label maps: what a teacher says about every part of every image, as arrays mapped into memory.
+"""Files of label maps (a teacher's prediction at every cell of every image) as memory-mapped arrays.
 
 A folder holds `values.npy` (N, k, H, W) float16 logits, `indices.npy` (N, k, H, W) of the classes they belong to,
 `done.npy` (N,), and `index.json` with the identity and the content of each image, the teacher and its classes. (The
@@ -8,16 +8,22 @@ they were converted from published ones.
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, Literal
 
 import numpy as np
+import PIL
 from numpy.typing import NDArray
 from PIL import Image
 
+from paucal.data.decoded.folder import usable_folder
+from paucal.data.decoded.known import DIGEST, KnownImages
+from paucal.data.decoded.read_as import whole_image
+from paucal.data.images import ImageSet, locate_original
+from paucal.data.sources.stores import EncodedStore, Stamp
 from paucal.reading import parse_json, read_bytes, require_regular
 from paucal.types import UserError
 
@@ -27,20 +33,21 @@ INDEX, VALUES, CLASSES, DONE = "index.json", "values.npy", "indices.npy", "done.
 _OF_WRITERS = ("lock.json", ".lock.json.", ".paucal-")
 MAX_INDEX_BYTES = 512 << 20  # three times the index of ImageNet's 1.3 million images
 Covered = Literal["image", "square"]
+Advance = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class MapFacts:
-    """What is known of all maps of a folder.
+    """Facts about all maps of a folder.
 
     Attributes:
-        teacher: who made them, for people.
-        classes: names of the teacher's outputs.
+        teacher: Name of the teacher, for people.
+        classes: Names of the teacher's outputs.
         grid: (rows, columns) of a map.
-        top: k, classes kept at each cell.
-        trained_on: keys of the images that the teacher was trained on, where they are of the same set: whoever learns
-            from its maps has seen them too.
-        covered: what of an image its map shows: all of it, or the largest square about its centre.
+        top: Number k of classes kept at each cell.
+        trained_on: Keys of the images of the same set that the teacher was trained on: a model that learns from its
+            maps has seen them too.
+        covered: Region of an image that its map covers: all of it, or the largest square about its centre.
     """
 
     teacher: str
@@ -57,16 +64,16 @@ class MapFacts:
 
 
 class MapWriter:
-    """Writes the maps of a set of images in any order and any number of sittings.
+    """Writes the maps of a set of images, in any order, and resumes unfinished ones.
 
     Args:
-        folder: new, or one that holds unfinished maps of the same images by the same teacher.
-        facts: of the maps.
-        keys: identity of each image, as `ImageSet.keys`.
-        hashes: of their content, as `content_hash`.
+        folder: New folder, or one that holds unfinished maps of the same images by the same teacher.
+        facts: Facts about the maps.
+        keys: Identity of each image, as `ImageSet.keys`.
+        hashes: Hashes of the images, as `content_hash`.
 
     Raises:
-        UserError: the folder holds something else.
+        UserError: The folder holds something else.
     """
 
     def __init__(self, folder: Path, facts: MapFacts, keys: Sequence[str], hashes: Sequence[str]) -> None:
@@ -111,7 +118,7 @@ def content_hash(image: Image.Image) -> str:
 
 
 def open_array(path: Path, mode: Any) -> np.memmap:
-    """Map an array into memory; raises a UserError where it is missing or damaged."""
+    """Map an array into memory; raises a UserError if it is missing or damaged."""
     try:
         whole = np.lib.format.open_memmap(require_regular(path), "r")  # to write, numpy would lengthen a short file
         return whole if mode == "r" else np.lib.format.open_memmap(path, mode)
@@ -120,14 +127,14 @@ def open_array(path: Path, mode: Any) -> np.memmap:
 
 
 def require_shapes(folder: Path, count: int, facts: MapFacts, arrays: Sequence[np.memmap]) -> None:
-    """Refuse values, classes and marks that are not those of so many images; raises a UserError."""
+    """Refuse arrays whose shapes do not fit the number of images; raises a UserError."""
     maps = (count, facts.top, *facts.grid)
     if [array.shape for array in arrays] != [maps, maps, (count,)]:
         raise UserError(f"the label maps in {str(folder)!r} are cut short or mixed up: make them anew.")
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """Read the index of a folder of maps; raises a UserError where it is none of this version."""
+    """Read the index of a folder of maps; raises a UserError unless it is of this version."""
     path = folder / INDEX
     if not path.is_file():
         raise UserError(f"there are no label maps in {str(folder)!r}: make them with 'paucal label'.")
@@ -160,3 +167,53 @@ def _create(folder: Path, facts: MapFacts, count: int) -> None:
         (DONE, np.dtype(np.uint8), (count,)),
     ):
         np.lib.format.open_memmap(folder / name, "w+", kind, size).flush()
+
+
+def content_hashes(
+    images: ImageSet, positions: Sequence[int] | NDArray[np.int64], advance: Advance | None = None
+) -> list[str]:
+    """Return the hash of the pixels of each image at full size, as `content_hash`.
+
+    Files of the same path, size and time of change are not decoded again: the hashes are kept in the cache of images,
+    as those of their bytes are.
+
+    Args:
+        images: Set of images.
+        positions: Positions of the images in it.
+        advance: Function called with (images done, images in all).
+
+    Raises:
+        UnreadableImage: An image cannot be read.
+    """
+    stamps = [_stamp(images, int(position)) for position in positions]
+    memory = _memory(images)
+    digests = np.zeros((len(stamps), DIGEST), dtype=np.uint8)
+    known = np.zeros(len(stamps), dtype=bool)
+    if memory is not None:
+        digests, known = memory.look_up(stamps)
+    new = np.flatnonzero(~known)
+    for done, row in enumerate(new.tolist()):
+        found = bytes.fromhex(content_hash(whole_image(images, int(positions[row]))))
+        digests[row] = np.frombuffer(found, dtype=np.uint8)
+        if advance is not None:
+            advance(len(stamps) - len(new) + done + 1, len(stamps))
+    if advance is not None and not len(new):
+        advance(len(stamps), len(stamps))
+    if memory is not None and any(stamps[row] is not None for row in new):
+        memory.remember([stamps[row] for row in new], digests[new])
+    return [digest.tobytes().hex() for digest in digests]
+
+
+def _memory(images: ImageSet) -> KnownImages | None:
+    """Return the stored hashes of images that are read in this way, by this Pillow; None without a cache."""
+    folder = usable_folder()
+    if folder is None:
+        return None
+    whole = replace(images.reading, side=None)
+    return KnownImages(folder, f"{images.location}\ncontents {PIL.__version__} {whole}")
+
+
+def _stamp(images: ImageSet, position: int) -> Stamp | None:
+    """Return the stamp of an image itself, even if its store holds a decoded copy."""
+    store, place = locate_original(images.store, position)
+    return store.stamp(place) if isinstance(store, EncodedStore) else None

@@ -1,8 +1,8 @@
 """Published layouts that torchvision does not read as EsViT's table 9 needs them.
 
-torchvision's FER2013 joins both test parts, its UCF101 gives clips of videos, and it has no Hateful Memes. Whatever is
-wrong in a file raises a `ValueError`, `KeyError` or `OSError`, which `store.py` makes a sentence of. WebVision 1.0 and
-Open Images V4 have millions of images, which are found by lists and folders.
+torchvision's FER2013 joins both test parts, its UCF101 gives clips of videos, and it has no Hateful Memes. Damaged
+files raise a `ValueError`, `KeyError` or `OSError`, which `store.py` turns into a message. WebVision 1.0 and Open
+Images V4 have millions of images, which are found by lists and folders.
 """
 
 import csv
@@ -13,11 +13,13 @@ import numpy as np
 
 from paucal.data.named.table import OPEN_IMAGES
 from paucal.data.sources.folder import find_images
-from paucal.data.sources.listing import read_lines
+from paucal.data.sources.locating import leads_out
+from paucal.data.sources.table_rows import read_list
 from paucal.reading import is_regular, read_text
+from paucal.types import UserError
 
 EMOTIONS = ("angry", "disgust", "fear", "happy", "sad", "surprise", "neutral")
-SIDE = 48  # of FER2013's faces
+SIDE = 48  # pixels of FER2013's faces
 MOST_BYTES = 1 << 30  # of a list; FER2013's file, the largest, has 287 MiB
 SYNSETS = "synsets.txt"
 N_CLASSES = 1000
@@ -30,7 +32,7 @@ class FacesFile:
     Attributes:
         pixels: (N, 48, 48) uint8, grey.
         labels: (N,) positions in `classes`.
-        classes: the seven emotions, in the order of their numbers.
+        classes: Seven emotions, in the order of their numbers.
     """
 
     def __init__(self, root: str, usage: str) -> None:
@@ -46,12 +48,12 @@ class FacesFile:
 
 
 class MiddleFrames:
-    """A part of UCF101's first official split, as pictures that are called like their videos.
+    """A part of UCF101's first official split, as pictures named like their videos.
 
     Attributes:
-        paths: of the pictures.
-        labels: positions in `classes`.
-        classes: of `classInd.txt`, in its order.
+        paths: Paths of the pictures.
+        labels: Positions in `classes`.
+        classes: Classes of `classInd.txt`, in its order.
     """
 
     def __init__(self, root: str, split: str) -> None:
@@ -68,9 +70,9 @@ class Memes:
     """A list of Hateful Memes.
 
     Attributes:
-        paths: of the pictures.
-        labels: 1 where the meme is hateful.
-        classes: their names.
+        paths: Paths of the pictures.
+        labels: 1 for a hateful meme, else 0.
+        classes: Names of the two classes.
     """
 
     def __init__(self, root: str, file: str) -> None:
@@ -89,19 +91,19 @@ class WebVisionList:
     validation images are relative to their folder.
 
     Args:
-        root: the folder that has `info`.
-        file: the list.
-        folder: of its images.
-        inside: whether its paths are relative to that folder, not to the root.
-        labelled: whether its labels are wanted; then every line must have one.
+        root: Folder that has `info`.
+        file: Name of the list.
+        folder: Folder of its images.
+        inside: Whether its paths are relative to that folder, not to the root.
+        labelled: Whether its labels are wanted; then every line must have one.
 
     Attributes:
-        keys: paths relative to the root; none where the folder of the images is not there.
-        labels: (N,) numbers of the classes, -1 where they are not wanted.
-        classes: their names; their numbers where `info` does not have them.
+        keys: Paths relative to the root; empty if the folder of the images is missing.
+        labels: (N,) numbers of the classes, -1 if they are not wanted.
+        classes: Names of the classes, or their numbers if `info` does not have the names.
 
     Raises:
-        UserError: a line is not as described, or leads out of the root.
+        UserError: A line is not of this form, or leads out of the root.
     """
 
     def __init__(self, root: str, file: str, folder: str, inside: bool = False, labelled: bool = True) -> None:
@@ -110,8 +112,7 @@ class WebVisionList:
         self.keys: list[str] = []
         self.labels = np.zeros(0, dtype=np.int64)
         if (Path(root) / folder).is_dir():
-            lines = read_lines(info / file, labelled, len(self.classes))
-            rows = list(dict.fromkeys((line.path, line.label) for line in lines))
+            rows = dict.fromkeys(_numbered_paths(info / file, labelled, len(self.classes)))
             self.keys = [f"{folder}/{path}" if inside else path for path, _ in rows]
             self.labels = np.asarray([label for _, label in rows], dtype=np.int64)
 
@@ -120,9 +121,9 @@ class OpenImagesFolders:
     """The training images of Open Images: those of `train_0` to `train_f`, or of one folder `train`.
 
     Attributes:
-        keys: paths relative to the root.
+        keys: Paths relative to the root.
         labels: (N,) of -1.
-        classes: none.
+        classes: Empty.
     """
 
     def __init__(self, root: str) -> None:
@@ -130,6 +131,21 @@ class OpenImagesFolders:
         self.keys = [f"{name}/{path}" for name in folders for path in find_images(Path(root) / name)]
         self.labels = np.full(len(self.keys), -1, dtype=np.int64)
         self.classes: tuple[str, ...] = ()
+
+
+def _numbered_paths(file: Path, labelled: bool, n_classes: int) -> list[tuple[str, int]]:
+    """Return the paths of a list whose images are below one folder, with their class numbers (-1 if not wanted)."""
+    rows = []
+    for number, (path, cell) in read_list(file, labelled).rows:
+        if leads_out(path):
+            raise UserError(
+                f"line {number} of {file} leads out of the folder of the images ({path[:80]!r}); "
+                "list paths relative to that folder."
+            )
+        if int(cell) >= n_classes:
+            raise UserError(f"line {number} of {file} has the class {cell}; expected one from 0 to {n_classes - 1}.")
+        rows.append((path, int(cell)))
+    return rows
 
 
 def _classes(path: Path) -> tuple[str, ...]:
@@ -154,7 +170,7 @@ def _lines(path: Path) -> list[str]:
 
 def _small(path: Path) -> Path:
     if not is_regular(path) and path.exists():
-        raise ValueError(f"{path.name} is no regular file")
+        raise ValueError(f"{path.name} is not a regular file")
     if path.stat().st_size > MOST_BYTES:
         raise ValueError(f"{path.name} has over {MOST_BYTES >> 20} MiB")
     return path

@@ -1,9 +1,11 @@
-"""Portions of the data sets of `named.py`, opened through torchvision's classes, or ours where it has none that suit.
+"""Portions of the published sets, opened through torchvision's classes, or ours where torchvision's do not fit.
 
-torchvision compares the MD5 sum of every file that it unpickles (CIFAR's batches) with the official one before it does
-so. Sets of image files give their lists only; the images are read by our own decoder, and only below the root.
+Before torchvision unpickles a file (CIFAR's batches) it compares the MD5 sum with the official one. Sets of image files
+provide only their lists; the images are read by our own decoder, and only below the root.
 """
 
+import os
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,20 +13,21 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 from torchvision import datasets
 
+from paucal.data.decode import UnreadableImage
 from paucal.data.images import Store
 from paucal.data.named.layouts import FacesFile, Memes, MiddleFrames, OpenImagesFolders, WebVisionList
 from paucal.data.named.table import Portion
-from paucal.data.sources.hdf5_store import Hdf5Store, read_array
-from paucal.data.sources.stores import ArrayStore, FileStore
+from paucal.data.sources.stores import ArrayStore, FileStore, Reopened
 
-BACKGROUND = "BACKGROUND_Google"  # of Caltech-101: pictures of anything
+BACKGROUND = "BACKGROUND_Google"  # Caltech-101's folder of unrelated pictures
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What one portion gives: a store, a key and a label for each of its images, and the class names."""
+    """The contents of one portion: a store, a key and a label for each of its images, and the class names."""
 
     store: Store
     keys: list[str]
@@ -33,13 +36,13 @@ class Piece:
 
 
 def read_portion(name: str, root: Path, portion: Portion, labelled: bool = True) -> Piece:
-    """Open a portion whose files are there; raises whatever torchvision raises about files that will not do.
+    """Open a portion whose files exist; raises whatever torchvision raises about unsuitable files.
 
     Args:
-        name: of the set.
-        root: that its paths are relative to.
-        portion: of it.
-        labelled: whether its labels are wanted; most have them in any case.
+        name: Name of the set.
+        root: Folder that its paths are relative to.
+        portion: Portion of the set.
+        labelled: Whether its labels are wanted; most portions have them in any case.
     """
     kind, read = _READERS[name]
     wanted = {"labelled": labelled} if kind is WebVisionList else {}
@@ -47,7 +50,7 @@ def read_portion(name: str, root: Path, portion: Portion, labelled: bool = True)
 
 
 def fetch_portion(name: str, root: Path, portion: Portion) -> None:
-    """Let torchvision fetch and unpack a portion; what is there already is kept."""
+    """Let torchvision download and unpack a portion; existing files are kept."""
     _READERS[name][0](str(root), download=True, **portion.arguments)
 
 
@@ -75,14 +78,14 @@ def _cars(data: datasets.StanfordCars, root: Path, key: str) -> Piece:
 
 
 def _gtsrb(data: datasets.GTSRB, root: Path, key: str) -> Piece:
-    # Classes have numbers only. Training images lie in folders of that number, which torchvision counts through.
+    # Classes have only numbers. Training images are in folders of that number, which torchvision renumbers.
     train = data._split == "train"
     labels = [int(Path(path).parent.name) if train else label for path, label in data._samples]
     return _files(root, [path for path, _ in data._samples], labels, [f"{number:05d}" for number in range(43)])
 
 
 def _caltech(data: datasets.Caltech101, root: Path, key: str) -> Piece:
-    # torchvision leaves the background images out, which papers count as the 102nd class.
+    # torchvision leaves out the background images, which papers count as the 102nd class.
     folder = Path(data.root) / "101_ObjectCategories"
     rows = zip(data.y, data.index, strict=True)
     paths = [folder / data.categories[label] / f"image_{number:04d}.jpg" for label, number in rows]
@@ -115,7 +118,7 @@ def _stl10(data: datasets.STL10, root: Path, key: str) -> Piece:
 def _pcam(data: datasets.PCAM, root: Path, key: str) -> Piece:
     files = data._FILES[data._split]
     images, targets = (root / "pcam" / files[side][0] for side in ("images", "targets"))
-    store, labels = Hdf5Store(images, "x"), read_array(targets, "y")[:].reshape(-1)
+    store, labels = Hdf5Store(images, "x"), _read_hdf5(targets, "y")[:].reshape(-1)
     return Piece(store, [f"{key}#{row}" for row in range(len(store))], labels.astype(np.int64), ("normal", "tumor"))
 
 
@@ -154,3 +157,73 @@ _READERS: dict[str, tuple[Callable[..., Any], _Read]] = {
     "webvision": (WebVisionList, _keyed),
     "openimages": (OpenImagesFolders, _keyed),
 }
+
+
+def _read_hdf5(file: Path, name: str) -> Any:
+    """Open an HDF5 file and return its data set `name`, whose values must be in that very file.
+
+    HDF5 can point into other files; an untrusted file must not choose which files are read.
+
+    Raises:
+        ValueError: There is no such data set, or its values are elsewhere.
+        OSError: The file is damaged or not an HDF5 file.
+    """
+    import h5py
+
+    handle = h5py.File(file, "r")
+    array = handle[name] if isinstance(handle.get(name, getlink=True), h5py.HardLink) else None
+    if not isinstance(array, h5py.Dataset) or array.is_virtual or array.external:
+        raise ValueError(f"{file.name} has no data set '{name}' of its own")
+    return array
+
+
+class Hdf5Store(Reopened):
+    """Images of a (N, H, W, 3) uint8 data set in an HDF5 file.
+
+    The file is opened when it is first read, and again in every process that the store is sent to. h5py lets one
+    thread read at a time.
+
+    Raises:
+        ValueError: The data set has another shape or type.
+        OSError: The file cannot be read.
+    """
+
+    kept = ("_file", "_name", "_shape")
+
+    def __init__(self, file: Path, name: str) -> None:
+        self._file, self._name = file, name
+        self._begin()
+        self._shape = self._array().shape
+        if len(self._shape) != 4 or self._shape[3] != 3 or self._array().dtype != np.uint8:
+            raise ValueError(f"{file.name} holds {self._array().dtype} of shape {self._shape}, not 8-bit RGB images")
+
+    def __len__(self) -> int:
+        return self._shape[0]
+
+    def read(self, index: int) -> Image.Image:
+        """Return the image; raises `UnreadableImage` if its part of the file is damaged."""
+        try:
+            with self._lock:
+                pixels: NDArray[np.uint8] = self._array()[index]
+        except (OSError, ValueError) as problem:
+            raise UnreadableImage(f"image {index} of {self._file.name} cannot be read: {problem}") from None
+        return Image.fromarray(pixels)
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Return (height, width)."""
+        return self._shape[1], self._shape[2]
+
+    def check(self, index: int) -> None:
+        """Read the image."""
+        self.read(index)
+
+    def _begin(self) -> None:
+        self._opened: Any = None
+        self._owner = 0
+        self._lock = threading.Lock()
+
+    def _array(self) -> Any:
+        # A forked worker does not use its parent's handle, whose state may be anything.
+        if self._opened is None or self._owner != os.getpid():
+            self._opened, self._owner = _read_hdf5(self._file, self._name), os.getpid()
+        return self._opened

@@ -1,41 +1,45 @@
-"""Data sets by name as image sets, and what to say where their files are missing or damaged."""
+"""Published sets opened by name, in their official parts; messages about files that are missing or damaged."""
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from paucal.data.images import ImageSet
-from paucal.data.named.locations import data_root, home_of, how_to_get
-from paucal.data.named.partitions import by_lists
 from paucal.data.named.readers import Piece, fetch_portion, read_portion
-from paucal.data.named.table import NAMED, NamedSet
+from paucal.data.named.table import NAMED, Lists, NamedSet, data_root, home_of, how_to_get
 from paucal.data.sources.several import JoinedStore
+from paucal.reading import read_text
 from paucal.types import UserError
+from paucal.wording import shortened
+
+MOST_BYTES = 16 << 20  # of a list; the official ones have about a mebibyte
+MOST_SHOWN = 80  # characters of a line in a message
 
 
 def open_named(name: str, root: str | Path | None = None, download: bool = False, labelled: bool = True) -> ImageSet:
-    """Open a data set by its name; its official parts are the declared ones.
+    """Open a published set by its name; its official parts are the declared ones.
 
-    Flowers102's official validation images belong to train, as in the DrLoc paper (a validation part is cut from both
-    by `make_split`); everywhere else an official validation part stays one.
+    Flowers102's official validation images belong to train, as in the DrLoc paper (`make_split` cuts a validation part
+    from both); everywhere else an official validation part stays one.
 
     Args:
-        name: a key of `NAMED`.
-        root: folder of the files; None for `named.data_root`.
-        download: whether torchvision may fetch what is missing, or unpack the official archives that lie there.
-        labelled: False leaves the labels out.
+        name: Key of `NAMED`.
+        root: Folder of the files; None for `data_root`.
+        download: Whether torchvision may download missing files, or unpack official archives that are already there.
+        labelled: False opens the set without labels.
 
     Raises:
-        UserError: the files are not there, or damaged, or cannot be fetched; or labels are asked for and there are
-            none; or a package is missing; or a list of an official partition is damaged.
+        UserError: The files are missing or damaged, or cannot be downloaded; labels are wanted and there are none; a
+            package is missing; or a list of an official partition is damaged.
     """
     entry, folder = NAMED[name], data_root(root)
     if labelled and not entry.labelled:
         raise UserError(
-            f"the data set '{name}' has no classes here, so nothing can be trained or judged by them: "
-            f"'paucal pretrain {name}' learns from its images alone; give another set."
+            f"the data set '{name}' has no classes here, so it cannot be used to train or test a classifier: "
+            f"'paucal pretrain {name}' learns from its images without labels; or give another set."
         )
     _require(entry.package, entry)
     home = home_of(entry, folder)
@@ -47,15 +51,15 @@ def open_named(name: str, root: str | Path | None = None, download: bool = False
     try:
         pieces = [read_portion(name, home, portion, labelled) for portion in entry.portions]
         images = _join(name, home, pieces, labelled)
-    except UserError:  # which says it better already
+    except UserError:  # it has a better message already
         raise
-    except Exception as problem:  # the files come from outside, so reading them may raise nearly anything
+    except Exception as problem:  # untrusted files may raise nearly anything when they are read
         renewal = f"remove {' and '.join(entry.unpacked)} from {home}, then " if entry.unpacked else ""
         raise UserError(
             f"the data set '{name}' in {home if entry.one_of else home / entry.folder} is incomplete or damaged "
             f"({_reason(problem)}); {renewal}{how_to_get(name, folder)}."
         ) from problem
-    return by_lists(entry, images, home)
+    return _by_lists(entry, images, home)
 
 
 def _require(package: str, entry: NamedSet) -> None:
@@ -73,7 +77,7 @@ def _fetch(name: str, root: Path) -> None:
             fetch_portion(name, root, portion)
     except Exception as problem:  # network, disk, archive: torchvision passes on what the layers below raise
         raise UserError(
-            f"the data set '{name}' could not be fetched ({_reason(problem)}); {how_to_get(name, root, asked=True)}."
+            f"the data set '{name}' could not be fetched ({_reason(problem)}); {how_to_get(name, root, tried=True)}."
         ) from problem
 
 
@@ -109,7 +113,7 @@ def _join(name: str, root: Path, pieces: Sequence[Piece], labelled: bool) -> Ima
 
 
 def _notes(entry: NamedSet, pieces: Sequence[Piece]) -> tuple[str, ...]:
-    """Say what is special, and whether all images are there: an unpacking that was broken off leaves fewer."""
+    """Return notes on a set, and on its number of images if it is not as published (an interrupted unpacking)."""
     notes = [f"{entry.title}: {entry.note}"] if entry.note else []
     published, here = [portion.count for portion in entry.portions], [len(piece.keys) for piece in pieces]
     if published != here:
@@ -117,5 +121,79 @@ def _notes(entry: NamedSet, pieces: Sequence[Piece]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _sum(counts: Sequence[int]) -> str:
+def _sum(counts: Iterable[int]) -> str:
     return " + ".join(f"{count:,}" for count in counts)
+
+
+def _by_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSet:
+    """Return the images that the lists of an official partition name, in their parts; all, with a note, without lists.
+
+    torchvision's SUN397 has all images and none of the ten partitions, of which papers report the first.
+
+    Args:
+        entry: Set, which may have lists.
+        images: All of its images.
+        root: Folder of published sets.
+
+    Raises:
+        UserError: One list of a partition is missing and another is not; or a line of one is not an image of the set,
+            or was named before.
+    """
+    lists = entry.lists
+    if lists is None:
+        return images
+    files = {
+        part: next((file for folder in lists.folders if (file := root / folder / name).exists()), None)
+        for part, name in lists.files.items()
+    }
+    missing = [lists.files[part] for part, file in files.items() if file is None]
+    if len(missing) == len(files):
+        note = f"{entry.title}: the parts are ours; for the {lists.title} {_put(lists, root)}"
+        hints = replace(images.hints, official_parts=_put(lists, root))
+        return replace(images, notes=(*images.notes, note), hints=hints)
+    if missing:
+        raise UserError(f"the lists of {entry.title} lack {' and '.join(missing)}: {_put(lists, root)}.")
+    parts = _parts({part: file for part, file in files.items() if file is not None}, entry, lists, images, root)
+    declared = [parts[place] for place in sorted(parts)]
+    chosen = images.select(np.asarray(sorted(parts), dtype=np.int64))
+    return replace(chosen, declared=declared, notes=(*images.notes, *_partition_notes(entry, lists, declared)))
+
+
+def _parts(files: Mapping[str, Path], entry: NamedSet, lists: Lists, images: ImageSet, root: Path) -> dict[int, str]:
+    """Return the part of each listed image by its position; only names of the set's own images are accepted."""
+    places = {key: place for place, key in enumerate(images.keys)}
+    parts: dict[int, str] = {}
+    for part, file in files.items():
+        try:
+            text = read_text(file, MOST_BYTES)
+        except (OSError, UnicodeDecodeError) as problem:
+            raise UserError(f"{str(file)!r} cannot be read as a list of images ({problem}): unpack it again.") from None
+        for number, line in enumerate(map(str.strip, text.splitlines()), start=1):
+            if not line:
+                continue
+            where = f"line {number} of {file}"
+            place = places.get(f"{lists.prefix}{line}")
+            if place is None:
+                raise UserError(
+                    f"{where} is {shortened(line, MOST_SHOWN)!r}, and no such image of {entry.title} is in {root}; "
+                    f"expected one such as {lists.example!r}: unpack the official archives again."
+                )
+            if place in parts:
+                raise UserError(f"{where} names {line!r} for the second time: unpack {lists.archive} again.")
+            parts[place] = part
+        if part not in parts.values():
+            raise UserError(f"{file} names no images: unpack {lists.archive} again.")
+    return parts
+
+
+def _put(lists: Lists, root: Path) -> str:
+    return f"put {' and '.join(lists.files.values())} of {lists.archive} into {root / lists.folders[0]}"
+
+
+def _partition_notes(entry: NamedSet, lists: Lists, declared: list[str]) -> list[str]:
+    here = {part: declared.count(part) for part in lists.counts}
+    notes = [f"{entry.title}: the parts are those of the {lists.title}; its other images are not used"]
+    if here != dict(lists.counts):
+        published, available = _sum(lists.counts.values()), _sum(here.values())
+        notes.append(f"the {lists.title} was published with {published} images; {available} are here")
+    return notes

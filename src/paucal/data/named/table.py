@@ -1,14 +1,21 @@
-"""Data sets by name: what each is made of, where its files come from and where they belong."""
+"""Published data sets by name: what each consists of, where its files come from, and where they are on this machine.
 
+torchvision reads the files, and downloads them on request (`readers.py`). The layouts below the root are torchvision's
+own, so a folder that another program has filled through torchvision works as it is.
+"""
+
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from paucal.data.images import Hints
 
+ROOT_VARIABLE = "PAUCAL_DATA"
 _ORDINARY = Hints()
-OPEN_IMAGES = ("train", *(f"train_{digit:x}" for digit in range(16)))  # what its training archives unpack to
-_DIGITS_OR_SIGNS = Hints(flip=False, image_size=32)  # neither means the same in a mirror
+OPEN_IMAGES = ("train", *(f"train_{digit:x}" for digit in range(16)))  # folders of its training archives
+_DIGITS_OR_SIGNS = Hints(flip=False, image_size=32)  # their mirror images mean something else
 
 
 @dataclass(frozen=True)
@@ -16,9 +23,9 @@ class Portion:
     """A piece of a data set that torchvision opens at once.
 
     Attributes:
-        part: "train", "val" or "test"; "" where the set has no official parts.
-        count: images in it, as published.
-        arguments: what torchvision's class takes to open it.
+        part: "train", "val" or "test"; "" if the set has no official parts.
+        count: Number of images, as published.
+        arguments: Arguments with which torchvision's class opens it.
     """
 
     part: str
@@ -28,16 +35,16 @@ class Portion:
 
 @dataclass(frozen=True)
 class Lists:
-    """Lists of files that make an official partition of some of the images; without them a set has no parts.
+    """Lists of files that define an official partition of some of the images; without them a set has no parts.
 
     Attributes:
-        title: of the partition, for people.
-        files: part to the name of its list.
-        counts: part to the images in it, as published.
-        archive: the official file that has the lists, in words.
-        folders: where the lists may lie, relative to the root; the first is recommended.
-        prefix: of a line, which makes it the path of an image relative to the root.
-        example: a line.
+        title: Name of the partition, for people.
+        files: Name of the list of each part.
+        counts: Number of images in each part, as published.
+        archive: Official file that has the lists, for people.
+        folders: Folders that may hold the lists, relative to the root; the first is recommended.
+        prefix: Text before a line that makes it the path of an image relative to the root.
+        example: Example of a line.
     """
 
     title: str
@@ -54,22 +61,22 @@ class NamedSet:
     """A published data set.
 
     Attributes:
-        title: its name for people.
-        portions: what it consists of, in order; two may belong to the same part.
-        files: the official files, in words.
-        source: the page they are on.
-        folder: where the files go, relative to the root; "" for the root itself.
-        unpacked: paths relative to the root, or to one of `homes`, that exist once they are unpacked.
-        hints: what is known about the images.
-        package: a package that torchvision needs for it, and that paucal does not install by itself; "" for none.
-        fetch_package: a package that fetching needs, likewise.
-        fetchable: whether torchvision can still fetch it.
-        obstacle: why it cannot, as the beginning of a sentence.
-        note: how our use differs from the official parts.
-        lists: of an official partition.
-        homes: folders below the root, in one of which `unpacked` and `one_of` are; "" for the root itself.
-        one_of: paths of which one is enough, beside all of `unpacked`.
-        labelled: whether there are classes to learn.
+        title: Name for people.
+        portions: Its pieces, in order; two may belong to the same part.
+        files: Official files, for people.
+        source: Page with the official files.
+        folder: Folder for the files, relative to the root; "" for the root itself.
+        unpacked: Paths relative to the root, or to one of `homes`, that exist once the files are unpacked.
+        hints: Known properties of the images.
+        package: Package that torchvision needs to read it and paucal does not install by itself; "" for none.
+        fetch_package: Package that the download needs, likewise.
+        fetchable: Whether torchvision can still download it.
+        obstacle: Reason why it cannot, as the beginning of a sentence.
+        note: How the parts here differ from the official ones.
+        lists: Lists of an official partition.
+        homes: Folders below the root, one of which has `unpacked` and `one_of`; "" for the root itself.
+        one_of: Paths of which one is enough, beside all of `unpacked`.
+        labelled: Whether there are classes to learn.
     """
 
     title: str
@@ -88,6 +95,47 @@ class NamedSet:
     homes: tuple[str, ...] = ("",)
     one_of: tuple[str, ...] = ()
     labelled: bool = True
+
+
+def is_named(location: str | Path, root: str | Path | None = None) -> bool:
+    """Return whether a location means a published set by its name.
+
+    A path that exists wins over the name, unless a root of published sets is given: `./cifar10` is never the name.
+    """
+    return isinstance(location, str) and location in NAMED and (root is not None or not Path(location).exists())
+
+
+def data_root(root: str | Path | None = None) -> Path:
+    """Return the absolute folder that holds published sets.
+
+    It is `root`, else the environment's `PAUCAL_DATA`, else `paucal/data` in the user's cache folder
+    (`XDG_CACHE_HOME`, else `~/.cache`), where torch keeps its own downloads too.
+    """
+    if root is None:
+        cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        root = os.environ.get(ROOT_VARIABLE) or f"{cache}/paucal/data"
+    return Path(root).expanduser().resolve()
+
+
+def home_of(entry: NamedSet, root: Path) -> Path | None:
+    """Return the folder that a set's paths are relative to; None if its files are missing."""
+    for home in entry.homes:
+        folder = root / home
+        all_exist = all((folder / path).exists() for path in entry.unpacked)
+        if all_exist and (not entry.one_of or any((folder / path).is_dir() for path in entry.one_of)):
+            return folder
+    return None
+
+
+def how_to_get(name: str, root: Path, tried: bool = False) -> str:
+    """Return advice on missing files, as the second half of a sentence; `tried` if a download has failed."""
+    entry = NAMED[name]
+    put = f"put {entry.files} from {entry.source} into {root / entry.folder}"
+    fetch = "" if not entry.fetchable else "try again, or " if tried else "give --download, or "
+    why = "" if entry.fetchable else f"{entry.obstacle}, so "
+    # torchvision does not download an archive again that is where it would put it, but insists on its download package.
+    unpack = " and give --download to unpack them" if entry.fetchable and not entry.fetch_package else ""
+    return f"{why}{fetch}{put}{unpack}, or name the folder that has the set with --data-root"
 
 
 def _splits(*named: tuple[str, int], **arguments: Any) -> tuple[Portion, ...]:
@@ -299,7 +347,7 @@ NAMED: dict[str, NamedSet] = {
         unpacked=("info",),
         fetchable=False,
         obstacle="its archives are fetched by hand",
-        note="training images have the class of the query that found them, which nobody has looked at",
+        note="training images have the class of the query that found them, which nobody has checked",
         homes=("webvision", ""),
         one_of=("google", "flickr"),
     ),

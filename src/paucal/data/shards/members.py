@@ -17,8 +17,8 @@ from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet, locate
 from paucal.data.randomness import derive_seed
 from paucal.data.shards.texts import taken
+from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.data.sources.stores import EncodedStore
-from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.verify import ReportProgress
 
 _CHUNK = 256  # images that are read and checked at once

@@ -29,9 +29,8 @@ from paucal.data.shards.tar_index import (
 )
 from paucal.data.shards.texts import Repeated, Texts
 from paucal.data.sources.archive import COMPRESSED
-from paucal.data.sources.folder import ignored
-from paucal.data.sources.options import SourceOptions
-from paucal.data.sources.suffixes import IMAGE_SUFFIXES
+from paucal.data.sources.folder import IMAGE_SUFFIXES, ignored
+from paucal.data.sources.source import SourceOptions
 from paucal.data.verify import ReportProgress
 from paucal.reading import decode_text
 from paucal.types import NoLabelsError, UserError

@@ -19,9 +19,8 @@ from paucal.data.shards.index import HEADER, Shard, ShardIndex
 from paucal.data.shards.place import Place
 from paucal.data.shards.texts import Texts
 from paucal.data.sources.archive import MOST_ENTRIES, MOST_IMAGE, checked_name
-from paucal.data.sources.folder import ignored
+from paucal.data.sources.folder import IMAGE_SUFFIXES, ignored
 from paucal.data.sources.stores import EncodedStore, Stamp
-from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.reading import parse_json
 from paucal.types import UserError
 from paucal.wording import counted, was

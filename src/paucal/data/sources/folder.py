@@ -1,6 +1,7 @@
 """Folders of image files: class folders, class folders below train/val/test, or any nested folder."""
 
 import errno
+import importlib.util
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -8,12 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from PIL import features
 
 from paucal.data.images import ImageSet, Store
 from paucal.data.part_names import PARTS
 from paucal.data.sources.stores import FileStore
-from paucal.data.sources.suffixes import IMAGE_SUFFIXES as IMAGE_SUFFIXES
-from paucal.data.sources.suffixes import advice
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, was
 
@@ -24,17 +24,49 @@ _SYSTEM_FOLDERS = {
     *("__macosx", "@eadir", "#recycle", "@recycle", "#snapshot", "$recycle.bin", "recycler"),
     *("system volume information", "lost+found", "__pycache__"),
 }
+_ALWAYS = (
+    *(".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm"),
+    *(".jfif", ".jpe", ".mpo", ".apng", ".pgm", ".pbm", ".pnm"),
+    ".npy",  # an array of channels
+)
+# What each kind needs: a feature that Pillow was built with, or a package.
+_BUILT_IN = {".jp2": "jpg_2000", ".j2k": "jpg_2000", ".jpx": "jpg_2000", ".j2c": "jpg_2000", ".avif": "avif"}
+_HEIF = (".heic", ".heif", ".hif")
+
+
+def _readable() -> tuple[str, ...]:
+    """Return the suffixes of the image files that the installed packages can read."""
+    known = {**features.modules, **features.codecs}
+    built_in = [suffix for suffix, feature in _BUILT_IN.items() if feature in known and features.check(feature)]
+    has_heif = importlib.util.find_spec("pillow_heif") is not None  # the extra `heif`
+    return (*_ALWAYS, *built_in, *(_HEIF if has_heif else ()))
+
+
+IMAGE_SUFFIXES = _readable()
+
+
+def advice(suffix: str) -> str:
+    """Return the command that makes files of a kind readable which `IMAGE_SUFFIXES` lacks; "" if there is none.
+
+    Example:
+        >>> advice(".avif"), advice(".txt")
+        ('pip install -U pillow', '')
+    """
+    if suffix in _HEIF:
+        return "pip install 'paucal[heif]'"
+    return "pip install -U pillow" if suffix in _BUILT_IN else ""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where images lie that are laid out as folders: a folder, or an archive of one.
+    """What holds images that are laid out as folders: a folder, or an archive of one.
 
     Attributes:
-        name: for people.
-        location: as `ImageSet.location`.
-        store: makes the store of images with given keys.
-        subfolders: names of the folders within one, which is named relative to the root ("" for the root).
+        name: Name for people.
+        location: Location as in `ImageSet.location`.
+        store: Function that makes the store of the images with given keys.
+        subfolders: Function that lists the names of the folders in a folder, given relative to the root ("" for the
+            root).
     """
 
     name: str
@@ -52,7 +84,7 @@ def open_folder(root: Path, labelled: bool = True) -> ImageSet:
     shifts no label. Unlabelled, every image below `root` counts, and its part is still known.
 
     Raises:
-        UserError: no images, a part without class folders, an empty class folder, or folders beside the
+        UserError: There are no images, a part without class folders, an empty class folder, or folders beside the
             parts.
     """
     passed_over: Counter[str] = Counter()
@@ -63,11 +95,13 @@ def open_folder(root: Path, labelled: bool = True) -> ImageSet:
         name=real.name,
         location=str(real),
         store=lambda keys: FileStore(real, keys),
-        subfolders=lambda below: _subfolders(root / below),
+        subfolders=lambda below: sorted(
+            entry.name for entry in (root / below).iterdir() if entry.is_dir() and not ignored(entry.name)
+        ),
     )
     images = open_place(place, keys, passed_over, labelled, shown=root)
-    told = [f"the folder {link} is {folder} again, and was read once" for link, folder in sorted(links.items())]
-    return replace(images, notes=(*images.notes, *told))
+    notes = [f"the folder {link} is {folder} again, and was read once" for link, folder in sorted(links.items())]
+    return replace(images, notes=(*images.notes, *notes))
 
 
 def open_place(
@@ -76,14 +110,14 @@ def open_place(
     """Open images that are laid out as folders, see `open_folder`.
 
     Args:
-        place: where they lie.
-        keys: of all images, relative to it, sorted.
-        passed_over: the files that are no images, by the ends of their names.
-        labelled: whether folders are classes.
-        shown: how the place is called in messages; None for its location.
+        place: Folder or archive.
+        keys: Paths of all images, relative to it, sorted.
+        passed_over: Number of files that are not images, by suffix.
+        labelled: Whether folders are classes.
+        shown: Path of the place in messages; None for its location.
     """
     root = Path(place.location) if shown is None else shown
-    notes = _passed_over(passed_over)
+    notes = _note_on_passed_over(passed_over)
     if not keys:
         others = f"; {notes[0]}" if notes else ""
         raise UserError(f"there are no images in {root} (expected files ending in {', '.join(IMAGE_SUFFIXES)}){others}")
@@ -94,16 +128,104 @@ def open_place(
     if loose and tops:
         notes.append(f"{counted(len(loose), 'image')} beside the folders {_left_out(loose)}")
     keys = [key for key in keys if "/" in key]
-    if _has_parts(root, tops, keys):
-        return _open_parts(place, root, tops, keys, notes)
     parts = [top for top in tops if top.lower() in PARTS]
+    if _has_parts(root, tops, parts, keys):
+        return _open_parts(place, root, parts, keys, notes)
     if len(parts) > 1:
         notes.append(f"{_quoted(parts)} hold no class folders, so they are classes, as the folders beside them are")
-    return _open_classes(place, root, tops, keys, notes)
+    if not tops:
+        raise NoLabelsError(
+            f"{root} has images but no class folders; expected {root.name}/<class>/<image> "
+            "(images without labels are for paucal predict)"
+        )
+    names = [key.split("/")[0] for key in keys]
+    _refuse_empty_classes(root, tops, names)
+    return _image_set(place, keys, names, [""] * len(keys), notes)
 
 
-def _left_out(keys: list[str]) -> str:
-    return f"{was(len(keys))} left out ({keys[0]}{', ...' if len(keys) > 1 else ''})"
+def _has_parts(root: Path, tops: list[str], parts: list[str], keys: list[str]) -> bool:
+    """Tell folders of parts from classes that happen to be called "train" or "test"."""
+    filled = {key.split("/")[0] for key in keys}
+    others = [top for top in tops if top not in parts and top in filled]
+    if not parts:
+        return False
+    nested = any(key.count("/") >= 2 for key in keys if key.split("/")[0] in parts)
+    if others and nested:
+        raise UserError(
+            f"{root} has {_quoted(others)} with images beside {_quoted(parts)}; move them below one of those "
+            "folders or out of the way"
+        )
+    return not others
+
+
+def _open_parts(place: Place, root: Path, parts: list[str], keys: list[str], notes: list[str]) -> ImageSet:
+    doubled = [part for part, n in Counter(PARTS[top.lower()] for top in parts).items() if n > 1]
+    if doubled:
+        raise UserError(f"{root} has more than one folder for {doubled[0]} ({_quoted(parts)}); keep one of them")
+    folders: list[str] = []
+    for top in parts:
+        inside = place.subfolders(top)
+        if not inside:
+            raise (UserError if any(map(place.subfolders, parts)) else NoLabelsError)(
+                f"{root / top} has no class folders inside; expected {top}/<class>/<image> "
+                "(images without labels are for paucal predict)"
+            )
+        folders.extend(f"{top}/{name}" for name in inside)
+    flat = [key for key in keys if key.count("/") == 1]
+    if flat:
+        notes.append(f"{counted(len(flat), 'image')} outside of class folders {_left_out(flat)}")
+    keys = [key for key in keys if key.count("/") >= 2]
+    names = [key.split("/")[1] for key in keys]
+    _refuse_empty_classes(root, folders, names)
+    return _image_set(place, keys, names, [_part_of(key) for key in keys], notes)
+
+
+def _refuse_empty_classes(root: Path, folders: list[str], names: list[str]) -> None:
+    """Refuse class folders, given by their paths, whose name is not among the classes of the images."""
+    empty = sorted(folder for folder in folders if folder.rpartition("/")[2] not in names)
+    for folder in empty:
+        twin = next((other for other in folders if other != folder and _is_same(root / folder, root / other)), None)
+        if twin is not None:
+            raise UserError(f"the class folders '{folder}' and '{twin}' of {root} are one folder: remove the link.")
+    if empty:
+        raise UserError(f"class folder {_quoted(empty)} in {root} has no images; add some or remove the folder")
+
+
+def _is_same(first: Path, second: Path) -> bool:
+    try:
+        return os.path.samefile(first, second)
+    except OSError:  # folders of an archive
+        return False
+
+
+def _image_set(
+    place: Place, keys: list[str], names: list[str] | list[None], declared: list[str], notes: list[str]
+) -> ImageSet:
+    classes = tuple(sorted({name for name in names if name is not None}))
+    numbers = {name: label for label, name in enumerate(classes)}
+    return ImageSet(
+        name=place.name,
+        location=place.location,
+        classes=classes,
+        keys=keys,
+        labels=np.asarray([-1 if name is None else numbers[name] for name in names], dtype=np.int64),
+        declared=declared,
+        store=place.store(keys),
+        notes=tuple(notes),
+    )
+
+
+def parts_of(keys: list[str]) -> list[str]:
+    """Return the part folder that each image lies in; "" for all if these folders look like classes."""
+    parts = [_part_of(key) for key in keys]
+    others = any("/" in key and not part for key, part in zip(keys, parts, strict=True))
+    nested = any(key.count("/") >= 2 for key, part in zip(keys, parts, strict=True) if part)
+    return [""] * len(keys) if others and not nested else parts
+
+
+def _part_of(key: str) -> str:
+    folder, slash, _ = key.partition("/")
+    return PARTS.get(folder.lower(), "") if slash else ""
 
 
 def find_images(root: Path, passed_over: Counter[str] | None = None, links: dict[str, str] | None = None) -> list[str]:
@@ -112,12 +234,12 @@ def find_images(root: Path, passed_over: Counter[str] | None = None, links: dict
     Hidden files and folders are left out; links to folders are followed, but no folder is entered twice.
 
     Args:
-        root: of the search.
-        passed_over: counts the files that are no images, by the ends of their names in small letters.
-        links: is given the folders that were entered before, each with the one that it is.
+        root: Folder to search.
+        passed_over: Counter to which the files that are not images are added, by suffix in small letters.
+        links: Dictionary to which folders that were entered before are added, each with its other name.
 
     Raises:
-        UserError: a folder cannot be read.
+        UserError: A folder cannot be read.
     """
     images: list[str] = []
     for path in find_files(root, links):
@@ -144,7 +266,7 @@ def find_files(root: Path, links: dict[str, str] | None = None) -> Iterator[str]
 
 
 def require_readable(folder: Path) -> None:
-    """Refuse a folder with folders in it that cannot be read, which patterns of names pass over.
+    """Refuse a folder with unreadable folders in it, which patterns of names would silently skip.
 
     Raises:
         UserError: A folder cannot be read.
@@ -155,15 +277,20 @@ def require_readable(folder: Path) -> None:
 
 
 def _refuse_unreadable(problem: OSError) -> None:
-    if not isinstance(problem, FileNotFoundError):  # removed meanwhile
+    if not isinstance(problem, FileNotFoundError):  # removed in the meantime
         reason = (problem.strerror or "").lower()
         raise UserError(f"the folder {problem.filename} cannot be read ({reason}): change its permissions or move it.")
 
 
-def _passed_over(counts: Counter[str]) -> list[str]:
-    """Return a note on files that are no images, the commonest kinds first; none where there are none.
+def ignored(name: str) -> bool:
+    """Return whether a file or folder is hidden, or belongs to the system."""
+    return name.startswith(".") or name.lower() in _SYSTEM_FOLDERS
 
-    Kinds that are equally common are sorted by name, those without one last: folders are walked in no fixed order.
+
+def _note_on_passed_over(counts: Counter[str]) -> list[str]:
+    """Return a note on files that are not images, the commonest kinds first; an empty list if there are none.
+
+    Kinds that are equally common are sorted by name, files without a suffix last: folders are walked in no fixed order.
     """
     if not counts:
         return []
@@ -178,111 +305,8 @@ def _passed_over(counts: Counter[str]) -> list[str]:
     ]
 
 
-def ignored(name: str) -> bool:
-    """Whether a file or folder is hidden, or the system's own."""
-    return name.startswith(".") or name.lower() in _SYSTEM_FOLDERS
-
-
-def _subfolders(root: Path) -> list[str]:
-    return sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not ignored(entry.name))
-
-
-def _part_of(key: str) -> str:
-    folder, slash, _ = key.partition("/")
-    return PARTS.get(folder.lower(), "") if slash else ""
-
-
-def parts_of(keys: list[str]) -> list[str]:
-    """Return the parts of images that may lie anywhere: those of part folders, unless these look like classes."""
-    parts = [_part_of(key) for key in keys]
-    others = any("/" in key and not part for key, part in zip(keys, parts, strict=True))
-    nested = any(key.count("/") >= 2 for key, part in zip(keys, parts, strict=True) if part)
-    return [""] * len(keys) if others and not nested else parts
-
-
-def _has_parts(root: Path, tops: list[str], keys: list[str]) -> bool:
-    """Tell parts from classes that happen to be called "train" or "test"."""
-    parts = [top for top in tops if top.lower() in PARTS]
-    filled = {key.split("/")[0] for key in keys}
-    others = [top for top in tops if top not in parts and top in filled]
-    if not parts:
-        return False
-    nested = any(key.count("/") >= 2 for key in keys if key.split("/")[0] in parts)
-    if others and nested:
-        raise UserError(
-            f"{root} has {_quoted(others)} with images beside {_quoted(parts)}; move them below one of those "
-            "folders or out of the way"
-        )
-    return not others
-
-
-def _open_parts(place: Place, root: Path, tops: list[str], keys: list[str], notes: list[str]) -> ImageSet:
-    parts = [top for top in tops if top.lower() in PARTS]
-    doubled = [part for part, n in Counter(PARTS[top.lower()] for top in parts).items() if n > 1]
-    if doubled:
-        raise UserError(f"{root} has more than one folder for {doubled[0]} ({_quoted(parts)}); keep one of them")
-    folders: list[str] = []
-    for top in parts:
-        inside = place.subfolders(top)
-        if not inside:
-            raise (UserError if any(map(place.subfolders, parts)) else NoLabelsError)(
-                f"{root / top} has no class folders inside; expected {top}/<class>/<image> "
-                "(images without labels are for paucal predict)"
-            )
-        folders.extend(f"{top}/{name}" for name in inside)
-    flat = [key for key in keys if key.count("/") == 1]
-    if flat:
-        notes.append(f"{counted(len(flat), 'image')} outside of class folders {_left_out(flat)}")
-    keys = [key for key in keys if key.count("/") >= 2]
-    names = [key.split("/")[1] for key in keys]
-    _refuse_empty_classes(root, folders, names)
-    return _image_set(place, keys, names, [_part_of(key) for key in keys], notes)
-
-
-def _open_classes(place: Place, root: Path, tops: list[str], keys: list[str], notes: list[str]) -> ImageSet:
-    if not tops:
-        raise NoLabelsError(
-            f"{root} has images but no class folders; expected {root.name}/<class>/<image> "
-            "(images without labels are for paucal predict)"
-        )
-    names = [key.split("/")[0] for key in keys]
-    _refuse_empty_classes(root, tops, names)
-    return _image_set(place, keys, names, [""] * len(keys), notes)
-
-
-def _refuse_empty_classes(root: Path, folders: list[str], names: list[str]) -> None:
-    """Refuse class folders, given by their paths, whose name is not among the classes of the images."""
-    empty = sorted(folder for folder in folders if folder.rpartition("/")[2] not in names)
-    for folder in empty:
-        twin = next((other for other in folders if other != folder and _is_same(root / folder, root / other)), None)
-        if twin is not None:
-            raise UserError(f"the class folders '{folder}' and '{twin}' of {root} are one folder: remove the link.")
-    if empty:
-        raise UserError(f"class folder {_quoted(empty)} in {root} has no images; add some or remove the folder")
-
-
-def _is_same(first: Path, second: Path) -> bool:
-    try:
-        return os.path.samefile(first, second)
-    except OSError:  # folders of an archive
-        return False
-
-
-def _image_set(
-    place: Place, keys: list[str], names: list[str] | list[None], declared: list[str], notes: list[str]
-) -> ImageSet:
-    classes = tuple(sorted({name for name in names if name is not None}))
-    position = {name: label for label, name in enumerate(classes)}
-    return ImageSet(
-        name=place.name,
-        location=place.location,
-        classes=classes,
-        keys=keys,
-        labels=np.asarray([-1 if name is None else position[name] for name in names], dtype=np.int64),
-        declared=declared,
-        store=place.store(keys),
-        notes=tuple(notes),
-    )
+def _left_out(keys: list[str]) -> str:
+    return f"{was(len(keys))} left out ({keys[0]}{', ...' if len(keys) > 1 else ''})"
 
 
 def _quoted(names: list[str]) -> str:

@@ -1,16 +1,18 @@
-"""Where the images of a table or a list lie: the folder that its paths are relative to, one for each part."""
+"""Where the images of a table or list are: the folder its paths are relative to, and files whose spelling differs."""
 
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from paucal.data.class_names import valid_text
 from paucal.data.images import spread
 from paucal.data.part_names import tells_part
-from paucal.data.sources.file_finder import FileFinder, unescaped
-from paucal.data.sources.folder import IMAGE_FOLDERS
+from paucal.data.sources.folder import IMAGE_FOLDERS, IMAGE_SUFFIXES
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -18,38 +20,91 @@ FOLDERS_OF_TABLES = (
     *("annotations", "annotation", "labels", "label", "lists", "list", "splits", "split"),
     *("tables", "csv", "metadata", "meta"),
 )
+_ESCAPED_BYTE = re.compile(r"\\udc([89a-f][0-9a-f])")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/+\S", re.IGNORECASE)
-_OUT = re.compile(r"/|[A-Za-z]:|(?:.*/)?\.\.(?:/|$)|[^\0]*\0", re.DOTALL)
-_LOOKED_AT = 32  # rows that tell the folder
-_SHOWN = 80
+_OUTSIDE = re.compile(r"/|[A-Za-z]:|(?:.*/)?\.\.(?:/|$)|[^\0]*\0", re.DOTALL)
+_SAMPLED_ROWS = 32  # rows that decide which folder the paths are relative to
+_SHOWN = 80  # characters of a path in a message
 
 
-class ListedPath(NamedTuple):
-    """The path of an image as a table or a list has it.
+class ListedImage(NamedTuple):
+    """One image as a row of a table or list describes it.
 
     Attributes:
         path: Path with forward slashes.
         part: Part that the image belongs to, or "".
         line: Number of the line.
         file: Table or list.
+        label: Cell of the class.
+        others: Cells of further columns.
+        marks: Cells of the columns that stand for one class each.
+        names: Names of its classes, once they are divided.
+        key: Path of its file below the common folder, once it is found.
     """
 
     path: str
     part: str
     line: int
     file: Path
+    label: str = ""
+    others: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    key: str = ""
 
 
 class Located(NamedTuple):
-    """Where images lie: a folder, their paths below it, and notes on how they were found."""
+    """The common folder of some images, their paths below it, and notes on how they were found."""
 
     folder: Path
     keys: list[str]
     notes: list[str]
 
 
+def locate(listed: Sequence[ListedImage], root: Path | None) -> Located:
+    """Find the files of listed images; the images of each part may have a folder of their own.
+
+    Args:
+        listed: All images of a set.
+        root: Folder that the paths are relative to; None searches the folder of the file, the one above, and folders
+            of images or of the part below them.
+
+    Raises:
+        UserError: A path is a URL, leads out of the folder of the images or fits several files, or none of the sampled
+            images exists.
+    """
+    groups: dict[tuple[Path, str], list[int]] = {}
+    for place, row in enumerate(listed):
+        groups.setdefault((row.file, row.part), []).append(place)
+    finders: dict[Path, FileFinder] = {}
+    folders, keys, notes, respelt = [Path()] * len(listed), [""] * len(listed), [], 0
+    for (file, part), places in groups.items():
+        rows = [listed[place] for place in places]
+        finder, prefix = _choose_folder(rows, list(_candidates(file, part, root, finders)), root)
+        if prefix:
+            notes.append(f"paths in {file.name} begin with {prefix!r}, which was taken for {finder.root}")
+        begins = _absolute_prefixes(finder.root, root)
+        for place, row in zip(places, rows, strict=True):
+            path = _relative(row.path, begins).removeprefix(prefix)
+            if leads_out(path):
+                _refuse_outside(row, rows)
+            files = finder.find(path)
+            if len(files) > 1:
+                raise UserError(
+                    f"{row.path[:_SHOWN]!r} in line {row.line} of {row.file} fits {files[0]} and {files[1]}: name one "
+                    "of the files."
+                )
+            folders[place], keys[place] = finder.root, files[0] if files else path
+            respelt += not keys[place].startswith(path)
+    if respelt:
+        notes.append(f"{counted(respelt, 'path')} and names of files differ in case, Unicode form or encoding")
+    base = Path(os.path.commonpath(set(folders)))
+    below = {folder: "" if folder == base else f"{folder.relative_to(base).as_posix()}/" for folder in set(folders)}
+    return Located(base, [below[folder] + key for folder, key in zip(folders, keys, strict=True)], notes)
+
+
 def plain_path(text: str) -> str:
-    r"""Return a path with forward slashes and without what changes nothing, so that one image has one spelling.
+    r"""Return a path with forward slashes and without redundant steps, so that each image has one spelling.
 
     Example:
         >>> plain_path(".\\a\\b//./c.png")
@@ -60,49 +115,12 @@ def plain_path(text: str) -> str:
     return path.removeprefix("./")
 
 
-def locate(listed: Sequence[ListedPath], root: Path | None) -> Located:
-    """Return where listed images lie; those of a part may have a folder of their own.
-
-    Args:
-        listed: Paths of all images.
-        root: Folder that the paths are relative to; None looks in the folder of the file, in the one above, and in
-            folders of images or of the part below them.
-
-    Raises:
-        UserError: A path is a URL, leads out of the folder of the images or stands for several files, or none of the
-            images that were looked for is there.
-    """
-    groups: dict[tuple[Path, str], list[int]] = {}
-    for place, one in enumerate(listed):
-        groups.setdefault((one.file, one.part), []).append(place)
-    finders: dict[Path, FileFinder] = {}
-    folders, keys, notes, respelt = [Path()] * len(listed), [""] * len(listed), [], 0
-    for (file, part), places in groups.items():
-        rows = [listed[place] for place in places]
-        finder, prefix = _choose_folder(rows, list(_candidates(file, part, root, finders)), root)
-        if prefix:
-            notes.append(f"paths in {file.name} begin with {prefix!r}, which was taken for {finder.root}")
-        begins = _begins(finder.root, root)
-        for place, row in zip(places, rows, strict=True):
-            path = _relative(row.path, begins).removeprefix(prefix)
-            if leads_out(path):
-                _refuse(row, rows)
-            key = _only(row, finder.find(path)) or path
-            folders[place], keys[place] = finder.root, key
-            respelt += not key.startswith(path)
-    if respelt:
-        notes.append(f"{counted(respelt, 'path')} and names of files differ in case, Unicode form or encoding")
-    base = Path(os.path.commonpath(set(folders)))
-    below = {folder: "" if folder == base else f"{folder.relative_to(base).as_posix()}/" for folder in set(folders)}
-    return Located(base, [below[folder] + key for folder, key in zip(folders, keys, strict=True)], notes)
-
-
 def leads_out(path: str) -> bool:
-    """Return whether a path is absolute or climbs, in the notation of any system."""
-    return _OUT.match(path) is not None
+    """Return whether a path is absolute or climbs above its folder, in the notation of any system."""
+    return _OUTSIDE.match(path) is not None
 
 
-def _candidates(file: Path, part: str, root: Path | None, finders: dict[Path, FileFinder]) -> Iterator[FileFinder]:
+def _candidates(file: Path, part: str, root: Path | None, finders: dict[Path, "FileFinder"]) -> Iterator["FileFinder"]:
     """Yield the folders that the paths of a part may be relative to, the likeliest first."""
     here = file.resolve().parent
     bases = [here, here.parent] if root is None else [root.resolve()]
@@ -111,33 +129,33 @@ def _candidates(file: Path, part: str, root: Path | None, finders: dict[Path, Fi
         yield finders.setdefault(folder, FileFinder(folder))
 
 
-def _below(folder: Path, file: Path, part: str, finders: dict[Path, FileFinder], depth: int = 2) -> list[Path]:
-    """Return the folders of images, of the part and of the table's own name below a folder, and its only one."""
+def _below(folder: Path, file: Path, part: str, finders: dict[Path, "FileFinder"], depth: int = 2) -> list[Path]:
+    """Return the folders of images, of the part and of the table's own name below a folder, and its only subfolder."""
     names = finders.setdefault(folder, FileFinder(folder)).folders()
-    known = (*IMAGE_FOLDERS, file.stem.lower(), *(("train",) if part == "" else ()))
-    found = [folder / name for name in names if name.lower() in known or tells_part(name, part)]
+    usual = (*IMAGE_FOLDERS, file.stem.lower(), *(("train",) if part == "" else ()))
+    folders = [folder / name for name in names if name.lower() in usual or tells_part(name, part)]
     if depth > 1:
-        found += [inner for one in found for inner in _below(one, file, part, finders, depth - 1)]
-        found += [folder / names[0]] if len(names) == 1 else []
-    return found
+        folders += [inner for below in folders for inner in _below(below, file, part, finders, depth - 1)]
+        folders += [folder / names[0]] if len(names) == 1 else []
+    return folders
 
 
 def _choose_folder(
-    rows: Sequence[ListedPath], candidates: Sequence[FileFinder], root: Path | None
-) -> tuple[FileFinder, str]:
-    """Return the folder that has most of the images, and the beginning of the paths that stands for it elsewhere.
+    rows: Sequence[ListedImage], candidates: Sequence["FileFinder"], root: Path | None
+) -> tuple["FileFinder", str]:
+    """Return the folder that has most of the sampled images, and the prefix of paths that stands for it elsewhere.
 
     Raises:
-        UserError: None has any.
+        UserError: No folder has any of them.
     """
-    looked = [rows[place] for place in spread(len(rows), _LOOKED_AT)]
+    sample = [rows[place] for place in spread(len(rows), _SAMPLED_ROWS)]
     best, most = None, 0
     for finder in candidates:
-        paths = [_relative(row.path, _begins(finder.root, root)) for row in looked]
-        there = sum(not leads_out(path) and bool(finder.find(path)) for path in paths)
-        if there > most:
-            best, most = finder, there
-        if there == len(looked):
+        paths = [_relative(row.path, _absolute_prefixes(finder.root, root)) for row in sample]
+        count = sum(not leads_out(path) and bool(finder.find(path)) for path in paths)
+        if count > most:
+            best, most = finder, count
+        if count == len(sample):
             break
     if best is not None:
         return best, ""
@@ -149,16 +167,16 @@ def _choose_folder(
         if prefix := _foreign_prefix([row.path for row in rows], finder):
             return finder, prefix
     if leads_out(rows[0].path):
-        _refuse(rows[0], rows)
+        _refuse_outside(rows[0], rows)
     searched = " nor in ".join(str(finder.root) for finder in candidates)
     raise UserError(
         f"{rows[0].path[:_SHOWN]!r}, the first image of {rows[0].file}, is not in {searched}; "
-        "name the folder that the paths begin in with --data-root"
+        "name the folder that the paths begin in with --data-root."
     )
 
 
-def _foreign_prefix(paths: Sequence[str], finder: FileFinder) -> str:
-    """Return what all absolute paths begin with on another machine, where what follows is there; "" for nothing."""
+def _foreign_prefix(paths: Sequence[str], finder: "FileFinder") -> str:
+    """Return what all absolute paths begin with on another machine, if the rest of the first exists; else ""."""
     pieces = paths[0].split("/")
     for count in range(1, len(pieces)):
         if leads_out(paths[0]) and finder.find("/".join(pieces[count:])):
@@ -167,35 +185,142 @@ def _foreign_prefix(paths: Sequence[str], finder: FileFinder) -> str:
     return ""
 
 
-def _begins(folder: Path, root: Path | None) -> list[str]:
+def _absolute_prefixes(folder: Path, root: Path | None) -> list[str]:
     """Return how absolute paths below a folder begin: with the folder, or with the root as it was given."""
-    known = [folder, *(() if root is None else (root, root.absolute()))]
-    return list(dict.fromkeys(f"{one.as_posix().rstrip('/')}/" for one in known))
+    spellings = [folder, *(() if root is None else (root, root.absolute()))]
+    return list(dict.fromkeys(f"{path.as_posix().rstrip('/')}/" for path in spellings))
 
 
-def _relative(path: str, begins: Sequence[str]) -> str:
-    """Return a path without what an absolute one begins with; as it is where it begins otherwise."""
-    return next((path.removeprefix(begin) for begin in begins if path.startswith(begin)), path)
+def _relative(path: str, prefixes: Sequence[str]) -> str:
+    return next((path.removeprefix(prefix) for prefix in prefixes if path.startswith(prefix)), path)
 
 
-def _only(row: ListedPath, found: Sequence[str]) -> str:
-    if len(found) > 1:
-        names = " and ".join(found[:2])
-        raise UserError(f"{row.path[:_SHOWN]!r} in line {row.line} of {row.file} fits {names}: name one of the files.")
-    return found[0] if found else ""
-
-
-def _refuse(row: ListedPath, rows: Sequence[ListedPath]) -> NoReturn:
-    """Say that a path leads out of the folder of the images, and into which where all of them lead into one."""
-    folders = [one.path.split("/")[:-1] for one in rows]
-    abroad = all(leads_out(one.path) for one in rows)
-    shared = "/".join(os.path.commonprefix(folders)) if abroad else ""  # noqa: RUF071 (of lists of names)
+def _refuse_outside(row: ListedImage, rows: Sequence[ListedImage]) -> NoReturn:
+    """Refuse a path that leads out of the folder of the images; name the folder that all paths share, if any."""
+    folders = [other.path.split("/")[:-1] for other in rows]
+    all_outside = all(leads_out(other.path) for other in rows)
+    shared = "/".join(os.path.commonprefix(folders)) if all_outside else ""  # noqa: RUF071 (of lists of names)
     advice = "give paths relative to one folder, and name it with --data-root"
     if shared and ".." not in shared.split("/"):
-        here = os.path.isdir(shared)
-        advice = f"all paths lie in {shared}: give --data-root {shlex.quote(shared)}" if here else (
-            f"all paths lie in {shared}, which is not on this machine: name what it is here with --data-root"
-        )  # fmt: skip
+        advice = f"all paths lie in {shared}, which is not on this machine: name what it is here with --data-root"
+        if os.path.isdir(shared):
+            advice = f"all paths lie in {shared}: give --data-root {shlex.quote(shared)}"
     raise UserError(
         f"line {row.line} of {row.file} leads out of the folder of the images ({row.path[:_SHOWN]!r}); {advice}."
     )
+
+
+class FileFinder:
+    """Finds files below a folder by relative paths, which may have been written on another system.
+
+    A path means the file of exactly that name if there is one. Otherwise it means the files whose names differ from it
+    only in Unicode form, in case or in bytes that are not UTF-8, and failing that the images of that name with any
+    suffix.
+
+    Args:
+        root: Folder that the paths are relative to.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._listed: dict[str, _Names | None] = {}
+        self._folders: dict[str, str | None] = {"": ""}
+
+    def find(self, path: str) -> list[str]:
+        """Return the relative paths of the files that a path may mean; empty if there is no such file."""
+        above, _, name = path.rpartition("/")
+        folder = self._folder(above)
+        if folder is None:
+            return []
+        prefix, names = f"{folder}/" if folder else "", self._names(folder)
+        if names is None:  # the folder may be entered but not listed
+            return [f"{prefix}{name}"] if os.path.isfile(self.root / folder / name) else []
+        if name in names.files:
+            return [f"{prefix}{name}"]
+        return [prefix + match for match in names.alike.get(likeness(name)) or names.stems.get(likeness(name), [])]
+
+    def folders(self, path: str = "") -> Sequence[str]:
+        """Return the names of the folders in a folder, sorted, without hidden ones."""
+        names = self._names(path)
+        return [] if names is None else sorted(name for name in names.folders if not name.startswith("."))
+
+    def _folder(self, path: str) -> str | None:
+        """Return the folder that a path means; None if there is none, or several are alike."""
+        if path not in self._folders:
+            above, _, name = path.rpartition("/")
+            folder = self._folder(above)
+            names = None if folder is None else self._names(folder)
+            matches: list[str] = []
+            if names is not None:
+                alike = likeness(name)
+                matches = [name] if name in names.folders else [f for f in names.folders if likeness(f) == alike]
+            elif folder is not None and os.path.isdir(self.root / folder / name):  # may be entered but not listed
+                matches = [name]
+            self._folders[path] = f"{folder}/{matches[0]}".lstrip("/") if len(matches) == 1 else None
+        return self._folders[path]
+
+    def _names(self, folder: str) -> "_Names | None":
+        if folder not in self._listed:
+            self._listed[folder] = _list(self.root / folder)
+        return self._listed[folder]
+
+
+class _Names:
+    """Names of the files and folders in one folder."""
+
+    def __init__(self, files: Iterable[str], folders: Iterable[str]) -> None:
+        self.files, self.folders = frozenset(files), frozenset(folders)
+
+    @cached_property
+    def alike(self) -> dict[str, list[str]]:
+        """The files by their `likeness`."""
+        return _grouped((likeness(name), name) for name in sorted(self.files))
+
+    @cached_property
+    def stems(self) -> dict[str, list[str]]:
+        """The images by the `likeness` of their names without the suffix."""
+        split = ((*os.path.splitext(name), name) for name in sorted(self.files))
+        return _grouped((likeness(stem), name) for stem, suffix, name in split if suffix.lower() in IMAGE_SUFFIXES)
+
+
+def likeness(name: str) -> str:
+    """Return what names share that differ only in Unicode form, in case or in bytes that are not UTF-8."""
+    return unicodedata.normalize("NFC", valid_text(unescaped(name))).casefold()
+
+
+def unescaped(name: str) -> str:
+    r"""Return a name with the bytes that are not UTF-8, which paucal writes to files as escapes.
+
+    Example:
+        >>> unescaped(r"caf\udce9") == "caf\udce9"
+        True
+    """
+    return _ESCAPED_BYTE.sub(lambda match: chr(0xDC00 + int(match[1], 16)), name) if "\\" in name else name
+
+
+def _list(folder: Path) -> _Names | None:
+    """Return the names in a folder; None if they may not be listed."""
+    files, folders = [], []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                (folders if _is_folder(entry) else files).append(entry.name)
+    except PermissionError:
+        return None
+    except OSError:
+        pass
+    return _Names(files, folders)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a broken link
+        return False
+
+
+def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for key, name in pairs:
+        groups.setdefault(key, []).append(name)
+    return groups

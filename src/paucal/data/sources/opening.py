@@ -1,8 +1,8 @@
-"""One door to every source of images: the built-in digits, sets by name, folders, archives, tables and Parquet."""
+"""`open_images`, and the table of all sources: built-in data, published sets, the hub, URLs, files and folders."""
 
 import difflib
-from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
@@ -11,29 +11,22 @@ from paucal.data.boxes.opening import images_of
 from paucal.data.class_names import with_plain_classes
 from paucal.data.images import ImageSet
 from paucal.data.masks.recognition import refuse_masks, without_masks
-from paucal.data.named.locations import is_named
-from paucal.data.named.table import NAMED
+from paucal.data.named.table import NAMED, is_named
 from paucal.data.part_names import PARTS, tells_part
 from paucal.data.shards.opening import find_shards, is_shard, open_shards
 from paucal.data.shards.place import LocalPlace, RemotePlace, is_remote
 from paucal.data.sources.archive import ARCHIVE_SUFFIXES, COMPRESSED, open_archive
 from paucal.data.sources.digits import open_digits
 from paucal.data.sources.folder import IMAGE_SUFFIXES, open_folder
-from paucal.data.sources.hub import hub_files, is_on_hub
-from paucal.data.sources.listing import LIST_SUFFIX, find_train_list, open_listing
-from paucal.data.sources.options import SourceOptions
-from paucal.data.sources.parquet import (
-    find_parquet,
-    find_remote_parquet,
-    open_parquet,
-    open_remote_parquet,
-)
-from paucal.data.sources.row_files import PARQUET_SUFFIX, RowFile
+from paucal.data.sources.hub import is_on_hub, open_hub
+from paucal.data.sources.parquet import find_parquet, find_remote_parquet, open_parquet, open_remote_parquet
+from paucal.data.sources.parquet_store import PARQUET_SUFFIX, RowFile
 from paucal.data.sources.several import joined_sets, roots_of
+from paucal.data.sources.source import Source, SourceOptions
 from paucal.data.sources.stores import FileStore
-from paucal.data.sources.table import open_tables
-from paucal.data.sources.table_files import find_tables, together
-from paucal.data.sources.table_rows import TABLE_SUFFIXES
+from paucal.data.sources.table_columns import find_tables, tables_of_set
+from paucal.data.sources.table_rows import LIST_SUFFIX, TABLE_SUFFIXES
+from paucal.data.sources.tables import find_train_list, open_list, open_tables
 from paucal.data.sources.voc_lists import is_voc, open_voc
 from paucal.data.verify import ReportProgress
 from paucal.types import NoLabelsError, UserError
@@ -53,28 +46,28 @@ def open_images(
     label_separator: str | None = None,
     progress: ReportProgress | None = None,
 ) -> ImageSet:
-    """Open images by location; the pixels are read later, one by one.
+    """Open images by location; the pixels are read later, one image at a time.
 
     Args:
         location: "digits" for the built-in data (`./digits` for a folder of that name); a folder of images, or a zip or
             tar of one; a Parquet file in the Hugging Face layout or a folder of such files; a folder of tar shards in
-            WebDataset's layout (`shards/`), or its URL; a table (`table.py`) or a list file (`listing.py`), or a folder
-            with one; PASCAL VOC's lists; "hf:OWNER/NAME" on the Hugging Face hub; the name of a published set
-            (`named.py`), where no file or folder is called so; one image file when not `labelled`; or several of
-            these, joined by ":" (";" on Windows).
-        labelled: False takes the images alone, from any nesting of folders, for pre-training and prediction.
-        label_column: the column of a table or Parquet file that holds the class; None finds it.
-        image_column: the column that holds the path or the image; None finds it.
-        root: folder of the sets with names (None for `named.data_root`), where the name then wins over a path; or the
+            WebDataset's layout (`shards/`), or its URL; a table or a list file (`tables.py`), or a folder with one;
+            PASCAL VOC's lists; "hf:OWNER/NAME" on the Hugging Face hub; the name of a published set (`named/`), unless
+            a file or folder has that name; one image file when not `labelled`; or several of these, joined by ":" (";"
+            on Windows).
+        labelled: False opens the images without labels, from any nesting of folders, for pre-training and prediction.
+        label_column: Column of a table or Parquet file that holds the class; None finds it.
+        image_column: Column that holds the path or the image; None finds it.
+        root: Folder of the published sets (None for `named.data_root`), in which case the name wins over a path; or the
             folder that the paths of a table or list file are relative to.
-        download: whether a set with a name may be fetched.
-        label_separator: what stands between several labels in a cell of a table, "none" for one label in each; None
-            finds out.
-        progress: called with (shards, shards in all) where shards without an index are looked through.
+        download: Whether a published set may be downloaded.
+        label_separator: Separator between several labels in a cell of a table, "none" for one label in each; None
+            finds it.
+        progress: Function called with (shards, shards in all) while shards without an index are read.
 
     Raises:
-        UserError: the location does not exist, holds no images, or is not laid out as described; a set with a name is
-            not there, or cannot be fetched.
+        UserError: The location does not exist, holds no images, or is not laid out as described; a published set is
+            missing, or cannot be downloaded.
 
     Example:
         >>> images = open_images("digits")
@@ -82,18 +75,13 @@ def open_images(
         (1797, 10, (8, 8))
     """
     if root is not None and not download and not is_named(location, root) and not Path(root).expanduser().is_dir():
-        raise UserError(f"--data-root: there is no folder {str(root)!r}; correct it, or leave it out")
-    if location == BUILT_IN:
-        return open_digits(labelled)
-    if is_named(location, root):
-        # Loaded here, because torchvision takes seconds and most data does not need it.
-        from paucal.data.named.store import open_named
-
-        return open_named(str(location), root, download, labelled)
+        raise UserError(f"--data-root: there is no folder {str(root)!r}; correct it, or leave it out.")
     base = None if root is None else Path(root).expanduser()
-    options = SourceOptions(labelled, label_column, image_column, base, label_separator, progress)
-    found = [_open_one(piece, options, download) for piece in roots_of(location)]
-    images = found[0] if len(found) == 1 else joined_sets(found, str(location))
+    options = SourceOptions(labelled, label_column, image_column, base, label_separator, progress, download)
+    if (images := _open(location, "name", options)) is not None:
+        return images
+    sets = [_open_piece(piece, options) for piece in roots_of(location)]
+    images = sets[0] if len(sets) == 1 else joined_sets(sets, str(location))
     if not labelled:
         return without_masks(images)
     if len(images.classes) < 2 or {name.lower() for name in images.classes} & set(STRUCTURE):
@@ -101,33 +89,35 @@ def open_images(
     if images.stream is None:
         refuse_masks(images)
     images = with_plain_classes(images)
-    _require_classes(images, location)
-    return images
-
-
-def _require_classes(images: ImageSet, location: str | Path) -> None:
     if len(images.classes) < 2:
         path, only = Path(images.location if is_remote(location) else location).expanduser(), "".join(images.classes)
         raise UserError(
             f"{path} has only one class ('{only}'); training a classifier needs at least two "
             f"class folders{_deeper(path)}"
         )
+    return images
 
 
-def _open_one(location: str | Path, options: SourceOptions, download: bool) -> ImageSet:
-    if is_on_hub(location):
-        folder, files = hub_files(str(location), download)
-        found = open_parquet(folder, files, options)
-        return replace(found, name=str(location).rsplit("/", 1)[-1], location=str(location))
-    if is_remote(location):
-        return _open_remote(str(location), options)
+def _open(location: str | Path, kind: Literal["name", "address", "file", "folder"], options: SourceOptions) -> Any:
+    """Open a location as the first source of its kind that recognises it; return None if no source does."""
+    for source in SOURCES:
+        if source.kind == kind and (found := source.find(location, options)):
+            return source.open(location, found, options)
+    return None
+
+
+def _open_piece(location: str | Path, options: SourceOptions) -> ImageSet:
+    if (images := _open(location, "address", options)) is not None:
+        return images
     path = Path(location).expanduser()
     if not path.exists():
         raise UserError(f"{path} does not exist{_near_names(path)}")
-    if options.image_column is not None and path.is_dir() and not find_parquet(path):
-        return open_tables(_require_tables(path, options), options)
     try:
-        return (_open_file if path.is_file() else _open_directory)(path, options)
+        images = _open(path, "file" if path.is_file() else "folder", options)
+        if images is None:
+            nouns = dict.fromkeys(source.noun for source in SOURCES if source.kind == "file")
+            raise UserError(f"{path} is neither a folder, nor {', nor '.join(nouns)}; give one of these.")
+        return images
     except UserError:
         if options.labelled:
             refuse_boxes(path)
@@ -136,9 +126,16 @@ def _open_one(location: str | Path, options: SourceOptions, download: bool) -> I
         raise
 
 
-def _open_remote(location: str, options: SourceOptions) -> ImageSet:
+def _open_named(name: str, _: Any, options: SourceOptions) -> ImageSet:
+    # Imported here, because torchvision takes seconds and most data does not need it.
+    from paucal.data.named.store import open_named
+
+    return open_named(name, options.root, options.download, options.labelled)
+
+
+def _open_remote(location: str, _: Any, options: SourceOptions) -> ImageSet:
     folder, _, file = location.rstrip("/").rpartition("/")
-    if file.endswith(PARQUET_SUFFIX):  # one file alone, which storage that lists nothing has too
+    if file.endswith(PARQUET_SUFFIX):  # a single file, which also works on storage that cannot list its files
         place = RemotePlace(folder)
         return open_remote_parquet([RowFile(place, place.known(file))], options)
     place = RemotePlace(location)
@@ -147,64 +144,9 @@ def _open_remote(location: str, options: SourceOptions) -> ImageSet:
     return open_shards(place, options)
 
 
-def _open_directory(path: Path, options: SourceOptions) -> ImageSet:
-    if files := find_parquet(path):
-        return open_parquet(path, files, options)
-    if is_voc(path):
-        return open_voc(path, options.labelled)
-    if find_shards(path):
-        return open_shards(LocalPlace(path), options)
-    if not options.labelled:  # a folder stands for all images below it then, listed or not
-        return open_folder(path, labelled=False)
-    if train_list := find_train_list(path, options.root):
-        return open_listing(train_list, root=options.root)
-    if options.label_column is not None or options.separator is not None:
-        return open_tables(_require_tables(path, options), options)
-    try:
-        images = open_folder(path)
-    except UserError:  # no class folders: a table may tell the classes
-        tables = find_tables(path, options)
-        if not tables:
-            refuse_masks(open_folder(path, labelled=False))
-            raise
-        return open_tables(tables, options)
-    # Folders of parts that hold no classes look like classes themselves.
-    in_doubt = len(images.classes) < 2 or all(
-        any(tells_part(name, part) for part in set(PARTS.values())) for name in images.classes
-    )
-    tables = find_tables(path, options) if in_doubt else {}
-    return open_tables(tables, options) if tables else images
-
-
-def _require_tables(path: Path, options: SourceOptions) -> dict[str, Path]:
-    all_tables = sorted(file for file in path.iterdir() if file.suffix.lower() in TABLE_SUFFIXES)
-    tables = together(all_tables[0], options) if len(all_tables) == 1 else find_tables(path, options)
-    if not tables:
-        raise UserError(
-            f"--image-column, --label-column and --label-separator are about tables, and {path} has none: give a CSV "
-            "file"
-        )
-    return tables
-
-
-def _open_file(path: Path, options: SourceOptions) -> ImageSet:
-    if path.suffix.lower() in PARQUET_SUFFIXES:
-        return open_parquet(path.parent, [path], options)
-    if path.suffix.lower() == LIST_SUFFIX:
-        return open_listing(path, options.labelled, options.root)
-    if path.suffix.lower() in TABLE_SUFFIXES:
-        return open_tables(together(path, options), options)
-    if path.suffix.lower() == ".tar" and is_shard(path):
-        return open_shards(LocalPlace(path.parent), options, path.name)
-    if path.name.lower().endswith((*ARCHIVE_SUFFIXES, *COMPRESSED)):
-        return open_archive(path, options.labelled)
-    if path.suffix.lower() not in IMAGE_SUFFIXES:
-        raise UserError(
-            f"{path} is neither a folder, nor a Parquet file, nor an image, nor a list file, table "
-            "(.csv, .tsv, .jsonl) or archive (.zip, .tar); give one of these"
-        )
+def _open_image(path: Path, _: Any, options: SourceOptions) -> ImageSet:
     if options.labelled:
-        raise NoLabelsError(f"{path} is a single image; give a folder with one folder per class")
+        raise NoLabelsError(f"{path} is a single image; give a folder with one folder per class.")
     return ImageSet(
         name=path.name,
         location=str(path.resolve()),
@@ -216,19 +158,124 @@ def _open_file(path: Path, options: SourceOptions) -> ImageSet:
     )
 
 
+def _open_tables_of(path: Path, _: Any, options: SourceOptions) -> ImageSet:
+    """Open the tables of a folder, which options about columns ask for."""
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() in TABLE_SUFFIXES)
+    tables = tables_of_set(files[0], options) if len(files) == 1 else find_tables(path, options)
+    if not tables:
+        raise UserError(
+            f"--image-column, --label-column and --label-separator are about tables, and {path} has none: give a CSV "
+            "file."
+        )
+    return open_tables(tables, options)
+
+
+def _open_classes(path: Path, _: Any, options: SourceOptions) -> ImageSet:
+    """Open class folders, or the tables that describe the images of a folder without class folders."""
+    try:
+        images = open_folder(path)
+    except UserError:
+        tables = find_tables(path, options)
+        if not tables:
+            refuse_masks(open_folder(path, labelled=False))
+            raise
+        return open_tables(tables, options)
+    # Folders of parts that hold no classes look like classes themselves.
+    is_doubtful = len(images.classes) < 2 or all(
+        any(tells_part(name, part) for part in set(PARTS.values())) for name in images.classes
+    )
+    tables = find_tables(path, options) if is_doubtful else {}
+    return open_tables(tables, options) if tables else images
+
+
+def _has_suffix(*suffixes: str) -> Any:
+    return lambda path, options: path.suffix.lower() in suffixes
+
+
+# Of a kind, the first source that recognises a location opens it.
+SOURCES = (
+    Source(
+        "the built-in digits", "name",
+        lambda name, options: name == BUILT_IN,
+        lambda name, found, options: open_digits(options.labelled),
+    ),
+    Source("a published set", "name", lambda name, options: is_named(name, options.root), _open_named),
+    Source("a set of the Hugging Face hub", "address", lambda name, options: is_on_hub(name), open_hub),
+    Source("Parquet files or shards at a URL", "address", lambda url, options: is_remote(url), _open_remote),
+    Source(
+        "a Parquet or Arrow file (.parquet, .arrow)", "file",
+        _has_suffix(*PARQUET_SUFFIXES),
+        lambda path, found, options: open_parquet(path.parent, [path], options),
+    ),
+    Source(
+        "a list file (.txt)", "file",
+        _has_suffix(LIST_SUFFIX),
+        lambda path, found, options: open_list(path, options),
+    ),
+    Source(
+        "a table (.csv, .tsv, .jsonl)", "file",
+        _has_suffix(*TABLE_SUFFIXES),
+        lambda path, found, options: open_tables(tables_of_set(path, options), options),
+    ),
+    Source(
+        "a shard (.tar)", "file",
+        lambda path, options: path.suffix.lower() == ".tar" and is_shard(path),
+        lambda path, found, options: open_shards(LocalPlace(path.parent), options, path.name),
+    ),
+    Source(
+        "an archive of a folder (.zip, .tar)", "file",
+        lambda path, options: path.name.lower().endswith((*ARCHIVE_SUFFIXES, *COMPRESSED)),
+        lambda path, found, options: open_archive(path, options.labelled),
+    ),
+    Source("an image", "file", _has_suffix(*IMAGE_SUFFIXES), _open_image),
+    Source("a folder of Parquet files", "folder", lambda path, options: find_parquet(path), open_parquet),
+    Source(
+        "a folder of images with a table", "folder",
+        lambda path, options: options.image_column is not None,
+        _open_tables_of,
+    ),
+    Source(
+        "PASCAL VOC's lists", "folder",
+        lambda path, options: is_voc(path),
+        lambda path, found, options: open_voc(path, options.labelled),
+    ),
+    Source(
+        "a folder of shards", "folder",
+        lambda path, options: find_shards(path),
+        lambda path, found, options: open_shards(LocalPlace(path), options),
+    ),
+    Source(  # without labels a folder stands for all images below it, listed or not
+        "a folder of unlabelled images", "folder",
+        lambda path, options: not options.labelled,
+        lambda path, found, options: open_folder(path, labelled=False),
+    ),
+    Source(
+        "a folder of images with a train list", "folder",
+        lambda path, options: find_train_list(path, options.root),
+        lambda path, train_list, options: open_list(train_list, options),
+    ),
+    Source(
+        "a folder of images with a table", "folder",
+        lambda path, options: options.label_column is not None or options.separator is not None,
+        _open_tables_of,
+    ),
+    Source("class folders", "folder", lambda path, options: True, _open_classes),
+)  # fmt: skip
+
+
 def _near_names(path: Path) -> str:
-    """Suggest what the user may have meant, from the names beside the missing one and those of published sets."""
+    """Suggest names similar to a missing one, from those beside it and those of published sets."""
     if not path.parent.is_dir():
-        return f", nor does its folder {path.parent}; check the spelling"
+        return f", nor does its folder {path.parent}; check the spelling."
     names = [entry.name for entry in path.parent.iterdir()]
     names += [] if path.name != str(path) else [*NAMED, BUILT_IN]
     near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
-    return f"; did you mean {' or '.join(near)}?" if near else "; check the spelling"
+    return f"; did you mean {' or '.join(near)}?" if near else "; check the spelling."
 
 
 def _deeper(path: Path) -> str:
-    """Point to the folder below, where the classes seem to be one level further down."""
+    """Suggest the only folder below, if it holds several folders, which may be the classes."""
     below = [entry for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
     if len(below) == 1 and sum(entry.is_dir() for entry in below[0].iterdir()) > 1:
         return f"; did you mean {below[0]}?"
-    return ""
+    return "."

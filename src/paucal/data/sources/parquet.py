@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from paucal.data.shards.place import LocalPlace, RemotePlace, stamped
 from paucal.data.shards.stream import Stream, is_streamed, read_as_they_come, window_for
 from paucal.data.shards.texts import Repeated, Texts
 from paucal.data.sources.folder import ignored, require_readable
-from paucal.data.sources.options import SourceOptions
+from paucal.data.sources.labels import Labels
 from paucal.data.sources.parquet_columns import (
     Columns,
     Values,
@@ -27,9 +26,8 @@ from paucal.data.sources.parquet_columns import (
     label_column_of,
     read_values,
 )
-from paucal.data.sources.parquet_store import ArrowStore, ParquetStore
-from paucal.data.sources.row_files import ARROW_SUFFIX, PARQUET_SUFFIX, RowFile
-from paucal.data.sources.several_labels import Labels
+from paucal.data.sources.parquet_store import ARROW_SUFFIX, PARQUET_SUFFIX, ArrowStore, ParquetStore, RowFile
+from paucal.data.sources.source import SourceOptions
 from paucal.reading import require_regular
 from paucal.types import UserError
 from paucal.wording import counted, was
@@ -37,18 +35,10 @@ from paucal.wording import counted, was
 _PART_NAME = re.compile(rf"({'|'.join(PARTS)})([-_.].*)?\.(parquet|arrow)", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class _Found:
-    """The rows of some files: of each its row groups, and the labels where they were asked for."""
-
-    groups: list[list[int]]
-    labels: list[Values]
-
-
 def find_parquet(folder: Path) -> list[Path]:
     """Return the Parquet files of a folder, else the Arrow files that Hugging Face's `save_to_disk` has written.
 
-    They lie in the folder itself, in `data/`, in folders of parts, or in its only subfolder that has some.
+    They are in the folder itself, in `data/`, in folders of parts, or in its only subfolder that has any.
     """
     for suffix in (PARQUET_SUFFIX, ARROW_SUFFIX):
         here, data, below = (
@@ -66,29 +56,28 @@ def find_parquet(folder: Path) -> list[Path]:
 def open_parquet(root: Path, files: Sequence[Path], options: SourceOptions) -> ImageSet:
     """Open Parquet or Arrow files as one set; the parts come from names such as `train-00000-of-00002.parquet`.
 
-    Where the name of a file tells no part, that of its folder may (`train/0000.parquet`).
-
-    One file alone declares no part: whoever names a single file wants all of it. Rows without a label (null
-    or -1, as in the hidden test labels of some sets) are left out of a labelled set, with a note. Where rows have lists
-    of labels, images may have several, or none where a list is empty.
+    If the name of a file has no part, the name of its folder may have one (`train/0000.parquet`). A single file
+    declares no part: whoever names one wants all of it. Rows without a label (null or -1, as in the hidden test labels
+    of some sets) are left out of a labelled set, with a note. If rows have lists of labels, images may have several, or
+    none if a list is empty.
 
     Args:
-        root: folder that the keys are relative to.
-        files: the Parquet files.
-        options: which columns, and whether with labels.
+        root: Folder that the keys are relative to.
+        files: Parquet or Arrow files.
+        options: Columns, and whether labels are wanted.
 
     Raises:
-        UserError: a file is no Parquet file, lacks the columns or numbers its classes otherwise than the others, or
-            labels lie outside of the class names.
+        UserError: A file is not a Parquet file, lacks the columns or numbers its classes differently from the others,
+            or labels lie outside of the class names.
     """
     place = LocalPlace(root)
-    found = [RowFile(place, stamped(require_regular(file), _name(file, root))) for file in files]
+    row_files = [RowFile(place, stamped(require_regular(file), _name(file, root))) for file in files]
     name = Path(files[0]).stem if len(files) == 1 else root.resolve().name
-    return _open(found, name, str((files[0] if len(files) == 1 else root).resolve()), options)
+    return _open(row_files, name, str((files[0] if len(files) == 1 else root).resolve()), options)
 
 
 def find_remote_parquet(place: RemotePlace) -> list[RowFile]:
-    """Return the Parquet files of a place on object storage, to any depth; none where it has tars, or lists nothing."""
+    """Return the Parquet files on object storage, at any depth; none if there are tars, or files cannot be listed."""
     listed = place.listing() or []
     if any(shard.name.lower().endswith(".tar") for shard in listed):
         return []
@@ -100,41 +89,38 @@ def find_remote_parquet(place: RemotePlace) -> list[RowFile]:
 
 
 def open_remote_parquet(files: Sequence[RowFile], options: SourceOptions) -> ImageSet:
-    """Open Parquet files on object storage as one set, which is read as it comes; see `open_parquet`.
+    """Open Parquet files on object storage as one streamed set; see `open_parquet`.
 
-    Of each file the columns of labels are read where it lies; it is fetched when the first of its images is needed.
+    The columns of labels are read remotely; a file is downloaded when the first of its images is needed.
     """
-    place = files[0].place
-    alone = len(files) == 1
-    name = Path(files[0].shard.name).stem if alone else place.name
-    return _open(list(files), name, str(files[0]) if alone else place.location, options)
+    if len(files) == 1:
+        return _open(list(files), Path(files[0].shard.name).stem, str(files[0]), options)
+    return _open(list(files), files[0].place.name, files[0].place.location, options)
 
 
 def _open(files: list[RowFile], name: str, location: str, options: SourceOptions) -> ImageSet:
     files, notes = _with_parts(files)
     columns = find_columns(str(files[0]), files[0].schema(), options)
-    found = _read(files, columns)
-    counts = [sum(groups) for groups in found.groups]
+    groups, values = _read(files, columns)
+    counts = [sum(lengths) for lengths in groups]
     table = np.concatenate(  # (N, 2) file numbers and rows
         [np.stack([np.full(count, number), np.arange(count)], axis=1) for number, count in enumerate(counts)]
     ).astype(np.int64)
-    labels = Labels((), np.full(len(table), -1, dtype=np.int64))
+    labels, kept = Labels.none(len(table)), np.arange(len(table))
     if columns.label is not None:
         shown = str(files[0]) if len(files) == 1 else location
-        labels = encode(found.labels, columns, shown, options.separator)
-    kept = np.arange(len(table))
-    if columns.label is not None:
+        labels = encode(values, columns, shown, options.separator)
         kept = np.flatnonzero(labels.numbers >= 0 if labels.multi_hot is None else (labels.multi_hot >= 0).any(1))
     if len(kept) == 0:
-        raise UserError(f"{files[0]} has no rows with an image and a label; choose another file")
+        raise UserError(f"{files[0]} has no rows with an image and a label; choose another file.")
     if bare := len(table) - len(kept):
         notes.append(f"{counted(bare, 'row')} without a label {was(bare)} left out")
     parts, hidden = _parts(files, options.labelled)
     table, keys = table[kept], Texts.rows([file.shard.name for file in files], counts).take(kept)
-    stream = _stream(files, found.groups, table)
-    told = [read_as_they_come(len(kept), len(files))] if stream is not None else []
+    stream = _stream(files, groups, table)
+    streamed = [read_as_they_come(len(kept), len(files))] if stream is not None else []
     declared = Repeated(parts, table[:, 0])
-    store = ArrowStore if files[0].arrow else ParquetStore
+    store = ArrowStore if files[0].is_arrow else ParquetStore
     return ImageSet(
         name=name,
         location=location,
@@ -143,7 +129,7 @@ def _open(files: list[RowFile], name: str, location: str, options: SourceOptions
         labels=labels.numbers[kept],
         declared=list(declared) if stream is None else declared,
         store=store(files[0].place, [file.shard for file in files], columns.image, table, keys),
-        notes=(*notes, *hidden, *told, *labels.notes),
+        notes=(*notes, *hidden, *streamed, *labels.notes),
         multi_hot=None if labels.multi_hot is None else labels.multi_hot[kept],
         stream=stream,
     )
@@ -153,36 +139,41 @@ def _name(file: Path, root: Path) -> str:
     return file.relative_to(root).as_posix()
 
 
-def _read(files: Sequence[RowFile], columns: Columns) -> _Found:
-    """Read the labels of all files, once it is known that their columns are alike."""
-    found = _Found([], [])
+def _read(files: Sequence[RowFile], columns: Columns) -> tuple[list[list[int]], list[Values]]:
+    """Return the lengths of the row groups of each file, and its labels if they are wanted.
+
+    Raises:
+        UserError: The files differ in their columns or classes, or a column cannot be read.
+    """
+    groups: list[list[int]] = []
+    labels: list[Values] = []
     for file in files:
         schema = file.schema()
         missing = [name for name in (columns.image, columns.label) if name and name not in schema.names]
         if missing:
-            raise UserError(f"{file} has no column '{missing[0]}' as the other files have, only {found_in(schema)}")
+            raise UserError(f"{file} has no column '{missing[0]}' as the other files have, only {found_in(schema)}.")
         if columns.label is not None:
             names = class_names(features_of(schema), columns.label)
             if names and columns.names and names != columns.names:
-                raise UserError(f"{file} numbers its classes otherwise than the other files; write them alike")
+                raise UserError(f"{file} numbers its classes differently from the other files; write them alike.")
         try:
             rows = file.rows(columns.label)
         except (pa.ArrowException, OSError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(
-                f"column '{columns.label}' of {file} cannot be read ({reason}); give another file"
+                f"column '{columns.label}' of {file} cannot be read ({reason}); give another file."
             ) from None
-        found.groups.append(rows.groups)
+        groups.append(rows.groups)
         if rows.column is not None:
-            found.labels.append(read_values(rows.column, str(columns.label), str(file)))
-    return found
+            labels.append(read_values(rows.column, str(columns.label), str(file)))
+    return groups, labels
 
 
 def _stream(files: Sequence[RowFile], groups: Sequence[list[int]], table: NDArray[np.int64]) -> Stream | None:
-    """Return where the rows lie, by their row groups, where they are not decoded before a run."""
+    """Return the row groups of the rows if the set is streamed; None if it is decoded before a run."""
     n_bytes = sum(file.shard.size for file in files)
-    far = isinstance(files[0].place, RemotePlace)
-    if files[0].arrow or not (far or is_streamed(len(table), n_bytes)):
+    is_remote = isinstance(files[0].place, RemotePlace)
+    if files[0].is_arrow or not (is_remote or is_streamed(len(table), n_bytes)):
         return None
     blocks, first = np.zeros(len(table), dtype=np.int32), 0
     for number, lengths in enumerate(groups):
@@ -193,27 +184,27 @@ def _stream(files: Sequence[RowFile], groups: Sequence[list[int]], table: NDArra
 
 
 def _parts(files: Sequence[RowFile], labelled: bool) -> tuple[list[str], list[str]]:
-    """Return the part of each file, and what people should know about it."""
+    """Return the part of each file, and notes for people."""
     parts = ["" if len(files) == 1 else _part(file.shard.name) for file in files]
-    if labelled or not {"train", "val", "test"} <= set(parts) or not _hidden(files, parts):
+    if labelled or not {"train", "val", "test"} <= set(parts) or not _hide_test_labels(files, parts):
         return parts, []
-    # With labels these rows are left out, and the validation files are what is tested with.
-    told = "the labels of the test files are hidden, so the validation files are test images too"
-    return [part.replace("val", "test") for part in parts], [told]
+    # With labels these rows are left out, and the validation files are used to test.
+    note = "the labels of the test files are hidden, so the validation files are test images too"
+    return [part.replace("val", "test") for part in parts], [note]
 
 
-def _hidden(files: Sequence[RowFile], parts: Sequence[str]) -> bool:
-    """Whether no row of the test files has a label, as in sets that are judged by those who made them."""
+def _hide_test_labels(files: Sequence[RowFile], parts: Sequence[str]) -> bool:
+    """Return whether no row of the test files has a label, as in sets whose authors evaluate submissions."""
     schema = files[0].schema()
     label = label_column_of(schema, features_of(schema))
     if label is None:
         return False
     tests = [file for file, part in zip(files, parts, strict=True) if part == "test"]
     try:
-        found = _read(tests, Columns(label, label, ()))
+        _, values = _read(tests, Columns(label, label, ()))
     except UserError:
         return False
-    return all(one.hidden for one in found.labels)
+    return all(labels.hidden for labels in values)
 
 
 def _part(name: str) -> str:
@@ -223,7 +214,7 @@ def _part(name: str) -> str:
 
 
 def _with_parts(files: list[RowFile]) -> tuple[list[RowFile], list[str]]:
-    """Drop the files that name no part where others do (`unsupervised-...` beside `train-...`)."""
+    """Leave out the files whose name has no part if others have one (`unsupervised-...` beside `train-...`)."""
     named = [file for file in files if _part(file.shard.name)]
     if not named or len(named) == len(files):
         return files, []

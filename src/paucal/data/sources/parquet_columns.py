@@ -1,4 +1,4 @@
-"""Columns of Parquet and Arrow files: which hold the images and the labels, what the labels and classes are."""
+"""Columns of Parquet and Arrow files: which hold the images and the labels, and how labels are encoded."""
 
 import json
 from collections.abc import Sequence
@@ -11,18 +11,18 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from paucal.data.images import UNKNOWN
-from paucal.data.sources.options import SourceOptions
-from paucal.data.sources.several_labels import ONE_LABEL, Labels, from_cells, is_missing, several_notes
+from paucal.data.sources.labels import ONE_LABEL, Labels, from_cells, is_missing, several_notes
+from paucal.data.sources.source import SourceOptions
 from paucal.types import NoLabelsError, UserError
 
 Features = dict[str, dict[str, Any]]
 _NO_LIST = -1  # length of a row that has no list
-_LARGEST = 2**53  # up to which floats are whole numbers without gaps
+_LARGEST = 2**53  # the largest float below which all whole numbers can be represented
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Where the images and labels are, and the class names if the schema has them."""
+    """Names of the columns of images and labels, and of the classes if the schema has them."""
 
     image: str
     label: str | None
@@ -33,23 +33,23 @@ def find_columns(shown: str, schema: pa.Schema, options: SourceOptions) -> Colum
     """Return the columns of a file.
 
     Args:
-        shown: the file in messages.
-        schema: of the file.
-        options: which columns are given, and whether labels are wanted.
+        shown: File as messages call it.
+        schema: Schema of the file.
+        options: Columns that are given, and whether labels are wanted.
 
     Raises:
-        UserError: there is no such column, or none of images.
+        UserError: There is no such column, or no column of images.
     """
     features = features_of(schema)
     image = options.image_column or _image_column(schema, features)
     if image is None:
         raise UserError(
             f"{shown} has no image column; expected 'image' with bytes and found {found_in(schema)}; "
-            "name the column by --image-column"
+            "name the column by --image-column."
         )
     if image not in schema.names or not _holds_bytes(schema.field(image).type):
         raise UserError(
-            f"--image-column: {shown} has no column {image!r} with bytes of images, only {found_in(schema)}"
+            f"--image-column: {shown} has no column {image!r} with bytes of images, only {found_in(schema)}."
         )
     if not options.labelled:
         return Columns(image, None, ())
@@ -59,13 +59,13 @@ def find_columns(shown: str, schema: pa.Schema, options: SourceOptions) -> Colum
         suggested = f", such as {' or '.join(classes[:3])}" if (classes := _of_classes(features)) else ""
         raise (UserError if label or len(schema.names) > 1 else NoLabelsError)(
             f"{shown} has no label column; expected {expected} and found {found_in(schema)}; "
-            f"call the column of the classes 'label', or name it by --label-column{suggested}"
+            f"call the column of the classes 'label', or name it by --label-column{suggested}."
         )
     return Columns(image, label, class_names(features, label))
 
 
 def features_of(schema: pa.Schema) -> Features:
-    """Return the descriptions that Hugging Face keeps in the metadata, of a list that of its members; else none."""
+    """Return Hugging Face's descriptions of the columns in the metadata, for a list that of its members, or {}."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, ValueError, TypeError):
@@ -81,13 +81,13 @@ def features_of(schema: pa.Schema) -> Features:
 
 
 def class_names(features: Features, label: str) -> tuple[str, ...]:
-    """Return the names that the metadata gives the classes, as text that can be written; none where it has none."""
+    """Return the class names in the metadata, as text that can be written, or ()."""
     names = features.get(label, {}).get("names", [])
     return tuple(str(name).encode(errors="replace").decode() for name in names) if isinstance(names, list) else ()
 
 
 def label_column_of(schema: pa.Schema, features: Features) -> str | None:
-    """Return the column `label` or `labels`, or the only one of classes; None where there is none."""
+    """Return the column `label` or `labels`, or the only one of classes; None if there is none."""
     for name in ("label", "labels"):
         if name in schema.names:
             return name
@@ -96,7 +96,7 @@ def label_column_of(schema: pa.Schema, features: Features) -> str | None:
 
 
 def found_in(schema: pa.Schema) -> str:
-    """Return the columns as a list for people."""
+    """Return a list of the columns for people."""
     return ", ".join(f"'{field.name}' ({field.type})" for field in schema)
 
 
@@ -121,12 +121,12 @@ def _holds_bytes(kind: pa.DataType) -> bool:
 
 @dataclass(frozen=True)
 class Values:
-    """The labels of N rows as they are written.
+    """Labels of N rows as they are written.
 
     Attributes:
-        values: (N,) int64, -1 for none; (N,) text, "" for none; or the members of all lists, one list after the other.
-        lengths: (N,) how many members the list of each row has, -1 for a row without one; None for single labels.
-        marks: whether each list has a 1 or 0 for every class.
+        values: (N,) int64, -1 for no label; (N,) text, "" for no label; or the members of all lists, one after another.
+        lengths: (N,) number of members in the list of each row, -1 for a row without a list; None for single labels.
+        marks: Whether each list has a 1 or 0 for every class.
     """
 
     values: NDArray[Any]
@@ -138,7 +138,7 @@ class Values:
 
     @property
     def kind(self) -> str:
-        """What the rows hold, for people."""
+        """Type of the labels, for people."""
         inner = "text" if self.values.dtype == object else "numbers"
         return inner if self.lengths is None else f"lists of {inner}"
 
@@ -154,12 +154,12 @@ def read_values(column: pa.ChunkedArray, name: str, shown: str) -> Values:
     """Return the labels of a column.
 
     Args:
-        column: of numbers, text, or lists of them, plain or as a dictionary.
-        name: of the column.
-        shown: the file in messages.
+        column: Numbers, text, or lists of them, plain or as a dictionary.
+        name: Name of the column.
+        shown: File as messages call it.
 
     Raises:
-        UserError: it holds something else, or is damaged.
+        UserError: The column holds something else, or is damaged.
     """
     kind = column.type
     try:
@@ -168,23 +168,23 @@ def read_values(column: pa.ChunkedArray, name: str, shown: str) -> Values:
         return Values(_plain(column, kind, name, shown))
     except pa.ArrowException as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"column '{name}' of {shown} cannot be read ({reason}); give another file") from None
+        raise UserError(f"column '{name}' of {shown} cannot be read ({reason}); give another file.") from None
 
 
 def _plain(column: pa.ChunkedArray, whole: pa.DataType, name: str, shown: str) -> NDArray[Any]:
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if pa.types.is_integer(kind):  # unsigned numbers know no -1
+    if pa.types.is_integer(kind):  # unsigned types have no -1
         return column.cast(kind).cast(pa.int64()).fill_null(-1).to_numpy()
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         texts = column.cast(kind).fill_null("").to_pylist()
         return np.asarray(["" if is_missing(text.strip()) else text for text in texts], dtype=object)
-    if pa.types.is_floating(kind):  # as pandas keeps whole numbers of which some are missing
+    if pa.types.is_floating(kind):  # how pandas keeps whole numbers if some are missing
         values = column.cast(kind).cast(pa.float64()).fill_null(np.nan).to_numpy()
         numbers = np.where(np.isnan(values), -1, values)
         if (numbers == np.floor(numbers)).all() and (np.abs(numbers) < _LARGEST).all():
             return numbers.astype(np.int64)
     raise UserError(
-        f"column '{name}' of {shown} holds {whole}; expected one integer or name per row, or a list of them"
+        f"column '{name}' of {shown} holds {whole}; expected one integer or name per row, or a list of them."
     )
 
 
@@ -192,43 +192,43 @@ def _lists(column: pa.ChunkedArray, name: str, shown: str) -> Values:
     lengths = pc.call_function("list_value_length", [column]).cast(pa.int64()).fill_null(_NO_LIST).to_numpy()
     members = pc.call_function("list_flatten", [column])
     if members.null_count:
-        raise UserError(f"column '{name}' of {shown} has a list with an empty member; write a label there, or nothing")
+        raise UserError(f"column '{name}' of {shown} has a list with an empty member; write a label there, or nothing.")
     if pa.types.is_boolean(members.type) or pa.types.is_floating(members.type):
         marks = members.cast(pa.float64()).to_numpy()
-        if not np.isin(marks, (0, 1)).all() or not _as_long(lengths):
+        if not np.isin(marks, (0, 1)).all() or not _are_equally_long(lengths):
             raise UserError(
                 f"column '{name}' of {shown} holds {column.type}; expected lists of whole numbers or names, or a 1 or "
-                "0 for every class"
+                "0 for every class."
             )
         return Values(marks.astype(np.int64), lengths, marks=True)
     values = _plain(members, column.type, name, shown)
     if values.dtype != object and len(values) and values.min() < 0:
-        raise UserError(f"column '{name}' of {shown} has the label {values.min()} in a list; expected 0 and more")
+        raise UserError(f"column '{name}' of {shown} has the label {values.min()} in a list; expected 0 or more.")
     return Values(values, lengths)
 
 
-def _as_long(lengths: NDArray[np.int64]) -> bool:
-    """Whether all lists are of one length, as many as there may be classes."""
-    there = np.unique(lengths[lengths >= 0])
-    return len(there) == 1 and there[0] > 1
+def _are_equally_long(lengths: NDArray[np.int64]) -> bool:
+    """Return whether all lists are of one length of at least two, which may be the number of classes."""
+    different = np.unique(lengths[lengths >= 0])
+    return len(different) == 1 and different[0] > 1
 
 
 def encode(found: Sequence[Values], columns: Columns, shown: str, separator: str | None = None) -> Labels:
     """Return the classes and labels of all rows of several files; a row without a label has -1, or unknown classes.
 
     Args:
-        found: of each file.
-        columns: name of the column, and of the classes where the metadata has them.
-        shown: the files in messages.
-        separator: what stands between several labels in text, "none" for one label; None for one.
+        found: Labels of each file.
+        columns: Name of the column, and of the classes if the metadata has them.
+        shown: Files as messages call them.
+        separator: Separator between several labels in text; None or "none" for one label.
 
     Raises:
-        UserError: the files differ in what they hold, or labels lie outside of the class names.
+        UserError: The files differ in the type of their labels, or labels lie outside of the class names.
     """
     kinds = sorted({one.kind for one in found if len(one)})
     if len(kinds) > 1:
         raise UserError(
-            f"column '{columns.label}' holds {kinds[0]} in some files of {shown} and {kinds[1]} in others; choose one"
+            f"column '{columns.label}' holds {kinds[0]} in some files of {shown} and {kinds[1]} in others; choose one."
         )
     values = np.concatenate([one.values for one in found])
     lengths = [one.lengths for one in found if one.lengths is not None]
@@ -236,13 +236,13 @@ def encode(found: Sequence[Values], columns: Columns, shown: str, separator: str
         return _from_lists(Values(values, np.concatenate(lengths), any(one.marks for one in found)), columns, shown)
     if separator is not None and separator != ONE_LABEL:
         if values.dtype != object:
-            raise UserError(f"--label-separator is about text, and column '{columns.label}' of {shown} holds numbers")
+            raise UserError(f"--label-separator is about text, and column '{columns.label}' of {shown} holds numbers.")
         return from_cells(values.tolist(), separator)
     return Labels(*_numbered(values, columns, shown))
 
 
 def _numbered(values: NDArray[Any], columns: Columns, shown: str) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """Return the class names and the number of each value, -1 for none."""
+    """Return the class names and the class number of each value, -1 for no label."""
     if values.dtype == object:
         found = sorted(set(values) - {""})
         position = {name: label for label, name in enumerate(found)}
@@ -255,7 +255,7 @@ def _numbered(values: NDArray[Any], columns: Columns, shown: str) -> tuple[tuple
     if values.max(initial=-1) >= len(columns.names):
         raise UserError(
             f"column '{columns.label}' of {shown} has the label {values.max()}, but its metadata names only "
-            f"{len(columns.names)} classes; correct one of the two"
+            f"{len(columns.names)} classes; correct one of the two."
         )
     return columns.names, np.maximum(values, -1)
 
@@ -275,8 +275,8 @@ def _from_lists(found: Values, columns: Columns, shown: str) -> Labels:
 
 
 def _repeats_marks(values: NDArray[Any], lengths: NDArray[np.int64], rows: NDArray[np.int64]) -> bool:
-    """Whether whole numbers are marks of all classes and not classes: lists of one length that repeat 0 or 1."""
-    if values.dtype == object or not _as_long(lengths) or not np.isin(values, (0, 1)).all():
+    """Return whether lists are marks of all classes and not class numbers: equally long, with 0 or 1 repeated."""
+    if values.dtype == object or not _are_equally_long(lengths) or not np.isin(values, (0, 1)).all():
         return False
     ones = np.bincount(rows, weights=values, minlength=len(lengths))[lengths >= 0]
     return bool(((ones > 1) | (lengths[lengths >= 0] - ones > 1)).any())
@@ -287,7 +287,7 @@ def _from_marks(values: NDArray[np.int64], lengths: NDArray[np.int64], columns: 
     if columns.names and len(columns.names) != width:
         raise UserError(
             f"column '{columns.label}' of {shown} has lists of {width} marks, but its metadata names "
-            f"{len(columns.names)} classes; correct one of the two"
+            f"{len(columns.names)} classes; correct one of the two."
         )
     multi_hot = np.full((len(lengths), width), UNKNOWN, dtype=np.int8)
     multi_hot[lengths >= 0] = values.reshape(-1, width)
@@ -296,6 +296,6 @@ def _from_marks(values: NDArray[np.int64], lengths: NDArray[np.int64], columns: 
 
 
 def _several(classes: tuple[str, ...], multi_hot: NDArray[np.int8], lengths: NDArray[np.int64], where: str) -> Labels:
-    multi_hot[lengths < 0] = UNKNOWN  # nobody says anything of these rows
+    multi_hot[lengths < 0] = UNKNOWN  # nothing is known of these rows
     notes = several_notes(multi_hot[lengths >= 0], where) if (lengths >= 0).any() else ()
     return Labels(classes, np.full(len(lengths), -1, dtype=np.int64), multi_hot, notes)

@@ -1,9 +1,12 @@
-"""Random access to the encoded images in the rows of Parquet and Arrow files."""
+"""Parquet and Arrow files, on this machine or on object storage: their columns, and the images in their rows."""
 
 import threading
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,24 +15,134 @@ from numpy.typing import NDArray
 
 from paucal.data.decode import UnreadableImage
 from paucal.data.shards.index import Shard
-from paucal.data.shards.place import Place
+from paucal.data.shards.place import Place, RemotePlace, retried
 from paucal.data.shards.stream import WINDOW_BYTES, is_streamed
-from paucal.data.sources.row_files import read_arrow, row_groups
 from paucal.data.sources.stores import EncodedStore, Reopened, Stamp
+from paucal.types import UserError
 
+PARQUET_SUFFIX, ARROW_SUFFIX = ".parquet", ".arrow"
 _KEPT_BYTES = 1 << 30
-_STREAMED_BYTES = 2 * WINDOW_BYTES  # of which all but the window is on its way out
-_MOST_OPEN = 16  # files: one that was fetched can only make room for another once it is closed
+_STREAMED_BYTES = 2 * WINDOW_BYTES  # all but one window of them will soon be dropped
+_MOST_OPEN = 16  # files; a downloaded one can only make room for another once it is closed
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Row counts of a file, and the values of one column.
+
+    Attributes:
+        groups: Number of rows in each row group, the smallest piece that can be read.
+        column: Values of the requested column; None if none was requested.
+    """
+
+    groups: list[int]
+    column: pa.ChunkedArray | None
+
+
+class RowFile:
+    """One Parquet or Arrow file; it is opened anew for each query, so that a set may have thousands.
+
+    Args:
+        place: Folder or storage of the file.
+        shard: The file.
+    """
+
+    def __init__(self, place: Place, shard: Shard) -> None:
+        self.place, self.shard = place, shard
+
+    def __str__(self) -> str:
+        return f"{self.place.location}/{self.shard.name}"
+
+    @property
+    def is_arrow(self) -> bool:
+        """Whether it is an Arrow file as Hugging Face's `save_to_disk` writes, and not Parquet."""
+        return self.shard.name.endswith(ARROW_SUFFIX)
+
+    def schema(self) -> pa.Schema:
+        """Return the columns.
+
+        Raises:
+            UserError: It is not such a file, or cannot be downloaded.
+        """
+        if self.is_arrow:
+            return read_arrow(self.place.path(self.shard)).schema
+        return self._query(lambda file: file.schema_arrow)
+
+    def rows(self, column: str | None) -> Rows:
+        """Return the row counts, and the values of a column.
+
+        Raises:
+            UserError: As in `schema`.
+            ArrowException: The column is damaged.
+        """
+        if self.is_arrow:
+            table = read_arrow(self.place.path(self.shard))
+            return Rows([table.num_rows], None if column is None else table[column])
+        return self._query(
+            lambda file: Rows(row_groups(file), None if column is None else file.read(columns=[column])[column])
+        )
+
+    def _query(self, query: Callable[[pq.ParquetFile], Any]) -> Any:
+        """Return what a function of the opened file returns; on object storage only the parts it needs are read."""
+        if isinstance(self.place, RemotePlace):
+            return self._query_remote(self.place, query)
+        try:
+            file = pq.ParquetFile(self.place.path(self.shard), memory_map=True)
+        except (pa.ArrowException, OSError) as problem:
+            raise UserError(f"{self} cannot be read as a Parquet file ({problem}); give another one.") from None
+        with file:
+            return query(file)
+
+    def _query_remote(self, place: RemotePlace, query: Callable[[pq.ParquetFile], Any]) -> Any:
+        def attempt() -> Any:
+            try:
+                with place.opened(self.shard) as source, pq.ParquetFile(source) as file:
+                    return query(file)
+            except pa.ArrowInvalid as problem:
+                raise UserError(f"{self} cannot be read as a Parquet file ({problem}); give another one.") from None
+
+        try:
+            return retried(attempt)
+        except UserError:
+            raise
+        except FileNotFoundError:
+            raise UserError(f"{self} no longer exists; check the address.") from None
+        except Exception as problem:  # every storage has its own types
+            reason = str(problem).split("\n")[0].strip() or type(problem).__name__
+            raise UserError(f"{self} cannot be read ({reason}); check the network.") from None
+
+
+def read_arrow(file: Path) -> pa.Table:
+    """Return the table of an Arrow file in the stream or the file format, memory-mapped.
+
+    Raises:
+        UserError: It is not an Arrow file.
+    """
+    try:
+        source = pa.memory_map(str(file))
+        try:
+            return pa.ipc.open_stream(source).read_all()
+        except pa.ArrowInvalid:
+            source.seek(0)
+            return pa.ipc.open_file(source).read_all()
+    except (pa.ArrowException, OSError, EOFError) as problem:
+        reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+        raise UserError(f"{file} cannot be read as an Arrow file ({reason}); save the data set again.") from None
+
+
+def row_groups(file: pq.ParquetFile) -> list[int]:
+    """Return the number of rows in each row group of a Parquet file."""
+    return [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
 
 
 class RowStore(Reopened, EncodedStore):
-    """Rows of files with a column of images; a subclass says how a file is read.
+    """Encoded images in the rows of files; a subclass reads the files.
 
     Args:
-        place: where the files lie.
-        files: in the order of their numbers.
-        column: name of the image column, a struct with a `bytes` field or plain binary.
-        rows: (N, 2) int64, file number and row in that file of each image.
+        place: Folder or storage of the files.
+        files: Files in the order of their numbers.
+        column: Name of the image column, a struct with a `bytes` field or plain binary.
+        rows: (N, 2) int64 file number and row in that file of each image.
         keys: N names for messages.
     """
 
@@ -51,14 +164,14 @@ class RowStore(Reopened, EncodedStore):
     def stamp(self, index: int) -> Stamp:
         """Return the file and the row, with size and time of the file."""
         file, row = (int(number) for number in self._rows[index])
-        found = self._files[file]
-        return Stamp(f"{self._place.location}/{found.name}#{row}", found.size, found.changed)
+        shard = self._files[file]
+        return Stamp(f"{self._place.location}/{shard.name}#{row}", shard.size, shard.changed)
 
     def source(self, index: int) -> bytes:
         """Return the encoded bytes of a row.
 
         Raises:
-            UnreadableImage: the row has none, or its file is damaged, gone or cannot be fetched.
+            UnreadableImage: The row has none, or its file is damaged, missing or cannot be downloaded.
         """
         file, row = (int(number) for number in self._rows[index])
         try:
@@ -77,7 +190,7 @@ class RowStore(Reopened, EncodedStore):
 
     @abstractmethod
     def _piece(self, file: int, row: int) -> tuple[pa.Array | pa.ChunkedArray, int]:
-        """Return images that were read together, and the position of a row of a file among them."""
+        """Return images that are read together, and the position of a file's row among them."""
 
 
 class ArrowStore(RowStore):
@@ -96,9 +209,9 @@ class ArrowStore(RowStore):
 class ParquetStore(RowStore):
     """Rows of memory-mapped Parquet files, read one row group at a time.
 
-    A row group is the smallest piece of a Parquet file that can be read. Those read last are kept, encoded,
-    up to 1 GiB in each process (512 MiB of a set of 200,000 images or more); forked loader workers share what the
-    parent has read. A file on object storage is fetched whole when its first image is needed.
+    A row group is the smallest piece of a Parquet file that can be read. The latest ones are kept, encoded, up to 1 GiB
+    in each process (512 MiB for a set of 200,000 images or more); forked loader workers share what the parent has read.
+    A file on object storage is downloaded as a whole when its first image is needed.
     """
 
     def _begin(self) -> None:
@@ -124,18 +237,15 @@ class ParquetStore(RowStore):
         if file not in self._readers:
             while len(self._readers) >= _MOST_OPEN:
                 self._readers.popitem(last=False)
-            self._readers[file] = self._opened(file)
+            self._readers[file] = self._open(file)
         self._readers.move_to_end(file)
         return self._readers[file]
 
-    def _opened(self, file: int) -> pq.ParquetFile:
-        for last in (False, True):
-            try:
-                return pq.ParquetFile(self._place.path(self._files[file]), memory_map=True)
-            except FileNotFoundError:  # a fetched one that had to make room for another in between
-                if last:
-                    raise
-        raise AssertionError
+    def _open(self, file: int) -> pq.ParquetFile:
+        try:
+            return pq.ParquetFile(self._place.path(self._files[file]), memory_map=True)
+        except FileNotFoundError:  # a downloaded file had to make room for another in between: once more
+            return pq.ParquetFile(self._place.path(self._files[file]), memory_map=True)
 
     def _read_group(self, reader: pq.ParquetFile, group: int) -> pa.Array:
         # One thread: Arrow's pool does not survive the fork of a loader worker in every version.

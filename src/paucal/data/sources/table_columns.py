@@ -1,16 +1,20 @@
-"""Which column of a table holds the path, the class, the part, or a 1 and 0 for each class."""
+"""Which tables describe images, and which of their columns hold the path, the class, the part, or marks of a class."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paucal.data.sources.several_labels import class_columns
-from paucal.data.sources.suffixes import IMAGE_SUFFIXES
-from paucal.data.sources.table_rows import TableRow
+from paucal.data.part_names import PARTS, files_of_set, part_name, train_files
+from paucal.data.sources.folder import IMAGE_SUFFIXES
+from paucal.data.sources.labels import class_columns
+from paucal.data.sources.locating import FOLDERS_OF_TABLES
+from paucal.data.sources.source import SourceOptions
+from paucal.data.sources.table_rows import MOST_BYTES, TABLE_SUFFIXES, TableRow, read_table
+from paucal.reading import is_regular
 from paucal.types import UserError
 
-MOST_COLUMNS = 16  # kept beside path, class and part
+MOST_COLUMNS = 16  # columns kept beside path, class and part
 IMAGE_COLUMNS = (
     *("image_path", "image", "path", "file_name", "filename", "file", "filepath", "img_path", "img", "image_id"),
     *("image_name", "imageid", "id", "key"),
@@ -19,12 +23,8 @@ LABEL_COLUMNS = ("label", "labels", "class", "class_name", "classname", "categor
 SURE_NAME_COLUMNS = ("class_name", "classname", "label_name", "category_name")
 NAME_COLUMNS = (*SURE_NAME_COLUMNS, "class", "category", "species", "breed")
 SPLIT_COLUMNS = ("split", "part", "subset", "set")
-FLAG_COLUMNS = {
-    "is_valid": "val",
-    "is_val": "val",
-    "is_validation": "val",
-    "is_test": "test",
-}  # fastai writes the first
+# fastai writes the first of these.
+FLAG_COLUMNS = {"is_valid": "val", "is_val": "val", "is_validation": "val", "is_test": "test"}
 FOLD_COLUMNS = ("fold", "folds", "kfold", "cv_fold")
 BOX_COLUMNS = (
     *(("xmin", "ymin", "xmax", "ymax"), ("x_min", "y_min", "x_max", "y_max"), ("x1", "y1", "x2", "y2")),
@@ -33,7 +33,8 @@ BOX_COLUMNS = (
 )
 OF_A_RUN = ["key", "label", "class", "split"]  # split.csv: its labels are numbers, its classes names
 FLAGS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False, "": False}
-_SHOWN = 80
+_SAMPLED_ROWS = 21  # rows that decide whether a table has a column for each class
+_SHOWN = 80  # characters of a name in a message
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ class Columns:
 
     Attributes:
         image: Column of the paths.
-        label: Column of the classes; None where there is none.
-        split: Column of the parts; None where there is none.
-        names: Names of all columns; empty where the first row is an image.
+        label: Column of the classes; None if there is none.
+        split: Column of the parts; None if there is none.
+        names: Names of all columns; empty if the first row is an image.
         marks: Columns of 1 and 0, one for each class.
         flags: Columns that say whether an image is of a part, with that part.
         notes: Sentences on columns that were chosen among several, or are not read.
@@ -59,86 +60,146 @@ class Columns:
     notes: tuple[str, ...] = ()
 
     @property
+    def classes(self) -> list[str]:
+        """Names of the columns that stand for one class each."""
+        return [self.names[place] for place in self.marks]
+
+    @property
     def others(self) -> list[int]:
-        """Positions of a few columns that are neither path nor part, such as that of a patient."""
+        """Positions of up to 16 columns that are neither path nor part, such as that of a patient."""
         known = (self.image, self.split, *self.marks, *(place for place, _ in self.flags))
-        found = [place for place in range(len(self.names)) if place not in known]
-        return found[:MOST_COLUMNS]
+        return [place for place in range(len(self.names)) if place not in known][:MOST_COLUMNS]
 
     @property
     def boxes(self) -> str:
-        """Names of the columns of boxes; "" where there are none."""
+        """Names of the columns of boxes; "" if there are none."""
         plain = [_plain(name) for name in self.names]
         return next((", ".join(names) for names in BOX_COLUMNS if set(names) <= set(plain)), "")
 
 
-def find_columns(
-    file: Path, rows: Sequence[TableRow], labelled: bool, image_column: str | None, label_column: str | None
-) -> Columns:
+def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -> Columns:
     """Return the columns of a table, whose first row has their names unless it is an image.
 
     Args:
         file: Path of the table, for messages.
         rows: All rows.
-        labelled: Whether classes are wanted.
-        image_column: Name of the column of the paths; None finds it.
-        label_column: Name of the column of the classes; None finds it.
+        options: Names of the columns if they are given, and whether labels are wanted.
 
     Raises:
         UserError: There are no such columns.
     """
-    first = rows[0].cells
-    if first[0].lower().endswith(IMAGE_SUFFIXES) and not (image_column or label_column):
-        return _of_unnamed(file, rows, labelled)
+    first, label_column = rows[0].cells, options.label_column
+    if first[0].lower().endswith(IMAGE_SUFFIXES) and not (options.image_column or label_column):
+        return _of_unnamed(file, rows, options.labelled)
     plain = [_plain(name) for name in first]
-    image = _position(file, first, image_column, "--image-column") if image_column else _first(plain, IMAGE_COLUMNS)
+    if options.image_column:
+        image = _position(file, first, options.image_column, "--image-column")
+    else:
+        image = _first(plain, IMAGE_COLUMNS)
     if first[: len(OF_A_RUN)] == OF_A_RUN and label_column is None:
         label_column = "class"
     if image is None:
         raise UserError(
-            f"{file} has no column of paths that is known (its columns: {_listed(first)}): name it by --image-column"
+            f"{file} has no column of paths that is known (its columns: {_listed(first)}): name it by --image-column."
         )
     cells = [row.cells for row in rows[1:]]
     split, flags, notes = _parts(plain, first, cells)
-    found = Columns(image, None, split, tuple(first), (), flags, tuple(notes))
-    if not labelled:
-        return found
+    columns = Columns(image, None, split, tuple(first), (), flags, tuple(notes))
+    if not options.labelled:
+        return columns
     if label_column is not None:
-        return replace(found, label=_position(file, first, label_column, "--label-column"))
+        return replace(columns, label=_position(file, first, label_column, "--label-column"))
     label = _first(plain, LABEL_COLUMNS)
     if label is not None:
         named = _names_of_numbers(plain, cells, label)
-        told = [f"the classes are in the column {first[named]!r}; {first[label]!r} has their numbers"] * (
-            named != label
-        )
-        return replace(found, label=named, notes=(*notes, *told))
+        if named != label:
+            notes.append(f"the classes are in the column {first[named]!r}; {first[label]!r} has their numbers")
+        return replace(columns, label=named, notes=tuple(notes))
     marks = class_columns(cells, len(first), (image, split, *(place for place, _ in flags)))
     if not marks:
-        what = f"; {found.boxes} describe boxes, which paucal detect learns" if found.boxes else ""
+        what = f"; {columns.boxes} describe boxes, which paucal detect learns" if columns.boxes else ""
         raise UserError(
             f"{file} has no column of classes that is known, and no column of 1 and 0 for each class (its columns: "
-            f"{_listed(first)}{what}): name it by --label-column"
+            f"{_listed(first)}{what}): name it by --label-column."
         )
-    return replace(found, marks=marks)
+    return replace(columns, marks=marks)
 
 
-def has_labels(rows: Sequence[TableRow], image_column: str | None = None, label_column: str | None = None) -> bool:
-    """Return whether the first rows of a table have columns for paths and classes, or a column for each class.
+def find_tables(folder: Path, options: SourceOptions) -> dict[str, Path]:
+    """Return the tables that describe the images of a folder, by their parts; empty if there is no such table.
+
+    They are the train table with those beside it, or the only table with a path and a class, in the folder or in one
+    called `annotations` or the like; or one table in each folder of a part.
 
     Args:
-        rows: Some rows of the table, the names of its columns first.
-        image_column: As in `find_columns`.
-        label_column: As in `find_columns`.
+        folder: Path of the folder.
+        options: Columns of paths and of classes, if they are given.
+
+    Raises:
+        UserError: There are several; one has to be named.
     """
+    beside = [below for below in sorted(folder.iterdir()) if below.name.lower() in FOLDERS_OF_TABLES and below.is_dir()]
+    for place in (folder, *beside):
+        if (file := _find_table(place, options)) is not None:
+            return tables_of_set(file, options)
+    tables: dict[str, Path] = {}
+    folders = [below for below in sorted(folder.iterdir()) if below.name.lower() in PARTS and below.is_dir()]
+    for below in sorted(folders, key=lambda below: PARTS[below.name.lower()] != "train"):
+        part, table = PARTS[below.name.lower()], _find_table(below, options)
+        if table is None and "train" in tables and (same := below / tables["train"].name).exists():
+            table = same if _is_table(same, options, refuse=True) else None
+        if table is not None and tables.setdefault(part, table) != table:
+            raise UserError(f"{tables[part]} and {table} are both tables of {part}; keep one.")
+    return {part: tables[part] for part in ("train", "val", "test") if part in tables} if "train" in tables else {}
+
+
+def _find_table(folder: Path, options: SourceOptions) -> Path | None:
+    files = [file for file in sorted(folder.iterdir()) if file.suffix.lower() in TABLE_SUFFIXES]
+    files = [file for file in files if not file.name.startswith(".") and "submission" not in file.stem.lower()]
+    tables = [file for file in files if _is_table(file, options)]
+    without_part = [file for file in tables if not part_name(file).part]
+    candidates = without_part or train_files(tables) or tables[: len(tables) == 1]
+    if len(candidates) > 1:
+        names = ", ".join(file.name for file in candidates)
+        raise UserError(f"{folder} has several tables of images ({names}); name one of them, such as {candidates[0]}.")
+    return candidates[0] if candidates else None
+
+
+def tables_of_set(file: Path, options: SourceOptions) -> dict[str, Path]:
+    """Return a table with those of the other parts beside it, by part; the key is "" for a table on its own.
+
+    Raises:
+        UserError: Two tables are of one part, or one cannot be read.
+    """
+    # The test table of a competition has no labels.
+    return files_of_set(file, lambda other: _is_table(other, options, refuse=True), "tables")
+
+
+def _is_table(file: Path, options: SourceOptions, refuse: bool = False) -> bool:
+    """Return whether a file has a column of paths, and one of classes or one for each class.
+
+    Args:
+        file: Path of the file.
+        options: Columns of paths and of classes, if they are given.
+        refuse: Whether to raise for a file that cannot be read, since it belongs to a set; otherwise it is no table.
+    """
+    if not is_regular(file) or file.stat().st_size > MOST_BYTES:
+        return False
+    try:
+        rows = read_table(file, _SAMPLED_ROWS).rows
+    except (OSError, UserError):
+        if refuse:
+            raise
+        return False
     if not rows:
         return False
     names = rows[0].cells
     plain = [_plain(name) for name in names]
-    image = _first(plain, IMAGE_COLUMNS) if image_column is None else _first(names, [image_column])
+    image = _first(plain, IMAGE_COLUMNS) if options.image_column is None else _first(names, [options.image_column])
     if image is None:
         return False
-    if label_column is not None:
-        return label_column in names
+    if options.label_column is not None:
+        return options.label_column in names
     cells = [row.cells for row in rows[1:]]
     split, flags, _ = _parts(plain, plain, cells)
     known = (image, split, *(place for place, _ in flags))
@@ -164,7 +225,7 @@ def _of_unnamed(file: Path, rows: Sequence[TableRow], labelled: bool) -> Columns
 def _parts(
     plain: Sequence[str], names: Sequence[str], cells: Sequence[Sequence[str]]
 ) -> tuple[int | None, tuple[tuple[int, str], ...], list[str]]:
-    """Return the column of parts, else those that say whether an image is of a part, and notes on what is not read."""
+    """Return the column of parts or else the flags of parts, and notes on columns that are not read."""
     split = _first(plain, SPLIT_COLUMNS)
     flags = [
         (place, FLAG_COLUMNS[name])
@@ -181,7 +242,7 @@ def _parts(
 
 
 def _names_of_numbers(plain: Sequence[str], cells: Sequence[Sequence[str]], label: int) -> int:
-    """Return the column of the names of classes that the column `label` numbers; `label` where there is none."""
+    """Return the column with the names of the classes that the column `label` numbers; `label` if there is none."""
     numbers = [row[label] for row in cells if len(row) > label]
     if not all(re.fullmatch(r"\d*(\.0)?", number) for number in numbers):
         return label
@@ -198,7 +259,7 @@ def _names_of_numbers(plain: Sequence[str], cells: Sequence[Sequence[str]], labe
 
 def _position(file: Path, names: Sequence[str], wanted: str, flag: str) -> int:
     if wanted not in names:
-        raise UserError(f"{flag}: {file} has no column {wanted!r}; it has {_listed(names)}")
+        raise UserError(f"{flag}: {file} has no column {wanted!r}; it has {_listed(names)}.")
     return list(names).index(wanted)
 
 

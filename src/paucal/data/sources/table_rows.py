@@ -1,33 +1,40 @@
-"""Rows of cells in files that people write: CSV with any usual separator, TSV, and JSON with an object on each line."""
+"""Rows of the files that describe images: CSV with any usual separator, TSV, JSON lines, and lists of paths."""
 
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from paucal.data.sources.folder import IMAGE_SUFFIXES
+from paucal.data.sources.locating import plain_path
 from paucal.reading import parse_json, read_decoded
-from paucal.types import UserError
+from paucal.types import NoLabelsError, UserError
 
 JSON_LINES = (".jsonl", ".ndjson")
 TABLE_SUFFIXES = (".csv", ".tsv", *JSON_LINES)
+LIST_SUFFIX = ".txt"
 MOST_BYTES = 512 << 20
+MOST_LIST_BYTES = 256 << 20  # twice the size of a list of ImageNet's 1.3 million images
 _DELIMITERS = ",;\t|"
-_LOOKED_AT = 21  # rows that tell the separator
-_SHOWN = 80
+_SAMPLED_ROWS = 21  # rows that decide the separator
+_SHOWN = 80  # characters of a line in a message
+_ENDINGS = "|".join(re.escape(suffix) for suffix in IMAGE_SUFFIXES)
+_LIST_LINE = re.compile(rf"(?P<path>\S.*?(?:{_ENDINGS}))(?:\s+(?P<label>\d{{1,9}}))?\s*", re.IGNORECASE)
 
 
 class TableRow(NamedTuple):
-    """One row of a table: the number of its first line in the file, and its cells."""
+    """The number of a row's first line in the file, and its cells."""
 
     line: int
     cells: list[str]
 
 
 class TableRows(NamedTuple):
-    """Rows of a table, the names of the columns first where it has them, and a note on its encoding ("" for none)."""
+    """Rows of a table, the names of the columns first if it has them, and a note on its encoding ("" for none)."""
 
     rows: list[TableRow]
     note: str
@@ -42,39 +49,52 @@ def read_table(file: Path, most: int | None = None, exact: bool = False) -> Tabl
         exact: Whether white space at the ends of cells belongs to them, as in a file that a program has written.
 
     Raises:
-        UserError: The file is no text, or not as a table is written: an open quote, a line that is no JSON object.
+        UserError: The file is not text, or it has an unclosed quote or a line that is not a JSON object.
         OSError: The file does not exist, or cannot be read.
     """
-    found = read_decoded(file, MOST_BYTES)
-    rows = _json_rows(file, found.text) if file.suffix.lower() in JSON_LINES else _csv_rows(file, found.text, exact)
-    return TableRows(list(islice(rows, most)), found.note)
+    text, _, note = read_decoded(file, MOST_BYTES)
+    rows = _json_rows(file, text) if file.suffix.lower() in JSON_LINES else _csv_rows(file, text, exact)
+    return TableRows(list(islice(rows, most)), note)
+
+
+def read_list(file: Path, labelled: bool, most: int | None = None) -> TableRows:
+    """Read the lines of a list that are not blank: rows of a path, which may contain spaces, and a class number.
+
+    Args:
+        file: Path of the list.
+        labelled: Whether each line must have a class number; otherwise the numbers are dropped.
+        most: Largest number of rows to return; None for all.
+
+    Returns:
+        Rows of the path with forward slashes and the class number, which is "-1" when not `labelled`.
+
+    Raises:
+        UserError: A line is not of this form, or there is none.
+    """
+    text, _, note = read_decoded(file, MOST_LIST_BYTES)
+    lines = ((n, line.strip()) for n, line in enumerate(io.StringIO(text, newline=None), start=1) if line.strip())
+    rows: list[TableRow] = []
+    for number, line in islice(lines, most):
+        match = _LIST_LINE.fullmatch(line)
+        if match is None or (labelled and match["label"] is None):
+            expected = "a path and a class number, such as 'cat/1.jpg 0'" if labelled else "the path of an image"
+            raise (NoLabelsError if match and not rows else UserError)(
+                f"line {number} of {file} is {line[:_SHOWN]!r}; expected {expected}."
+            )
+        rows.append(TableRow(number, [plain_path(match["path"]), str(int(match["label"])) if labelled else "-1"]))
+    if not rows:
+        raise UserError(f"{file} lists no images; expected a path and a class number on each line.")
+    return TableRows(rows, note)
 
 
 def _csv_rows(file: Path, text: str, exact: bool) -> Iterator[TableRow]:
+    """Yield the rows of a CSV file; an unclosed quote, which would join many lines to one cell, is refused."""
     first, _, rest = text.partition("\n")
-    named = first.strip().lower()
-    if named.startswith("sep=") and len(named) == 5:  # written by Excel for itself
-        return _divided(file, f"\n{rest}", named[4], exact)
-    return _divided(file, text, _delimiter(file, text), exact)
-
-
-def _delimiter(file: Path, text: str) -> str:
-    """Return the separator by which most of the first rows have the width of the first one, which has several cells."""
-    order = "\t,;|" if file.suffix.lower() == ".tsv" else _DELIMITERS
-
-    def fit(delimiter: str) -> tuple[int, int]:
-        lines = csv.reader(io.StringIO(text[: 1 << 20], newline=""), delimiter=delimiter, skipinitialspace=True)
-        try:
-            widths = [len(row) for row in islice(filter(any, lines), _LOOKED_AT)]
-        except csv.Error:
-            return 0, 0
-        return (widths.count(widths[0]), widths[0]) if widths and widths[0] > 1 else (0, 0)
-
-    return max(order, key=fit)  # the first of those that fit equally well
-
-
-def _divided(file: Path, text: str, delimiter: str, exact: bool) -> Iterator[TableRow]:
-    """Yield the rows of a CSV file; a quote that is not closed would make one cell of many lines, and is refused."""
+    delimiter = first.strip().lower()
+    if delimiter.startswith("sep=") and len(delimiter) == 5:  # a line that Excel writes for itself
+        delimiter, text = delimiter[4], f"\n{rest}"
+    else:
+        delimiter = _delimiter(file, text)
     strict, broken = True, 0
     while True:
         lines = csv.reader(
@@ -101,6 +121,21 @@ def _divided(file: Path, text: str, delimiter: str, exact: bool) -> Iterator[Tab
         return
 
 
+def _delimiter(file: Path, text: str) -> str:
+    """Return the separator with which most sampled rows are as wide as the first one, which has several cells."""
+    order = "\t,;|" if file.suffix.lower() == ".tsv" else _DELIMITERS
+
+    def fit(delimiter: str) -> tuple[int, int]:
+        lines = csv.reader(io.StringIO(text[: 1 << 20], newline=""), delimiter=delimiter, skipinitialspace=True)
+        try:
+            widths = [len(row) for row in islice(filter(any, lines), _SAMPLED_ROWS)]
+        except csv.Error:
+            return 0, 0
+        return (widths.count(widths[0]), widths[0]) if widths and widths[0] > 1 else (0, 0)
+
+    return max(order, key=fit)  # the first of those that fit equally well
+
+
 def _json_rows(file: Path, text: str) -> Iterator[TableRow]:
     objects: list[tuple[int, dict[str, object]]] = []
     for number, line in enumerate(io.StringIO(text), start=1):
@@ -116,10 +151,10 @@ def _json_rows(file: Path, text: str) -> Iterator[TableRow]:
     names = list(dict.fromkeys(name for _, value in objects for name in value))
     yield TableRow(0, names)
     for number, value in objects:
-        yield TableRow(number, [_cell(value.get(name)) for name in names])
+        yield TableRow(number, [_json_cell(value.get(name)) for name in names])
 
 
-def _cell(value: object) -> str:
+def _json_cell(value: object) -> str:
     if value is None or isinstance(value, str):
         return (value or "").strip()
     return json.dumps(value, ensure_ascii=False)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from paucal.data.checking.survey import digest_of
 from paucal.data.class_names import are_alike
 from paucal.data.images import ImageSet
-from paucal.data.sources.file_finder import likeness, unescaped
+from paucal.data.sources.locating import likeness, unescaped
 from paucal.data.sources.table_rows import read_table
 from paucal.data.splits.split import PARTS, Split
 from paucal.reading import is_regular

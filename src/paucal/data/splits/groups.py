@@ -1,7 +1,7 @@
-"""Images that belong together, and splits that keep them on one side: frames of a video, slices of a patient."""
+"""Splits that keep groups in one part (frames of a video, slices of a patient), and iterative stratification."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,30 +10,29 @@ from paucal.data.checking.duplicates import CANDIDATE_SIDE, alike_pairs, exact_g
 from paucal.data.checking.names import group_name
 from paucal.data.checking.survey import survey_images
 from paucal.data.decoded.read_as import smaller
-from paucal.data.images import ImageSet
+from paucal.data.images import UNKNOWN, ImageSet, Targets
 from paucal.data.randomness import derive_seed
 from paucal.data.shards.texts import sorted_positions
-from paucal.data.splits.iterative import iterative_parts
 from paucal.types import UserError
 from paucal.wording import counted
 
 DUPLICATES = "duplicates"
-_LEAST_SHARE = 0.5  # of the images that a pattern must say something about
-_MOST_PATTERN = 300  # characters; a longer one is no pattern of names
+_LEAST_SHARE = 0.5  # smallest share of the names that a pattern must match
+_MOST_PATTERN = 300  # characters of a pattern
 
 
 def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
     """Return the (N,) number of the group of each image.
 
     Args:
-        images: the set.
-        by: a column of the table that the set was read from; "duplicates" for images that are equal or look alike; or a
-            regular expression, of which the first group (all of it without one) names the group. Images in whose keys
-            it is not found stand alone.
+        images: Images of N keys.
+        by: Column of the table that the set was read from; "duplicates" for images that are equal or look alike; or a
+            regular expression whose first group (the whole match without one) names the group. Images whose keys do
+            not match form groups of one.
 
     Raises:
-        UserError: there is no such column and it is no regular expression, most names do not have the form, or copies
-            are asked for among images that are read as they come.
+        UserError: It is neither a column nor a regular expression, most names do not match, or duplicates are wanted
+            in a streamed set.
     """
     if by in images.columns:
         return np.unique(np.asarray(images.columns[by], dtype=object).astype(str), return_inverse=True)[1]
@@ -50,11 +49,11 @@ def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
     try:
         names = [group_name(key, by) for key in images.keys]
     except re.error as problem:
-        raise UserError(f"--group-by: {by!r} is no column and no regular expression ({problem}){known}") from None
-    told = sum(name is not None for name in names)
-    if told < _LEAST_SHARE * len(names):
+        raise UserError(f"--group-by: {by!r} is neither a column nor a regular expression ({problem}){known}") from None
+    matches = sum(name is not None for name in names)
+    if matches < _LEAST_SHARE * len(names):
         raise UserError(
-            f"--group-by: {by!r} is no column and is found in {told} of {len(names)} names (such as "
+            f"--group-by: {by!r} is not a column and matches {matches} of {len(names)} names (such as "
             f"{images.keys[0]!r}){known}; give a pattern that most names have, as 'patient[0-9]+'"
         )
     alone = [
@@ -77,18 +76,18 @@ def cut_groups(
 ) -> NDArray[np.str_]:
     """Move whole groups of the train part to the parts named in `cut`, so that every class has about its share.
 
-    Groups are looked at in an order that depends on the seed, large ones first; one moves where that brings the counts
-    of its part, class by class, nearer to the shares that are wanted.
+    Groups are visited in an order that depends on the seed, large ones first; a group moves if that brings the counts
+    of its part, class by class, nearer to the wanted shares.
 
     Args:
-        images: the set.
-        parts: (N,) as declared.
-        cut: share of each part.
-        seed: of the order.
-        groups: (N,) numbers.
+        images: N images.
+        parts: (N,) declared parts.
+        cut: Share of each part.
+        seed: Seed of the order.
+        groups: (N,) numbers of the groups.
 
     Raises:
-        UserError: there are fewer groups than parts, or a class would have no training image left.
+        UserError: There are fewer groups than parts, or a class would have no training image left.
     """
     parts, n_classes = parts.copy(), max(1, len(images.classes))
     pool = np.flatnonzero(parts == "train")
@@ -119,7 +118,7 @@ def cut_groups(
 
 
 def _class_counts(images: ImageSet, found: NDArray[np.int64], n_classes: int) -> NDArray[np.int64]:
-    """Return the images of each class; those of an unlabelled set are of one, and of several labels one is "none"."""
+    """Return the number of images per class: one class if unlabelled, and an extra "no label" for multi-hot rows."""
     if images.multi_hot is None:
         return np.bincount(np.maximum(images.labels[found], 0), minlength=n_classes)
     bare = (images.multi_hot[found] != 1).all(1).sum()
@@ -129,7 +128,7 @@ def _class_counts(images: ImageSet, found: NDArray[np.int64], n_classes: int) ->
 def _nearest(
     wanted: NDArray[np.float64], left: NDArray[np.int64], counts: Mapping[int, NDArray[np.int64]], order: list[int]
 ) -> list[int]:
-    """Return the groups that bring a part's (K,) counts nearest to what is wanted; the smallest one where none does.
+    """Return the groups that bring a part's (K,) counts nearest to the wanted ones, or else the smallest possible one.
 
     Every class that has images left to train on keeps some.
     """
@@ -146,7 +145,7 @@ def _nearest(
 
 
 def refuse_torn(parts: NDArray[np.str_], groups: NDArray[np.int64]) -> None:
-    """Refuse groups that the data's own parts tear apart."""
+    """Refuse groups whose images are in several of the data's own parts."""
     given = sorted(set(parts.tolist()) - {"unused"})
     of_part = [set(groups[parts == part].tolist()) for part in given]
     torn = set().union(*(one & other for place, one in enumerate(of_part) for other in of_part[:place]))
@@ -165,16 +164,16 @@ def fold_parts(
     Every image is tested in exactly one fold. Folds have about the same share of every class, and keep groups whole.
 
     Args:
-        images: the set; its own parts are not looked at.
-        fold: which one, from 1 to `folds`.
-        folds: how many.
-        seed: of the draw.
-        groups: (N,) numbers; None for images that stand alone.
+        images: N images; their declared parts are ignored.
+        fold: Number of the test fold, from 1 to `folds`.
+        folds: Number of folds.
+        seed: Seed of the draw.
+        groups: (N,) numbers of the groups; None for no groups.
 
     Raises:
-        UserError: a class has fewer images, or the set fewer groups, than there are folds.
+        UserError: A class has fewer images, or the set fewer groups, than there are folds.
     """
-    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold  # takes a second; most runs need it not
+    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold  # slow to import, and rarely needed
 
     if not 1 <= fold <= folds or folds < 2:
         raise UserError(f"--fold is {fold}/{folds}; expected one of two folds or more, such as 2/5")
@@ -203,10 +202,10 @@ def fold_parts(
 
 
 def parse_fold(text: str) -> tuple[int, int]:
-    """Return which fold of how many.
+    """Return the number of the fold and the number of folds.
 
     Raises:
-        UserError: it is something else than two numbers with a slash.
+        UserError: It is not two numbers with a slash.
 
     Example:
         >>> parse_fold("2/5")
@@ -214,10 +213,46 @@ def parse_fold(text: str) -> tuple[int, int]:
     """
     found = re.fullmatch(r"([1-9]\d{0,2})/([1-9]\d{0,2})", text)
     if found is None:
-        raise UserError(f"--fold is {text!r}; expected which of how many, such as 2/5")
+        raise UserError(f"--fold is {text!r}; expected the fold and the number of folds, such as 2/5")
     return int(found[1]), int(found[2])
 
 
 def described(by: str, groups: NDArray[np.int64]) -> str:
-    """Return a sentence's end about groups that were kept together."""
+    """Return the end of a sentence about groups that were kept together."""
     return f"whole groups by {by!r} ({len(np.unique(groups))} of them)"
+
+
+def iterative_parts(multi_hot: Targets, shares: Sequence[float], seed: int) -> NDArray[np.int64]:
+    """Divide images with several labels, so that every part has its share of every class; return (N,) part numbers.
+
+    Iterative stratification (Sechidis, Tsoumakas and Vlahavas, "On the stratification of multi-label data", ECML PKDD
+    2011, figure 2): the class with the fewest images left is dealt out first, image by image, each to the part that
+    still lacks most of that class. Images without a label come last, to the part that lacks most images. Unlike the
+    paper, ties go to the first part, not to a random one; the order of the images is random. The rarest classes get
+    their shares most exactly, and every part with a share gets an image if there are enough.
+
+    Args:
+        multi_hot: (N, K) of 1, 0 and -1; unknown labels count as 0.
+        shares: Share of each part; they sum to 1.
+        seed: Seed of the order of the images.
+    """
+    if abs(sum(shares) - 1) > 1e-6 or min(shares) < 0:
+        raise ValueError(f"expected shares that sum to 1, got {list(shares)}")
+    rows = np.where(multi_hot == UNKNOWN, 0, multi_hot).astype(bool)
+    order = np.random.default_rng(seed).permutation(len(rows))
+    parts = np.full(len(rows), -1, dtype=np.int64)
+    wanted_images = np.asarray(shares, dtype=np.float64) * len(rows)
+    wanted = np.outer(shares, rows.sum(0))  # (P, K)
+    left = rows.sum(0)
+    while left.any():
+        label = int(np.where(left > 0, left, len(rows) + 1).argmin())
+        for place in order[(parts[order] < 0) & rows[order, label]]:
+            part = max(range(len(shares)), key=lambda one: (wanted[one, label], wanted_images[one]))
+            parts[place] = part
+            wanted[part] -= rows[place]
+            wanted_images[part] -= 1
+            left = left - rows[place]
+    for place in order[parts[order] < 0]:
+        part = int(wanted_images.argmax())
+        parts[place], wanted_images[part] = part, wanted_images[part] - 1
+    return parts

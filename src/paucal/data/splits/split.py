@@ -1,4 +1,4 @@
-"""Who trains, who selects and who is reported on: splits made once, stored, and never mixed up."""
+"""Splits of a set into train, val and test images, made once and stored with the run."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -10,8 +10,15 @@ from paucal.data.class_names import are_measurements
 from paucal.data.images import ImageSet, Targets
 from paucal.data.randomness import derive_seed
 from paucal.data.shards.texts import sorted_positions
-from paucal.data.splits.groups import cut_groups, described, fold_parts, group_numbers, parse_fold, refuse_torn
-from paucal.data.splits.iterative import iterative_parts
+from paucal.data.splits.groups import (
+    cut_groups,
+    described,
+    fold_parts,
+    group_numbers,
+    iterative_parts,
+    parse_fold,
+    refuse_torn,
+)
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -26,7 +33,7 @@ class Split:
 
     Attributes:
         parts: (N,) strings, "train", "val", "test" or "unused".
-        description: one sentence on how it came about, for the report.
+        description: Sentence on how it was made, for the report.
     """
 
     parts: NDArray[np.str_]
@@ -75,18 +82,18 @@ def make_split(
     and one with it can be compared, or start from each other.
 
     Args:
-        image_set: the images; an unlabelled set is split as one class.
-        seed: chooses the images that are cut.
-        val_fraction: share of each class for val, 0 for none; of no effect on a val folder unless it is 0.
-        test_fraction: share of each class for test, 0 for none; unused where there is a held-out folder.
-        group_by: what tells the groups that stay on one side, as `group_numbers` takes it; None for none. A class may
-            then lack in a part that is cut, but never in train.
-        fold: such as "2/5": the second of five folds is the test, and val is cut from the others; the data's own parts
-            are not looked at then.
+        image_set: Images; an unlabelled set is split as one class.
+        seed: Seed that chooses the images that are cut.
+        val_fraction: Share of each class for val, 0 for none; has no effect on a val folder unless it is 0.
+        test_fraction: Share of each class for test, 0 for none; unused if there is a held-out folder.
+        group_by: Column or pattern of the groups that stay in one part, as `group_numbers` takes it; None for no
+            groups. A class may then be missing in a part that is cut, but never in train.
+        fold: Fold such as "2/5": the second of five folds is the test, and val is cut from the others; the data's own
+            parts are ignored then.
 
     Raises:
-        UserError: a class has too few images, fractions leave no training images, or the declared parts make
-            no sense together.
+        UserError: A class has too few images, the fractions leave no training images, or the declared parts cannot be
+            combined.
     """
     _check_fractions(val_fraction, test_fraction)
     groups = None if group_by is None else group_numbers(image_set, group_by)
@@ -98,7 +105,7 @@ def make_split(
     if groups is not None:
         words = f"{words.replace('cut per class', 'cut by class')}, in {described(group_by or '', groups)}"
         return Split(cut_groups(image_set, parts, cut, seed, groups), words)
-    return Split(_cut(image_set, parts, cut, seed), _told_as(words, image_set))
+    return Split(_cut(image_set, parts, cut, seed), _description(words, image_set))
 
 
 def _own_parts(image_set: ImageSet, val_fraction: float, groups: NDArray[np.int64] | None) -> Split:
@@ -143,7 +150,7 @@ def _fold(
     if groups is not None:
         found = cut_groups(image_set, parts, cut, seed, groups) if val_fraction > 0 else parts
         return Split(found, f"{words}, in {described(by or '', groups)}")
-    return Split(_cut(image_set, parts, cut, seed), _told_as(words, image_set))
+    return Split(_cut(image_set, parts, cut, seed), _description(words, image_set))
 
 
 def take_fraction(split: Split, labels: Targets, fraction: float, seed: int) -> Split:
@@ -152,13 +159,13 @@ def take_fraction(split: Split, labels: Targets, fraction: float, seed: int) -> 
     With the same seed a smaller share is a subset of a larger one, where each image has one label.
 
     Args:
-        split: of all images.
-        labels: (N,), or (N, K) multi-hot rows of which iterative stratification keeps a share.
-        fraction: in (0, 1].
-        seed: of the draw.
+        split: Split of all images.
+        labels: (N,) labels, or (N, K) multi-hot rows of which iterative stratification keeps a share.
+        fraction: Share in (0, 1].
+        seed: Seed of the draw.
 
     Raises:
-        UserError: the fraction is not in (0, 1].
+        UserError: The fraction is not in (0, 1].
     """
     if not 0 < fraction <= 1:
         raise UserError(f"the fraction of training images is {fraction}; expected a number above 0, at most 1")
@@ -220,8 +227,8 @@ def _check_fractions(val_fraction: float, test_fraction: float) -> None:
         )
 
 
-def _told_as(words: str, image_set: ImageSet) -> str:
-    """Return a description with how images of several labels were divided."""
+def _description(words: str, image_set: ImageSet) -> str:
+    """Return a description of a split, which names the method for images with several labels."""
     return words if image_set.multi_hot is None else words.replace("cut per class", "cut by iterative stratification")
 
 
@@ -274,7 +281,7 @@ def _cut_several(image_set: ImageSet, parts: NDArray[np.str_], cut: Mapping[str,
     if pool.sum() < least:
         raise UserError(f"{image_set.location} has {counted(int(pool.sum()), 'image')}; expected at least {least}")
     _refuse_small_classes(image_set, pool, 1)
-    by_key = np.asarray(sorted(range(len(image_set)), key=image_set.keys.__getitem__), dtype=np.int64)
+    by_key = sorted_positions(image_set.keys)
     by_key = by_key[pool[by_key]]
     # Train first: it gets the image of a class that has but one.
     names, shares = ["train", *cut], [1 - sum(cut.values()), *cut.values()]

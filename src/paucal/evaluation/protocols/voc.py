@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torchvision.datasets import VOCDetection
 
 from paucal.data.images import ImageSet
-from paucal.data.named.locations import data_root
+from paucal.data.named.table import data_root
 from paucal.data.sources.stores import FileStore
 from paucal.evaluation.protocols.judged_data import JudgedData
 from paucal.reading import read_text

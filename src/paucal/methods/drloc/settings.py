@@ -61,7 +61,7 @@ class DrLocGridSettings:
     drloc_sampling: Literal["random", "permutation"] = option(
         "pairs of cells: random ones, or every cell with one of a random permutation of all", "random", group=_GROUP
     )
-    drloc_pairs: int = option("random pairs of cells per image", group=_GROUP, low=1, high=1 << 16)
+    drloc_pairs: int | None = option("random pairs of cells per image", group=_GROUP, low=1, high=1 << 16, chosen=True)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from paucal.backbones.spec import BackboneSpec
 from paucal.backbones.weights.inputs import ImageInput, input_of_timm
 from paucal.data.channels.counting import spoken
 from paucal.data.images import ImageSet
-from paucal.data.sources.listing import hold_out_listed
 from paucal.data.sources.opening import open_images
+from paucal.data.sources.tables import hold_out_listed
 from paucal.data.splits.split import Split, held_out_part
 from paucal.data.views.normalisation import Normalisation
 from paucal.methods.pretraining import method_of, resolve_pretraining

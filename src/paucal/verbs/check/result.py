@@ -22,16 +22,16 @@ MARKS = {"misleads": "[bold red]misleads[/]", "warning": "[yellow]warning[/]", "
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a check has found.
+    """Result of a check.
 
     Attributes:
-        checked: the set and its parts.
-        facts: counts, sizes, kinds of pixels and brightness, as plain values.
-        findings: the gravest first.
-        suspects: labels that are probably wrong, the most suspect first; None where they were not looked for.
-        judged_by: what the labels were judged by, and how often it agreed with them; "" where they were not.
-        folder: where the page lies; None where there is none.
-        said: what the command line prints beside the table.
+        checked: Set and its parts.
+        facts: Counts, sizes, modes and brightness, as plain values.
+        findings: Findings, the gravest first.
+        suspects: Labels that are probably wrong, the most suspect first; None if labels were not checked.
+        judged_by: Features that the labels were checked with, and their agreement with the labels; "" without a check.
+        folder: Folder of the page; None without one.
+        said: Lines that the command line prints beside the table.
     """
 
     checked: Checked
@@ -48,7 +48,7 @@ class CheckResult:
         return misleads(self.findings)
 
     def of(self, name: str) -> Finding | None:
-        """Return the finding of a kind, such as "duplicates-across-parts"; None where there is none."""
+        """Return the finding of a kind, such as "duplicates-across-parts"; None if there is none."""
         return next((one for one in self.findings if one.name == name), None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class CheckResult:
 
 
 def facts_of(checked: Checked, survey: Survey) -> dict[str, Any]:
-    """Return what a set holds, in plain values."""
+    """Return the facts about a set as plain values."""
     images, good = checked.images, survey.readable
     parts = Counter(checked.parts.tolist())
     return {
@@ -84,7 +84,7 @@ def facts_of(checked: Checked, survey: Survey) -> dict[str, Any]:
 
 
 def tell(result: CheckResult, console: Console) -> None:
-    """Show what a check has found on a terminal."""
+    """Show the findings of a check on a terminal."""
     facts = result.facts
     console.say(
         f"{facts['name']}: {counted(facts['images'], 'image')}, {counted(facts['classes'], 'class', 'classes')}"

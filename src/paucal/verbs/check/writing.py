@@ -1,9 +1,14 @@
-"""The files of a check: the page, the JSON and the contact sheet."""
+"""Files of a check: the page with thumbnails, the JSON and the contact sheet."""
 
+import io
 import json
 from pathlib import Path
 
-from paucal.data.checking.contact_sheet import as_jpeg, contact_sheet, thumbnail
+import numpy as np
+from PIL import Image, ImageDraw, ImageOps
+
+from paucal.data.decode import UnreadableImage
+from paucal.data.images import ImageSet, Store
 from paucal.report.checking import Section, Thumb, write_page
 from paucal.runs import write_atomically, write_text
 from paucal.types import UserError
@@ -11,14 +16,17 @@ from paucal.verbs.check.result import CheckResult, fact_rows
 from paucal.wording import counted, percent
 
 PAGE, VALUES, SHEET = "check.html", "check.json", "contact_sheet.png"
-MOST_THUMBS, MOST_GROUP = 60, 6  # of a finding, and of one group of images
+MOST_THUMBS, MOST_GROUP = 60, 6  # thumbnails of a finding, and of one group of images
+TILE, COLUMNS, MOST_ROWS = 88, 10, 60  # pixels of a thumbnail, and thumbnails and rows of the sheet
+_GAP, _NAME = 4, 16
+_QUALITY = 82
 
 
 def require_ours(folder: Path) -> None:
-    """Refuse a folder in which files of others would be replaced.
+    """Refuse a folder in which files that are not of a check would be replaced.
 
     Raises:
-        UserError: it has a page and no JSON of a check, or something of these names that is no file.
+        UserError: It has a page but no JSON of a check, or something of these names is not a file.
     """
     there = [name for name in (PAGE, VALUES, SHEET) if (folder / name).exists()]
     if there and not (folder / VALUES).is_file():
@@ -29,7 +37,7 @@ def require_ours(folder: Path) -> None:
 
 
 def write_check(folder: Path, result: CheckResult, seed: int) -> None:
-    """Write everything; the folder is made where it is missing."""
+    """Write all files of a check; the folder is created if it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     content = json.dumps(result.to_dict(), indent=2, ensure_ascii=False)
     write_text(folder / VALUES, content + "\n")
@@ -95,9 +103,54 @@ def _suspects(result: CheckResult) -> list[Section]:
     ]
 
 
-def _thumb(result: CheckResult, position: int, told: str | None = None) -> Thumb:
+def _thumb(result: CheckResult, position: int, caption: str | None = None) -> Thumb:
     images = result.checked.images
     name = ", ".join(images.classes_of(position))
-    words = told or ", ".join(word for word in (name, str(result.checked.parts[position])) if word)
+    words = caption or ", ".join(word for word in (name, str(result.checked.parts[position])) if word)
     picture = thumbnail(images.store, position)
     return Thumb(images.keys[position], words, None if picture is None else as_jpeg(picture))
+
+
+def thumbnail(store: Store, position: int, side: int = TILE) -> Image.Image | None:
+    """Return an image within a square, with its own shape on white; None if it cannot be read."""
+    try:
+        picture = store.read(position)
+    except UnreadableImage:
+        return None
+    enlarged = max(picture.size) < side
+    way = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
+    return ImageOps.pad(picture, (side, side), way, color="white")
+
+
+def as_jpeg(picture: Image.Image) -> bytes:
+    """Return the bytes of a JPEG."""
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=_QUALITY)
+    return buffer.getvalue()
+
+
+def contact_sheet(images: ImageSet, seed: int = 0) -> Image.Image:
+    """Draw ten random images of each of the first sixty classes, a row each; of an unlabelled set sixty images."""
+    generator = np.random.default_rng(seed)
+    rows: list[tuple[str, list[int]]] = []
+    if images.classes:
+        for label, name in enumerate(images.classes[:MOST_ROWS]):
+            members = images.members(label)
+            chosen = np.sort(generator.permutation(members)[:COLUMNS])
+            rows.append((f"{name} ({len(members)})", chosen.tolist()))
+    else:
+        some = np.sort(generator.permutation(len(images))[: 6 * COLUMNS]).tolist()
+        rows = [("", some[begin : begin + COLUMNS]) for begin in range(0, len(some), COLUMNS)]
+    height = TILE + _GAP + (_NAME if images.classes else 0)
+    page = Image.new("RGB", (COLUMNS * (TILE + _GAP) + _GAP, len(rows) * height + _GAP), "white")
+    draw = ImageDraw.Draw(page)
+    for number, (name, members) in enumerate(rows):
+        top = _GAP + number * height
+        if images.classes:
+            draw.text((_GAP, top), name.encode("ascii", "replace").decode()[:120], fill="black")
+            top += _NAME
+        for column, position in enumerate(members):
+            tile = thumbnail(images.store, position)
+            if tile is not None:
+                page.paste(tile, (_GAP + column * (TILE + _GAP), top))
+    return page

@@ -13,20 +13,17 @@ from paucal.evaluation.comparison import Difference, Repeated
 from paucal.methods.training_settings import TrainSettings
 from paucal.reading import named_path
 from paucal.runner.console import Console, SilentConsole
+from paucal.runs.grid_files import is_grid
 from paucal.settings.options import check_ranges, flag
 from paucal.settings.values import from_python, given_names, shows_settings
 from paucal.types import UserError
-from paucal.verbs.compare.arms import make_arms
-from paucal.verbs.compare.cells.cell import cells_of, state_of
-from paucal.verbs.compare.cells.grid import Grid, is_grid, read_grid, require_images
-from paucal.verbs.compare.outcome.evidence import Findings, find
-from paucal.verbs.compare.outcome.tables import terminal_table
-from paucal.verbs.compare.outcome.words import failures, fairness, verdicts
-from paucal.verbs.compare.outcome.writing import PAGE, write_findings
-from paucal.verbs.compare.preparation import fingerprint_of, prepare_grid
-from paucal.verbs.compare.run_workers import run_workers
-from paucal.verbs.compare.settings import REFUSED, TAKEN, GridSettings
-from paucal.verbs.compare.workers.clusters import require_team
+from paucal.verbs.compare.findings import Findings, read_findings
+from paucal.verbs.compare.grid import Grid, read_grid, require_images
+from paucal.verbs.compare.jobs import open_images
+from paucal.verbs.compare.preparation import prepare_grid
+from paucal.verbs.compare.report import PAGE, failures, fairness, terminal_table, verdicts, write_report
+from paucal.verbs.compare.running import is_settled, require_team, run_workers
+from paucal.verbs.compare.settings import REFUSED, TAKEN, GridSettings, make_arms
 from paucal.wording import counted
 
 
@@ -98,10 +95,17 @@ def compare(
     asked = from_python(GridSettings, {n: v for n, v in settings.items() if n in own}, "paucal.compare", "compare")
     given = {name: value for name, value in settings.items() if name not in own}
     shared = _train_values({**given, **({} if data is None else {"data": data})})
-    refuse_varied(shared)
+    for name in shared:
+        if name in REFUSED:
+            raise UserError(
+                f"{flag(name)} is not supported for comparisons, whose runs have one process each: leave it out."
+            )
+        if name in TAKEN and name != "data":
+            advice = {"method": "--methods", "model": "--models", "seed": "--seeds", "fraction": "--labels"}.get(name)
+            raise UserError(f"{flag(name)} is varied by a comparison: use {advice or '--arms'}.")
     named = {name: _train_values(values) for name, values in (ways or {}).items()}
     if resume is not None:
-        result = go_on(Path(os.fspath(resume)), asked, SilentConsole())
+        result = resume_comparison(Path(os.fspath(resume)), asked, SilentConsole())
     else:
         result = compare_all(asked, shared, named, f"paucal.compare({data!r}, ...)", SilentConsole())
     if not result.settled and asked.jobs:
@@ -116,18 +120,10 @@ def compare_all(
     command: str,
     console: Console,
 ) -> Comparison:
-    """Create or extend a grid, and compute it; see `compare`.
-
-    Args:
-        asked: Settings of the grid and its workers.
-        shared: Settings of `paucal.train` for all runs.
-        named: Settings of further arms by name.
-        command: Command to store with the grid.
-        console: Console for messages and progress.
-    """
+    """Create or extend a grid, and compute it; see `compare`. `named` has the settings of further arms."""
     # A stored grid can be shown without workers; they are checked once there is something to compute.
-    known = asked.output is not None and is_grid(named_path(asked.output))
-    _check(asked, 0 if known else asked.jobs)
+    is_stored = asked.output is not None and is_grid(named_path(asked.output))
+    _check(asked, 0 if is_stored else asked.jobs)
     arms = make_arms(asked, named)
     threads = torch.get_num_threads()
     try:
@@ -139,16 +135,15 @@ def compare_all(
         torch.set_num_threads(threads)
 
 
-def go_on(folder: Path, asked: GridSettings, console: Console) -> Comparison:
+def resume_comparison(folder: Path, asked: GridSettings, console: Console) -> Comparison:
     """Compute a stored grid.
 
     Raises:
         UserError: There is no grid, or a given setting would change it.
     """
     _check(asked, 0)
-    changed = [
-        name for name in ("methods", "models", "arms", "seeds", "labels", "lrs", "output") if getattr(asked, name)
-    ]
+    names = ("methods", "models", "arms", "seeds", "labels", "lrs", "output")
+    changed = [name for name in names if getattr(asked, name)]
     if changed:
         raise UserError(
             f"--resume uses a comparison as it is stored; to extend it leave --resume out and give "
@@ -157,29 +152,14 @@ def go_on(folder: Path, asked: GridSettings, console: Console) -> Comparison:
     grid = read_grid(folder)
     if grid.verb != "train":
         raise UserError(f"{str(folder)!r} belongs to a study: resume it with its own command, {grid.commands[-1]}.")
-    if asked.jobs and not all(state_of(cell).settled for cell in cells_of(grid)):
-        require_images(grid, fingerprint_of(grid.shared, grid.arms[0]))
+    if asked.jobs and not is_settled(grid):
+        images = open_images("train", {**grid.shared, **grid.arms[0].settings}, console)
+        require_images(grid, images.fingerprint())
     threads = torch.get_num_threads()
     try:
         return _conclude(grid, asked, console)
     finally:
         torch.set_num_threads(threads)
-
-
-def refuse_varied(shared: Mapping[str, Any]) -> None:
-    """Refuse settings of `paucal.train` that a comparison varies itself or does not support.
-
-    Raises:
-        UserError: There is one.
-    """
-    for name in shared:
-        if name in REFUSED:
-            raise UserError(
-                f"{flag(name)} is not supported for comparisons, whose runs have one process each: leave it out."
-            )
-        if name in TAKEN and name != "data":
-            advice = {"method": "--methods", "model": "--models", "seed": "--seeds", "fraction": "--labels"}.get(name)
-            raise UserError(f"{flag(name)} is varied by a comparison: use {advice or '--arms'}.")
 
 
 def _check(asked: GridSettings, workers: int) -> None:
@@ -192,22 +172,18 @@ def _check(asked: GridSettings, workers: int) -> None:
 def _conclude(grid: Grid, asked: GridSettings, console: Console) -> Comparison:
     again = f"paucal compare --resume {shlex.quote(str(grid.folder))}"
     settled = run_workers(grid, asked, again, console)
-    found = find(read_grid(grid.folder))
-    page = write_findings(found)
-    _print_findings(found, page, console)
-    if not settled:
-        left = sum(not state.settled for state in found.states.values())
-        console.say(f"{counted(left, 'run')} to come; resume with: {again}")
-    return Comparison(grid.folder, found, settled)
-
-
-def _print_findings(found: Findings, page: Path, console: Console) -> None:
-    console.show(terminal_table(found))
-    for line in [*verdicts(found), *fairness(found), *failures(found)]:
+    findings = read_findings(read_grid(grid.folder))
+    page = write_report(findings)
+    console.show(terminal_table(findings))
+    for line in [*verdicts(findings), *fairness(findings), *failures(findings)]:
         console.say(line)
-    if found.failed:
+    if findings.failed:
         console.say("once the reason is fixed, --retry runs failed ones again")
     console.say(f"results are in {page.parent}: {PAGE} (open it in a browser), differences.csv, arms.csv, runs.csv")
+    if not settled:
+        left = sum(not state.settled for state in findings.states.values())
+        console.say(f"{counted(left, 'run')} to come; resume with: {again}")
+    return Comparison(grid.folder, findings, settled)
 
 
 def _train_values(values: Mapping[str, Any]) -> dict[str, Any]:

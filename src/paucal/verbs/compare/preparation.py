@@ -10,24 +10,21 @@ from typing import Any
 import torch
 
 from paucal.cores import usable_cores
-from paucal.methods.training_settings import TrainSettings
 from paucal.reading import named_path
 from paucal.runner.console import Console
-from paucal.runner.images import find_images
+from paucal.runner.images import pin_data
 from paucal.runner.outputs import DEFAULT, refuse_inside_images
 from paucal.runner.starts import NONE, plain_init
 from paucal.runs.files import try_folder
+from paucal.runs.grid_files import is_grid
 from paucal.runs.lock import RunLock
+from paucal.settings.groups import DataSettings
 from paucal.settings.options import flag
-from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
-from paucal.verbs.compare.arms import Arm, settings_of
-from paucal.verbs.compare.cells.cell import of_verb
-from paucal.verbs.compare.cells.grid import Grid, is_grid, merge_grids, read_grid
-from paucal.verbs.compare.fingerprint import fingerprint
-from paucal.verbs.compare.settings import GridSettings
-from paucal.verbs.compare.workers.clock import seconds_of_run
-from paucal.verbs.compare.workers.clusters import slurm_options
+from paucal.verbs.compare._workers import slurm_options
+from paucal.verbs.compare.grid import EVAL, START, Grid, merge_grids, read_grid, verb_settings
+from paucal.verbs.compare.jobs import GridImages, assemble_run, job_of, open_images, seconds_of_run
+from paucal.verbs.compare.settings import Arm, GridSettings
 
 SEEDS = (0, 1, 2)
 LOCK_TIMEOUT = 30.0  # seconds to wait for another call that extends the same grid
@@ -39,7 +36,8 @@ def prepare_grid(
     shared: Mapping[str, Any],
     command: str,
     console: Console,
-    absent: Mapping[str, Any] | None = None,
+    images: GridImages | None = None,
+    seconds: Callable[[Mapping[str, Any]], float] | None = None,
     before: Callable[[Grid], object] | None = None,
 ) -> Grid:
     """Check every arm, measure how long its runs take, and store the grid or extend the stored one.
@@ -50,91 +48,40 @@ def prepare_grid(
         shared: Settings of all runs, as given.
         command: Command to store with the grid.
         console: Console for progress.
-        absent: Settings that replace what does not exist yet, such as the weights that a run starts from.
+        images: Images of the runs, with the verb that makes them; by default those of `paucal train`.
+        seconds: Function that returns the expected seconds of a run with given settings; by default the run is
+            assembled and a few of its steps are timed.
         before: Called with the new grid after all checks, before workers can see it.
 
     Raises:
         UserError: A setting is invalid, the folder holds something else, or the images have changed.
     """
-    folder = _folder(asked, shared)
+    folder, verb = _folder(asked, shared), "train" if images is None else images.verb
     old = read_grid(folder) if is_grid(folder) else None
-    seeds = tuple(dict.fromkeys(asked.seeds or SEEDS))
-    pinned = [replace(arm, settings=_pinned(arm.settings)) for arm in arms]
-    shared = _pinned(shared)
-    _require_used(shared, pinned)
-    digest = fingerprint_of(shared, pinned[0])
-    threads = old.threads if old is not None else threads_of_worker(asked)
-    rates = tuple(dict.fromkeys(asked.lrs or ()))
-    new = Grid(folder, digest, shared, tuple(pinned), seeds, rates, threads, {}, (command,))
+    arms = tuple(replace(arm, settings=_pin(verb, arm.settings, shared.get("data_root"))) for arm in arms)
+    shared = _pin(verb, shared)
+    threads = old.threads if old is not None else _threads_of_worker(asked)
+    seeds, rates = tuple(dict.fromkeys(asked.seeds or SEEDS)), tuple(dict.fromkeys(asked.lrs or ()))
+    new = Grid(folder, "", shared, arms, seeds, rates, threads, {}, (command,), verb)
+    if unused := sorted(set(shared).difference(*map(new.settings_of, arms))):
+        names = ", ".join(arm.name for arm in arms)
+        raise UserError(f"{flag(unused[0])} has no effect on any of {names}: leave it out.")
+    images = images or open_images(verb, {**shared, **arms[0].settings}, console)
+    new = replace(new, fingerprint=images.fingerprint())
     grid = new if old is None else merge_grids(old, new)
     torch.set_num_threads(threads)
-    known = {} if old is None else old.forecast
-    found = _forecast(grid, [arm for arm in grid.arms if arm.name not in known], console, absent or {})
-    forecast = {**known, **found}
+    forecast = _forecast(grid, {} if old is None else old.forecast, seconds, console)
     if before is not None:
         before(grid)
         torch.set_num_threads(threads)
     if asked.output is None:
-        folder = _claimed()
-    return store_grid(folder, replace(new, folder=folder, forecast=forecast))
-
-
-def fingerprint_of(shared: Mapping[str, Any], arm: Arm) -> str:
-    """Return the digest of the images that runs of `paucal train` read.
-
-    Args:
-        shared: Settings of all runs.
-        arm: Any arm of the grid.
-
-    Raises:
-        UserError: The images cannot be opened.
-    """
-    return fingerprint(find_images(_settings(of_verb({**shared, **arm.settings}))))
-
-
-def store_grid(folder: Path, new: Grid) -> Grid:
-    """Store a grid, merged with what another call may have stored meanwhile."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock, end = RunLock(folder, "the comparison"), time.monotonic() + LOCK_TIMEOUT
-    while True:
-        try:
-            lock.acquire()
-            break
-        except UserError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.2)
-    try:
-        grid = merge_grids(read_grid(folder), new) if is_grid(folder) else new
-        grid.write()
-        return grid
-    finally:
-        lock.release()
-
-
-def _forecast(grid: Grid, arms: Sequence[Arm], console: Console, absent: Mapping[str, Any]) -> dict[str, float]:
-    """Assemble a run of every arm, which finds errors before anything is trained, and time a few of its steps."""
-    found: dict[str, float] = {}
-    with console.progress("measuring") as advance:
-        for number, arm in enumerate(arms):
-            values = {**absent, **of_verb(settings_of(grid.shared, arm)), "seed": grid.seeds[0]}
-            values |= {"lr": grid.rates[0]} if grid.rates else {}
-            job, given = TrainingJob(), dict.fromkeys(values, "given")
-            try:
-                settings, origin = job.check(_settings(values), given)
-                made = job.assemble(job.pin(settings), origin, console.progress)
-            except UserError as problem:
-                raise UserError(f"{arm.name}: {problem}") from problem
-            if grid.rates and not len(made.data.part("val")):
-                raise UserError("--lrs needs validation images, and there are none: give --val-fraction.")
-            found[arm.name] = round(seconds_of_run(made), 2)
-            advance(number + 1, len(arms))
-    return found
+        folder = _create_default_folder()
+    return _store_grid(replace(new, folder=folder, forecast=forecast))
 
 
 def _folder(asked: GridSettings, shared: Mapping[str, Any]) -> Path:
     if asked.output is None:
-        folder = next(folder for folder in _usual() if not folder.exists())
+        folder = next(folder for folder in _default_folders() if not folder.exists())
     else:
         folder = named_path(asked.output)
     refuse_inside_images(folder, {"DATA": shared.get("data")}, shared.get("data_root"))
@@ -144,47 +91,98 @@ def _folder(asked: GridSettings, shared: Mapping[str, Any]) -> Path:
     return folder
 
 
-def _usual() -> Iterator[Path]:
-    """Yield the default folders of comparisons in order."""
+def _default_folders() -> Iterator[Path]:
     return (DEFAULT / f"compare-{number}" for number in itertools.count(1))
 
 
-def _claimed() -> Path:
+def _create_default_folder() -> Path:
     """Create the first default folder that does not exist; another call may have created some meanwhile."""
-    for folder in _usual():
+    for folder in _default_folders():
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
             continue
         return folder
-    raise AssertionError("there is no end of them")
+    raise AssertionError("the default folders are endless")
 
 
-def threads_of_worker(asked: GridSettings) -> int:
-    """Return the threads of each worker: its share of this machine, or what it requests from SLURM."""
-    wanted = slurm_options(asked.slurm or ()).get("cpus_per_task") if asked.on == "slurm" else None
-    return (
-        wanted
-        if isinstance(wanted, int)
-        else max(1, min(torch.get_num_threads(), usable_cores()) // max(1, asked.jobs))
-    )
+def _pin(verb: str, values: Mapping[str, Any], data_root: str | None = None) -> dict[str, Any]:
+    """Return given settings with absolute paths.
 
-
-def _pinned(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given settings with absolute paths."""
-    own = of_verb(values)
-    settings = TrainingJob().pin(plain_init(_settings(own)))
+    Args:
+        verb: Verb of the grid.
+        values: Settings of an arm, or those of all runs.
+        data_root: Folder of published sets that all runs share.
+    """
+    own = verb_settings(values)
+    root = {} if data_root is None else {"data_root": data_root}
+    if verb == EVAL:
+        own = {name: value for name, value in own.items() if name in ("data", "data_root")}
+        settings: Any = pin_data(DataSettings(**own))
+    else:
+        job = job_of(verb)
+        settings = job.pin(plain_init(job.kind(**{**root, **own})))
     pinned = {**values, **{name: getattr(settings, name) for name in own}}
     if values.get("init") == NONE:
         pinned["init"] = NONE
-    return {**pinned, **({} if settings.data_root is None else {"data_root": settings.data_root})}
+    # A published set that is given by name is found by its root.
+    return {**pinned, "data_root": settings.data_root} if "data" in own and settings.data_root is not None else pinned
 
 
-def _settings(values: Mapping[str, Any]) -> TrainSettings:
-    return TrainSettings(**values)
+def _threads_of_worker(asked: GridSettings) -> int:
+    """Return the threads of each worker: its share of this machine, or what it requests from SLURM."""
+    requested = slurm_options(asked.slurm or ()).get("cpus_per_task") if asked.on == "slurm" else None
+    if isinstance(requested, int):
+        return requested
+    return max(1, min(torch.get_num_threads(), usable_cores()) // max(1, asked.jobs))
 
 
-def _require_used(shared: Mapping[str, Any], arms: Sequence[Arm]) -> None:
-    used = {name for arm in arms for name in settings_of(shared, arm)}
-    if idle := sorted(set(shared) - used):
-        raise UserError(f"{flag(idle[0])} has no effect on any of {', '.join(arm.name for arm in arms)}: leave it out.")
+def _forecast(
+    grid: Grid,
+    known: Mapping[str, float],
+    seconds: Callable[[Mapping[str, Any]], float] | None,
+    console: Console,
+) -> dict[str, float]:
+    """Return the expected seconds of a run by arm; errors are found here, before anything is trained."""
+    arms = [arm for arm in grid.arms if arm.name not in known]
+    forecast = dict(known)
+    with console.progress("measuring") as advance:
+        for number, arm in enumerate(arms):
+            settings = grid.settings_of(arm)
+            # The run that it starts from need not exist yet: random weights take the same time.
+            start = {"init": NONE} if START in settings else {}
+            values = {**start, **verb_settings(settings), "seed": grid.seeds[0]}
+            values |= {"lr": grid.rates[0]} if grid.rates else {}
+            try:
+                forecast[arm.name] = round(seconds(values) if seconds else _time_run(grid, values, console), 2)
+            except UserError as problem:
+                raise UserError(f"{arm.name}: {problem}") from problem
+            advance(number + 1, len(arms))
+    return forecast
+
+
+def _time_run(grid: Grid, values: Mapping[str, Any], console: Console) -> float:
+    job, setup = assemble_run(grid.verb, values, console)
+    if grid.rates and not len(setup.data.part("val")):
+        raise UserError("--lrs needs validation images, and there are none: give --val-fraction.")
+    return seconds_of_run(job, setup)
+
+
+def _store_grid(new: Grid) -> Grid:
+    """Store a grid, merged with what another call may have stored meanwhile."""
+    new.folder.mkdir(parents=True, exist_ok=True)
+    lock, end = RunLock(new.folder, "the comparison"), time.monotonic() + LOCK_TIMEOUT
+    while True:
+        try:
+            lock.acquire()
+            break
+        except UserError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.2)
+    try:
+        grid = merge_grids(read_grid(new.folder), new) if is_grid(new.folder) else new
+        grid.write()
+        return grid
+    finally:
+        lock.release()

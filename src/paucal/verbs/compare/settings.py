@@ -1,14 +1,18 @@
-"""The settings of `paucal compare` itself; those of its runs are the settings of `paucal train`."""
+"""The settings of `paucal compare`, and the arms that they describe; other settings are those of `paucal train`."""
 
-from dataclasses import dataclass
-from typing import Literal
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, Literal
 
 from paucal.settings.options import option
+from paucal.types import UserError
 
 _GRID, _WORK = "what is compared", "who computes"
 # Settings of `paucal train` that a comparison gives to its runs itself.
 TAKEN = ("data", "method", "model", "add", "seed", "fraction", "few_labels", "labels", "output", "overwrite")
-# Settings of runs that one process does not make alone, or that would make them others than they say.
+# Settings of `paucal train` that need several processes, or that change what a run is.
 REFUSED = ("fold", "folds", "time_limit", "devices", "nodes", "strategy", "sync_bn")
 
 
@@ -21,24 +25,121 @@ class GridSettings:
         "are compared with (default: supervised drloc)",
         group=_GRID,
     )
-    models: list[str] | None = option("backbones; without any one is chosen from the data", group=_GRID)
+    models: list[str] | None = option("backbones; by default one is chosen from the data", group=_GRID)
     arms: list[str] | None = option(
         "further ways to train, each as 'NAME: FLAGS of paucal train', such as 'light: --method drloc --drloc-weight "
         "0.1'; alone, or beside --methods",
         group=_GRID,
     )
     seeds: list[int] | None = option(
-        "every way is trained once with each (default: 0 1 2)", group=_GRID, low=0, high=2**62
+        "seeds; every way is trained once with each (default: 0 1 2)", group=_GRID, low=0, high=2**62
     )
     labels: list[str] | None = option("shares of the training images, such as 1% 10% 100%", group=_GRID)
     lrs: list[float] | None = option(
-        "learning rates of which validation chooses one for every way, with the first seed", group=_GRID, above=0
+        "learning rates, from which validation with the first seed chooses one for every way", group=_GRID, above=0
     )
     output: str | None = option("folder of the comparison; by default the next runs/compare-N", group=_WORK)
-    jobs: int = option("workers; 0 to show what is there", 1, group=_WORK, low=0, high=4096)
+    jobs: int = option("workers; 0 to show the stored results", 1, group=_WORK, low=0, high=4096)
     on: Literal["here", "slurm", "ray"] = option("where the workers run", "here", group=_WORK)
     slurm: list[str] | None = option(
-        "what each worker asks of SLURM, as NAME=VALUE: slurm_partition=gpu gpus_per_node=1 timeout_min=600",
+        "resources of each worker on SLURM, as NAME=VALUE: slurm_partition=gpu gpus_per_node=1 timeout_min=600",
         group=_WORK,
     )
     retry: bool = option("try failed runs again", False, group=_WORK)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train.
+
+    Attributes:
+        way: Method as given, or the name of an arm with flags.
+        model: Model as given; None if it is chosen from the data.
+        share: Share of the training images as given; None for all of them.
+        settings: Settings of the grid's verb in which the arm differs.
+        against: Way that it is compared with; "" for the first.
+    """
+
+    way: str
+    model: str | None
+    share: str | None
+    settings: Mapping[str, Any] = field(hash=False)
+    against: str = ""
+
+    @property
+    def name(self) -> str:
+        """Unique name in the comparison."""
+        share = None if self.share is None else f"{self.share} of the images"
+        return ", ".join(part for part in (self.way, self.model, share) if part is not None)
+
+
+def make_arms(asked: GridSettings, named: Mapping[str, Mapping[str, Any]]) -> tuple[Arm, ...]:
+    """Return an arm for every combination of way, model and share of the images, baselines first.
+
+    Args:
+        asked: Methods, models and shares.
+        named: Settings of further ways by name.
+
+    Raises:
+        UserError: Something is given twice, or a share is invalid.
+    """
+    methods = asked.methods if asked.methods is not None or named else ["supervised", "drloc"]
+    ways = [(word, _method_settings(word)) for word in methods or ()] + [
+        (name, dict(own)) for name, own in named.items()
+    ]
+    entries = {"--methods": [name for name, _ in ways], "--models": asked.models or (), "--labels": asked.labels or ()}
+    for flag, words in entries.items():
+        for number, word in enumerate(words):
+            if word in words[:number]:
+                raise UserError(f"{flag}: {word!r} is given twice: leave one out.")
+    shares = [(word, _share_settings(word)) for word in asked.labels] if asked.labels is not None else [(None, {})]
+    models = asked.models if asked.models is not None else [None]
+    arms = []
+    for (share, fraction), model, (way, own) in product(shares, models, ways):
+        varied = {**({} if model is None else {"model": model}), **fraction}
+        if clash := sorted(set(own) & set(varied)):
+            raise UserError(f"--arms: {way!r} sets {clash[0]}, which the comparison varies too: give one of the two.")
+        arms.append(Arm(way, model, share, {**own, **varied}))
+    if not arms:
+        raise UserError("there is nothing to compare: give --methods, --models and --labels at least one entry each.")
+    return tuple(arms)
+
+
+def _method_settings(word: str) -> dict[str, Any]:
+    method, *terms = word.split("+")
+    return {"method": method, **({"add": terms} if terms else {})}
+
+
+def _share_settings(word: str) -> dict[str, Any]:
+    percentage = re.fullmatch(r"(\d+(?:\.\d+)?)%", word.strip())
+    if percentage is None or not 0 < float(percentage[1]) <= 100:
+        raise UserError(
+            f"--labels: expected shares of the training images such as 10%, got {word!r}; label maps belong to an arm: "
+            "--arms 'maps: --method token-labeling --labels FOLDER'."
+        )
+    return {} if float(percentage[1]) == 100 else {"fraction": float(percentage[1]) / 100}
+
+
+def short_names(arms: Sequence[Arm]) -> list[str]:
+    """Return unique names of the arms, without the parts that all of them share."""
+    same_model = len({arm.model for arm in arms}) == 1
+    same_share = len({arm.share for arm in arms}) == 1
+    return [Arm(arm.way, None if same_model else arm.model, None if same_share else arm.share, {}).name for arm in arms]
+
+
+def baseline_of(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
+    """Return the baseline of an arm: the first way on its model, or the first model; None for the first arm itself.
+
+    Only arms with the same share of the images are compared. An arm that names its baseline gets that one, and the
+    baseline that others name has none itself.
+    """
+    same_share = [other for other in arms if other.share == arm.share]
+    if any(other.against for other in same_share):
+        return next((other for other in same_share if other.way == arm.against), None)
+
+    def network(arm: Arm) -> tuple[Any, ...]:  # given with --models or in the arm's own flags
+        return arm.model, arm.settings.get("model"), tuple(arm.settings.get("model_args") or ())
+
+    same_model = [other for other in same_share if network(other) == network(arm)]
+    first = same_model[0] if same_model[0].way != arm.way else same_share[0]
+    return None if first == arm else first

@@ -19,27 +19,25 @@ from paucal.runs.files import try_folder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
-from paucal.verbs.label.make_maps import Labeled, label_images, open_teacher
-from paucal.verbs.label.published_maps import convert_published
+from paucal.verbs.label.make_maps import Labeled, convert_published, label_images, open_teacher, require_free
 from paucal.verbs.label.settings import LabelSettings
-from paucal.verbs.label.writing import require_free
 
 
 @shows_settings(LabelSettings)
 def label(data: str | os.PathLike[str], **settings: Any) -> Labeled:
-    """Ask a trained classifier what it sees in every part of every image; the same as `paucal label`.
+    """Make label maps with a trained classifier: its classes at every cell of every image; the same as `paucal label`.
 
     Args:
-        data: folder of images, Parquet, a list file, the name of a published set, or "digits".
-        **settings: any field of `paucal.verbs.label.settings.LabelSettings`; `output` and either `teacher` or
-            `from_published` are needed. An unfinished folder is gone on with.
+        data: Folder of images, Parquet, a list file, the name of a published set, or "digits".
+        **settings: Any field of `paucal.verbs.label.settings.LabelSettings`; `output` and either `teacher` or
+            `from_published` are needed. Unfinished maps are completed.
 
     Returns:
-        The folder of maps, as `paucal.train(..., labels=...)` takes it, and what is known of them.
+        The folder of maps, as `paucal.train(..., labels=...)` takes it, and facts about them.
 
     Raises:
-        UserError: the teacher knows other classes or knows too little, or the folder holds something else.
-        TypeError: a setting does not exist.
+        UserError: The teacher has other classes or its accuracy is too low, or the folder holds something else.
+        TypeError: A setting does not exist.
 
     Example:
         >>> maps = paucal.label("photos/", teacher="runs/1", output="labels/")  # doctest: +SKIP
@@ -51,9 +49,9 @@ def label(data: str | os.PathLike[str], **settings: Any) -> Labeled:
 
 
 def label_set(settings: LabelSettings, console: Console) -> Labeled:
-    """Make or convert the maps of a set of images, and say what is found; see `label`."""
-    _require_sense(settings)
-    output, picture = _places(settings)
+    """Make or convert the maps of a set of images, and print messages; see `label`."""
+    _check_settings(settings)
+    output, picture = _output_paths(settings)
     with console.progress("reading images") as advance:
         images = load_images(settings, advance)
     for note in images.notes:
@@ -86,7 +84,7 @@ def _convert(images: ImageSet, settings: LabelSettings, output: Path, console: C
     return convert_published(images, folder, output, console, names, settings.min_accuracy)
 
 
-def _require_sense(settings: LabelSettings) -> None:
+def _check_settings(settings: LabelSettings) -> None:
     check_ranges(settings)
     if settings.picture is not None and Path(settings.picture).suffix.lower() != ".png":
         raise UserError(f"--picture is {settings.picture!r}; give a name that ends in .png.")
@@ -94,8 +92,8 @@ def _require_sense(settings: LabelSettings) -> None:
         raise UserError("give a --teacher, or --from-published with a folder of maps; one of the two.")
 
 
-def _places(settings: LabelSettings) -> tuple[Path, Path | None]:
-    """Return where the maps and their picture go, once it is known that they can."""
+def _output_paths(settings: LabelSettings) -> tuple[Path, Path | None]:
+    """Return the checked paths of the maps and of their picture."""
     if settings.output is None:
         raise UserError("there is no --output: give a folder for the maps.")
     images, root = {"DATA": settings.data}, settings.data_root

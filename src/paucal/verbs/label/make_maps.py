@@ -1,6 +1,10 @@
-"""Label maps from a run or a published classifier: `paucal label`."""
+"""Label maps from a run, a published classifier or published maps: what `paucal label` does.
 
-from collections.abc import Sequence
+One process at a time may write into a folder, since two would each see the other's maps as missing.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,36 +15,39 @@ from numpy.typing import NDArray
 from paucal.data.channels.planes import RGB
 from paucal.data.images import ImageSet
 from paucal.data.loader import make_eval_loader
-from paucal.data.maps.store import MapFacts, MapWriter
+from paucal.data.maps.store import MapFacts, MapWriter, content_hashes
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import WholeImage
 from paucal.evaluation.seen_images import keys_told
 from paucal.labeling import DenseTeacher, write_maps
-from paucal.labeling.write import TeacherCheck, check_teacher, hash_images
+from paucal.labeling.published import MOST_CLASSES, find_maps, mean_over_cells, read_map, read_maps
+from paucal.labeling.teacher import TeacherCheck, check_teacher
 from paucal.models.named import find_named, open_named
 from paucal.runner.console import Console
+from paucal.runner.images import Advance
 from paucal.runner.memory_check import check_batch_memory
 from paucal.runs import RunFolder
+from paucal.runs.lock import require_unlocked, sole_writer
 from paucal.settings.options import check_size
 from paucal.types import UserError
 from paucal.verbs.label.settings import LEVEL
-from paucal.verbs.label.writing import writing_maps
 from paucal.wording import counted, percent
 
-SAMPLE = 1000  # labelled images that the teacher is tried on
-ALONE = 0.8  # of the accuracy on whole images, what the cells must keep
+SAMPLE = 1000  # labelled images that the teacher is tested on
+ALONE = 0.8  # share of the accuracy on whole images that single cells should keep
+WHAT = "the folder of label maps"
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """A classifier that is asked for dense labels.
+    """A classifier that makes dense labels.
 
     Attributes:
-        name: for people.
-        dense: the classifier, cell by cell.
-        classes: names of its outputs.
-        transform: makes its input of a whole image.
-        run: that made it; None for timm's.
+        name: Name for people.
+        dense: Classifier of single cells.
+        classes: Names of its outputs.
+        transform: Preprocessing of a whole image.
+        run: Run that trained it; None for a timm model.
     """
 
     name: str
@@ -49,7 +56,7 @@ class Teacher:
     transform: WholeImage
     run: RunFolder | None = None
 
-    def told(self, images: ImageSet) -> frozenset[str]:
+    def trained_on(self, images: ImageSet) -> frozenset[str]:
         """Return the keys of the images whose labels it was trained on."""
         return frozenset() if self.run is None else keys_told(self.run, images)
 
@@ -59,12 +66,12 @@ class Labeled:
     """The label maps of a set of images.
 
     Attributes:
-        folder: where they lie.
-        images: how many there are.
-        facts: who made them, the classes, and the grid of a map.
-        check: how often the teacher is right on labelled images (its `whole` is 0 for published maps, which say
-            nothing of whole images); None where the images have no labels.
-        said: what the command line prints.
+        folder: Folder of the maps.
+        images: Number of maps.
+        facts: Teacher, classes, and grid of a map.
+        check: Accuracy of the teacher on labelled images (its `whole` is 0 for published maps, which do not classify
+            whole images); None if the images have no labels.
+        said: Lines that the command line prints.
     """
 
     folder: Path
@@ -84,25 +91,25 @@ def label_images(
     batch_size: int = 32,
     workers: int = 0,
 ) -> Labeled:
-    """Try a teacher on labelled images, then write its map of every image.
+    """Test a teacher on labelled images, then write its map of every image.
 
     Args:
-        images: the set; where it has labels the teacher is tried on some of them first.
-        teacher: made by `open_teacher`.
-        output: folder for the maps; one that is unfinished is gone on with.
-        console: says what is found.
-        top: classes kept at each cell.
-        min_accuracy: share of the sample that the mean over the cells must get right.
-        batch_size: images at a time.
-        workers: processes that load images.
+        images: Set of images; if it has labels the teacher is tested on some of them first.
+        teacher: Teacher as `open_teacher` returns it.
+        output: Folder for the maps; unfinished maps are completed.
+        console: Console for messages.
+        top: Number of classes kept at each cell.
+        min_accuracy: Share of the sample that the mean over the cells must get right.
+        batch_size: Images in a batch.
+        workers: Number of processes that load images.
 
     Raises:
-        UserError: the teacher knows other classes or knows too little, or the folder holds something else
-            or is being written by another process.
+        UserError: The teacher has other classes or its accuracy is too low, or the folder holds something else or is
+            being written by another process.
     """
     device = next(teacher.dense.parameters()).device
     check_batch_memory(min(batch_size, len(images)), teacher.dense.backbone.image_size)
-    found = _try(images, teacher, device, batch_size) if images.labelled else None
+    found = _test_teacher(images, teacher, device, batch_size) if images.labelled else None
     if found is not None:
         console.say(
             f"teacher: {teacher.name}; on {found.images} labelled images it is right on {percent(found.whole)}, the "
@@ -110,23 +117,23 @@ def label_images(
         )
         require_knowledge(found, min_accuracy, console)
     else:
-        console.say(f"teacher: {teacher.name}; the images have no labels, so it cannot be tried")
-    told = teacher.told(images)
+        console.say(f"teacher: {teacher.name}; the images have no labels, so its accuracy is unknown")
+    seen = teacher.trained_on(images)
     facts = MapFacts(
         teacher.name,
         teacher.classes,
         teacher.dense.grid,
         min(top, len(teacher.classes)),
-        tuple(key for key in images.keys if key in told),
+        tuple(key for key in images.keys if key in seen),
     )
     with console.progress("looking at images") as advance:
-        hashes = hash_images(images, advance)
+        hashes = content_hashes(images, range(len(images)), advance)
     on_gpu = device.type == "cuda"
     with writing_maps(output, console, "labeling") as advance:
         writer = MapWriter(output, facts, images.keys, hashes)
         loader = make_eval_loader(images, writer.missing, teacher.transform, batch_size, workers, pin_memory=on_gpu)
         write_maps(teacher.dense, writer, loader, facts.top, advance)  # type: ignore[arg-type]
-    say_what_lies(facts, len(images), output, console)
+    report_maps(facts, len(images), output, console)
     return Labeled(output, len(images), facts, found)
 
 
@@ -134,13 +141,13 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
     """Open a run, or a timm model with its published weights, as a teacher.
 
     Args:
-        name: a run folder, or the name of a timm model.
-        image_size: (height, width) in pixels to look at images with; by default what it was trained at. A larger one
-            gives finer maps.
-        device: where to put it.
+        name: Run folder, or name of a timm model.
+        image_size: (height, width) of its input in pixels; by default the size it was trained at. A larger size gives
+            finer maps.
+        device: Device for the model.
 
     Raises:
-        UserError: there is no such teacher, or it cannot look at images of that size or at single cells.
+        UserError: There is no such teacher, or it cannot read images of that size or classify single cells.
     """
     check_size(image_size)
     model, found = open_named(name, device, image_size, "--teacher"), find_named(name)
@@ -162,15 +169,15 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
     return Teacher(name if run is None else str(run.path), dense, card.classes, transform, run)
 
 
-def say_what_lies(facts: MapFacts, count: int, output: Path, console: Console) -> None:
-    """Say how many maps there are, of what kind, and where."""
+def report_maps(facts: MapFacts, count: int, output: Path, console: Console) -> None:
+    """Print the number of maps, their shape, size and folder."""
     console.say(
         f"{counted(count, 'map')} of {facts.grid[0]}x{facts.grid[1]} cells with {facts.top} of {len(facts.classes)} "
-        f"classes, {facts.bytes_per_image / 1024:.1f} KiB each, lie in {output}"
+        f"classes, {facts.bytes_per_image / 1024:.1f} KiB each, are in {output}"
     )
 
 
-def _try(images: ImageSet, teacher: Teacher, device: torch.device, batch_size: int) -> TeacherCheck:
+def _test_teacher(images: ImageSet, teacher: Teacher, device: torch.device, batch_size: int) -> TeacherCheck:
     if set(images.classes) - set(teacher.classes):
         unknown = next(name for name in images.classes if name not in set(teacher.classes))
         raise UserError(
@@ -182,15 +189,15 @@ def _try(images: ImageSet, teacher: Teacher, device: torch.device, batch_size: i
 
 
 def _sample(images: ImageSet, teacher: Teacher) -> NDArray[np.int64]:
-    """Return images that the teacher was not trained on, else any, spread over the set."""
-    told = teacher.told(images)
-    new = [index for index, key in enumerate(images.keys) if key not in told]
+    """Return positions spread over the set, of images that the teacher was not trained on if there are any."""
+    seen = teacher.trained_on(images)
+    new = [index for index, key in enumerate(images.keys) if key not in seen]
     pool = np.asarray(new or range(len(images)), dtype=np.int64)
     return pool[np.linspace(0, len(pool) - 1, min(SAMPLE, len(pool))).round().astype(np.int64)]
 
 
 def require_knowledge(found: TeacherCheck, level: float, console: Console) -> None:
-    """Refuse maps that are right too rarely; raises a UserError."""
+    """Refuse maps whose accuracy is too low; raises a UserError."""
     if found.cells < level:
         raise UserError(
             f"the mean of the cells is right on {percent(found.cells)} of the images, under --min-accuracy "
@@ -201,3 +208,89 @@ def require_knowledge(found: TeacherCheck, level: float, console: Console) -> No
             "note: single cells know less than the whole image; a teacher that classifies the mean of its cells (a "
             "ResNet, ConvNeXt or Swin) gives better maps than one with a class token"
         )
+
+
+def convert_published(
+    images: ImageSet,
+    folder: Path,
+    output: Path,
+    console: Console,
+    classes: Sequence[str] | None = None,
+    min_accuracy: float = LEVEL,
+) -> Labeled:
+    """Convert published maps, one file per image, to a folder of label maps.
+
+    They keep their raw logits, in which classes that are left out count as zero, and cover the central square of each
+    image; the rest of the image is left out of the loss.
+
+    Args:
+        images: Set of images; only images that have a map are kept, and all training images must have one.
+        folder: Class folders with one file per image.
+        output: Folder for the maps; unfinished maps are completed.
+        console: Console for messages.
+        classes: Names of the maps' classes in the order of their numbers; by default those of the set.
+        min_accuracy: Share of a sample of labelled images that the mean over the cells must get right.
+
+    Raises:
+        UserError: A map is missing, damaged or of another shape, or the accuracy of the maps is too low.
+    """
+    names = tuple(classes or images.classes)
+    if not 2 <= len(names) <= MOST_CLASSES:
+        raise UserError(f"published maps number from 2 to {MOST_CLASSES} classes, and {len(names)} are named.")
+    positions, files = find_maps(images, folder)
+    labelled = images.select(positions)
+    found = _test_published(labelled, files, names) if labelled.labelled else None
+    if found is not None:
+        console.say(
+            f"maps: {folder}; on {found.images} labelled images the mean of the cells is right on "
+            f"{percent(found.cells)}"
+        )
+        require_knowledge(found, min_accuracy, console)
+    shape = read_map(files[0], len(names))[0].shape
+    facts = MapFacts(f"published maps in {folder.name}", names, (shape[1], shape[2]), shape[0], covered="square")
+    with console.progress("looking at images") as advance:
+        hashes = content_hashes(labelled, range(len(labelled)), advance)
+    with writing_maps(output, console, "converting") as advance:
+        writer = MapWriter(output, facts, labelled.keys, hashes)
+        missing = writer.missing
+        for first, values, indices in read_maps([files[row] for row in missing], len(names), shape):
+            writer.write(missing[first : first + len(values)].tolist(), values, indices)
+            advance(len(writer) - len(missing) + first + len(values), len(writer))
+    report_maps(facts, len(files), output, console)
+    return Labeled(output, len(files), facts, found)
+
+
+def _test_published(images: ImageSet, files: Sequence[Path], names: tuple[str, ...]) -> TeacherCheck:
+    unknown = sorted(set(images.classes) - set(names))
+    if unknown:
+        raise UserError(
+            f"--published-classes: {images.name} has a class {unknown[0]!r} that is not among the {len(names)} names: "
+            "name the maps' classes as the data does."
+        )
+    ordered, right = images.with_classes(names), 0
+    sample = np.linspace(0, len(images) - 1, min(SAMPLE, len(images))).round().astype(np.int64)
+    for position in sample:
+        logits = mean_over_cells(*read_map(files[position], len(names)), len(names))
+        right += int(logits.argmax()) == ordered.labels[position]
+    return TeacherCheck(len(sample), 0.0, right / len(sample))
+
+
+def require_free(output: Path) -> None:
+    """Refuse a folder of maps that another process is writing into; raises a UserError."""
+    require_unlocked(output, WHAT)
+
+
+@contextmanager
+def writing_maps(output: Path, console: Console, title: str) -> Iterator[Advance]:
+    """Lock a folder of maps for writing, with a progress bar; yield the function that advances the bar.
+
+    Raises:
+        UserError: Another process writes there, or has taken over since.
+    """
+    with sole_writer(output, WHAT) as lock, console.progress(title) as advance:
+
+        def step(done: int, total: int) -> None:
+            lock.check()
+            advance(done, total)
+
+        yield step

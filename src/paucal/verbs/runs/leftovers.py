@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paucal.runs.folder import PUBLISHED
-from paucal.verbs.compare.cells.grid import is_grid
+from paucal.runs.grid_files import is_grid
 from paucal.verbs.runs.rows import ListedRun
 
 LONG_AGO = 30 * 86400.0  # seconds after which nobody is expected to go on with a stopped run

@@ -8,10 +8,9 @@ from typing import Any
 
 from paucal.runs import RunFolder
 from paucal.runs.folder import ASIDE, MARKER, SUMMARY
+from paucal.runs.grid_files import SCORES, read_scores
 from paucal.runs.lock import is_locked
 from paucal.types import UserError
-from paucal.verbs.compare.cells.cell import JUDGED
-from paucal.verbs.compare.cells.scores import read_evaluation
 
 # Where the scores of a run stand, by what it has made; one without a classifier has those of its monitor and its judge.
 VALIDATED = ("kept_val_top1", "best_val_top1", "best_val_mean_iou", "best_val_ap", "knn_end")
@@ -114,9 +113,9 @@ def _listed(path: Path, root: Path) -> ListedRun:
 
 def _judged(path: Path) -> dict[str, float]:
     """Return what the frozen features of a run of a study are worth, as a judge beside it has stored."""
-    if not (path.parent / JUDGED).is_file():
+    if not (path.parent / SCORES).is_file():
         return {}
-    scores = read_evaluation(path.parent)
+    scores = read_scores(path.parent)
     return {f"judged_{name}": by["trained"] for name, by in scores.items() if "trained" in by}
 
 

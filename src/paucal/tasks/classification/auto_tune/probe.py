@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paucal.data.splits.iterative import iterative_parts
+from paucal.data.splits.groups import iterative_parts
 from paucal.evaluation.protocols.classifier import LinearClassifier
 from paucal.evaluation.protocols.cross_validation import draw_folds
 from paucal.evaluation.protocols.logistic import Solver, fit_logistic

@@ -1,0 +1,227 @@
+"""Labels as tables write them: a name in a cell, several names in a cell, or a column of 1 and 0 for each class."""
+
+import ast
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paucal.data.images import UNKNOWN
+from paucal.types import UserError
+from paucal.wording import counted
+
+ONE_LABEL = "none"  # as the separator: each cell is the name of one class, whatever it holds
+_SEPARATORS = ";|,"
+MISSING = ("nan", "-nan", "<na>", "nat", "#n/a")  # how programs write missing values, in small letters
+_MARKS = {"1": 1, "1.0": 1, "true": 1, "0": 0, "0.0": 0, "false": 0, "-1": UNKNOWN, "-1.0": UNKNOWN, "": UNKNOWN}
+_MARKS |= dict.fromkeys(MISSING, UNKNOWN)
+_MOST_SHOWN = 60
+_COLUMNS_SHOWN = 5
+_ITEM = re.compile(r"'([^']*)'|\"([^\"]*)\"|([^\s,'\"]+)")  # of an array as NumPy prints it, which has no commas
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Labels of N images, in the terms of `ImageSet`.
+
+    Attributes:
+        classes: K names, in lexicographic order if they come from cells.
+        numbers: (N,) int64 numbers of the classes, all -1 for unlabelled images and beside `multi_hot`.
+        multi_hot: (N, K) int8 of 1, 0 and -1 (unknown), or None.
+        notes: Sentences for people.
+    """
+
+    classes: tuple[str, ...]
+    numbers: NDArray[np.int64]
+    multi_hot: NDArray[np.int8] | None = None
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def none(cls, count: int) -> "Labels":
+        """Return the labels of unlabelled images."""
+        return cls((), np.full(count, -1, dtype=np.int64))
+
+
+def find_separator(cells: Sequence[str], given: str | None = None) -> str:
+    """Return the separator between several labels in the cells of a column; "" if each cell is one label.
+
+    A sign counts as a separator if it stands between names in some cell and makes fewer names than there are different
+    cells. ";" and "|", which are rare in names, also count if a name is in several cells and either cells, empty ones
+    among them, differ in how many names they have, or a name is at different places of two cells.
+
+    Args:
+        cells: Cells of the column.
+        given: Separator given by the user, or "none" for one label in each cell; None finds it.
+
+    Example:
+        >>> find_separator(["cat;dog", "cat", ""]), find_separator(["cat; tabby", "dog"])
+        (';', '')
+    """
+    if given is not None:
+        return "" if given == ONE_LABEL else given
+    different = {"" if is_missing(cell) else cell for cell in cells}
+    return next((sign for sign in _SEPARATORS if _separates(sign, different)), "")
+
+
+def is_missing(cell: str) -> bool:
+    """Return whether a cell is empty or what a program writes for a missing value."""
+    return not cell or cell.lower() in MISSING
+
+
+def labels_in_lists(cells: Sequence[str]) -> list[list[str]] | None:
+    """Return the labels in cells that are lists in the notation of JSON, Python or NumPy; None if any is not.
+
+    Example:
+        >>> labels_in_lists(['["red", "blue"]', "['red' 'green']", "[]", "[3]", ""])
+        [['red', 'blue'], ['red', 'green'], [], ['3'], []]
+        >>> labels_in_lists(["[red]", "blue"])
+    """
+    if not any(cells) or not all(re.fullmatch(r"[\[({].*[\])}]", cell) for cell in cells if cell):
+        return None
+    rows = [_items(cell) for cell in cells]
+    return [items for items in rows if items is not None] if None not in rows else None
+
+
+def _items(cell: str) -> list[str] | None:
+    """Return the members of a list; None if the brackets belong to a name, as in "(other)"."""
+    try:
+        # Python joins texts without a comma between them, which NumPy prints.
+        value = None if re.search(r"['\"]\s+['\"]", cell) else ast.literal_eval(cell)
+        if isinstance(value, list | tuple | set):
+            return [str(item).strip() for item in value if item is not None]
+    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+        pass
+    if cell and cell[0] != "[":
+        return None
+    return [next(filter(None, match.groups()), "").strip() for match in _ITEM.finditer(cell[1:-1])]
+
+
+def _separates(sign: str, different: Collection[str]) -> bool:
+    cells = [cell for cell in different if cell]
+    pieces = [_names(cell, sign) for cell in cells]
+    if not all(pieces) or all(len(set(names)) == 1 for names in pieces):  # a cell of only signs is a name
+        return False
+    names = [name for cell_names in pieces for name in set(cell_names)]
+    if len(set(names)) < len(cells):
+        return True
+    lengths = {len(_names(cell, sign)) for cell in different}
+    places = {(place, name) for cell_names in pieces for place, name in enumerate(dict.fromkeys(cell_names))}
+    moved = len(places) > len(set(names))
+    return sign != "," and len(set(names)) < len(names) and (len(lengths) > 1 or moved)
+
+
+def _names(cell: str, separator: str) -> list[str]:
+    return [name for piece in cell.split(separator) if (name := piece.strip())]
+
+
+def from_cells(cells: Sequence[str], separator: str) -> Labels:
+    """Return the labels that cells name, several in a cell if there is a separator.
+
+    Args:
+        cells: Cell of each image; without a separator none may be empty.
+        separator: Separator as `find_separator` returns it.
+    """
+    rows = [divided(cell, separator) for cell in cells]
+    return from_names(rows, bool(separator), separator_words(cells, separator))
+
+
+def divided(cell: str, separator: str) -> list[str]:
+    """Return the names in a cell; the whole cell without a separator."""
+    return _names(cell, separator) if separator else [cell]
+
+
+def separator_words(cells: Sequence[str], separator: str) -> str:
+    """Return how cells with a separator name labels, for people; "" without one."""
+    example = max(cells, key=lambda cell: cell.count(separator)) if separator and cells else ""
+    return f"such as {example[:_MOST_SHOWN]!r}, divided at {separator!r}" if separator else ""
+
+
+def from_names(rows: Sequence[Sequence[str]], several: bool, where: str) -> Labels:
+    """Return the labels of images from the names of their classes.
+
+    Args:
+        rows: Names of the classes of each image.
+        several: Whether images may have several labels, or none; otherwise each has one.
+        where: How the labels are given, for people.
+    """
+    classes = tuple(sorted({name for row in rows for name in row}))
+    number = {name: place for place, name in enumerate(classes)}
+    if not several:
+        return Labels(classes, np.asarray([number[row[0]] for row in rows], dtype=np.int64))
+    multi_hot = np.zeros((len(rows), len(classes)), dtype=np.int8)
+    for place, row in enumerate(rows):
+        multi_hot[place, [number[name] for name in row]] = 1
+    return _several(classes, multi_hot, where)
+
+
+def class_columns(rows: Sequence[Sequence[str]], width: int, known: Collection[int | None]) -> tuple[int, ...]:
+    """Return the positions of columns of 1 and 0, one for each class; none if there are fewer than two.
+
+    Args:
+        rows: Cells below the names of the columns.
+        width: Number of columns.
+        known: Positions of columns that hold something else.
+    """
+    marks = [
+        place
+        for place in range(width)
+        if place not in known
+        and rows
+        and all(len(row) > place and row[place].strip().lower() in _MARKS for row in rows)
+        and any(row[place].strip() for row in rows)
+    ]
+    return tuple(marks) if len(marks) > 1 else ()
+
+
+def from_columns(classes: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Labels:
+    """Return the labels of a table with a column for each class.
+
+    An empty cell, or one of -1, means that the class is unknown (as in CheXpert, arXiv:1901.07031); in a table without
+    any 0 an empty cell means 0. If every image is of exactly one class, it has one label.
+
+    Args:
+        classes: Names of the columns.
+        rows: (N, K) cells.
+
+    Raises:
+        UserError: Two columns have the same name.
+    """
+    if len(set(classes)) < len(classes):
+        twice = next(name for name in classes if classes.count(name) > 1)
+        raise UserError(f"two columns of classes are called {twice[:_MOST_SHOWN]!r}: rename or remove one.")
+    marks = np.asarray([[_MARKS[cell.lower()] for cell in row] for row in rows], dtype=np.int8)
+    if not (marks == 0).any():
+        marks[np.asarray([[not cell for cell in row] for row in rows])] = 0
+    if (marks != UNKNOWN).all() and (marks.sum(1) == 1).all():
+        how = f"one label for each image, from {_described(classes)}"
+        return Labels(classes, marks.argmax(1).astype(np.int64), notes=(how,))
+    return _several(classes, marks, f"in {_described(classes)}")
+
+
+def _described(classes: Sequence[str]) -> str:
+    shown = ", ".join(classes[:_COLUMNS_SHOWN]) + (", ..." if len(classes) > _COLUMNS_SHOWN else "")
+    return f"{len(classes)} columns of 1 and 0 ({shown})"
+
+
+def _several(classes: tuple[str, ...], multi_hot: NDArray[np.int8], where: str) -> Labels:
+    numbers = np.full(len(multi_hot), -1, dtype=np.int64)
+    return Labels(classes, numbers, multi_hot, several_notes(multi_hot, where))
+
+
+def several_notes(multi_hot: NDArray[np.int8], where: str) -> tuple[str, ...]:
+    """Return notes for people on a set whose images may have several labels.
+
+    Args:
+        multi_hot: (N, K) of 1, 0 and -1 (unknown).
+        where: How the labels are given.
+    """
+    shown = (multi_hot == 1).sum(1)
+    bare, unknown = int((shown == 0).sum()), int((multi_hot == UNKNOWN).sum())
+    notes = [f"images carry several labels ({where}): {shown.mean():.2g} on average, up to {shown.max()}"]
+    if bare:
+        notes.append(f"{counted(bare, 'image')} without a label: of none of the classes")
+    if unknown:
+        notes.append(f"{counted(unknown, 'label')} unknown: left out of loss and scores")
+    return tuple(notes)

@@ -1,0 +1,53 @@
+"""What a source of images is: how its locations are recognised and opened, and with which options."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from paucal.data.images import ImageSet
+from paucal.data.verify import ReportProgress
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """Options of `open_images` for one location.
+
+    Attributes:
+        labelled: False opens the images without labels.
+        label_column: Column of the classes in a table or Parquet file; None finds it.
+        image_column: Column of the paths or images; None finds it.
+        root: Folder that the paths of a table or list are relative to; None for the folder of the table, the one above,
+            or a folder `images` (or the only folder) beside it, whichever has the images; those of a part may be in a
+            folder of its name.
+        separator: Separator between several labels in a cell, "none" for one label in each; None finds it.
+        progress: Function called with (shards, shards in all) while shards without an index are read.
+        download: Whether a published set, or one of the Hugging Face hub, may be downloaded.
+    """
+
+    labelled: bool = True
+    label_column: str | None = None
+    image_column: str | None = None
+    root: Path | None = None
+    separator: str | None = None
+    progress: ReportProgress | None = None
+    download: bool = False
+
+
+@dataclass(frozen=True)
+class Source:
+    """One kind of location that images are opened from: an entry of the table `opening.SOURCES`.
+
+    Attributes:
+        noun: What messages call such a location, such as "a list (.txt)".
+        kind: What the location is: "name" for a name that wins over a path, "address" for what is not on this machine,
+            or "file" or "folder" for a path.
+        find: Function (location, options) that recognises a location; it returns what it found there (True, or files
+            that `open` then need not search for again), or a false value if the location is not of this kind.
+        open: Function (location, what `find` returned, options) that opens the images.
+    """
+
+    noun: str
+    kind: Literal["name", "address", "file", "folder"]
+    find: Callable[[Any, SourceOptions], Any]
+    open: Callable[[Any, Any, SourceOptions], ImageSet]

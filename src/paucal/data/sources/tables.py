@@ -1,0 +1,328 @@
+"""Images that files describe row by row: tables such as `image_path,label`, and lists such as `cat/1.jpg 0`.
+
+A list is a table without a header, whose two columns are a path and a class number.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from paucal.data.images import ImageSet
+from paucal.data.part_names import PARTS, files_of_set, part_name, train_files
+from paucal.data.sources.folder import parts_of
+from paucal.data.sources.labels import (
+    Labels,
+    divided,
+    find_separator,
+    from_columns,
+    from_names,
+    is_missing,
+    labels_in_lists,
+    separator_words,
+)
+from paucal.data.sources.locating import ListedImage, locate, plain_path
+from paucal.data.sources.source import SourceOptions
+from paucal.data.sources.stores import FileStore
+from paucal.data.sources.table_columns import FLAGS, Columns, find_columns
+from paucal.data.sources.table_rows import LIST_SUFFIX, MOST_LIST_BYTES, TableRow, read_list, read_table
+from paucal.data.splits.split import held_out_part
+from paucal.reading import is_regular
+from paucal.types import UserError
+from paucal.wording import counted, was
+
+_SHOWN = 80  # characters of a cell in a message
+
+
+class _Tables(NamedTuple):
+    """The rows of the tables of a set, the columns of each table, and notes on how they were read."""
+
+    rows: list[ListedImage]
+    columns: list[Columns]
+    notes: list[str]
+
+
+class _Placed(NamedTuple):
+    """Rows with the keys of their images, each image once; the folder of the images; and notes."""
+
+    rows: list[ListedImage]
+    folder: Path
+    notes: list[str]
+
+
+def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
+    """Open CSV or TSV files or JSON lines of the parts of one set.
+
+    The first row names the columns; without such a row the first two columns are the path and the class. Classes are
+    numbered in lexicographic order over all tables. The `split.csv` of a run is such a table as well. Images may have
+    several labels, or none, if a cell names several (`cat;dog`) or if each class has a column of 1 and 0: `labels.py`.
+
+    Args:
+        files: Table of each part, as `find_tables` returns them; the key "" for one on its own.
+        options: How they are opened.
+
+    Raises:
+        UserError: There are no such columns, a path leads out of the root, an image is in two rows that differ, a part
+            has no known name, or the images do not exist.
+    """
+    tables, several, where = _with_names(_read_tables(files, options), options)
+    if not tables.rows:
+        what = "a path and a label" if options.labelled else "a path"
+        raise UserError(f"{next(iter(files.values()))} has no row with {what}; give a table of images.")
+    columns = tables.columns[0]
+    placed = _place(tables.rows, options.root, columns.boxes)
+    rows, notes = _with_parts_of_folders(placed.rows)
+    if columns.boxes:
+        notes.append(f"the boxes ({columns.boxes}) are not read: each image has one label here")
+    labels = Labels.none(len(rows))
+    if columns.marks:
+        labels = from_columns(tuple(columns.classes), [row.marks for row in rows])
+    elif options.labelled:
+        labels = from_names([row.names for row in rows], several, where)
+    images = _image_set(files, placed._replace(rows=rows, notes=[*placed.notes, *notes]), labels, tables.notes)
+    others = {tuple(one.names[place] for place in one.others) for one in tables.columns}
+    if len(others) != 1:  # the tables of the parts differ in their further columns
+        return images
+    return replace(images, columns={name: [row.others[n] for row in rows] for n, name in enumerate(others.pop())})
+
+
+def _read_tables(files: dict[str, Path], options: SourceOptions) -> _Tables:
+    """Return the rows of all tables except those that are marked as unused."""
+    tables = _Tables([], [], [])
+    for part, file in files.items():
+        rows, columns = _read(file, options, part, tables.notes)
+        if tables.columns and columns.classes != tables.columns[0].classes:
+            first = next(iter(files.values())).name
+            raise UserError(f"{file} has other columns of classes than {first}: give both the same columns.")
+        tables.rows.extend(row for row in rows if row.part != "unused")
+        tables.columns.append(columns)
+        if unused := sum(row.part == "unused" for row in rows):
+            tables.notes.append(f"{counted(unused, 'unused image')} of {file.name} {was(unused)} left out")
+    return tables
+
+
+def _read(file: Path, options: SourceOptions, own_part: str, notes: list[str]) -> tuple[list[ListedImage], Columns]:
+    try:
+        rows, note = read_table(file)
+    except FileNotFoundError:
+        raise UserError(f"{file} does not exist; check the path.") from None
+    if not rows:
+        raise UserError(f"{file} is empty; expected a row of names such as 'image_path,label', then a row per image.")
+    width = len(rows[0].cells)
+    for row in rows:
+        if len(row.cells) < width or any(row.cells[width:]):
+            raise UserError(
+                f"line {row.line} of {file} has {len(row.cells)} cells and the first {width}: correct it, and put "
+                "quotes around a name that holds the separator."
+            )
+    columns = find_columns(file, rows, options)
+    notes += [text for text in (note, *columns.notes) if text]
+    others = columns.others
+    return [_listed(file, row, columns, others, own_part) for row in rows[1 if columns.names else 0 :]], columns
+
+
+def _listed(file: Path, row: TableRow, columns: Columns, others: Sequence[int], own_part: str) -> ListedImage:
+    cells, path = row.cells, row.cells[columns.image]
+    label = "" if columns.label is None else cells[columns.label]
+    if not path:
+        raise UserError(f"line {row.line} of {file} has no path: give one, or remove the line.")
+    if "\n" in path or "\n" in label:
+        raise UserError(f'line {row.line} of {file} has a quote (") that is closed lines later: close it in its line.')
+    part = own_part
+    if columns.split is not None and (word := cells[columns.split].lower()):
+        if word not in PARTS and word != "unused":
+            raise UserError(f"line {row.line} of {file} has the part {word[:_SHOWN]!r}; expected train, val or test.")
+        part = PARTS.get(word, word)
+    if columns.flags:
+        part = next((part for place, part in columns.flags if FLAGS[cells[place].lower()]), "train")
+    further, marks = (tuple([cells[place] for place in places]) for places in (others, columns.marks))
+    return ListedImage(plain_path(path), part, row.line, file, label, further, marks)
+
+
+def _with_names(tables: _Tables, options: SourceOptions) -> tuple[_Tables, bool, str]:
+    """Return the rows that have a label, with their names; whether a row may have several; and how they are given."""
+    if not options.labelled or tables.columns[0].marks:
+        return tables, True, ""
+    cells = ["" if is_missing(row.label) else row.label for row in tables.rows]
+    lists = labels_in_lists(cells) if options.separator is None else None
+    separator = "" if lists is not None else find_separator(cells, options.separator)
+    names = [divided(cell, separator) for cell in cells] if lists is None else lists
+    # Beside cells of several names an empty one says "no class"; a cell of "nan" says that nothing is known.
+    known = [bool(cell) or bool(separator and not row.label) for cell, row in zip(cells, tables.rows, strict=True)]
+    several = bool(separator) or any(len(own) != 1 for own, is_known in zip(names, known, strict=True) if is_known)
+    rows = [row._replace(names=tuple(own)) for row, own, keep in zip(tables.rows, names, known, strict=True) if keep]
+    notes = tables.notes
+    if bare := len(known) - len(rows):
+        shown = ", ".join(sorted({row.label for row, keep in zip(tables.rows, known, strict=True) if not keep} - {""}))
+        notes = [*notes, f"{counted(bare, 'row')} without a label {was(bare)} left out{f' ({shown})' if shown else ''}"]
+    where = "lists in cells" if lists is not None else separator_words(cells, separator)
+    return _Tables(rows, tables.columns, notes), several, where
+
+
+def _with_parts_of_folders(rows: list[ListedImage]) -> tuple[list[ListedImage], list[str]]:
+    """Return rows with the parts of the tables, or else those of the folders of all images, with a note."""
+    keys = [row.key for row in rows]
+    folders = parts_of(keys)
+    if any(row.part for row in rows) or not all(folders) or not {"train"} < set(folders):
+        return rows, []
+    rows = [row._replace(part=part) for row, part in zip(rows, folders, strict=True)]
+    return rows, [f"the parts are the folders of the images ({', '.join(sorted({k.split('/')[0] for k in keys}))})"]
+
+
+def open_list(file: Path, options: SourceOptions) -> ImageSet:
+    """Open a list file, such as DomainNet's `real_train.txt`, with the lists that belong to it.
+
+    A line holds a path, which may contain spaces, and the number of its class. A train list (`real_train.txt`,
+    `train.txt`) is opened together with the val and test lists of the same name beside it, which are then the parts;
+    any other list stands for all of its own images and declares no part. Classes are numbered once over all lists, in
+    the order of the numbers in the lists, so a class that one part lacks shifts no label. A class is called like the
+    folder of its images if that is one folder per class and one class per folder, otherwise by its number.
+
+    Raises:
+        UserError: A line is not of this form or leads out of the root, an image is listed with two parts or labels, or
+            the first image does not exist.
+    """
+    lists = files_of_set(file, lambda other: True, "lists")
+    rows: list[ListedImage] = []
+    notes: list[str] = []
+    for part, path in lists.items():
+        found, note = read_list(path, options.labelled)
+        notes += [note] if note else []
+        rows += [ListedImage(row.cells[0], part, row.line, path, names=(row.cells[1],)) for row in found]
+    placed = _place(rows, options.root)
+    labels = Labels.none(len(placed.rows))
+    if options.labelled:
+        values, numbers = np.unique([int(row.names[0]) for row in placed.rows], return_inverse=True)
+        labels = Labels(_classes_of_numbers(placed.rows, values.tolist()), numbers.astype(np.int64))
+    return _image_set(lists, placed, labels, notes)
+
+
+def _classes_of_numbers(rows: Sequence[ListedImage], numbers: Sequence[int]) -> tuple[str, ...]:
+    """Return the folders of the classes if each class has one of its own, otherwise the numbers of the classes."""
+    folders: dict[str, set[str]] = {}
+    for row in rows:
+        folders.setdefault(row.names[0], set()).add(row.key.rpartition("/")[0].rpartition("/")[2])
+    names = ["/".join(folders[str(number)]) for number in numbers]
+    if all(len(own) == 1 for own in folders.values()) and "" not in names and len(set(names)) == len(names):
+        return tuple(names)
+    return tuple(map(str, numbers))
+
+
+def find_train_list(folder: Path, root: Path | None = None) -> Path | None:
+    """Return the list file that describes the images of a folder, or None.
+
+    It must be a train list by its name, its first line must be as `open_list` expects, and the image there must be
+    where `open_list` searches for it.
+
+    Raises:
+        UserError: There are several; one has to be named.
+    """
+    lists = train_files([file for file in sorted(folder.glob(f"[!.]*{LIST_SUFFIX}")) if _is_list(file, root)])
+    if len(lists) > 1:
+        names = ", ".join(file.name for file in lists)
+        raise UserError(f"{folder} has the lists of several sets ({names}); name one of them, such as {lists[0]}.")
+    return lists[0] if lists else None
+
+
+def _is_list(file: Path, root: Path | None, labelled: bool = True) -> bool:
+    """Return whether a file is a list of a part whose first image exists."""
+    part = part_name(file).part
+    if not part or not is_regular(file) or file.stat().st_size > MOST_LIST_BYTES:
+        return False
+    try:
+        rows = read_list(file, labelled, most=1).rows
+        return bool(locate([ListedImage(row.cells[0], part, row.line, file) for row in rows], root))
+    except UserError:
+        return False
+
+
+def hold_out_listed(images: ImageSet, folder: Path, root: Path | None = None) -> ImageSet:
+    """Return an unlabelled set of a folder's images in which those of the folder's test lists are declared "test".
+
+    Which lists test is as in `open_list` and `make_split`: a test list, otherwise the val list beside a train list. All
+    sets of lists count, whichever of them a later run may be trained on.
+
+    Args:
+        images: Every image below the folder.
+        folder: Folder that may have list files.
+        root: Folder that the paths are relative to, as in `locate`.
+
+    Raises:
+        UserError: A line of such a list is not a path.
+    """
+    lists = [file for file in sorted(folder.glob(f"[!.]*{LIST_SUFFIX}")) if _is_list(file, root, False)]
+    names = {file: part_name(file) for file in lists}
+    parts: dict[tuple[str, ...], set[str]] = {}
+    for name in names.values():
+        parts.setdefault(name.others, {""}).add(name.part)  # "" for the images below the folder that are not listed
+    testing = [file for file, name in names.items() if name.part == held_out_part(parts[name.others])]
+    if not testing:
+        return images
+    here = f"{folder.resolve()}/"
+    held: set[str] = set()
+    for file in testing:
+        rows = read_list(file, labelled=False).rows
+        place = locate([ListedImage(row.cells[0], names[file].part, row.line, file) for row in rows], root)
+        held.update(f"{place.folder}/{key}".removeprefix(here) for key in place.keys)
+    own = held_out_part(images.declared)
+    both = zip(images.keys, images.declared, strict=True)
+    declared = ["test" if key in held or (part and part == own) else part for key, part in both]
+    note = f"images of {' and '.join(file.name for file in testing)} are test images"
+    return replace(images, declared=declared, notes=(*images.notes, note))
+
+
+def _place(rows: Sequence[ListedImage], root: Path | None, boxes: str = "") -> _Placed:
+    """Find the files of all rows, and leave out rows that repeat an earlier one.
+
+    Args:
+        rows: All rows, with the names of their classes.
+        root: Folder that the paths are relative to, as in `locate`.
+        boxes: Names of the columns of boxes; "" for none.
+
+    Raises:
+        UserError: Rows of one image differ, or as in `locate`.
+    """
+    located = locate(rows, root)
+    seen: dict[str, ListedImage] = {}
+    for row, key in zip(rows, located.keys, strict=True):
+        first = seen.setdefault(key, row._replace(key=key))
+        if (first.names, first.marks, first.part) != (row.names, row.marks, row.part):
+            raise _conflict(key, first, row, boxes)
+    notes = list(located.notes)
+    if repeated := len(rows) - len(seen):
+        notes.append(f"{counted(repeated, 'repeated row')} of {rows[0].file.name} {was(repeated)} left out")
+    return _Placed(list(seen.values()), located.folder, notes)
+
+
+def _conflict(key: str, first: ListedImage, second: ListedImage, boxes: str) -> UserError:
+    if boxes:
+        return UserError(
+            f"{second.file} has several rows for {key[:_SHOWN]!r}, and columns of boxes ({boxes}): paucal "
+            "detect learns boxes; to classify, give each image one row."
+        )
+    lines = f"lines {first.line} and {second.line} of {second.file}"
+    if first.file != second.file:
+        lines = f"line {first.line} of {first.file} and line {second.line} of {second.file}"
+    return UserError(f"{key[:_SHOWN]!r} is in {lines} with different labels or parts; keep one of the lines.")
+
+
+def _image_set(files: Mapping[str, Path], placed: _Placed, labels: Labels, notes: Sequence[str]) -> ImageSet:
+    """Return the images of all rows as one set, in the parts that the rows declare."""
+    file, in_folders = next(iter(files.values())), len({path.parent for path in files.values()}) > 1
+    name = part_name(file)
+    title = (name.title or file.resolve().parent.name) if name.part == "train" else file.stem
+    keys = [row.key for row in placed.rows]
+    read = " and ".join(f"{path.parent.name}/{path.name}" if in_folders else path.name for path in files.values())
+    return ImageSet(
+        name=file.resolve().parent.parent.name if in_folders else title,
+        location=str(placed.folder),
+        classes=labels.classes,
+        keys=keys,
+        labels=labels.numbers,
+        declared=[row.part for row in placed.rows],
+        store=FileStore(placed.folder, keys),
+        notes=(f"read from {read}", *notes, *placed.notes, *labels.notes),
+        multi_hot=labels.multi_hot,
+    )

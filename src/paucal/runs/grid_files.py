@@ -1,0 +1,34 @@
+"""The files of a grid of runs, as `paucal compare` and `paucal study` make them, that others read too."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from paucal.runs.folder import RunFolder
+from paucal.types import UserError
+
+GRID = "grid.json"
+SCORES = "judged.json"  # in the folder above a run: scores of an evaluation beside the run's own
+
+
+def is_grid(folder: Path) -> bool:
+    """Return whether a folder holds a grid of runs."""
+    return (folder / GRID).is_file()
+
+
+def read_scores(folder: Path) -> Mapping[str, Mapping[str, float]]:
+    """Return the scores of the evaluation beside a run, by protocol.
+
+    Args:
+        folder: Folder above the run.
+
+    Raises:
+        UserError: The file is missing or damaged.
+    """
+    stored = RunFolder(folder).read_json(SCORES)
+    try:
+        return {
+            str(protocol): {str(name): float(value) for name, value in by_name.items()}
+            for protocol, by_name in stored["scores"].items()
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise UserError(f"{str(folder / SCORES)!r} is damaged ({problem}): remove it and run again.") from problem

@@ -1,0 +1,229 @@
+"""The grids of a study: for each data set, the runs of its rows."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paucal.backbones import BackboneSpec
+from paucal.evaluation.protocols.subjects import random_backbone
+from paucal.recipes.segmentation import SCALES
+from paucal.rules.backbone import model_arguments
+from paucal.rules.facts import best_device
+from paucal.runner.clock import duration
+from paucal.studies.call import Call
+from paucal.studies.plan import Planned
+from paucal.studies.starts import open_labelled, prepare_starts, share_of, with_starts
+from paucal.studies.study import Architecture, Scale
+from paucal.types import UserError
+from paucal.verbs.compare.grid import EVAL, EVALUATION, MODEL, START, Grid, cells_of, state_of
+from paucal.verbs.compare.jobs import GridImages, open_images
+from paucal.verbs.compare.preparation import prepare_grid
+from paucal.verbs.compare.running import is_settled, run_workers
+from paucal.verbs.compare.settings import Arm
+from paucal.verbs.label.launch import label_set
+from paucal.verbs.label.settings import LabelSettings
+
+MAX_EVALUATED = 2000  # images of each part for the evaluation of features at a smaller scale
+# Image sizes of the evaluation at several scales: near that of training, and without mirror images, since a mirrored
+# digit is not a digit.
+SMALL_SCALES = (0.8, 1.0, 1.25)
+MIN_ACCURACY = 0.3  # of a teacher
+CHOOSING = ("fraction", "classes")  # settings that select images; the same for all rows
+SPLITTING = ("fraction", "val_fraction", "test_fraction")  # settings that the teacher's split replaces
+TIMED_IMAGES = 8
+FEATURE_SECONDS = 20.0  # seconds beside features: opening images, regression, intervals, pictures
+
+
+def prepare_grids(call: Call) -> list[Grid]:
+    """Check every run, measure how long it takes, and store the grids.
+
+    The starts of a smaller scale need not exist yet: random weights replace them in the measurement.
+
+    Raises:
+        UserError: Images are missing, a setting is invalid, or the folder holds something else.
+    """
+    call = with_starts(call)
+    study, small, kind, console = call.study, call.small, call.study.kind, call.console
+    before = partial(prepare_starts, call) if study.starts and small is not None else None
+    grids = []
+    for data, runs in call.by_images():
+        shared = {**call.places.shared, "data": call.places.by_name[data]}
+        images = None if kind == "train" else open_images(EVAL if kind == "frozen" else kind, shared, console)
+        settings = [_settings(call, run, shared, images) for run in runs]
+        arms = [Arm(run.name, None, None, own, run.against) for run, own in zip(runs, settings, strict=True)]
+        if small is not None and kind == "train" and any(row.maps for row in study.rows_at(small)):
+            # All rows use the teacher's split, whichever of them are wanted.
+            arms = _with_maps(call, arms, [run.row.maps for run in runs], small, shared)
+        grid = prepare_grid(
+            call.grid_settings(call.folder / data),
+            arms,
+            shared,
+            call.command,
+            console,
+            images=images,
+            seconds=_feature_timer(call, runs, len(images)) if kind == "frozen" and images is not None else None,
+            before=before,
+        )
+        grids.append(grid)
+    return grids
+
+
+def _settings(call: Call, run: Planned, shared: Mapping[str, Any], images: GridImages | None) -> dict[str, Any]:
+    """Return the settings of a run's arm."""
+    if images is None:
+        return _training_settings(call, run, shared)
+    if call.study.kind == "pretrain":
+        return _pretraining_settings(call, run, images)
+    if call.study.kind == "frozen":
+        return _feature_settings(call, run)
+    return _transfer_settings(call, run, images)
+
+
+def _training_settings(call: Call, run: Planned, shared: Mapping[str, Any]) -> dict[str, Any]:
+    study, small, asked = call.study, call.small, call.asked
+    if small is not None:
+        images = open_labelled(shared, run.settings.get("classes"), call.console)
+        return {**run.settings, **share_of(images, small.images), **_start(call, run)}
+    if run.row.maps and asked.labels is None:
+        raise UserError(
+            f"{run.row.name!r} learns from label maps: make them with 'paucal label DATA --teacher RUN --output "
+            "FOLDER' and give --labels FOLDER, or leave the row out by --rows."
+        )
+    # Rows that have a recipe of their own, such as those with label maps, keep it.
+    recipe = asked.recipe if run.settings.get("recipe") == study.recipe else None
+    init = None if study.starts else (asked.init or [None])[0]
+    more = {"recipe": recipe, "init": init, "labels": asked.labels if run.row.maps else None}
+    return {**run.settings, **{name: value for name, value in more.items() if value is not None}}
+
+
+def _pretraining_settings(call: Call, run: Planned, images: GridImages) -> dict[str, Any]:
+    small, places = call.small, call.places
+    # A column that needs the curve of the monitor watches the images on which the features are evaluated.
+    is_watched = any(column.metric == "knn_curve" for column in run.columns)
+    monitor = {"monitor": places.by_name[run.judged]} if is_watched else {}
+    if small is None:
+        elsewhere = {} if run.judged == run.data else {"on": places.by_name[run.judged]}
+        # The published linear probe sees new views.
+        return {**run.settings, EVALUATION: {"augment": True, **elsewhere}, **monitor}
+    settings = _shorten(run, small, len(images))
+    if settings.get("region_after", 0) >= settings["epochs"]:
+        del settings["region_after"]
+    return {**settings, EVALUATION: {"max_images": MAX_EVALUATED, "no_cache": True}, **monitor}
+
+
+def _transfer_settings(call: Call, run: Planned, images: GridImages) -> dict[str, Any]:
+    """Return the settings of a detector or segmenter."""
+    small, evaluation = call.small, {}
+    if any(column.metric == "mean_iou_scales" for column in call.study.trained_columns):
+        own = {"scales": list(SCALES), "mirror": True} if small is None else {"scales": list(SMALL_SCALES)}
+        evaluation = {EVALUATION: own}
+    settings = run.settings if small is None else {**_shorten(run, small, images.training), **_start(call, run)}
+    return {**settings, **evaluation}
+
+
+def _feature_settings(call: Call, run: Planned) -> dict[str, Any]:
+    """Return the settings of `paucal eval`, with the model to evaluate."""
+    if call.small is not None:
+        return {**run.settings, "max_images": MAX_EVALUATED, "no_cache": True, **_start(call, run)}
+    settings = {name: value for name, value in run.settings.items() if name != "init"}
+    init = run.settings["init"]
+    if init == "timm":
+        return {**settings, "pretrained": True, MODEL: settings["model"]}
+    return {**settings, MODEL: str(Path(init).expanduser().absolute())}
+
+
+def _start(call: Call, run: Planned) -> dict[str, list[str]]:
+    """Return the entry for the start of a run at a smaller scale."""
+    start = call.study.starts.get(run.row.start)
+    return {} if start is None else {START: [start.verb, run.row.start]}
+
+
+def _shorten(run: Planned, small: Scale, images: int) -> dict[str, Any]:
+    """Return settings with fewer epochs for more images, since the scale fixes how many images are shown."""
+    epochs = max(1, round(run.epochs * min(1.0, small.images / images)))
+    return {**run.settings, "batch_size": min(run.settings["batch_size"], images), "epochs": epochs}
+
+
+def _feature_timer(call: Call, runs: Sequence[Planned], images: int) -> Callable[[Mapping[str, Any]], float]:
+    """Return a function for the seconds of a row's features, which times a few images on a backbone of its size."""
+    models: dict[str, tuple[Architecture, int]] = {}
+    for run in runs:
+        model, small = call.study.models[run.row.model], call.small
+        architecture, side = model.full, model.side
+        if small is not None and model.standin is not None and small.lesson is not None:
+            architecture, side = model.standin, small.lesson.side
+        models[architecture.name] = architecture, side
+    images = images if call.small is None else min(images, 2 * MAX_EVALUATED)
+
+    def seconds(values: Mapping[str, Any]) -> float:
+        model, side = models[values["model"]]
+        spec = BackboneSpec(model.name, 0, image_size=(side, side), arguments=model_arguments(list(model.args)))
+        device = torch.device(values.get("device") or best_device()[0])
+        backbone, batch = random_backbone(spec, 0).to(device), torch.zeros(TIMED_IMAGES, 3, side, side, device=device)
+        with torch.inference_mode():
+            backbone(batch).pooled.sum().item()  # warm-up
+            start = time.perf_counter()
+            backbone(batch).pooled.sum().item()
+        # Twice: a backbone with random weights is evaluated beside that of the row.
+        return FEATURE_SECONDS + 2 * images * (time.perf_counter() - start) / TIMED_IMAGES
+
+    return seconds
+
+
+def _with_maps(
+    call: Call, arms: Sequence[Arm], need_maps: Sequence[bool], small: Scale, shared: Mapping[str, Any]
+) -> list[Arm]:
+    """Return arms that have label maps where they need them, all of them on the teacher's split of the images.
+
+    A teacher knows the labels that it was trained on, so its training images must not be in any test part.
+
+    Raises:
+        UserError: The teacher could not be trained, or its accuracy is too low.
+    """
+    chosen = {name: arms[0].settings[name] for name in CHOOSING if name in arms[0].settings}
+    teacher, maps = _train_teacher(call, chosen, small, shared), str(call.folder / "maps")
+    places = {name: value for name, value in shared.items() if name in ("data", "data_root", "device", "workers")}
+    label_set(LabelSettings(teacher=str(teacher), output=maps, min_accuracy=MIN_ACCURACY, **places), call.console)
+    with_maps = []
+    for arm, needs_maps in zip(arms, need_maps, strict=True):
+        settings = {name: value for name, value in arm.settings.items() if name not in SPLITTING}
+        settings |= {"split": str(teacher / "split.csv"), **({"labels": maps} if needs_maps else {})}
+        with_maps.append(replace(arm, settings=settings))
+    return with_maps
+
+
+def _train_teacher(call: Call, chosen: Mapping[str, Any], small: Scale, shared: Mapping[str, Any]) -> Path:
+    """Train the teacher of label maps on the images of the rows, unless it is done, and return its run folder."""
+    teacher, console = small.teacher, call.console
+    if teacher is None:
+        raise UserError("this scale has no teacher for label maps: use --scale full with --labels.")
+    console.say(
+        f"label maps: {teacher.name} is trained on these images first, for {teacher.epochs} epochs, as the teacher"
+    )
+    settings = {
+        "init": "none",
+        **{name: value for name, value in small.set.items() if name not in CHOOSING},
+        **{"model": teacher.name, "model_args": list(teacher.args), "method": "supervised"},
+        "img_size": [small.side if small.lesson is None else small.lesson.side],
+        **{"epochs": teacher.epochs, "lr": teacher.lr, **chosen},
+    }
+    asked = call.grid_settings(call.folder / "teacher", [0])
+    grid = prepare_grid(asked, [Arm("teacher", None, None, settings)], shared, "the teacher of a study", console)
+    if not asked.jobs and not is_settled(grid):
+        raise UserError(
+            "--jobs 0: the rows' label maps come from a teacher, which has to be trained before they can be measured "
+            f"(about {duration(grid.forecast['teacher'])}): leave --jobs out."
+        )
+    if not run_workers(grid, asked, "the same command", console):
+        raise UserError("the teacher is not trained yet: the same command resumes its training.")
+    (cell,) = cells_of(grid)
+    state = state_of(cell)
+    if state.name == "failed":
+        why = state.error.rstrip(".")
+        raise UserError(f"the teacher could not be trained ({why}): once that is fixed, --retry tries it again.")
+    return cell.run.path.resolve()

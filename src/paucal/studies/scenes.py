@@ -1,0 +1,191 @@
+"""Drawn scenes that replace photographs with boxes and masks: handwritten digits on a noisy background.
+
+Half of the built-in digits are kept for starts. The others are used as they are for frozen features, and are split
+among the parts of the scenes, so that no start has been trained on a digit of a scene, and no digit of a test scene
+occurs in a training scene.
+"""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from paucal.data.sources.digits import open_digits
+
+SCENES, LESSON, OTHERS = "scenes", "digits", "other-digits"
+DRAWN = "drawn"  # folder of all three in that of a study
+UNFINISHED = f".{DRAWN}-"  # prefix of folders that are being drawn
+# Shares of the parts among the digits that are not for starts, and number of scenes per training scene.
+SHARES = {"train": 0.5, "val": 0.2, "test": 0.3}
+SCENES_OF = {"train": 1.0, "val": 0.2, "test": 0.5}
+MIN_DIGITS, MAX_DIGITS = 3, 6  # per scene
+MIN_SIZE, MAX_SIZE = 0.28, 0.45  # side of a digit over that of its scene
+GROUND, NOISE = 60.0, 20.0  # mean and standard deviation of the grey levels of the background
+INK = 80  # grey level above which a pixel of a digit hides the background
+TRIES = 30  # positions to try before a digit is left out
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A drawn image.
+
+    Attributes:
+        pixels: (S, S) uint8 grey levels.
+        labels: Labels of its N digits.
+        masks: (N, S, S) bool, the pixels of each digit; they do not overlap.
+    """
+
+    pixels: NDArray[np.uint8]
+    labels: tuple[int, ...]
+    masks: NDArray[np.bool_]
+
+    @property
+    def classes(self) -> NDArray[np.uint8]:
+        """(S, S) class numbers: 0 for the background, else scene more than the digit."""
+        classes = np.zeros(self.pixels.shape, np.uint8)
+        for label, mask in zip(self.labels, self.masks, strict=True):
+            classes[mask] = label + 1
+        return classes
+
+
+def draw_all(folder: Path, images: int, side: int, seed: int = 0) -> Path:
+    """Draw scenes and the digits for starts into a folder, unless they are there; return the folder.
+
+    Several calls may draw at once: all of them draw the same, and the first to end moves its drawings there.
+
+    `scenes/` has `images/`, `masks/` (class numbers) and `boxes.json` (COCO, with outlines) in a folder for each part;
+    `digits/` has the digits for starts, in a folder for each class, and `other-digits/` the others.
+
+    Args:
+        folder: Folder of all three; it appears when everything is drawn.
+        images: Number of training scenes.
+        side: Side of a scene in pixels.
+        seed: Seed for all random numbers.
+    """
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder.parent) as place:
+        drawn = Path(place) / folder.name
+        _draw_into(drawn, images, side, seed)
+        try:
+            drawn.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+    return folder
+
+
+def _draw_into(folder: Path, images: int, side: int, seed: int) -> None:
+    digits = open_digits()
+    rng = np.random.default_rng(seed)
+    lesson, parts = share_out(len(digits), rng)
+    for name, own in ((LESSON, lesson), (OTHERS, np.concatenate(list(parts.values())))):
+        for index in own:
+            place = folder / name / digits.classes[digits.labels[index]]
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(_read(digits, index)).save(place / f"{index:04d}.png")
+    for part, own in parts.items():
+        pool = [(_read(digits, index), int(digits.labels[index])) for index in own]
+        scenes = [draw(pool, side, rng) for _ in range(max(4, round(SCENES_OF[part] * images)))]
+        _write(folder / SCENES / part, scenes)
+
+
+def share_out(count: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]:
+    """Return the digits for starts, and those for the scenes of each part, without overlap.
+
+    Args:
+        count: Number of all digits.
+        rng: Source of random numbers.
+    """
+    lesson, others = np.split(rng.permutation(count), [count // 2])
+    ends = np.round(np.cumsum(list(SHARES.values())) * len(others)).astype(int)[:-1]
+    return lesson, dict(zip(SHARES, np.split(others, ends), strict=True))
+
+
+def draw(pool: Sequence[tuple[NDArray[np.uint8], int]], side: int, rng: np.random.Generator) -> Scene:
+    """Draw a scene: digits of different sizes side by side, on noise.
+
+    Args:
+        pool: (8, 8) grey levels and the label of each digit.
+        side: Side of the scene in pixels.
+        rng: Source of random numbers.
+    """
+    pixels = rng.normal(GROUND, NOISE, (side, side))
+    taken = np.zeros((side, side), bool)
+    labels, masks = [], []
+    for _ in range(rng.integers(MIN_DIGITS, MAX_DIGITS + 1)):
+        small, label = pool[int(rng.integers(len(pool)))]
+        size = int(rng.uniform(MIN_SIZE, MAX_SIZE) * side)
+        place = _free_place(taken, size, rng)
+        if place is None:
+            continue
+        taken[place] = True
+        grey = np.asarray(Image.fromarray(small).resize((size, size), Image.Resampling.BICUBIC))
+        mask = np.zeros((side, side), bool)
+        mask[place] = grey > INK
+        pixels[place] = np.where(grey > INK, grey, pixels[place])
+        labels.append(label)
+        masks.append(mask)
+    shown = np.stack(masks) if masks else np.zeros((0, side, side), bool)
+    return Scene(pixels.clip(0, 255).astype(np.uint8), tuple(labels), shown)
+
+
+def _free_place(taken: NDArray[np.bool_], size: int, rng: np.random.Generator) -> tuple[slice, slice] | None:
+    for _ in range(TRIES):
+        top, left = rng.integers(0, len(taken) - size + 1, 2)
+        place = slice(top, top + size), slice(left, left + size)
+        if not taken[place].any():
+            return place
+    return None
+
+
+def _read(digits: Any, index: int) -> NDArray[np.uint8]:
+    return np.asarray(digits.store.read(int(index)).convert("L"))
+
+
+def _write(folder: Path, scenes: Sequence[Scene]) -> None:
+    for name in ("images", "masks"):
+        (folder / name).mkdir(parents=True)
+    for number, scene in enumerate(scenes):
+        Image.fromarray(scene.pixels).save(folder / "images" / f"{number:04d}.png")
+        Image.fromarray(scene.classes).save(folder / "masks" / f"{number:04d}.png")
+    (folder / "boxes.json").write_text(json.dumps(_document(scenes)))
+
+
+def _document(scenes: Sequence[Scene]) -> dict[str, Any]:
+    """Return the boxes of scenes as COCO's JSON, with the runs of each mask."""
+    images, annotations = [], []
+    for number, scene in enumerate(scenes):
+        height, width = scene.pixels.shape
+        images.append({"id": number, "file_name": f"images/{number:04d}.png", "height": height, "width": width})
+        for label, mask in zip(scene.labels, scene.masks, strict=True):
+            rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+            box = [columns[0], rows[0], columns[-1] - columns[0] + 1, rows[-1] - rows[0] + 1]
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": number,
+                    "category_id": label + 1,
+                    "bbox": list(map(int, box)),
+                    "area": int(mask.sum()),
+                    "iscrowd": 0,
+                    "segmentation": {"size": [height, width], "counts": _runs(mask)},
+                }
+            )
+    categories = [{"id": label + 1, "name": str(label)} for label in range(10)]
+    return {"images": images, "annotations": annotations, "categories": categories}
+
+
+def _runs(mask: NDArray[np.bool_]) -> list[int]:
+    """Return the lengths of runs of 0 and 1 in turn, column after column, as COCO writes them."""
+    flat = mask.ravel(order="F")
+    edges = [0, *(np.flatnonzero(np.diff(flat)) + 1).tolist(), len(flat)]
+    lengths = np.diff(edges).tolist()
+    return [0, *lengths] if flat[0] else lengths

@@ -1,0 +1,132 @@
+"""The starts of rows: at a smaller scale trained first, in grids beside those of the rows; at full scale given.
+
+At a smaller scale they are trained on images that no row is tested on: other ones, or the training parts of the rows.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paucal.runner.console import Console
+from paucal.runs.grid_files import is_grid
+from paucal.studies.call import Call, Places
+from paucal.studies.plan import Planned, start_settings, with_given_start
+from paucal.studies.scenes import DRAWN, LESSON, OTHERS, SCENES, draw_all
+from paucal.studies.settings import StudySettings
+from paucal.studies.study import Scale, Study
+from paucal.types import UserError
+from paucal.verbs.compare.grid import START, STARTS, Grid, read_grid
+from paucal.verbs.compare.jobs import GridImages, open_images
+from paucal.verbs.compare.preparation import prepare_grid
+from paucal.verbs.compare.settings import Arm
+
+VERBS = ("train", "pretrain")  # that make starts
+TOLERANCE = 1.05  # times the images of a scale, up to which a set is used whole
+
+
+def with_starts(call: Call) -> Call:
+    """Return a call of the full scale in which each run has its start: as given, or the published weights.
+
+    Calls of the smaller scales, whose starts are trained first, and of studies without starts stay as they are.
+
+    Raises:
+        UserError: A start is given that the study does not have, or one that a run needs is missing.
+    """
+    study, runs = call.study, call.runs
+    if not study.starts or call.small is not None:
+        return call
+    given: dict[str, str] = {}
+    for word in call.asked.init or []:
+        name, _, place = word.partition("=")
+        if name not in study.starts or not place:
+            raise UserError(f"--init: expected NAME=RUN with NAME one of {', '.join(study.starts)}, got {word!r}.")
+        if name in given:
+            raise UserError(f"--init: {name!r} is given twice: leave one out.")
+        given[name] = place
+    _require_starts(study, runs, given)
+    started = [with_given_start(study, run, given[run.row.start]) if run.row.start in given else run for run in runs]
+    return replace(call, runs=started)
+
+
+def _require_starts(study: Study, runs: Sequence[Planned], given: Mapping[str, str]) -> None:
+    incomplete = [run for run in runs if run.row.start not in given and not study.starts[run.row.start].init]
+    missing = list(dict.fromkeys(run.row.start for run in incomplete))
+    if not missing:
+        return
+    rows = list(dict.fromkeys(run.row.name for run in incomplete))
+    needed = " and ".join(f"{name} ({study.starts[name].words})" for name in missing)
+    flags = " ".join(f"{name}=RUN_OR_FILE" for name in missing)
+    begin, them = "begins" if len(rows) == 1 else "begin", "it" if len(missing) == 1 else "them"
+    has_others = any(run.row.name not in rows for run in runs)
+    leave = f", or leave out by --rows what begins with {them}" if has_others else ""
+    raise UserError(f"{', '.join(rows)} of {study.name} {begin} with {needed}: give {them} with --init {flags}{leave}.")
+
+
+def with_lesson(places: Places, small: Scale, asked: StudySettings, folder: Path) -> Places:
+    """Return the locations with the images for starts; scenes are drawn into the folder if no images are given.
+
+    Raises:
+        UserError: The starts are trained on the given images.
+    """
+    if small.lesson is None or not small.lesson.data:
+        return places
+    if asked.data and asked.data[0] == small.lesson.data:
+        raise UserError(
+            f"--data: {small.lesson.data} is what the rows' starts learn at {asked.scale}, and no row is tested on "
+            "images that its start has seen: leave it out, or give other images."
+        )
+    if asked.data or small.data not in (SCENES, OTHERS):
+        return replace(places, lesson=small.lesson.data)
+    drawn = draw_all(folder / DRAWN, small.images, small.side).resolve()
+    by_name = {**places.by_name, small.data: str(drawn / small.data)}
+    return replace(places, by_name=by_name, lesson=str(drawn / LESSON))
+
+
+def read_starts(folder: Path) -> list[Grid]:
+    """Return the grids of a study's starts, those of labels first."""
+    return [read_grid(folder / STARTS / verb) for verb in VERBS if is_grid(folder / STARTS / verb)]
+
+
+def prepare_starts(call: Call, rows: Grid) -> None:
+    """Check the starts of all rows, measure how long they take, and store a grid for each verb that trains some.
+
+    Args:
+        call: Call of a smaller scale with a lesson.
+        rows: Grid whose runs start from them, with the runs of earlier calls: any worker may compute those.
+
+    Raises:
+        UserError: Images are missing, a setting is invalid, or the folder holds something else.
+    """
+    study, small, console = call.study, call.small, call.console
+    if small is None or (lesson := small.lesson) is None:
+        raise UserError(f"{study.name} has nothing for its starts to learn at this scale: use --scale full.")
+    shared = {**call.places.shared, "data": call.places.lesson or rows.shared["data"]}
+    for verb in VERBS:
+        settings = {}
+        for arm in rows.arms:
+            start_verb, name = arm.settings[START]
+            if start_verb == verb and name not in settings:
+                # Without images of its own, a start has the split of its rows, and their label maps.
+                parts = {} if lesson.data else {k: v for k, v in arm.settings.items() if k in ("split", "labels")}
+                settings[name] = {**start_settings(study, study.starts[name], small), **parts}
+        if not settings:
+            continue
+        fraction = {}
+        if verb == "train" and lesson.data:
+            fraction = share_of(open_labelled(shared, lesson.set.get("classes"), console), lesson.images)
+        arms = [Arm(name, None, None, {**own, **fraction}) for name, own in settings.items()]
+        asked = call.grid_settings(call.folder / STARTS / verb, rows.seeds)
+        images = None if verb == "train" else open_images(verb, shared, console)
+        prepare_grid(asked, arms, shared, call.command, console, images)
+
+
+def open_labelled(shared: Mapping[str, Any], classes: str | None, console: Console) -> GridImages:
+    """Open labelled images, of which `paucal train --classes` selects some classes; None for all."""
+    places = {name: shared[name] for name in ("data", "data_root", "download") if name in shared}
+    return open_images("train", {**places, "classes": classes}, console)
+
+
+def share_of(images: GridImages, count: int) -> dict[str, float]:
+    """Return the setting that uses so many of the training images; empty for all."""
+    return {} if images.training <= TOLERANCE * count else {"fraction": round(count / images.training, 6)}

@@ -1,0 +1,71 @@
+"""Parameters and multiply-adds of a detector, counted on the meta device, where nothing is computed."""
+
+import torch
+from torch import Tensor, nn
+
+from paucal.backbones import BackboneSpec
+from paucal.backbones.cost import PartCost, meta_device, part_cost
+from paucal.tasks.detection.card import build_detector
+from paucal.tasks.detection.cascade import CascadeHeads
+from paucal.tasks.detection.detector import CELLS
+from paucal.tasks.detection.instance_masks.head import CELLS as MASK_CELLS
+from paucal.tasks.detection.options import DetectorOptions
+from paucal.tasks.detection.settings import DetectSettings
+from paucal.tasks.detection.structure import detector_options
+
+REGIONS = 1000  # proposals per image that the heads score, as the published numbers count them
+OBJECTS = 100  # objects per image that get a mask, likewise
+
+
+def detector_cost(
+    spec: BackboneSpec, classes: int, options: DetectorOptions | DetectSettings, regions: int = REGIONS
+) -> dict[str, PartCost]:
+    """Count a detector by its parts: "backbone", "pyramid", "proposals", "heads", and "masks" if it predicts them.
+
+    Finding proposals and pooling regions multiplies next to nothing and is not counted. Masks are those of 100 objects.
+
+    Args:
+        spec: Backbone; its image size is that of the image, in pixels.
+        classes: Number of classes of objects.
+        options: Options of the detector, or the settings that they follow from.
+        regions: Proposals per image that each head scores.
+
+    Raises:
+        UserError: The backbone cannot be built, or gives no maps of the strides that are needed.
+
+    Example:
+        >>> options = DetectorOptions(channels=32, head_dim=16)
+        >>> parts = detector_cost(BackboneSpec("resnet18", 0, image_size=(256, 256)), 3, options)
+        >>> parts["backbone"].parameters, parts["proposals"].parameters
+        (11176512, 9743)
+    """
+    options = detector_options(options) if isinstance(options, DetectSettings) else options
+    with meta_device():
+        detector = build_detector(spec, classes, options).eval()
+        stages = detector.heads.heads if isinstance(detector.heads, CascadeHeads) else [detector.heads]
+        mask_layers = nn.ModuleList(
+            nn.Sequential(stage.mask_head, stage.mask_predictor)  # type: ignore[arg-type]
+            for stage in stages
+            if stage.has_mask()
+        )
+
+        def predict_boxes(cells: Tensor) -> None:
+            for stage in stages:
+                stage.box_predictor(stage.box_head(cells))
+
+        def predict_masks(cells: Tensor) -> None:
+            for layers in mask_layers:
+                layers(cells)
+
+        images = torch.zeros(1, spec.in_chans, *spec.image_size)
+        maps = {str(level): grid for level, grid in enumerate(detector.stages(images))}
+        levels = list(detector.pyramid(maps).values())
+        heads = part_cost(detector.heads, torch.zeros(regions, options.channels, CELLS, CELLS), predict_boxes)
+        masks = part_cost(mask_layers, torch.zeros(OBJECTS, options.channels, MASK_CELLS, MASK_CELLS), predict_masks)
+        return {
+            "backbone": part_cost(detector.stages, images),
+            "pyramid": part_cost(detector.pyramid, maps),
+            "proposals": part_cost(detector.proposals, levels, detector.proposals.head),
+            "heads": PartCost(heads.parameters - masks.parameters, heads.macs),
+            **({"masks": masks} if options.masks else {}),
+        }

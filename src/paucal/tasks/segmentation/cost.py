@@ -1,0 +1,34 @@
+"""Parameters and multiply-adds of a segmentation network, counted on the meta device, where nothing is computed."""
+
+import torch
+
+from paucal.backbones import BackboneSpec
+from paucal.backbones.cost import PartCost, meta_device, part_cost
+from paucal.tasks.segmentation.network import segmentation_network
+
+
+def segmenter_cost(
+    spec: BackboneSpec, classes: int, width: int = 512, auxiliary: int | None = 256
+) -> dict[str, PartCost]:
+    """Count UperNet by its parts: "backbone", "head", and "auxiliary", which is used in training only.
+
+    Args:
+        spec: Backbone; its image size is that of the image, in pixels.
+        classes: Number of classes of pixels.
+        width: Channels within the head.
+        auxiliary: Channels within the auxiliary head; None without it.
+
+    Raises:
+        UserError: The backbone cannot be built, or keeps no grid.
+    """
+    with meta_device():
+        network = segmentation_network(spec, classes, width).eval()
+        images = torch.zeros(1, spec.in_chans, *spec.image_size)
+        parts = {
+            "backbone": part_cost(network.maps, images),
+            "head": part_cost(network.head, network.maps(images)),
+        }
+        if auxiliary is not None:
+            head = network.auxiliary_head(auxiliary)
+            parts["auxiliary"] = PartCost(sum(parameter.numel() for parameter in head.parameters()), 0)
+        return parts

@@ -1,0 +1,14 @@
+"""A worker as a process of its own: `python -m paucal.verbs.compare FOLDER`, with the folder of a grid."""
+
+import sys
+
+from paucal.types import UserError
+from paucal.verbs.compare._computing import work_silently
+
+if __name__ == "__main__":
+    try:
+        sys.exit(0 if work_silently(sys.argv[1], led=True) else 130)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except UserError as problem:
+        sys.exit(f"error: {problem}")

@@ -1,0 +1,144 @@
+"""Compute a cell: start its run or resume it where another worker stopped, and evaluate it."""
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback
+
+from paucal.evaluation.protocols.judge import PROTOCOLS, Protocol
+from paucal.rules.facts import best_device
+from paucal.runner.console import Console, LiveBar, SilentConsole
+from paucal.runner.life import Stopped, begin, resume
+from paucal.runner.run_folder import typed_settings
+from paucal.runs import RunFolder
+from paucal.runs.grid_files import SCORES
+from paucal.runs.lock import BEAT, SILENCE, is_locked, require_unlocked
+from paucal.verbs.compare._work import PAUSE, compute_next, work
+from paucal.verbs.compare.grid import EVAL, EVALUATION, MODEL, Cell, start_of, start_settings, state_of, verb_settings
+from paucal.verbs.compare.jobs import job_of
+from paucal.verbs.eval.frozen import judge_frozen
+from paucal.verbs.eval.frozen_data import find_judged
+from paucal.verbs.eval.segmentation import judge_segmenter
+from paucal.verbs.eval.settings import EvalSettings, OpeningSettings
+
+MULTI_SCALE = "mean_iou_scales"
+PLACES = ("data", "data_root", "device", "workers", "download")  # settings that do not change the scores
+TEST_FRACTION = 0.2  # for data sets without a test part
+
+
+def work_silently(folder: str, led: bool = False) -> bool:
+    """Work at a grid without printing, as workers that are started elsewhere do; see `work`."""
+    return work(Path(folder), train_cell, led=led)
+
+
+class CellConsole(SilentConsole):
+    """Prints only the progress bar of training, on a terminal; the run's log has everything."""
+
+    def __init__(self, outer: Console) -> None:
+        super().__init__()
+        self._outer = outer
+
+    def callbacks(self) -> Sequence[Callback]:
+        """Return the progress bar on the console of the comparison."""
+        return [LiveBar(self._outer)]
+
+
+def train_cell(cell: Cell, threads: int, console: Console | None = None) -> bool:
+    """Train and evaluate a cell as its verb and settings say; a `Compute`.
+
+    Raises:
+        UserError: The data or a setting is invalid, or another process trains this run.
+    """
+    torch.set_num_threads(threads)
+    quiet = SilentConsole() if console is None else CellConsole(console)
+    if not cell.run.finished:
+        if not _settle_start(cell, threads):
+            return False
+        if cell.verb != EVAL and not _train(cell, quiet):
+            return False
+    if cell.is_evaluated:
+        _evaluate(cell, quiet)
+    return True
+
+
+def _settle_start(cell: Cell, threads: int) -> bool:
+    """Wait for the cell that this one starts from, or compute it; return False if a signal stopped that.
+
+    Starts are settled before the cells that need them. But while a worker is busy, the grid may grow by a seed whose
+    start another call has not trained yet.
+    """
+    start = start_of(cell)
+    while start is not None and not state_of(start).settled:
+        outcome = compute_next([start], train_cell, threads)
+        if outcome is False:
+            return False
+        if outcome is None:
+            time.sleep(PAUSE)
+    return True
+
+
+def _train(cell: Cell, console: Console) -> bool:
+    """Train a run to its end; return False if a signal stopped it."""
+    run, job = cell.run, job_of(cell.verb)
+    end = time.monotonic() + SILENCE + 2 * BEAT
+    while is_locked(run.path) and time.monotonic() < end:  # by a dead worker on another machine
+        time.sleep(1.0)
+    if run.last.exists():
+        return not isinstance(resume(job, run.path, console), Stopped)
+    if run.path.exists():  # the worker died before it saved a state: start again
+        require_unlocked(run.path)
+        shutil.rmtree(run.path)
+    given = {**verb_settings(cell.settings), **start_settings(start_of(cell)), "output": str(run.path)}
+    settings = typed_settings(given, job.kind)
+    return not isinstance(begin(job, settings, dict.fromkeys(given, "given"), console), Stopped)
+
+
+def _evaluate(cell: Cell, console: Console) -> None:
+    """Evaluate a cell's finished run, or its model, and store the scores in the cell's folder.
+
+    The cell has settings of `paucal eval`, and for a pre-trained backbone "on", the DATA of the evaluation.
+
+    Raises:
+        UserError: The images cannot be used, or the model is missing.
+    """
+    own = dict(cell.settings.get(EVALUATION, {}))
+    if cell.verb == "segment":
+        settings = EvalSettings(**{**_machine(cell), **own, "output": str(cell.folder / "judged")})
+        (result,) = judge_segmenter(str(cell.run.path), [], settings, console)
+        scores = {MULTI_SCALE: {"trained": result.metrics["mean_iou"]}}
+    elif cell.verb == EVAL:
+        model = start_settings(start_of(cell)).get("init") or str(cell.settings[MODEL])
+        own = {name: value for name, value in verb_settings(cell.settings).items() if name not in PLACES}
+        scores = _feature_scores(cell, model, own, console)
+    else:
+        scores = _feature_scores(cell, str(cell.run.path), {"protocol": ["knn", "linear"], **own}, console)
+    RunFolder(cell.folder).write_json(SCORES, {"scores": scores})
+
+
+def _machine(cell: Cell) -> dict[str, Any]:
+    """Return the device and workers of an evaluation; by default the best device of the machine."""
+    workers = {"workers": cell.settings["workers"]} if "workers" in cell.settings else {}
+    return {"device": cell.settings.get("device") or best_device()[0], **workers}
+
+
+def _feature_scores(cell: Cell, model: str, own: Mapping[str, Any], console: Console) -> dict[str, dict[str, float]]:
+    """Return the main score of every protocol on frozen features, beside that of random weights."""
+    own = dict(own)
+    data = own.pop("on", None) or cell.settings.get("data", "digits")
+    places = {name: cell.settings[name] for name in ("data_root", "download") if name in cell.settings}
+    images = find_judged(data, OpeningSettings(data=data, data_root=places.get("data_root")))
+    # A set without a test part is split; the backbone has not seen its labels.
+    split = {"test_fraction": TEST_FRACTION} if set(images.declared) <= {"", "train"} else {}
+    settings = EvalSettings(**{**_machine(cell), **places, **split, **own, "seed": cell.seed})
+    protocols: list[Protocol] = [name for name in PROTOCOLS if name in settings.protocols]
+    scores: dict[str, dict[str, float]] = {}
+    for row in judge_frozen(model, [data], protocols, settings, cell.folder / "judged", console).rows:
+        name = f"{row.line.protocol}_distance" if row.line.unit == "px" else row.line.protocol
+        if row.line.headline and name not in scores:
+            values = [score.value for score in row.scores.values()]
+            scores[name] = dict(zip(("trained", "random"), values, strict=False))
+    return scores

@@ -1,0 +1,125 @@
+"""Figures of a comparison: differences with their intervals, scores of all runs, and curves."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from paucal.evaluation.comparison import Difference
+from paucal.evaluation.curves import COLOURS
+from paucal.evaluation.plots import GREY, shorten
+from paucal.metrics.intervals import Score
+from paucal.verbs.compare.findings import ArmOutcome, Findings, Outcome
+
+WIDTH = 5.8  # inches; legible on a phone
+MAX_NAME = 44  # characters of an arm's name
+
+
+def differences_figure(findings: Findings) -> Figure | None:
+    """Draw every difference: a dot per seed, and the intervals over seeds, over images, and for both; None without."""
+    gains = [(arm, arm.gain) for arm in findings.arms if arm.gain is not None]
+    if not gains:
+        return None
+    figure = Figure(figsize=(WIDTH, 1.5 + 0.85 * len(gains)), layout="constrained")
+    axes = figure.subplots()
+    for place, (_, gain) in enumerate(gains):
+        _draw_difference(axes, place, gain, labelled=place == 0)
+    axes.axvline(0, color="black", lw=1)
+    names = [f"{shorten(arm.name, MAX_NAME)}\nagainst {shorten(arm.baseline, MAX_NAME)}" for arm, _ in gains]
+    axes.set_yticks(range(len(gains)), names, fontsize=9)
+    axes.set(ylim=(len(gains) - 0.4, -0.6), xlabel="difference in test accuracy, percentage points")
+    axes.grid(axis="x", alpha=0.3)
+    figure.legend(loc="outside upper right", ncols=2, fontsize=9, frameon=False)
+    return figure
+
+
+def scores_figure(findings: Findings) -> Figure | None:
+    """Draw the test accuracy of every run, and the mean of each arm with its t-interval; None without a run."""
+    arms = [arm for arm in findings.arms if arm.outcomes]
+    if not arms:
+        return None
+    figure = Figure(figsize=(WIDTH, 1.2 + 0.5 * len(arms)), layout="constrained")
+    axes = figure.subplots()
+    for place, arm in enumerate(arms):
+        colour = COLOURS[place % len(COLOURS)]
+        values = 100 * np.array([run.scores["top1"] for run in arm.outcomes.values()])
+        axes.plot(values, np.full(len(values), place), "o", color=colour, alpha=0.45, ms=6, mew=0)
+        if arm.top1 is not None:
+            _bar(axes, place, _share(arm.top1.score), colour, 2.2, None)
+            axes.plot([100 * arm.top1.score.value], [place], "|", color=colour, ms=16, mew=2.4)
+    axes.set_yticks(range(len(arms)), [shorten(arm.name, MAX_NAME) for arm in arms], fontsize=9)
+    axes.set(ylim=(len(arms) - 0.4, -0.6), xlabel="test accuracy in percent: runs, mean, 95 % interval over seeds")
+    axes.grid(axis="x", alpha=0.3)
+    return figure
+
+
+def curves_figure(findings: Findings) -> Figure | None:
+    """Draw the validation accuracy over epochs, or over time where the lengths differ; None without such scores."""
+    arms = [(arm, _with_curve(arm)) for arm in findings.arms]
+    arms = [(arm, curves) for arm, curves in arms if curves]
+    if not arms:
+        return None
+    lengths = {len(run.rows) for arm, _ in arms for run in arm.outcomes.values()}
+    over = "epoch" if len(lengths) == 1 else "seconds"
+    figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
+    axes = figure.subplots()
+    for number, (arm, runs) in enumerate(arms):
+        colour, tables = COLOURS[number % len(COLOURS)], []
+        for run in runs:
+            x = [row.get(over, place) for place, row in enumerate(run.rows, start=1)]
+            y = [100 * row["val_top1"] for row in run.rows]
+            tables.append((x, y))
+            axes.plot(x, y, color=colour, lw=1, alpha=0.35, marker=_marker(x))
+        mean = _mean_curve(tables)
+        axes.plot(*mean, color=colour, lw=2.4, label=shorten(arm.name, MAX_NAME), marker=_marker(np.unique(mean[0])))
+    axes.set_xlabel("epoch" if over == "epoch" else "seconds of training")
+    axes.set_ylabel("validation accuracy in percent")
+    if over == "epoch":
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=9)
+    return figure
+
+
+def _marker(x: Sequence[float] | np.ndarray) -> str:
+    """Return the marker for a curve of a single point, which a line would not show."""
+    return "o" if len(x) == 1 else ""
+
+
+def _share(score: Score) -> Score:
+    """Return a score with its interval clipped to [0, 1], which a t-interval may exceed."""
+    if score.low is None or score.high is None:
+        return score
+    return Score(score.value, max(0.0, score.low), min(1.0, score.high))
+
+
+def _with_curve(arm: ArmOutcome) -> list[Outcome]:
+    return [run for run in arm.outcomes.values() if run.rows and all("val_top1" in row for row in run.rows)]
+
+
+def _mean_curve(tables: Sequence[tuple[list[float], list[float]]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean of curves over their common range."""
+    low, high = max(x[0] for x, _ in tables), min(x[-1] for x, _ in tables)
+    grid = np.linspace(low, high, max(2, max(len(x) for x, _ in tables)))
+    return grid, np.mean([np.interp(grid, x, y) for x, y in tables], axis=0)
+
+
+def _draw_difference(axes: Axes, place: int, gain: Difference, labelled: bool) -> None:
+    bars = (
+        (-0.24, gain.by_seed.score, COLOURS[4], 2.0, "other seeds"),
+        (-0.12, gain.over_images, COLOURS[5], 2.0, "other images"),
+        (0.0, gain.both, COLOURS[0], 3.2, "both"),
+    )
+    for shift, score, colour, width, label in bars:
+        _bar(axes, place + shift, score, colour, width, label if labelled else None)
+    axes.plot([100 * gain.value], [place], "D", color=COLOURS[0], ms=6)
+    values = 100 * np.array(gain.by_seed.values)
+    label = "a seed" if labelled else None
+    axes.plot(values, np.full(len(values), place + 0.2), "o", color=GREY, ms=4, label=label)
+
+
+def _bar(axes: Axes, place: float, score: Score, colour: str, width: float, label: str | None) -> None:
+    if score.low is not None and score.high is not None:
+        axes.plot([100 * score.low, 100 * score.high], [place, place], color=colour, lw=width, label=label)

@@ -1,0 +1,268 @@
+"""Workers: processes on this machine, SLURM jobs, and Ray tasks.
+
+Every worker does the same: it computes the grid of a folder, which all machines must see.
+"""
+
+import importlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from paucal.types import UserError
+from paucal.verbs.compare._computing import work_silently
+from paucal.wording import counted
+
+LOGS = "workers"
+PACKAGES = {"slurm": "submitit", "ray": "ray"}  # by the value of --on, which is also the name of the extra
+
+
+class Team(Protocol):
+    """A group of started workers."""
+
+    def alive(self) -> int:
+        """Return how many workers run or wait to start."""
+        ...
+
+    def stop(self) -> None:
+        """Let the workers save their state and end."""
+        ...
+
+    def describe(self) -> str:
+        """Return what was started, and where the logs are."""
+        ...
+
+    @property
+    def lost(self) -> int:
+        """Number of crashed workers, which should be replaced."""
+        ...
+
+
+class Processes:
+    """Workers that are processes on this machine, each with its own GPU if there are several.
+
+    Args:
+        folder: Folder of the grid.
+        count: Number of workers.
+        threads: Threads of each worker.
+        device: "cuda" to distribute the GPUs.
+    """
+
+    def __init__(self, folder: Path, count: int, threads: int, device: str | None = None) -> None:
+        self._logs = folder / LOGS
+        self._logs.mkdir(exist_ok=True)
+        gpus = _visible_gpus() if device == "cuda" else []
+        command = [sys.executable, "-m", "paucal.verbs.compare", str(folder.resolve())]
+        self._workers: list[subprocess.Popen[bytes]] = []
+        for number in range(count):
+            environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+            if len(gpus) > 1:
+                environment["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
+            with (self._logs / f"{number}.log").open("ab") as log:
+                # In a new session: an interrupt at the terminal reaches only the leading process, which stops the rest.
+                worker = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+            self._workers.append(worker)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids."""
+        return [worker.pid for worker in self._workers]
+
+    def alive(self) -> int:
+        """Return how many workers run."""
+        return sum(worker.poll() is None for worker in self._workers)
+
+    @property
+    def lost(self) -> int:
+        """Number of killed workers."""
+        return sum((worker.poll() or 0) < 0 for worker in self._workers)
+
+    def stop(self) -> None:
+        """Let the workers save their state, and wait for them."""
+        for worker in self._workers:
+            if worker.poll() is None:
+                worker.terminate()
+        for worker in self._workers:
+            worker.wait()
+
+    def describe(self) -> str:
+        """Return what was started."""
+        count = counted(len(self._workers), "worker process", "worker processes")
+        return f"{count}; their logs are in {self._logs}"
+
+
+def _visible_gpus() -> list[str]:
+    """Return the names of the GPUs that this process may use, from CUDA_VISIBLE_DEVICES if it is set."""
+    allotted = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    count = torch.cuda.device_count()
+    return allotted[:count] if allotted else [str(number) for number in range(count)]
+
+
+class Slurm:
+    """Workers that are SLURM jobs, through submitit.
+
+    Args:
+        folder: Folder of the grid, on a shared disk.
+        count: Number of jobs.
+        options: Options of a job, by their names in submitit.
+        cluster: "slurm", or submitit's "local" for processes on this machine.
+
+    Raises:
+        UserError: submitit is not installed, there is no SLURM, or it refuses the jobs.
+    """
+
+    lost = 0  # SLURM reports crashed jobs itself
+
+    def __init__(self, folder: Path, count: int, options: Sequence[str] = (), cluster: str = "slurm") -> None:
+        submitit = import_package("slurm")
+        if cluster == "slurm":
+            require_sbatch()
+        self._logs = folder / LOGS
+        executor = submitit.AutoExecutor(folder=self._logs, cluster=cluster)
+        try:
+            executor.update_parameters(**{"name": "paucal-compare", "timeout_min": 24 * 60, **slurm_options(options)})
+            where = str(folder.resolve())
+            with executor.batch():
+                self._jobs = [executor.submit(work_silently, where) for _ in range(count)]
+        except (NameError, TypeError, ValueError, AssertionError, RuntimeError) as problem:
+            reason = " ".join(str(problem).split()) or type(problem).__name__
+            raise UserError(f"--slurm: the jobs were refused ({reason}): correct the options.") from problem
+
+    def alive(self) -> int:
+        """Return how many jobs run or wait for a machine."""
+        return sum(not job.done() for job in self._jobs)
+
+    def stop(self) -> None:
+        """Do nothing: the jobs do not depend on this process."""
+
+    def describe(self) -> str:
+        """Return which jobs were submitted."""
+        numbers = ", ".join(str(job.job_id) for job in self._jobs)
+        return f"{counted(len(self._jobs), 'job')} of SLURM ({numbers}), with logs in {self._logs}"
+
+
+class Ray:
+    """Workers that are tasks of a Ray cluster: that of RAY_ADDRESS, or one on this machine.
+
+    Args:
+        folder: Folder of the grid, on a shared disk.
+        count: Number of tasks.
+        threads: Threads of each task, requested as CPUs.
+        device: Device of the runs; None for the best one, with a GPU for each task if the cluster has any.
+
+    Raises:
+        UserError: Ray is not installed, or cannot be imported.
+    """
+
+    lost = 0  # Ray restarts tasks whose worker died
+
+    def __init__(self, folder: Path, count: int, threads: int, device: str | None = None) -> None:
+        # Under `uv run`, Ray would create a new environment for its workers, without the extras.
+        os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        self._ray = import_package("ray")
+        self._owns_cluster = not self._ray.is_initialized()
+        if self._owns_cluster:
+            address = os.environ.get("RAY_ADDRESS")
+            quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
+            self._ray.init(address=address, logging_level="error", **({} if address else quiet))
+        task = self._ray.remote(**task_resources(self._ray.cluster_resources(), threads, device))(_task)
+        # A running cluster does not have the environment variables of caches.
+        caches = {name: value for name, value in os.environ.items() if name.startswith(("PAUCAL_", "HF_HUB_"))}
+        self._tasks = [task.remote(str(folder.resolve()), caches) for _ in range(count)]
+
+    def alive(self) -> int:
+        """Return how many tasks run or wait for a machine."""
+        _, left = self._ray.wait(self._tasks, num_returns=len(self._tasks), timeout=0)
+        if not left and self._owns_cluster:
+            self._owns_cluster = False
+            try:
+                self._ray.get(self._tasks)
+            except self._ray.exceptions.RayError as problem:
+                reason = " ".join(str(problem).split())[-300:]
+                raise UserError(f"--on ray: a worker failed ({reason}).") from problem
+            finally:
+                self._ray.shutdown()
+            self._tasks = []
+        return len(left)
+
+    def stop(self) -> None:
+        """End the tasks; the next call resumes their cells from the newest saved states."""
+        for task in self._tasks:
+            self._ray.cancel(task, force=True)
+        if self._owns_cluster:
+            self._owns_cluster = False
+            self._ray.shutdown()
+
+    def describe(self) -> str:
+        """Return what was started."""
+        return f"{counted(len(self._tasks), 'task')} on Ray"
+
+
+def task_resources(cluster: Mapping[str, float], threads: int, device: str | None) -> dict[str, int]:
+    """Return the resources of each task; the cluster may have others than this machine.
+
+    Example:
+        >>> task_resources({"CPU": 64.0, "GPU": 8.0}, 4, None), task_resources({"CPU": 2.0}, 4, "cpu")
+        ({'num_cpus': 4, 'num_gpus': 1}, {'num_cpus': 2, 'num_gpus': 0})
+    """
+    gpus = int(device == "cuda" or (device is None and cluster.get("GPU", 0) >= 1))
+    return {"num_cpus": min(threads, int(cluster.get("CPU", threads))), "num_gpus": gpus}
+
+
+def slurm_options(words: Sequence[str]) -> dict[str, str | int]:
+    """Return options given as NAME=VALUE, numbers as numbers.
+
+    Raises:
+        UserError: A word has another form.
+
+    Example:
+        >>> slurm_options(["slurm_partition=gpu", "gpus_per_node=1"])
+        {'slurm_partition': 'gpu', 'gpus_per_node': 1}
+    """
+    options: dict[str, str | int] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name.isidentifier() or not value:
+            raise UserError(f"--slurm: expected NAME=VALUE such as slurm_partition=gpu, got {word!r}.")
+        options[name] = int(value) if value.isdecimal() else value
+    return options
+
+
+def _task(folder: str, environment: Mapping[str, str]) -> bool:
+    """Work at a grid in a process that Ray has started."""
+    os.environ.update(environment)
+    return work_silently(folder)
+
+
+def require_package(on: str) -> None:
+    """Check for a package without importing it: Ray reads its settings on import."""
+    spec = importlib.util.find_spec(PACKAGES[on])
+    if spec is None or spec.origin is None:  # a folder of that name has no origin
+        raise UserError(
+            f'--on {on} needs the package {PACKAGES[on]}, which is not installed: pip install "paucal[{on}]".'
+        )
+
+
+def import_package(on: str) -> Any:
+    require_package(on)
+    try:
+        return importlib.import_module(PACKAGES[on])
+    except (ImportError, OSError) as problem:
+        reason = " ".join(str(problem).split()) or type(problem).__name__
+        raise UserError(
+            f'--on {on}: the package {PACKAGES[on]} cannot be imported ({reason}): pip install "paucal[{on}]" anew.'
+        ) from problem
+
+
+def require_sbatch() -> None:
+    if shutil.which("sbatch") is None:
+        raise UserError(
+            "--on slurm: there is no SLURM on this machine (no sbatch): call it where jobs are submitted, or use "
+            "--jobs N for workers on this machine."
+        )

@@ -1,0 +1,252 @@
+"""The results of the runs of a grid, read from their folders."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paucal.backbones.cost import image_cost
+from paucal.backbones.sizing import fit_to_image_size
+from paucal.evaluation.comparison import Difference, Repeated, difference, repeated
+from paucal.evaluation.results import ClassificationReport
+from paucal.models.saved import read_card
+from paucal.reading import read_text
+from paucal.runs import RunFolder
+from paucal.runs.grid_files import read_scores
+from paucal.types import UserError
+from paucal.verbs.compare.grid import Cell, Grid, State, cells_of, compared_cells, state_of, validation_score
+from paucal.verbs.compare.settings import Arm, baseline_of, short_names
+
+MAX_BYTES = 1 << 30  # of a table of predictions: a million images with a hundred classes
+SCORE_FILES = {"detect": "evaluation/detection/metrics.json", "segment": "evaluation/test/segmentation.json"}
+Scores = Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished run.
+
+    Attributes:
+        cell: Cell of the run.
+        scores: Test scores by name.
+        validation: Validation accuracy; None without validation images.
+        hits: Whether each test image was classified correctly, by the image's key.
+        rows: Metrics of each epoch.
+        seconds: Seconds of the run.
+        epochs: Number of epochs.
+        parameters: Number of parameters of the model.
+        macs: Multiply-adds for one image without those of attention; None if they cannot be counted.
+    """
+
+    cell: Cell
+    scores: Mapping[str, float]
+    validation: float | None
+    hits: Mapping[str, bool]
+    rows: Sequence[Mapping[str, float]]
+    seconds: float
+    epochs: int
+    parameters: int
+    macs: int | None
+
+    @property
+    def epoch_seconds(self) -> float | None:
+        """Seconds of training per epoch; None if only a probe was fitted."""
+        return self.rows[-1]["seconds"] / len(self.rows) if self.rows else None
+
+
+@dataclass(frozen=True)
+class ArmOutcome:
+    """The finished runs of an arm.
+
+    Attributes:
+        arm: Way to train.
+        name: Short unique name of the arm.
+        outcomes: Finished runs by seed.
+        expected: Number of seeds of the grid.
+        scores: Scores over seeds by name; empty without a finished run.
+        baseline: Name of the arm that it is compared with; "" for the first one.
+        gain: Gain in accuracy over the baseline on the common seeds; None without any.
+        rate: Chosen learning rate; None if it was not searched.
+    """
+
+    arm: Arm
+    name: str
+    outcomes: Mapping[int, Outcome]
+    expected: int
+    scores: Mapping[str, Repeated]
+    baseline: str = ""
+    gain: Difference | None = None
+    rate: float | None = None
+
+    @property
+    def top1(self) -> Repeated | None:
+        """Accuracy over seeds."""
+        return self.scores.get("top1")
+
+    def mean(self, name: str) -> float | None:
+        """Return the mean of an attribute over runs; None if a run lacks it."""
+        values = [getattr(outcome, name) for outcome in self.outcomes.values()]
+        return float(np.mean(values)) if values and None not in values else None
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The results of a grid so far.
+
+    Attributes:
+        grid: Stored grid.
+        arms: Results of the arms, in the order of the grid.
+        states: States of all cells.
+        unreadable: Why the results of a finished run cannot be read, by its name.
+    """
+
+    grid: Grid
+    arms: Sequence[ArmOutcome]
+    states: Mapping[Cell, State]
+    unreadable: Mapping[str, str]
+
+    @property
+    def failed(self) -> Mapping[str, str]:
+        """Reasons of failed runs, by name."""
+        return {cell.name: state.error for cell, state in self.states.items() if state.name == "failed"}
+
+    @property
+    def differences(self) -> Sequence[ArmOutcome]:
+        """The arms that were compared with a baseline."""
+        return [outcome for outcome in self.arms if outcome.gain is not None]
+
+    def outcome_of(self, cell: Cell) -> Outcome | None:
+        """Return the results of a cell's run; None if it is not compared or not done."""
+        outcomes = (outcome for arm in self.arms for outcome in arm.outcomes.values())
+        return next((outcome for outcome in outcomes if outcome.cell.folder == cell.folder), None)
+
+
+def read_findings(grid: Grid) -> Findings:
+    """Read the results of a grid; runs whose files cannot be read are left out, with the reason."""
+    states = {cell: state_of(cell) for cell in cells_of(grid)}
+    compared = compared_cells(grid)
+    outcomes: dict[Arm, dict[int, Outcome]] = {arm: {} for arm in grid.arms}
+    unreadable = {}
+    for cell in compared:
+        if states[cell].name == "done":
+            try:
+                outcomes[cell.arm][cell.seed] = read_outcome(cell)
+            except (UserError, OSError, KeyError, TypeError, ValueError) as problem:
+                unreadable[cell.name] = str(problem)
+    rates = {cell.arm: cell.rate for cell in compared}
+    names = dict(zip(grid.arms, short_names(grid.arms), strict=True))
+    arms = []
+    for arm, own in outcomes.items():
+        scores = {
+            name: repeated([outcome.scores[name] for outcome in own.values() if name in outcome.scores])
+            for name in (next(iter(own.values())).scores if own else ())
+        }
+        baseline = baseline_of(arm, grid.arms)
+        against = ("", None) if baseline is None else (names[baseline], gain_over(own, outcomes[baseline]))
+        arms.append(ArmOutcome(arm, names[arm], own, len(grid.seeds), scores, *against, rates.get(arm)))
+    return Findings(grid, arms, states, unreadable)
+
+
+def read_outcome(cell: Cell) -> Outcome:
+    """Read the results of a finished run of `paucal train`.
+
+    Raises:
+        UserError: A file is missing or damaged.
+    """
+    run = cell.run
+    summary = run.read_json("summary.json")
+    report = ClassificationReport.from_dict(run.read_json("evaluation/test/metrics.json"))
+    try:
+        validation = validation_score(run)
+    except UserError:
+        validation = None
+    rows, spec = run.read_rows(), read_card(run).backbone
+    fitted = fit_to_image_size(spec.name, spec.image_size, spec.arguments).arguments
+    cost = image_cost(spec.name, spec.image_size, {**spec.arguments, **fitted})
+    return Outcome(
+        cell,
+        report.values,
+        validation,
+        _read_hits(run),
+        rows,
+        float(summary["seconds"]),
+        len(rows),
+        int(summary["parameters"]),
+        None if cost is None else cost.macs,
+    )
+
+
+def _read_hits(run: RunFolder) -> dict[str, bool]:
+    """Return whether each test image was classified correctly, by its key."""
+    path = run.evaluation("test") / "predictions.csv"
+    try:
+        lines = csv.DictReader(io.StringIO(read_text(path, MAX_BYTES, errors="surrogateescape"), newline=""))
+        hits = {row["key"]: row["label"] == row["predicted"] for row in lines}
+    except (OSError, KeyError, csv.Error) as problem:
+        raise UserError(
+            f"{str(path)!r} is missing or damaged ({problem}): remove the run and compare again."
+        ) from problem
+    if not hits:
+        raise UserError(f"{str(path)!r} contains no image: remove the run and compare again.")
+    return hits
+
+
+def gain_over(first: Mapping[int, Outcome], second: Mapping[int, Outcome]) -> Difference | None:
+    """Return the gain in accuracy of one arm over another on their common seeds; None without any.
+
+    Raises:
+        UserError: Runs with the same seed were tested on different images.
+    """
+    seeds = [seed for seed in first if seed in second]
+    if not seeds:
+        return None
+    for seed in seeds:
+        if first[seed].hits.keys() != second[seed].hits.keys():
+            raise UserError(
+                f"the runs {first[seed].cell.name!r} and {second[seed].cell.name!r} were tested on different images, "
+                "and their scores cannot be compared: remove the older one and compare again."
+            )
+    keys = sorted({key for seed in seeds for key in first[seed].hits})
+    # (S, N) values: 1 for a hit, 0 for a miss, NaN for an image that a run has not tested.
+    own, other = (
+        np.array([[outcomes[seed].hits.get(key, np.nan) for key in keys] for seed in seeds], dtype=np.float64)
+        for outcomes in (first, second)
+    )
+    return difference(own, other)
+
+
+def scores_of(cell: Cell) -> Scores:
+    """Return the scores of a finished cell of another verb than `paucal train`.
+
+    Returns:
+        By name, the score of the run ("trained") and, for frozen features, that of random weights ("random"). They come
+        from the run's own evaluation ("ap50", "mean_iou"), with the ends of the interval over test images ("low",
+        "high") if there is one, and from the evaluation beside it ("knn", "mean_iou_scales").
+
+    Raises:
+        UserError: A file is missing or damaged.
+    """
+    evaluation = read_scores(cell.folder) if cell.is_evaluated else {}
+    if cell.verb not in SCORE_FILES:
+        return evaluation
+    name = SCORE_FILES[cell.verb]
+    content = cell.run.read_json(name)
+    values = content
+    if cell.verb == "detect":
+        values, intervals = content.get("scores"), content.get("intervals", {})
+        values = {**values, **intervals} if isinstance(values, dict) and isinstance(intervals, dict) else None
+    if not isinstance(values, dict):
+        raise UserError(f"{str(cell.run.path / name)!r} is damaged: remove the run folder and run again.")
+    scores = {key: _numbers(value if isinstance(value, dict) else {"value": value}) for key, value in values.items()}
+    return {**{key: score for key, score in scores.items() if "trained" in score}, **evaluation}
+
+
+def _numbers(stored: Mapping[str, Any]) -> dict[str, float]:
+    """Return a score, with its interval if both ends exist."""
+    names = {"value": "trained", "low": "low", "high": "high"}
+    values = {names[key]: value for key, value in stored.items() if key in names}
+    numbers = {key: float(v) for key, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    return numbers if {"low", "high"} <= set(numbers) else {k: v for k, v in numbers.items() if k == "trained"}

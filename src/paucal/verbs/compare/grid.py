@@ -1,0 +1,345 @@
+"""A grid and its cells: every arm with every seed, stored in a folder that all workers read and later calls extend.
+
+A cell is one run. Its folder is named by a hash of its settings, and the files in it give its state.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from paucal.methods.training import unused_by
+from paucal.methods.training_settings import TrainSettings
+from paucal.runner.run_folder import CHANGEABLE
+from paucal.runs import RunFolder
+from paucal.runs.grid_files import GRID, SCORES, is_grid
+from paucal.runs.lock import is_locked
+from paucal.settings.options import flag
+from paucal.types import UserError
+from paucal.verbs.compare.settings import Arm
+from paucal.wording import shortened
+
+FORMAT = 1
+EVAL = "eval"  # verb of cells that only evaluate a trained model
+VERBS = ("train", "pretrain", "detect", "segment", EVAL)
+FREE = ("data", "data_root", *CHANGEABLE)  # shared settings that do not change results
+CELLS = "cells"
+FAILED = "failed.json"
+STARTS = "starts"  # the folder beside a study's grids that holds a grid for each verb that trains starts
+# Entries of a cell's settings that are not settings of its verb: those of its evaluation, the arm of another grid whose
+# run it starts from, and the model to evaluate if nothing is trained.
+EVALUATION, START, MODEL = "judging", "start", "subject"
+ENTRIES = (EVALUATION, START, MODEL)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All arms with all seeds.
+
+    Attributes:
+        folder: Folder of the comparison.
+        fingerprint: Fingerprint of the images and their labels.
+        shared: Settings that all runs share.
+        arms: Ways to train.
+        seeds: Seeds of every arm.
+        rates: Learning rates to choose from on validation images, with the first seed; empty for no search.
+        threads: Threads of each worker, so that results do not depend on the machine.
+        forecast: Expected seconds of a run, by the arm's name.
+        commands: Commands that created or extended the grid, in order.
+        verb: Verb that makes the runs, one of `VERBS`.
+    """
+
+    folder: Path
+    fingerprint: str
+    shared: Mapping[str, Any]
+    arms: tuple[Arm, ...]
+    seeds: tuple[int, ...]
+    rates: tuple[float, ...] = ()
+    threads: int = 1
+    forecast: Mapping[str, float] = field(default_factory=dict)
+    commands: tuple[str, ...] = ()
+    verb: str = "train"
+
+    def settings_of(self, arm: Arm) -> dict[str, Any]:
+        """Return all settings of an arm, without those of methods and losses that it does not use."""
+        values = {**self.shared, **arm.settings}
+        if self.verb != "train":
+            return values
+        methods = {name: values[name] for name in ("method", "add") if name in values}
+        unused = unused_by(TrainSettings(**methods)) - set(arm.settings)
+        return {name: value for name, value in values.items() if name not in unused}
+
+    def write(self) -> None:
+        """Store the grid."""
+        arms = [{**vars(arm), "settings": dict(arm.settings)} for arm in self.arms]
+        content = {name: value for name, value in vars(self).items() if name not in ("folder", "arms")}
+        RunFolder(self.folder).write_json(GRID, {"format": FORMAT, **content, "arms": arms})
+
+
+def read_grid(folder: Path) -> Grid:
+    """Read a grid.
+
+    Raises:
+        UserError: There is no grid, or its file is damaged.
+    """
+    if not is_grid(folder):
+        raise UserError(f"{str(folder)!r} holds no comparison (no {GRID}): check the path.")
+    stored = RunFolder(folder).read_json(GRID)
+    try:
+        if stored["format"] != FORMAT:
+            raise ValueError(f"format {stored['format']!r}")
+        grid = Grid(
+            folder,
+            str(stored["fingerprint"]),
+            dict(stored["shared"]),
+            tuple(_read_arm(value) for value in stored["arms"]),
+            tuple(int(seed) for seed in stored["seeds"]),
+            tuple(float(rate) for rate in stored["rates"]),
+            int(stored["threads"]),
+            {str(name): float(seconds) for name, seconds in stored["forecast"].items()},
+            tuple(map(str, stored["commands"])),
+            str(stored.get("verb", "train")),
+        )
+        if not grid.arms or not grid.seeds or grid.threads < 1:
+            raise ValueError("it has no arms, no seeds or no threads")
+        if grid.verb not in VERBS:
+            raise ValueError(f"its runs are made by {grid.verb!r}")
+        return grid
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise UserError(f"{str(folder / GRID)!r} is damaged ({problem}): restore it.") from problem
+
+
+def _read_arm(value: Mapping[str, Any]) -> Arm:
+    settings = dict(value["settings"])
+    terms = settings.get("add") or ()
+    if not all(isinstance(word, str) for word in (settings.get("method", ""), *terms)):
+        raise TypeError("the method of an arm must be text")
+    model, share = (None if value[name] is None else str(value[name]) for name in ("model", "share"))
+    return Arm(str(value["way"]), model, share, settings, str(value.get("against", "")))
+
+
+def require_images(grid: Grid, fingerprint: str) -> None:
+    """Raise a UserError if the images are not those of a stored grid."""
+    if grid.fingerprint != fingerprint:
+        raise UserError(
+            f"--output: the images or labels differ from those of {str(grid.folder)!r} (some were added, "
+            "removed, changed or relabelled): scores on different images cannot be compared. Restore them, or choose "
+            "another folder."
+        )
+
+
+def merge_grids(old: Grid, new: Grid) -> Grid:
+    """Return a stored grid extended by the arms and seeds of a new one.
+
+    Raises:
+        UserError: The two differ in images or settings.
+    """
+    require_images(old, new.fingerprint)
+    if old.verb != new.verb:
+        raise UserError(f"--output: {str(old.folder)!r} holds runs of 'paucal {old.verb}': choose another folder.")
+    _require_equal(old, *({k: v for k, v in grid.shared.items() if k not in FREE} for grid in (old, new)))
+    _require_equal(old, {"lrs": old.rates or None}, {"lrs": new.rates or None})
+    arms = {arm.name: arm for arm in old.arms}
+    for arm in new.arms:
+        _require_equal(old, arms.setdefault(arm.name, arm).settings, arm.settings)
+    return replace(
+        old,
+        shared={**new.shared},
+        arms=tuple(arms.values()),
+        seeds=tuple(dict.fromkeys((*old.seeds, *new.seeds))),
+        forecast={**old.forecast, **new.forecast},
+        commands=tuple(dict.fromkeys((*old.commands, *new.commands))),
+    )
+
+
+def _require_equal(grid: Grid, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    for name in sorted({*old, *new}):
+        values = [settings.get(name) for settings in (old, new)]
+        if values[0] != values[1]:
+            values = [list(value) if isinstance(value, tuple) else value for value in values]
+            texts = ["not given" if value is None else shortened(str(value), 60) for value in values]
+            raise UserError(
+                f"--output: {str(grid.folder)!r} holds another comparison ({flag(name)} was {texts[0]}, now "
+                f"{texts[1]}): a grid can only grow by methods, models, arms, shares and seeds; choose another folder."
+            )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a grid.
+
+    Attributes:
+        folder: Folder of the cell, which contains the run.
+        arm: Way to train.
+        seed: Seed for all random numbers.
+        rate: Learning rate that is tried or was chosen; None if it is not searched.
+        settings: Given settings of the verb, and those in `ENTRIES`.
+        tried: Whether the run serves to choose a learning rate.
+        verb: Verb that makes the run.
+    """
+
+    folder: Path
+    arm: Arm
+    seed: int
+    rate: float | None
+    settings: Mapping[str, Any] = field(hash=False)
+    tried: bool = False
+    verb: str = "train"
+
+    @property
+    def run(self) -> RunFolder:
+        """The run folder."""
+        return RunFolder(self.folder / "run")
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether the cell has an evaluation beside the run's own."""
+        return self.verb == EVAL or EVALUATION in self.settings
+
+    @property
+    def name(self) -> str:
+        """Name of the cell for messages."""
+        rate = "" if self.rate is None else f", learning rate {self.rate:g}"
+        return f"{self.arm.name}, seed {self.seed}{rate}"
+
+
+@dataclass(frozen=True)
+class State:
+    """Progress of a cell.
+
+    Attributes:
+        name: Name "pending", "running" (its worker renews the lock), "stopped" (its worker is gone, another one will
+            continue), "done" or "failed".
+        error: Reason of the failure, or "".
+    """
+
+    name: Literal["pending", "running", "stopped", "done", "failed"]
+    error: str = ""
+
+    @property
+    def settled(self) -> bool:
+        """Whether the cell needs no more work."""
+        return self.name in ("done", "failed")
+
+
+def verb_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the verb, without those in `ENTRIES`."""
+    return {name: value for name, value in settings.items() if name not in ENTRIES}
+
+
+def state_of(cell: Cell) -> State:
+    """Return the state of a cell, read from its folder."""
+    trained = cell.verb == EVAL or cell.run.finished
+    if trained and (not cell.is_evaluated or (cell.folder / SCORES).is_file()):
+        return State("done")
+    if (cell.folder / FAILED).is_file():
+        try:
+            return State("failed", str(RunFolder(cell.folder).read_json(FAILED).get("error", "it does not say why")))
+        except UserError as problem:
+            return State("failed", str(problem))
+    if is_locked(cell.folder):
+        return State("running")
+    return State("stopped" if cell.run.config.is_file() else "pending")
+
+
+def make_cell(grid: Grid, arm: Arm, seed: int, rate: float | None = None, tried: bool = False) -> Cell:
+    """Return the cell of an arm, a seed and a learning rate; equal settings give the same folder."""
+    settings = {**grid.settings_of(arm), **({} if rate is None else {"lr": rate}), "seed": seed}
+    content = {"images": grid.fingerprint, **{name: value for name, value in settings.items() if name not in FREE}}
+    digest = hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=5).hexdigest()
+    words = [arm.way, arm.model or "", arm.share or "", "" if rate is None else f"lr{rate:g}", f"seed{seed}", digest]
+    name = re.sub(r"[^A-Za-z0-9.+_-]+", "_", "-".join(word for word in words if word))[-120:].lstrip(".-")
+    return Cell(grid.folder / CELLS / name, arm, seed, rate, settings, tried, grid.verb)
+
+
+def cells_of(grid: Grid) -> list[Cell]:
+    """Return the cells that are known so far, ordered by seed, so that a half-finished grid can be compared.
+
+    If learning rates are searched, an arm has only the runs that try them until the rate is chosen.
+    """
+    if not grid.rates:
+        return [make_cell(grid, arm, seed) for seed in grid.seeds for arm in grid.arms]
+    trials = {arm: [make_cell(grid, arm, grid.seeds[0], rate, True) for rate in grid.rates] for arm in grid.arms}
+    rates = {arm: chosen_rate(cells) for arm, cells in trials.items()}
+    return [
+        *(cell for cells in trials.values() for cell in cells),
+        # The trial with the chosen rate is also the arm's run with the first seed.
+        *(
+            make_cell(grid, arm, seed, rate)
+            for seed in grid.seeds[1:]
+            for arm, rate in rates.items()
+            if rate is not None
+        ),
+    ]
+
+
+def compared_cells(grid: Grid) -> list[Cell]:
+    """Return the cells whose scores are compared: all but the trials of rates that were not chosen."""
+    cells = cells_of(grid)
+    if not grid.rates:
+        return cells
+    rates = {arm: chosen_rate([cell for cell in cells if cell.tried and cell.arm == arm]) for arm in grid.arms}
+    return [cell for cell in cells if cell.rate == rates[cell.arm]]
+
+
+def chosen_rate(trials: list[Cell]) -> float | None:
+    """Return the rate whose run has the best validation score, the first of equals.
+
+    None until all trials are done, or if all of them failed.
+    """
+    states = [state_of(cell) for cell in trials]
+    done = [cell for cell, state in zip(trials, states, strict=True) if state.name == "done"]
+    if not done or not all(state.settled for state in states):
+        return None
+    return max(done, key=lambda cell: validation_score(cell.run)).rate
+
+
+def validation_score(run: RunFolder) -> float:
+    """Return the validation accuracy of a finished run's model.
+
+    Raises:
+        UserError: The summary does not contain it.
+    """
+    summary = run.read_json("summary.json")
+    for name in ("kept_val_top1", "best_val_top1"):
+        if isinstance(summary.get(name), int | float):
+            return float(summary[name])
+    raise UserError(f"{str(run.path)!r} has no validation score to choose a learning rate by.")
+
+
+def start_of(cell: Cell) -> Cell | None:
+    """Return the cell of a study's starts, with the same seed, that a cell starts from.
+
+    None for random or published weights.
+
+    Raises:
+        UserError: There is no such cell.
+    """
+    if START not in cell.settings:
+        return None
+    verb, name = cell.settings[START]
+    grid = read_grid(cell.folder.parents[2] / STARTS / verb)
+    arm = next((arm for arm in grid.arms if arm.name == name), None)
+    if arm is None or cell.seed not in grid.seeds:
+        raise UserError(
+            f"there is no run of {name!r} with seed {cell.seed} to start from: run the study again with --retry."
+        )
+    return make_cell(grid, arm, cell.seed)
+
+
+def start_settings(start: Cell | None) -> dict[str, str]:
+    """Return the settings that let a cell start from another one's run; empty without one.
+
+    Raises:
+        UserError: That run is not done.
+    """
+    if start is None:
+        return {}
+    state = state_of(start)
+    if state.name != "done":
+        why = f"has failed ({state.error})" if state.name == "failed" else f"is {state.name}"
+        raise UserError(f"it starts from the run of {start.name}, which {why}: use --retry once that is done.")
+    return {"init": str(start.run.path.resolve())}

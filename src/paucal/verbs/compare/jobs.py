@@ -1,0 +1,175 @@
+"""What the verbs of a grid differ in: the job that makes a run, its images, and the seconds that it takes."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from paucal.data.checking.survey import digest_of
+from paucal.data.decode import UnreadableImage
+from paucal.data.images import ImageSet, locate, spread
+from paucal.data.sources.stores import EncodedStore
+from paucal.runner.console import Console
+from paucal.runner.images import find_images
+from paucal.runner.job import AnyJob, RunSetup
+from paucal.runner.time_budget import TimedJob, seconds_of, seconds_per_step, trial_steps
+from paucal.tasks.classification.assembly import TrainingSetup
+from paucal.tasks.classification.auto_tune.tuning import seconds_per_image
+from paucal.tasks.classification.job import TrainingJob
+from paucal.tasks.pretraining.job import PretrainingJob
+from paucal.verbs.compare.grid import EVAL, verb_settings
+from paucal.verbs.eval.frozen_data import find_judged
+from paucal.verbs.eval.settings import OpeningSettings
+
+TIMED_STEPS = 2  # after one warm-up step
+MAX_READ = 2000  # images whose bytes are hashed; of the others only name, class, part and size
+OPENING_SECONDS = 4.0  # seconds of a classification run beside training: opening images, pictures, the page
+PRETRAINING_SECONDS = 20.0  # of a pre-training run, with the evaluation of its features
+
+
+def job_of(verb: str) -> AnyJob:
+    """Return the job that makes the runs of a verb.
+
+    Args:
+        verb: One of `paucal.verbs.compare.grid.VERBS`, but not "eval".
+    """
+    # Imported when used: both load the evaluation of boxes or masks.
+    if verb == "detect":
+        from paucal.tasks.detection.job import DetectionJob
+
+        return DetectionJob()
+    if verb == "segment":
+        from paucal.tasks.segmentation.job import SegmentationJob
+
+        return SegmentationJob()
+    return TrainingJob() if verb == "train" else PretrainingJob()
+
+
+@dataclass(frozen=True)
+class GridImages:
+    """The images of a grid, opened without decoding them.
+
+    Attributes:
+        verb: Verb that makes the runs.
+        images: Images with their labels and declared parts.
+        annotations: Function that yields boxes or masks as bytes; None without any.
+    """
+
+    verb: str
+    images: ImageSet
+    annotations: Callable[[], Iterable[bytes]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def training(self) -> int:
+        """Number of images of the train part, or of all images if no part is declared."""
+        return self.images.declared.count("train") or len(self.images)
+
+    def fingerprint(self) -> str:
+        """Return a digest of the images and their boxes or masks; see `fingerprint`."""
+        if self.annotations is None:
+            return fingerprint(self.images)
+        digest = hashlib.blake2b(fingerprint(self.images).encode(), digest_size=12)
+        for part in self.annotations():
+            digest.update(part)
+        return digest.hexdigest()
+
+
+def open_images(verb: str, settings: Mapping[str, Any], console: Console) -> GridImages:
+    """Open the images that the runs of a grid read.
+
+    Args:
+        verb: Verb of the grid.
+        settings: Settings that locate the images, and others of the verb.
+        console: Console for progress.
+
+    Raises:
+        UserError: The images cannot be opened.
+    """
+    if verb == EVAL:
+        places = {name: settings[name] for name in ("data", "data_root", "download") if name in settings}
+        return GridImages(verb, find_judged(settings["data"], OpeningSettings(**places)))
+    if verb == "detect":
+        from paucal.tasks.detection.opening import open_boxed
+
+        boxed = open_boxed(settings["data"])
+
+        def boxes() -> Iterator[bytes]:
+            for index in range(len(boxed.images)):
+                marks = boxed.of(index)
+                yield from (marks.corners.tobytes(), marks.labels.tobytes(), marks.crowd.tobytes())
+                yield from (bytes(mask["counts"]) for mask in marks.masks or ())
+
+        return GridImages(verb, boxed.images, boxes)
+    if verb == "segment":
+        from paucal.tasks.segmentation.images import open_segmented
+        from paucal.tasks.segmentation.settings import SegmentSettings
+
+        segmented = open_segmented(SegmentSettings(data=settings["data"]), console.progress, None)
+
+        def masks() -> Iterator[bytes]:
+            assert segmented.masked is not None
+            yield segmented.masked.pixels.tobytes()  # of each class in every image
+            chosen = spread(len(segmented.images), MAX_READ).tolist()
+            yield from (segmented.masks.read(index).tobytes() for index in chosen)
+
+        return GridImages(verb, segmented.images, masks)
+    return GridImages(verb, find_images(job_of(verb).kind(**verb_settings(settings)), labelled=verb == "train"))
+
+
+def fingerprint(images: ImageSet) -> str:
+    """Return a digest of the names, classes and parts of all images, of their sizes, and of the bytes of up to 2000.
+
+    It is the same wherever the set is copied to.
+    """
+    digest = hashlib.blake2b(digest_size=12)
+    digest.update(repr(images.classes).encode())
+    for key, label, part in zip(images.keys, images.labels.tolist(), images.declared, strict=True):
+        digest.update(f"{key!r} {label} {part}\n".encode())
+    for index in range(len(images)):
+        store, place = locate(images.store, index)
+        # The size of the file, if it is known without reading it.
+        stamp = store.stamp(place) if isinstance(store, EncodedStore) else None
+        digest.update(b"-" if stamp is None else str(stamp.size).encode())
+    for index in spread(len(images), MAX_READ).tolist():
+        try:
+            digest.update(digest_of(images.store, index))
+        except UnreadableImage:
+            digest.update(b"unreadable")
+    return digest.hexdigest()
+
+
+def assemble_run(verb: str, values: Mapping[str, Any], console: Console) -> tuple[AnyJob, RunSetup[Any]]:
+    """Assemble a run without writing anything, which finds invalid settings.
+
+    Raises:
+        UserError: The data or a setting is invalid.
+    """
+    job = job_of(verb)
+    settings, origin = job.check(job.kind(**values), dict.fromkeys(values, "given"))
+    return job, job.assemble(job.pin(settings), origin, console.progress)
+
+
+def seconds_of_run(job: AnyJob, setup: RunSetup[Any]) -> float:
+    """Return the expected seconds of a run on this machine, by timing a few steps or from its time budget."""
+    settings = setup.settings
+    if isinstance(setup, TrainingSetup):
+        if setup.tune_record is not None and settings.epochs is None:
+            return setup.tune_record.budget or seconds_of(settings.time or "15m")
+        counts, image = setup.data.counts(), seconds_per_image(setup)
+        images = (settings.epochs or 0) * (counts["train"] + counts["val"] / 3) + counts["test"] / 3
+        return OPENING_SECONDS + image * images
+    if isinstance(job, TimedJob):
+        return job.seconds_of_run(setup)
+    plan = replace(setup.plan, total_steps=TIMED_STEPS + 1)
+    alone = replace(setup, settings=replace(settings, workers=0), plan=plan)
+    device = torch.device(settings.device or "cpu")
+    with trial_steps(setup.objective.train(), device):
+        step = seconds_per_step(setup.objective, job.loader(alone, 0), device, settings.precision)
+    return PRETRAINING_SECONDS + step * max(
+        1, setup.plan.steps_per_epoch * settings.accumulate * (settings.epochs or 0)
+    )

@@ -1,0 +1,325 @@
+"""The report of a comparison: sentences that claim no more than the intervals support, tables, and the page."""
+
+import csv
+import io
+import shlex
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from paucal.evaluation.comparison import Difference
+from paucal.evaluation.figures import save_figure
+from paucal.metrics.intervals import Score
+from paucal.report.comparing import ComparisonPage, write_comparison
+from paucal.runner.clock import duration
+from paucal.runs import write_text
+from paucal.settings.options import flag_words
+from paucal.verbs.compare._figures import curves_figure, differences_figure, scores_figure
+from paucal.verbs.compare.findings import ArmOutcome, Findings
+from paucal.verbs.compare.grid import Cell, start_of, verb_settings
+from paucal.wording import counted, percent
+
+PAGE, COMMANDS = "comparison.html", "commands.txt"
+SAME_TIME = 1.05  # ratio up to which two times count as equal
+MANY = 3  # differences from which the sentence on multiple comparisons is shown
+NOTES = (
+    "mean and sd: of the test accuracy over seeds, with n - 1 in the denominator.",
+    "difference: in percentage points, paired by seed and by test image. Three intervals of 95 %: what other seeds "
+    "would give on these images (paired t), what these runs would give on other images (bootstrap), and both combined "
+    "(their half-widths in quadrature), which is what a claim needs.",
+    "Bold: a difference whose combined interval excludes 0; never one of a single seed.",
+)
+CHOSEN = "The epoch of each run was chosen by its validation images; the test images were read once, at its end."
+LAST = "No run had validation images: each kept its last epoch; the test images were read once, at its end."
+SOME = (
+    "The epoch of each run that had validation images was chosen by them, the others kept their last; the test images "
+    "were read once, at its end."
+)
+CAPTIONS = {
+    "differences": "Differences; significant where the thickest bar excludes 0.",
+    "scores": "Test accuracy of every run.",
+    "curves": "Validation accuracy: thin lines are runs, thick lines their mean.",
+}
+
+
+def write_report(findings: Findings) -> Path:
+    """Write tables, figures, commands and the page of a comparison, and return the path of the page."""
+    grid, arms, states = findings.grid, findings.arms, findings.states
+    folder = grid.folder
+    write_tables(folder, findings)
+    commands = ["# the comparison", *grid.commands, "", "# its runs, one by one", *map(command_of, states)]
+    write_text(folder / COMMANDS, "".join(f"{line}\n" for line in commands))
+    figures = {
+        "differences": differences_figure(findings),
+        "scores": scores_figure(findings),
+        "curves": curves_figure(findings),
+    }
+    drawn = {name: figure for name, figure in figures.items() if figure is not None}
+    for name, figure in drawn.items():
+        save_figure(folder / f"{name}.png", figure)
+    ways = list(dict.fromkeys(arm.arm.way for arm in arms))
+    names = " against ".join(ways) if len(ways) < 4 else f"{counted(len(ways), 'way')} to train"
+    left = sum(not state.settled for state in states.values())
+    missing = [f"{counted(left, 'run')} of {len(states)} to come: these numbers will change."] if left else []
+    page = ComparisonPage(
+        title=f"{names} on {Path(str(grid.shared.get('data', 'digits'))).name}",
+        verdicts=verdicts(findings),
+        warnings=[*failures(findings), *missing],
+        rows=arm_rows(findings),
+        bold=frozenset(number for number, arm in enumerate(arms) if arm.gain is not None and arm.gain.clear),
+        fairness=fairness(findings),
+        notes=(*NOTES, describe_selection(findings)),
+        pictures=[(CAPTIONS[name], figure) for name, figure in drawn.items()],
+        commands=grid.commands,
+        runs=_run_rows(findings),
+    )
+    write_comparison(folder / PAGE, page)
+    return folder / PAGE
+
+
+def command_of(cell: Cell) -> str:
+    """Return the command that makes the run of a cell, once the run that it starts from is done."""
+    start = start_of(cell)
+    values = {**verb_settings(cell.settings), **({} if start is None else {"init": str(start.run.path)})}
+    data = values.pop("data", None)
+    words = ["paucal", "train", *([data] if data else [])]
+    for name, value in {**values, "output": str(cell.run.path)}.items():
+        if value is not None and value is not False:
+            words += flag_words(name, value)
+    return shlex.join(words)
+
+
+def points(value: float) -> str:
+    """Return a difference of shares in percentage points, with its sign.
+
+    Example:
+        >>> points(0.0214), points(-0.003), points(-0.0001)
+        ('+2.1', '-0.3', '+0.0')
+    """
+    return f"{round(100 * value, 1) or 0.0:+.1f}"
+
+
+def span(score: Score) -> str:
+    """Return an interval of a difference as text; a dash without one."""
+    return "-" if score.low is None or score.high is None else f"{points(score.low)} to {points(score.high)}"
+
+
+def verdicts(findings: Findings) -> list[str]:
+    """Return a sentence about every difference."""
+    return [_verdict(arm, arm.gain) for arm in findings.arms if arm.gain is not None]
+
+
+def _verdict(arm: ArmOutcome, gain: Difference) -> str:
+    seeds, other = len(gain.by_seed.values), arm.baseline
+    basis = f"{counted(seeds, 'seed')}, {counted(gain.images, 'test image')}"
+    if gain.clear:
+        word = "better" if gain.value > 0 else "worse"
+        return (
+            f"{arm.name} is {word} than {other} by {abs(100 * gain.value):.1f} points (95 % interval "
+            f"{span(gain.both)}; {basis})."
+        )
+    start = f"{arm.name} against {other}: {points(gain.value)} points (95 % interval {span(gain.both)}; {basis})"
+    if seeds == 1:
+        return f"{start}. One seed cannot show the variation of training: use at least three."
+    if gain.value == 0 and gain.both.low is None:
+        return f"{start}: the predictions are the same for every image."
+    return f"{start}: no significant difference. {_describe_need(gain)}"
+
+
+def _describe_need(gain: Difference) -> str:
+    """Return a sentence on what it would take to detect a difference of the measured size."""
+    if gain.value == 0 or gain.seeds_needed is None:
+        return "A difference this small could not be detected with any affordable number of seeds."
+    parts = []
+    if gain.seeds_needed > len(gain.by_seed.values):
+        parts.append(f"about {gain.seeds_needed} seeds")
+    if gain.images_needed is not None and gain.images_needed > gain.images:
+        parts.append(f"{gain.images_needed:,} test images")
+    needs = " and ".join(parts) or "a few more seeds"
+    return f"To detect a difference of this size in four of five comparisons would take {needs}."
+
+
+def fairness(findings: Findings) -> list[str]:
+    """Return sentences on what is equal between each arm and its baseline, and what is not."""
+    by_name = {arm.name: arm for arm in findings.arms}
+    lines = [_describe_length(findings)]
+    for arm in findings.arms:
+        other = by_name.get(arm.baseline)
+        if other is not None and arm.outcomes and other.outcomes:
+            ratios = [
+                _describe_ratio(what, arm.mean(name), other.mean(name), equal)
+                for what, name, equal in (
+                    ("parameters", "parameters", 1.0005),
+                    ("multiply-adds for an image", "macs", 1.0005),
+                    ("seconds per epoch", "epoch_seconds", SAME_TIME),
+                    ("total time", "seconds", SAME_TIME),
+                )
+            ]
+            lines.append(f"{arm.name} beside {other.name}: {'; '.join(ratio for ratio in ratios if ratio)}.")
+    if findings.grid.rates:
+        rates = ", ".join(f"{rate:g}" for rate in findings.grid.rates)
+        lines.append(
+            f"The learning rate of each way was chosen among {rates} by the validation images of seed "
+            f"{findings.grid.seeds[0]}, the same for all ways."
+        )
+    else:
+        lines.append(
+            "No learning rate was searched (--lrs does): each way uses the given one, or its own default, "
+            "which gives an advantage to the way whose default suits these images better."
+        )
+    if len(findings.differences) >= MANY:
+        lines.append(
+            f"{len(findings.differences)} differences are tested: of twenty that do not exist, one appears "
+            "significant by chance."
+        )
+    return lines
+
+
+def _describe_length(findings: Findings) -> str:
+    epochs = {outcome.epochs for arm in findings.arms for outcome in arm.outcomes.values()}
+    if "time" in findings.grid.shared:
+        counts = f" ({min(epochs)} to {max(epochs)} epochs)" if epochs else ""
+        return f"All runs had the same time, {findings.grid.shared['time']}, for as many epochs as fit{counts}."
+    if len(epochs) == 1:
+        same = counted(epochs.pop(), "epoch")
+        return f"All runs trained for the same {same}; their times differ, --time makes them equal."
+    if not epochs:
+        return "No run is done yet."
+    return f"The runs trained for {min(epochs)} to {max(epochs)} epochs, as the settings of each say."
+
+
+def _describe_ratio(what: str, value: float | None, base: float | None, equal: float) -> str:
+    if not value or not base:
+        return ""
+    ratio = value / base
+    return f"the same {what}" if 1 / equal <= ratio <= equal else f"{ratio:.2f} times the {what}"
+
+
+def failures(findings: Findings) -> list[str]:
+    """Return a line for every run that has failed or cannot be read."""
+    return [
+        *(f"{name} failed: {error}" for name, error in findings.failed.items()),
+        *(f"{name} is left out: {error}" for name, error in findings.unreadable.items()),
+    ]
+
+
+def describe_selection(findings: Findings) -> str:
+    """Return a sentence on how the epoch of the runs was selected."""
+    validated = [outcome.validation is not None for arm in findings.arms for outcome in arm.outcomes.values()]
+    return CHOSEN if all(validated) else SOME if any(validated) else LAST
+
+
+def arm_rows(findings: Findings) -> list[dict[str, str]]:
+    """Return a formatted row per arm."""
+    rows = []
+    for arm in findings.arms:
+        top1, gain, seconds = arm.top1, arm.gain, arm.mean("seconds")
+        failed = sum(state.name == "failed" and cell.arm == arm.arm for cell, state in findings.states.items())
+        row = {
+            "": arm.name,
+            "runs": f"{len(arm.outcomes)} of {arm.expected}" + (f", {failed} failed" if failed else ""),
+            "mean": "-" if top1 is None else percent(top1.score.value),
+            "sd": "-" if top1 is None or top1.deviation is None else f"{100 * top1.deviation:.1f}",
+            "difference": "-" if gain is None else points(gain.value),
+            "other seeds": "-" if gain is None else span(gain.by_seed.score),
+            "other images": "-" if gain is None else span(gain.over_images),
+            "95 % interval": "-" if gain is None else span(gain.both),
+            "time": "-" if seconds is None else duration(seconds),
+        }
+        if findings.grid.rates:
+            row["rate"] = "-" if arm.rate is None else f"{arm.rate:g}"
+        rows.append(row)
+    return rows
+
+
+def _run_rows(findings: Findings) -> list[dict[str, str]]:
+    rows = []
+    for cell, state in findings.states.items():
+        outcome = findings.outcome_of(cell)
+        rows.append(
+            {
+                "run": cell.name,
+                "state": state.name,
+                "test": "-" if outcome is None else percent(outcome.scores["top1"]),
+                "validation": "-" if outcome is None or outcome.validation is None else percent(outcome.validation),
+                "epochs": "-" if outcome is None else str(outcome.epochs),
+                "time": "-" if outcome is None else duration(outcome.seconds),
+                "folder": cell.folder.name,
+            }
+        )
+    return rows
+
+
+def terminal_table(findings: Findings) -> Table:
+    """Return the arms as a table, with significant differences in bold.
+
+    The separate intervals for seeds and for images are only on the page, since most terminals are too narrow.
+    """
+    hidden = ("other seeds", "other images")
+    rows = [{name: value for name, value in row.items() if name not in hidden} for row in arm_rows(findings)]
+    title = f"test accuracy over {counted(len(findings.grid.seeds), 'seed')}"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for number, heading in enumerate(rows[0]):
+        table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=number > 0)
+    for row, arm in zip(rows, findings.arms, strict=True):
+        table.add_row(*row.values(), style="bold" if arm.gain is not None and arm.gain.clear else None)
+    return table
+
+
+def write_tables(folder: Path, findings: Findings) -> None:
+    """Write `runs.csv` (a row per run), `arms.csv` (a row per arm) and `differences.csv`."""
+    arms = [_arm_numbers(arm) for arm in findings.arms]
+    differences = [_difference_numbers(arm, arm.gain) for arm in findings.arms if arm.gain is not None]
+    tables = {"runs": _run_numbers(findings), "arms": arms, "differences": differences}
+    for name, rows in tables.items():
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_text(folder / f"{name}.csv", text.getvalue())
+
+
+def _run_numbers(findings: Findings) -> list[dict[str, Any]]:
+    rows = []
+    for cell, state in findings.states.items():
+        row: dict[str, Any] = {
+            "arm": cell.arm.name,
+            "way": cell.arm.way,
+            "model": cell.arm.model,
+            "share": cell.arm.share,
+            "seed": cell.seed,
+            "lr": cell.rate,
+            "tried": int(cell.tried),
+            "state": state.name,
+            "folder": f"{cell.folder.parent.name}/{cell.folder.name}/run",
+            "error": state.error,
+        }
+        if outcome := findings.outcome_of(cell):
+            row |= {name: getattr(outcome, name) for name in ("epochs", "seconds", "parameters", "macs")}
+            row |= {"val_top1": outcome.validation, **{f"test_{name}": v for name, v in outcome.scores.items()}}
+        rows.append(row)
+    return rows
+
+
+def _arm_numbers(arm: ArmOutcome) -> dict[str, Any]:
+    row: dict[str, Any] = {"arm": arm.arm.name, "seeds": len(arm.outcomes), "lr": arm.rate}
+    for name, over_seeds in arm.scores.items():
+        row[f"test_{name}"], row[f"test_{name}_sd"] = over_seeds.score.value, over_seeds.deviation
+        row |= {f"test_{name}_low": over_seeds.score.low, f"test_{name}_high": over_seeds.score.high}
+    means = ("validation", "epochs", "seconds", "epoch_seconds", "parameters", "macs")
+    return {**row, **{name: arm.mean(name) for name in means}}
+
+
+def _difference_numbers(arm: ArmOutcome, gain: Difference) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "arm": arm.name,
+        "against": arm.baseline,
+        "seeds": len(gain.by_seed.values),
+        "images": gain.images,
+        "difference": gain.value,
+        "sd": gain.by_seed.deviation,
+    }
+    for name, score in (("seeds", gain.by_seed.score), ("images", gain.over_images), ("both", gain.both)):
+        row |= {f"low_{name}": score.low, f"high_{name}": score.high}
+    return {**row, "clear": int(gain.clear), "seeds_needed": gain.seeds_needed, "images_needed": gain.images_needed}

@@ -1,0 +1,244 @@
+"""Start the workers of a stored grid, and report their progress and the time that is left."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from paucal.runner.clock import duration, finish
+from paucal.runner.console import Console
+from paucal.runs import RunFolder
+from paucal.types import UserError
+from paucal.verbs.compare._computing import train_cell
+from paucal.verbs.compare._work import PAUSE, clear_failure, work
+from paucal.verbs.compare._workers import (
+    PACKAGES,
+    Processes,
+    Ray,
+    Slurm,
+    Team,
+    require_package,
+    require_sbatch,
+    slurm_options,
+)
+from paucal.verbs.compare.grid import Cell, Grid, State, cells_of, read_grid, state_of
+from paucal.verbs.compare.jobs import OPENING_SECONDS
+from paucal.verbs.compare.settings import GridSettings
+from paucal.wording import counted, percent
+
+# By verb, the entry of a run's summary that is printed when the run ends, and the words before it.
+HEADLINES = {"train": ("test_top1", ""), "detect": ("test_ap", "AP "), "segment": ("test_mean_iou", "mean IoU ")}
+MAX_SILENCE = 600.0  # seconds after which the progress is printed even if no run has ended
+
+
+def run_workers(grid: Grid, asked: GridSettings, again: str, console: Console) -> bool:
+    """Let workers compute the open cells of a stored grid.
+
+    Args:
+        grid: Stored grid.
+        asked: Number and kind of the workers.
+        again: Command that resumes the grid.
+        console: Console for messages and progress.
+
+    Returns:
+        Whether all cells are settled.
+
+    Raises:
+        KeyboardInterrupt: It was stopped, and has printed how to resume.
+    """
+    if asked.retry and (failed := [cell for cell in cells_of(grid) if state_of(cell).name == "failed"]):
+        for cell in failed:
+            clear_failure(cell)
+        console.say(f"trying {counted(len(failed), 'failed run')} again")
+    settled = is_settled(grid)
+    if settled or not asked.jobs:
+        return settled
+    try:
+        return _compute(grid, asked, again, console)
+    except KeyboardInterrupt:
+        console.say(f"stopped; resume with: {again}")
+        raise
+
+
+def is_settled(grid: Grid) -> bool:
+    """Return whether every known cell is done or has failed."""
+    return all(state_of(cell).settled for cell in cells_of(grid))
+
+
+def _compute(grid: Grid, asked: GridSettings, again: str, console: Console) -> bool:
+    reporter = ProgressReporter(console, asked.jobs)
+    console.say(describe_work(reporter.report(grid), asked.jobs))
+    console.say(f"results go to {grid.folder}; an interrupt loses nothing, and a second call adds workers: {again}")
+    if asked.on == "here" and asked.jobs == 1:
+        return work(grid.folder, lambda cell, threads: train_cell(cell, threads, console), reporter.report)
+    while True:
+        team = _start_team(grid, asked)
+        console.say(f"started {team.describe()}")
+        try:
+            while team.alive():
+                time.sleep(PAUSE / 2)
+                reporter.report(read_grid(grid.folder), busy=True)
+        except BaseException:
+            team.stop()
+            raise
+        reporter.report(read_grid(grid.folder))
+        if is_settled(read_grid(grid.folder)):
+            return True
+        if not team.lost:
+            return False
+        console.say(f"note: {counted(team.lost, 'worker')} crashed; new ones take over")
+
+
+def _start_team(grid: Grid, asked: GridSettings) -> Team:
+    device = grid.shared.get("device")
+    if asked.on == "slurm":
+        return Slurm(grid.folder, asked.jobs, asked.slurm or ())
+    if asked.on == "ray":
+        return Ray(grid.folder, asked.jobs, grid.threads, device)
+    return Processes(grid.folder, asked.jobs, grid.threads, device or ("cuda" if torch.cuda.is_available() else None))
+
+
+def require_team(on: str, slurm: Sequence[str] | None = None, count: int = 1) -> None:
+    """Refuse workers that this machine cannot start.
+
+    Args:
+        on: Place "here", "slurm" or "ray".
+        slurm: Options of SLURM jobs; None without any.
+        count: Number of workers; 0 if none are started now.
+
+    Raises:
+        UserError: There is no SLURM, a package is not installed, or an option is invalid.
+    """
+    if slurm is not None and on != "slurm":
+        raise UserError("--slurm gives options of SLURM jobs: use it with --on slurm.")
+    slurm_options(slurm or ())
+    if count and on in PACKAGES:
+        require_package(on)
+    if count and on == "slurm":
+        require_sbatch()
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of a grid.
+
+    Attributes:
+        states: States of the cells.
+        left: Seconds until the grid is settled with the present workers; None if unknown.
+        others: Workers of other calls.
+    """
+
+    states: Mapping[Cell, State]
+    left: float | None
+    others: int = 0
+
+    def count(self, name: str) -> int:
+        """Return how many cells are in a state."""
+        return sum(state.name == name for state in self.states.values())
+
+    def words(self) -> str:
+        """Return the remaining time as part of a sentence, or "" if it is unknown or zero."""
+        if self.left is None or self.left < 1:
+            return ""
+        return f"about {duration(self.left)} left, until {finish(self.left)}"
+
+
+def progress_of(grid: Grid, cells: Sequence[Cell], workers: int, *, busy: bool = False) -> Progress:
+    """Return the states of all cells, and how long the open ones will take.
+
+    Args:
+        grid: Grid with the forecast of every arm.
+        cells: Known cells.
+        workers: Workers of this call.
+        busy: Whether running cells may belong to this call's own workers; otherwise all belong to other calls.
+    """
+    states = {cell: state_of(cell) for cell in cells}
+    running = sum(state.name == "running" for state in states.values())
+    others = max(0, running - workers) if busy else running
+    if any(arm.name not in grid.forecast for arm in grid.arms):
+        return Progress(states, None, others)
+    done = [cell for cell, state in states.items() if state.name == "done"]
+    took = {cell: seconds for cell in done if (seconds := _seconds(cell.run)) is not None}
+    slower = 1.0
+    if took:
+        slower = sum(took.values()) / max(1e-9, sum(grid.forecast[cell.arm.name] for cell in took))
+    left = 0.0
+    for cell, state in states.items():
+        if not state.settled:
+            done_share = _share_done(cell.run) if state.name in ("running", "stopped") else 0.0
+            left += (1 - done_share) * grid.forecast[cell.arm.name] * slower
+    if grid.rates:  # the other seeds of an arm wait for the choice of its learning rate
+        begun = {cell.arm.name for cell in cells if not cell.tried}
+        waiting = [arm.name for arm in grid.arms if arm.name not in begun]
+        left += (len(grid.seeds) - 1) * sum(grid.forecast[name] for name in waiting) * slower
+    todo = sum(not state.settled for state in states.values())
+    return Progress(states, left / max(1, min(workers + others, todo)), others)
+
+
+def describe_work(progress: Progress, workers: int) -> str:
+    """Return a line on the runs to compute, and when they will end."""
+    todo = sum(not state.settled for state in progress.states.values())
+    time_left = f", {progress.words()}" if progress.words() else ""
+    beside = f" beside {progress.others} of other calls" if progress.others else ""
+    return f"time: {counted(todo, 'run')} to compute with {counted(workers, 'worker')}{beside}{time_left}"
+
+
+def _seconds(run: RunFolder) -> float | None:
+    try:
+        seconds = run.read_json("summary.json").get("seconds")
+    except UserError:
+        return None
+    return float(seconds) + OPENING_SECONDS if isinstance(seconds, int | float) else None
+
+
+def _share_done(run: RunFolder) -> float:
+    """Return the share of an unfinished run's epochs that is done."""
+    try:
+        epochs = run.settings.get("epochs")
+        return min(1.0, len(run.read_rows()) / epochs) if isinstance(epochs, int) and epochs else 0.0
+    except (UserError, OSError):  # the file is being written
+        return 0.0
+
+
+class ProgressReporter:
+    """Prints changes of a grid's progress.
+
+    Args:
+        console: Console for the messages.
+        workers: Workers of this call.
+    """
+
+    def __init__(self, console: Console, workers: int) -> None:
+        self._console, self._workers = console, max(1, workers)
+        self._states: dict[Cell, State] | None = None
+        self._last_message = time.monotonic()
+
+    def report(self, grid: Grid, *, busy: bool = False) -> Progress:
+        """Print the runs that have ended since the last call; `busy` while this call's own workers run."""
+        progress = progress_of(grid, cells_of(grid), self._workers, busy=busy)
+        before, self._states = self._states, dict(progress.states)
+        settled = sum(state.settled for state in progress.states.values())
+        place = f"{settled} of {len(progress.states)}"
+        if before is not None:
+            for cell, state in progress.states.items():
+                if state.settled and not before.get(cell, State("pending")).settled:
+                    self._say(f"{place}: {_ended(cell, state)}", progress)
+        if before is not None and time.monotonic() - self._last_message > MAX_SILENCE:
+            self._say(f"{place} ended, {progress.count('running')} running", progress)
+        return progress
+
+    def _say(self, text: str, progress: Progress) -> None:
+        self._last_message = time.monotonic()
+        self._console.say("; ".join(part for part in (text, progress.words()) if part))
+
+
+def _ended(cell: Cell, state: State) -> str:
+    if state.name == "failed":
+        return f"{cell.name} failed: {state.error}"
+    try:
+        summary = cell.run.read_json("summary.json")
+        name, words = HEADLINES[cell.verb]
+        return f"{cell.name}: {words}{percent(float(summary[name]))} in {duration(float(summary['seconds']))}"
+    except (UserError, KeyError, TypeError, ValueError):
+        return f"{cell.name}: done"
