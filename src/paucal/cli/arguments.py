@@ -1,7 +1,7 @@
 """Flags from a settings dataclass, and errors of the command line as one sentence."""
 
 import typing
-from argparse import SUPPRESS, Action, ArgumentParser, HelpFormatter, Namespace
+from argparse import SUPPRESS, Action, ArgumentParser, BooleanOptionalAction, HelpFormatter, Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,7 +11,14 @@ from typing import Any, NoReturn, TypeVar
 
 from paucal.cli.config import read_config
 from paucal.reading import named_path
-from paucal.settings.options import chosen_settings, flag, refuse_empty, setting_fields
+from paucal.settings.options import (
+    chosen_settings,
+    earlier_names,
+    flag,
+    refuse_empty,
+    setting_fields,
+    with_current_names,
+)
 from paucal.settings.values import fitted, without_none
 from paucal.types import UserError
 from paucal.wording import did_you_mean
@@ -70,12 +77,14 @@ class VerbParser(ArgumentParser):
     All values are parsed as text; `values.fitted` gives them their types, as it does for Python and configs.
 
     Attributes:
-        hints: Type of each setting by its name.
+        hints: Type of each setting by its name, earlier names included.
+        kinds: Dataclasses whose settings it takes.
     """
 
     def __init__(self, verb: str, description: str) -> None:
         super().__init__(f"paucal {verb}", description=description, formatter_class=PlainHelp, allow_abbrev=False)
         self.hints: dict[str, Any] = {}
+        self.kinds: list[type] = []
 
     @property
     def verb(self) -> str:
@@ -127,6 +136,7 @@ def add_settings(parser: VerbParser, settings: type, skip: Sequence[str] = ()) -
     """Add one flag per field of a settings dataclass, under the fields' headings."""
     hints, chosen = typing.get_type_hints(settings), chosen_settings(settings)
     groups: dict[str, Any] = {}
+    parser.kinds.append(settings)
     if chosen:
         parser.epilog = CHOICE
     for item in fields(settings):
@@ -137,7 +147,10 @@ def add_settings(parser: VerbParser, settings: type, skip: Sequence[str] = ()) -
         group = (
             groups.setdefault(heading, parser.add_argument_group(heading)) if heading not in groups else groups[heading]
         )
-        _add_flag(group, item, hints[item.name]).chosen = item.name in chosen
+        _add_flag(group, item, hints[item.name], item.name in chosen).chosen = item.name in chosen
+    for name, (_, earlier) in earlier_names(settings).items():
+        parser.hints[name] = earlier.hint
+        parser.add_argument(flag(name), help=SUPPRESS)
 
 
 def settings_among(values: Namespace, kind: type[S]) -> S:
@@ -185,12 +198,13 @@ def add_data(parser: VerbParser, help_of_data: str) -> None:
     parser.add_argument("--config", metavar=TEXTS["config"], help="YAML file of settings; flags win over it")
 
 
-def _add_flag(group: Any, item: Field, hint: Any) -> Any:
+def _add_flag(group: Any, item: Field, hint: Any, chosen: bool) -> Any:
     flags = [flag(item.name), *(short for short, long in ALIASES.items() if long == flag(item.name))]
     keywords: dict[str, Any] = {"help": item.metadata["help"], "default": item.default}
     inner = without_none(hint)
     if inner is bool:
-        return group.add_argument(*flags, action="store_true", **keywords)
+        # What is true or false by a rule needs a flag for either.
+        return group.add_argument(*flags, action=BooleanOptionalAction if chosen else "store_true", **keywords)
     choices = _choices(inner)
     if typing.get_origin(inner) is list:
         keywords["nargs"], inner, choices = "+", typing.get_args(inner)[0], None
@@ -231,6 +245,9 @@ def parse(parser: VerbParser, argv: Sequence[str]) -> tuple[Namespace, dict[str,
         parser.error(f"unknown argument {word!r}{did_you_mean(word, known)}")
     given = {name: value for name, value in vars(values).items() if value is not _ABSENT and value is not None}
     typed = {name: _typed(parser, name, value) for name, value in given.items()}
+    for kind in parser.kinds:
+        config, typed = with_current_names(config, kind), with_current_names(typed, kind)
+        defaults = {name: value for name, value in defaults.items() if name not in earlier_names(kind)}
     values = Namespace(**{**defaults, **config, **typed})
     _refuse_odd_words(parser, values)
     flagged = typed.keys() - {"config"}

@@ -79,7 +79,7 @@ def _mirror(
     """Add an argument of a verb, whose value has a type, to the parser of all verbs."""
     import shtab
 
-    if action.dest == "help":
+    if action.dest == "help" or action.help == argparse.SUPPRESS:
         return
     keywords: dict[str, Any] = {"help": _plain(action.help or "")}
     if action.nargs == 0:

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,8 +20,8 @@ from paucal.runs import RunFolder, create_run, open_run
 from paucal.runs.folder import is_taken
 from paucal.runs.lock import RunLock
 from paucal.runs.replacing import aside_of, discard, lies_aside, put_back, require_replaceable, set_aside, sweep
-from paucal.settings.options import check_ranges, flag, setting_fields
-from paucal.settings.values import fitted
+from paucal.settings.options import check_ranges, earlier_names, flag, setting_fields, with_current_names
+from paucal.settings.values import fitted, hints_of
 from paucal.types import UserError
 from paucal.wording import shortened
 
@@ -233,18 +232,17 @@ def typed_settings(values: Any, kind: type[S]) -> S:
     """
     if not isinstance(values, dict):
         raise TypeError("no mapping of settings")
-    known, hints = setting_fields(kind), typing.get_type_hints(kind)
-    typed = {}
+    known, hints, typed = setting_fields(kind), hints_of(kind), {}
     for name, value in values.items():
-        if name not in known:
+        if name not in hints:
             raise TypeError(f"there is no setting {shortened(repr(name), MOST_SHOWN)}")
-        if value is None and known[name].default is not None:
+        if value is None and name in known and known[name].default is not None:
             raise TypeError(f"{name} cannot be empty")
         try:
             typed[name] = None if value is None else fitted(name, value, hints[name], "")
         except UserError as problem:
             raise TypeError(f"{name} cannot be {shortened(repr(value), MOST_SHOWN)}") from problem
-    return kind(**typed)
+    return kind(**with_current_names(typed, kind))
 
 
 def stored_settings(run: RunFolder, kind: type[S], verb: str) -> tuple[S, dict[str, str]]:
@@ -257,7 +255,8 @@ def stored_settings(run: RunFolder, kind: type[S], verb: str) -> tuple[S, dict[s
     if run.verb != verb:
         raise UserError(f"the run {str(run.path)!r} was made by 'paucal {run.verb}': use 'paucal {run.verb} --resume'.")
     try:
-        origin = {str(name): str(text) for name, text in dict(config["origin"]).items()}
+        current = {name: today for name, (today, _) in earlier_names(kind).items()}
+        origin = {current.get(name, str(name)): str(text) for name, text in dict(config["origin"]).items()}
         return typed_settings(config["settings"], kind), origin
     except KeyError as problem:
         raise UserError(f"{str(run.config)!r} is damaged (it lacks {problem}): restore it or train anew.") from problem

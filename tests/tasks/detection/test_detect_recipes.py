@@ -54,11 +54,11 @@ def test_recipes__are_whole_settings_in_their_ranges(name: str):
 
 def test_a_start_that_has_been_shown_little__is_not_handled_with_care():
     few = BoxFacts(205, 3, 480, device="cpu", longer=640)
-    for shown, expected in ((2_050, (0, 1.0, "learn")), (UNDERTRAINED, (1, 0.5, "still")), (None, (1, 0.5, "still"))):
+    for shown, expected in ((2_050, ("none", 1.0, False)), (UNDERTRAINED, (1, 0.5, True)), (None, (1, 0.5, True))):
         start = StartFacts("runs/5", "resnet10t", normalise="model", shown=shown)
         settings, reasons = resolve(DetectSettings(data="cells/", init="runs/5"), replace(few, start=start), RULES)
-        assert (settings.freeze_stages, settings.backbone_rate, settings.norms) == expected
-        assert ("runs/5 has been shown 2,050 images" in reasons["norms"]) == (shown == 2_050)
+        assert (settings.freeze, settings.backbone_lr, settings.eval_mode) == expected
+        assert ("runs/5 has been shown 2,050 images" in reasons["eval_mode"]) == (shown == 2_050)
 
 
 @pytest.mark.parametrize(

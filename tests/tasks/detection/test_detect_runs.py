@@ -145,7 +145,7 @@ BAD = {
     "a batch to be tried": ({"batch_size": "auto"}, "--batch-size auto"),
     "no time": ({"time": "soon"}, "--time is 'soon'"),
     "a size out of range": ({"img_size": [5]}, "--img-size"),
-    "a stage too many": ({"freeze_stages": 50, "steps": 2}, "stages"),
+    "a stage too many": ({"freeze": 50, "steps": 2}, "stages"),
     "a start that is not there": ({"init": "nowhere", "steps": 2}, "no file or run folder 'nowhere'"),
     "a model that is not there": ({"model": "resnet1", "steps": 2}, "There is no model"),
     "a stride that no map has": ({"finest": 12}, "--finest is 12"),

@@ -147,7 +147,7 @@ def test_frozen_stages__stay_as_they_are_in_training():
 
 
 def test_backbone__may_have_a_rate_of_its_own():
-    objective = Detection(made(), FineTuning(), backbone_rate=0.25)
+    objective = Detection(made(), FineTuning(), backbone_lr=0.25)
     labels = {objective.parameter_group(name) for name, _ in objective.named_parameters()}
     scales = objective.group_scales(START)
     assert labels == {"main", "backbone"}

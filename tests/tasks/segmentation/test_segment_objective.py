@@ -61,7 +61,7 @@ def test_every_parameter_that_is_trained__gets_a_gradient():
 
 
 def test_rates__are_the_heads_own_and_a_share_of_it_for_the_backbone():
-    objective = made(backbone_rate=0.1)
+    objective = made(backbone_lr=0.1)
     labels = {name: objective.parameter_group(name) for name, _ in objective.named_parameters()}
     of_backbone = {name for name in labels if ".backbone.model." in name}
     assert {labels[name] for name in of_backbone} == {BACKBONE}
@@ -72,7 +72,7 @@ def test_rates__are_the_heads_own_and_a_share_of_it_for_the_backbone():
 
 
 def test_layer_decay__goes_with_the_backbones_own_rate():
-    objective = made(backbone_rate=0.5, tuning=FineTuning(layer_decay=0.5))
+    objective = made(backbone_lr=0.5, tuning=FineTuning(layer_decay=0.5))
     plain = made(tuning=FineTuning(layer_decay=0.5)).group_scales(PROGRESS)
     halved = objective.group_scales(PROGRESS)
     layers = [label for label in plain if label.startswith("layer")]

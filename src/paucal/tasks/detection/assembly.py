@@ -207,8 +207,9 @@ def _build(
         spec, options, notes = detector_parts(settings)
         notes = [*check_memory(settings, spec), *notes]
         detector = with_joint_norms(settings, build_detector(spec, len(boxed.classes), options, settings.drop_path))
-        tuning = FineTuning(freeze=settings.freeze_stages or None, eval_mode=settings.norms == "still")
-        objective = Detection(detector, tuning, settings.backbone_rate)
+        freeze = None if settings.freeze == "none" else settings.freeze
+        tuning = FineTuning(freeze=freeze, eval_mode=settings.eval_mode)
+        objective = Detection(detector, tuning, settings.backbone_lr)
     statistics = _statistics(settings, data, start, run)
     values = data.images.reading.value_range
     fed = Preprocessing(spec.image_size, 1.0, "bilinear", statistics.mean, statistics.std, values, "letterbox")

@@ -21,16 +21,16 @@ class Detection(Objective):
     Args:
         detector: what is trained and deployed.
         tuning: what of the backbone never changes, and whether its batch norms keep their statistics.
-        backbone_rate: factor on the learning rate of the backbone.
+        backbone_lr: factor on the learning rate of the backbone.
     """
 
     data_request = DataRequest(labels=False, mixing=False)
 
-    def __init__(self, detector: Detector, tuning: FineTuning, backbone_rate: float = 1.0) -> None:
+    def __init__(self, detector: Detector, tuning: FineTuning, backbone_lr: float = 1.0) -> None:
         super().__init__()
         self.detector = detector
         self.tuner = BackboneTuner(detector.stages.backbone.model, tuning, BACKBONE)
-        self._rate = backbone_rate
+        self._rate = backbone_lr
 
     def forward(self, batch: BoxBatch, progress: Progress) -> LossTerms:  # type: ignore[override]
         """Return the losses of proposals and regions: if there is an object, of which class, where, and its mask."""

@@ -139,25 +139,25 @@ def min_lr() -> Choice:
     return 0.0, "a half cosine down to nothing"
 
 
-def freeze_stages(init: str | None, facts: DataAndMachine) -> Choice:
+def freeze(init: str | None, facts: DataAndMachine) -> Choice:
     """The stem and the first stage of trained weights, as published."""
     if init is None:
-        return 0, "from scratch"
+        return "none", "from scratch"
     if facts.start is not None and facts.start.undertrained:
-        return 0, describe_undertrained(facts.start)
+        return "none", describe_undertrained(facts.start)
     return 1, f"{PAPER}: the first layers of trained weights suit all images"
 
 
-def norms(init: str | None, facts: DataAndMachine, batch_size: int) -> Choice:
-    """Still where a batch is too small to know better than the weights."""
+def eval_mode(init: str | None, facts: DataAndMachine, batch_size: int) -> Choice:
+    """Keep the statistics of the weights where a batch is too small to give better ones."""
     if facts.start is not None and facts.start.undertrained:
-        return "learn", describe_undertrained(facts.start)
+        return False, describe_undertrained(facts.start)
     if init is not None and batch_size < STILL_BATCH:
-        return "still", f"{batch_size} images tell less than what the weights were trained with"
-    return "learn", "no statistics to keep" if init is None else "large batches"
+        return True, f"{batch_size} images give worse statistics than those of the weights"
+    return False, "no statistics to keep" if init is None else "large batches"
 
 
-def backbone_rate(init: str | None, facts: DataAndMachine) -> Choice:
+def backbone_lr(init: str | None, facts: DataAndMachine) -> Choice:
     """Slower where it knows much already."""
     if init is None:
         return 1.0, "from scratch"
@@ -191,7 +191,7 @@ def normalise(facts: DataAndMachine) -> Choice:
 RULES = rules_by_name(
     [
         *(*PROCESSES, *ARITHMETIC, model, model_args, img_size, masks, finest, anchor, pyramid_channels, head_dim),
-        *(regions, proposals, time, batch_size, epochs, lr, warmup_epochs, min_lr, freeze_stages, norms, backbone_rate),
+        *(regions, proposals, time, batch_size, epochs, lr, warmup_epochs, min_lr, freeze, eval_mode, backbone_lr),
         *(average, hflip, jitter, normalise),
     ]
 )

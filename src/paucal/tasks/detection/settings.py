@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paucal.settings.groups import JobSettings
-from paucal.settings.options import option
+from paucal.settings.options import EarlierName, option
 from paucal.settings.parts import CutSettings, JointNormSettings
 from paucal.tasks.detection.heads import HEADS
 from paucal.tasks.detection.options import (
@@ -83,16 +83,25 @@ class LearningSettings:
 class CareSettings:
     """How carefully a backbone with trained weights is tuned."""
 
-    freeze_stages: int = option(
-        "stages of the backbone that never change, together with its stem; 0 for none",
+    freeze: Literal["none", "stem", "backbone"] | int = option(
+        "what of the backbone never changes: none, stem, backbone (all), or a number of stages together with the stem",
         group="fine-tuning",
         low=0,
         high=64,
+        earlier=EarlierName("freeze_stages", int, {0: "none"}),
     )
-    norms: Literal["learn", "still"] = option(
-        "whether batch norms learn the statistics of these images or keep those they came with", group="fine-tuning"
+    eval_mode: bool = option(
+        "keep the backbone in evaluation mode: running statistics stay as they are and nothing is dropped",
+        group="fine-tuning",
+        earlier=EarlierName("norms", Literal["learn", "still"], {"learn": False, "still": True}),
     )
-    backbone_rate: float = option("factor on the learning rate of the backbone", group="fine-tuning", low=0, high=10)
+    backbone_lr: float = option(
+        "factor on the learning rate of the backbone",
+        group="fine-tuning",
+        low=0,
+        high=10,
+        earlier=EarlierName("backbone_rate", float),
+    )
 
 
 @dataclass(frozen=True)
