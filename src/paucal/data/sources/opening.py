@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from paucal.data.boxes.layouts import STRUCTURE, find_boxes, refuse_boxes
-from paucal.data.boxes.opening import images_of
+from paucal.data.boxes.opening import STRUCTURE, find_boxes, open_boxed_images, refuse_boxes
 from paucal.data.class_names import with_plain_classes
 from paucal.data.images import ImageSet
 from paucal.data.masks.recognition import refuse_masks, without_masks
@@ -122,7 +121,7 @@ def _open_piece(location: str | Path, options: SourceOptions) -> ImageSet:
         if options.labelled:
             refuse_boxes(path)
         elif path.is_file() and find_boxes(path):
-            return images_of(path)
+            return open_boxed_images(path)
         raise
 
 

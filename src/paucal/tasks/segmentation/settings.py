@@ -10,7 +10,7 @@ from paucal.settings.parts import CutSettings, JointNormSettings, MaskFileSettin
 
 @dataclass(frozen=True)
 class MaskSettings(MaskFileSettings):
-    """Where images and masks are, what the masks' values mean, and how the images are divided."""
+    """Places of images and masks, the meaning of the masks' values, and the split."""
 
     classes: str | None = option(
         "text file of class names, one a line, or CSV of names with the value (NAME,VALUE) or colour (NAME,R,G,B) of "
@@ -19,14 +19,14 @@ class MaskSettings(MaskFileSettings):
     )
     split: str | None = option("divide the images as this split.csv does", group="data")
     group_by: str | None = option(
-        "keep images of a group in one part: 'duplicates', or a pattern in the names such as 'patient[0-9]+'",
+        "keep the images of a group in one part: 'duplicates', or a pattern in the names such as 'patient[0-9]+'",
         group="data",
     )
 
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """The head, and how carefully the backbone below it is trained."""
+    """The head, and how the backbone is fine-tuned."""
 
     width: int = option("channels within the head; 512 in the papers", group="model", low=4, high=4096)
     dropout: float = option("share of channels dropped before the classifier", 0.1, group="model", low=0, high=0.9)
@@ -43,17 +43,15 @@ class HeadSettings:
         low=4,
         high=4096,
     )
-    backbone_lr: float = option(
-        "factor on the learning rate of the backbone, beside the head's 1", group="fine-tuning", low=0.0001, high=10
-    )
+    backbone_lr: float = option("factor on the learning rate of the backbone", group="fine-tuning", low=0.0001, high=10)
     layer_decay: float | None = option(
-        "factor on the learning rate from one layer to the one below it, such as 0.9",
+        "factor on the learning rate from each layer to the layer below it, such as 0.9",
         group="fine-tuning",
         low=0.01,
         high=1,
     )
     freeze: Literal["none", "stem", "backbone"] | int = option(
-        "what of the backbone never changes: none, stem, backbone (all), or a number of stages", group="fine-tuning"
+        "frozen part of the backbone: none, stem, backbone (all of it), or a number of stages", group="fine-tuning"
     )
     eval_mode: bool = option(
         "keep the backbone in evaluation mode: running statistics stay as they are and nothing is dropped",
@@ -64,10 +62,10 @@ class HeadSettings:
 
 @dataclass(frozen=True)
 class SegmentScheduleSettings:
-    """The length and the optimizer."""
+    """The length of the training and the optimizer."""
 
     time: str | None = option(
-        "plan the run to end after this time, such as 15m, 2h or 1d, in place of --epochs; by default a quarter of an "
+        "plan the run to end after this time, such as 15m, 2h or 1d, instead of --epochs; by default a quarter of an "
         "hour, half an hour on a GPU",
         chosen=True,
     )
@@ -79,7 +77,7 @@ class SegmentScheduleSettings:
     clip: float = option("L2 norm to which gradients are clipped; 0 for no clipping", 5.0, low=0)
     average: float = option("decay of the moving average of the weights; 0 for none", 0.0, low=0, high=0.999999)
     freeze_epochs: int = option(
-        "epochs at the beginning in which the backbone is held still and only the head learns",
+        "epochs at the beginning in which the backbone is frozen and only the head learns",
         0,
         group="fine-tuning",
         low=0,
@@ -89,7 +87,7 @@ class SegmentScheduleSettings:
 
 @dataclass(frozen=True)
 class CropSettings:
-    """How training crops are changed."""
+    """Scaling and augmentation of training crops."""
 
     resize_to: list[int] | None = option(
         "shorter and longer side in pixels that images are brought to before --scale and --scales, as large as fits in "
@@ -104,7 +102,7 @@ class CropSettings:
     vflip: float = option("probability of a vertical flip", 0.0, group="augmentation", low=0, high=1)
     colour: float | Literal["photometric"] = option(
         "strength of changes to brightness, contrast and saturation, such as 0.2, or 0 for none; photometric makes the "
-        "papers' changes, each with a chance of a half",
+        "papers' changes, each with probability one half",
         group="augmentation",
         low=0,
         high=1,
@@ -112,17 +110,18 @@ class CropSettings:
 
 
 @dataclass(frozen=True)
-class LookSettings:
-    """How whole images are looked at after the training."""
+class InferenceSettings:
+    """How the network is run on whole images after the training."""
 
     test_mode: Literal["windows", "whole"] = option(
-        "whether the network sees an image in windows of the size of the crops, or as a whole", "windows", group="test"
+        "run the network on windows of the size of the crops, or on whole images", "windows", group="test"
     )
-    overlap: float = option("share of a window that the next one sees again", 0.33, group="test", low=0, high=0.9)
+    overlap: float = option("share of a window that the next window covers again", 0.33, group="test", low=0, high=0.9)
     scales: list[float] | None = option(
-        "sizes of the image over which answers are averaged, such as 0.75 1 1.25; by default its own", group="test"
+        "factors on an image's sides over which predictions are averaged, such as 0.75 1 1.25; by default 1",
+        group="test",
     )
-    mirror: bool = option("average with the answer for the mirror image", False, group="test")
+    mirror: bool = option("average with the prediction for the mirror image", False, group="test")
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ class SegmentSettings(
     HeadSettings,
     SegmentScheduleSettings,
     CropSettings,
-    LookSettings,
+    InferenceSettings,
     JointNormSettings,
     CutSettings,
     JobSettings,
