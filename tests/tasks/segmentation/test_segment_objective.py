@@ -50,9 +50,8 @@ def test_without_an_auxiliary_head__there_is_one_loss_and_nothing_stays_behind()
     assert list(objective(batch(), PROGRESS).values) == ["pixels"]
     deployed = {id(p) for p in objective.deployable().parameters()}
     assert {id(p) for p in objective.parameters()} == deployed
-    assert {id(p) for p in build_objective().parameters()} != {
-        id(p) for p in build_objective().deployable().parameters()
-    }
+    with_auxiliary = build_objective()
+    assert {id(p) for p in with_auxiliary.parameters()} != {id(p) for p in with_auxiliary.deployable().parameters()}
 
 
 def test_every_parameter_that_is_trained__gets_a_gradient():
