@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from data.conftest import encode
 from paucal.cli.main import main
-from paucal.data.checking.findings import Checked
-from paucal.data.checking.labels import label_findings
-from paucal.data.class_names import alike_names, plain_if_distinct, plain_name, plain_names, with_plain_classes
+from paucal.data.checking.findings import CheckedSet, label_findings
+from paucal.data.classes import alike_names, plain_if_distinct, plain_name, plain_names, with_plain_classes
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import make_split
 from paucal.types import UserError
@@ -110,7 +109,7 @@ def test_folders__whose_names_are_bytes_have_valid_classes(make_folder):
 
 
 def findings(images) -> dict[str, str]:
-    checked = Checked(images, np.full(len(images), "train", dtype="<U6"), False)
+    checked = CheckedSet(images, np.full(len(images), "train", dtype="<U6"), False)
     return {one.name: one.text for one in label_findings(checked)}
 
 

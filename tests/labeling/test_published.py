@@ -11,8 +11,8 @@ from rich.console import Console as Terminal
 
 from paucal.data.maps.reader import LabelMaps
 from paucal.data.sources.opening import open_images
-from paucal.labeling import published
-from paucal.labeling.published import find_maps, mean_over_cells, read_map
+from paucal.labeling import published_maps as published
+from paucal.labeling.published_maps import find_maps, mean_over_cells, read_map
 from paucal.runner.console import Console
 from paucal.types import UserError
 from paucal.verbs.label.make_maps import convert_published

@@ -9,14 +9,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from paucal.data.cache import CachedStore
-from paucal.data.decoded.entry import MappedStore
-from paucal.data.decoded.read_as import ReadAs
-from paucal.data.images import UNKNOWN, ImageSet, Nested, Store, Targets
+from paucal.data.decoded.in_memory import CachedStore
+from paucal.data.decoded.on_disk import MappedStore
+from paucal.data.images import UNKNOWN, ImageSet, Targets
 from paucal.data.maps.reader import name_classes
 from paucal.data.randomness import derive_seed, preserved, reseed
-from paucal.data.views.at_once import AtOnce, Pixels
-from paucal.data.views.transforms import ViewTransform
+from paucal.data.stores import ConvertedStore, NestedStore, Store
+from paucal.data.views.transforms import BatchTransform, Pixels, ViewTransform
 from paucal.types import Batch
 
 LabelMaps = Callable[[int], dict[str, Tensor]]
@@ -96,11 +95,11 @@ class ViewDataset(Dataset[Sample]):
     def _made_at_once(self, keys: list[SampleKey]) -> list[Sample] | None:
         """Return the samples of small images that need next to nothing done, made together; None for others."""
         transform = self._transforms[0] if len(self._transforms) == 1 else None
-        if not isinstance(transform, AtOnce):
+        if not isinstance(transform, BatchTransform):
             return None
         images: list[Pixels] = []
         for key in keys:
-            pixels = kept_pixels(self.image_set.store, key.index)
+            pixels = decoded_pixels(self.image_set.store, key.index)
             if pixels is None or not transform.suits(pixels):
                 return None
             images.append(pixels)
@@ -123,9 +122,9 @@ class ViewDataset(Dataset[Sample]):
         )
 
 
-def kept_pixels(store: Store, index: int) -> NDArray[np.uint8] | None:
+def decoded_pixels(store: Store, index: int) -> NDArray[np.uint8] | None:
     """Return the (H, W, C) pixels that `store.read` would give, not a copy; None where it would have to decode them."""
-    while isinstance(store, Nested) and not isinstance(store, ReadAs):  # which changes what it hands over
+    while isinstance(store, NestedStore) and not isinstance(store, ConvertedStore):  # which changes what it hands over
         store, index = store.locate(index)
     if isinstance(store, MappedStore):
         return store.entry.view(index)

@@ -8,7 +8,7 @@ import io
 import stat
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from paucal.data.deep_pixels import deep_values, is_deep, to_8_bits
-from paucal.data.orientation import UPRIGHT, Orientation, orientation_of
+from paucal.data.channels.pixels import deep_values, is_deep, to_8_bits
 from paucal.types import UserError
+from paucal.wording import counted
 
 ImageSource = bytes | Path
 
@@ -30,6 +30,48 @@ _MOST_ELONGATED = 100
 _DRAFTED = ("JPEG", "MPO")  # MPO: JPEG with further pictures, as some phones write it
 # An image is left as it is where it is hardly larger than what it would be reduced to.
 _WORTH_REDUCING = 1.5
+
+
+_TAG = 0x0112
+
+
+_SHOWN = 5  # images that a note names
+
+
+# What undoes each value of the EXIF orientation tag (EXIF 2.3, table 6).
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+@dataclass(frozen=True)
+class Orientation:
+    """The EXIF orientation of an image file, with its size before and after it is applied.
+
+    Attributes:
+        value: EXIF orientation from 1 to 8; 1 where the file has none or an invalid one.
+        stored: (height, width) in pixels as stored.
+        upright: (height, width) in pixels as seen.
+    """
+
+    value: int
+    stored: tuple[int, int]
+    upright: tuple[int, int]
+
+    @property
+    def is_ambiguous(self) -> bool:
+        """Whether an annotation of this image has the same size before and after the image is turned.
+
+        So it is for half turns, mirror images and squares. Whether boxes or a mask were drawn on the stored or on the
+        upright pixels cannot be told from their size then.
+        """
+        return self.value != 1 and self.stored == self.upright
 
 
 @dataclass(frozen=True)
@@ -117,7 +159,7 @@ def decode_rgb(source: ImageSource, name: str, reading: Reading = WHOLE) -> Imag
             beyond 65,535), is larger than Pillow's limit against decompression bombs or more than 100 times as long
             as wide.
     """
-    with opened(source, name) as image:
+    with open_image(source, name) as image:
         size = reading.reduced(image.size)
         if size != image.size and image.format in _DRAFTED:
             image.draft(image.mode, size)
@@ -172,7 +214,7 @@ def raw_values(source: ImageSource, name: str) -> np.ndarray | None:
     Raises:
         UnreadableImage: as in `decode_rgb`.
     """
-    with opened(source, name) as image:
+    with open_image(source, name) as image:
         return deep_values(image) if is_deep(image) else None
 
 
@@ -191,7 +233,7 @@ def read_orientation(source: ImageSource, name: str) -> Orientation:
     Raises:
         UnreadableImage: the header cannot be read.
     """
-    with opened(source, name) as image:
+    with open_image(source, name) as image:
         return _orientation(image)
 
 
@@ -201,7 +243,7 @@ def check_decodes(source: ImageSource, name: str, reading: Reading = WHOLE) -> N
     Raises:
         UnreadableImage: as in `decode_rgb`.
     """
-    with opened(source, name) as image:
+    with open_image(source, name) as image:
         if is_deep(image):
             to_8_bits(deep_values(image), reading.value_range)
             return
@@ -229,7 +271,7 @@ def decode_reduced(
     Raises:
         UnreadableImage: as in `decode_rgb`.
     """
-    with opened(source, name) as image:
+    with open_image(source, name) as image:
         mode, full = image.mode, _orientation(image).upright
         if image.format in _DRAFTED:
             image.draft(image.mode, (side, side))
@@ -237,14 +279,14 @@ def decode_reduced(
 
 
 @contextmanager
-def opened(source: ImageSource, name: str) -> Iterator[Image.Image]:
+def open_image(source: ImageSource, name: str) -> Iterator[Image.Image]:
     """Open an image with Pillow, whose decoders are quiet meanwhile.
 
     Raises:
         UnreadableImage: it cannot be opened, or whatever is done with it fails.
     """
     file = io.BytesIO(source) if isinstance(source, bytes) else source
-    with unreadable_if_it_fails(name):
+    with decoding_errors(name):
         if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):
             raise ValueError("it is no regular file (a pipe or a device, for instance)")
         with _SILENCE, Image.open(file, formats=_formats()) as image:
@@ -261,7 +303,7 @@ def check_shape(width: int, height: int) -> None:
 
 
 @contextmanager
-def unreadable_if_it_fails(name: str) -> Iterator[None]:
+def decoding_errors(name: str) -> Iterator[None]:
     """Turn whatever a decoder raises into an `UnreadableImage` that names the image."""
     try:
         yield
@@ -301,3 +343,32 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "PA" or (image.mode == "P" and "transparency" in image.info):
         image = image.convert("RGBA")
     return image.convert("RGB")
+
+
+def orientation_of(image: Image.Image) -> int:
+    """Return the EXIF orientation of an image that Pillow has opened and not decoded yet.
+
+    Returns:
+        A value from 1 to 8. An invalid value (65537, 0, text) and damaged metadata count as 1, upright.
+    """
+    try:
+        # A PNG's own `getexif` decodes the pixels to look behind them.
+        value = Image.Image.getexif(image).get(_TAG)
+        return int(value) if value in UPRIGHT else 1
+    except Exception:  # Pillow raises nearly anything for damaged metadata, which does not make the pixels unusable
+        return 1
+
+
+def ambiguity_note(names: Sequence[str], annotations: str) -> str:
+    """Return the sentence that says which annotations may be drawn on pixels that were not turned yet.
+
+    Args:
+        names: Names of the images whose `Orientation.is_ambiguous`, at least one.
+        annotations: Word for what was drawn, such as "masks" or "boxes".
+    """
+    shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    turned = counted(len(names), "image is turned by its EXIF tag", "images are turned by their EXIF tags")
+    return (
+        f"{turned} ({shown}), and the size does not show whether the {annotations} were drawn before or after the "
+        "turn: they are read as drawn after it; look at some of them, or store the images upright without the tag"
+    )

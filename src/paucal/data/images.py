@@ -1,9 +1,7 @@
 """What a source of images is to the rest of paucal: keys, labels and a store of pixels by position."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,81 +9,11 @@ from PIL import Image
 
 from paucal.data.decode import WHOLE, Reading, UnreadableImage
 from paucal.data.shards.stream import Stream
-from paucal.data.shards.texts import taken
+from paucal.data.stores import ConvertedStore, DecodedCopies, Store, StoreSelection, locate
+from paucal.data.string_arrays import take_strings
 
 Targets = NDArray[np.integer]  # (N,) labels, or (N, K) multi-hot rows
 UNKNOWN = -1  # in a multi-hot row: nobody says whether the image is of the class
-
-
-class Store(Protocol):
-    """Pixels by position. Stores are picklable, so that loader workers can be spawned."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, index: int) -> Image.Image:
-        """Return the upright 8-bit RGB image; raises `UnreadableImage`."""
-        ...
-
-    def size(self, index: int) -> tuple[int, int]:
-        """Return (height, width) without decoding the pixels; raises `UnreadableImage`."""
-        ...
-
-    def check(self, index: int) -> None:
-        """Raise `UnreadableImage` if `read` would."""
-        ...
-
-
-class Nested(ABC):
-    """A store whose images lie in other stores."""
-
-    @abstractmethod
-    def locate(self, index: int) -> tuple[Store, int]:
-        """Return the store that has an image, and its position there."""
-
-    def read(self, index: int) -> Image.Image:
-        """Return the image at a position of the whole."""
-        store, place = self.locate(index)
-        return store.read(place)
-
-    def size(self, index: int) -> tuple[int, int]:
-        """Return its (height, width)."""
-        store, place = self.locate(index)
-        return store.size(place)
-
-    def check(self, index: int) -> None:
-        """Raise if it cannot be read."""
-        store, place = self.locate(index)
-        store.check(place)
-
-
-class Copies:
-    """A store of decoded copies of another store's images, which may be smaller.
-
-    Args:
-        original: reads the images themselves; None where the copies are all there is to it.
-    """
-
-    def __init__(self, original: Store | None) -> None:
-        self.original = original
-
-    def digest(self, index: int) -> bytes | None:
-        """Return the digest of an image's own bytes where it is known without reading them."""
-        return None
-
-
-def locate(store: Store, index: int) -> tuple[Store, int]:
-    """Return the innermost store that has an image, and its position there."""
-    while isinstance(store, Nested):
-        store, index = store.locate(index)
-    return store, index
-
-
-def locate_original(store: Store, index: int) -> tuple[Store, int]:
-    """Return the store that has an image itself, not a decoded copy, and its position there."""
-    store, index = locate(store, index)
-    while isinstance(store, Copies) and store.original is not None:
-        store, index = locate(store.original, index)
-    return store, index
 
 
 @dataclass(frozen=True)
@@ -209,7 +137,7 @@ class ImageSet:
         """Return up to `count` positions spread over the set, or over `indices`; in shards they lie in a few runs."""
         total = len(self) if indices is None else len(indices)
         if self.stream is None:
-            places = spread(total, count)
+            places = evenly_spaced(total, count)
         else:
             places = (self.stream if indices is None else self.stream.take(indices)).sample(count)
         return places if indices is None else np.asarray(indices, dtype=np.int64)[places]
@@ -246,10 +174,10 @@ class ImageSet:
         """Return the set reduced to `indices`, in their order; classes stay as they are."""
         return replace(
             self,
-            keys=taken(self.keys, indices),
+            keys=take_strings(self.keys, indices),
             labels=self.labels[indices],
-            declared=taken(self.declared, indices),
-            store=Selection(self.store, indices),
+            declared=take_strings(self.declared, indices),
+            store=StoreSelection(self.store, indices),
             notes=(*self.notes, note) if note else self.notes,
             columns={name: [column[i] for i in indices] for name, column in self.columns.items()},
             multi_hot=None if self.multi_hot is None else self.multi_hot[indices],
@@ -257,26 +185,39 @@ class ImageSet:
         )
 
 
-class Selection(Nested):
-    """A store that shows some of the images of another one."""
-
-    def __init__(self, store: Store, indices: NDArray[np.int64]) -> None:
-        self._store, self._indices = store, np.asarray(indices, dtype=np.int64)
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def locate(self, index: int) -> tuple[Store, int]:
-        """Return the store and the position there of an image of the selection."""
-        return self._store, int(self._indices[index])
-
-
-def spread(total: int, count: int) -> NDArray[np.int64]:
+def evenly_spaced(total: int, count: int) -> NDArray[np.int64]:
     """Return up to `count` different positions, evenly spread over `range(total)`.
 
     Example:
-        >>> spread(10, 4).tolist(), spread(3, 8).tolist()
+        >>> evenly_spaced(10, 4).tolist(), spread(3, 8).tolist()
         ([0, 2, 5, 7], [0, 1, 2])
     """
     count = min(total, count)
     return np.arange(count, dtype=np.int64) * total // max(count, 1)
+
+
+def reduce_images(images: ImageSet, side: int) -> ImageSet:
+    """Return a set whose images are handed over at about `side` pixels of their shorter side, where they have more.
+
+    A JPEG is decoded no larger than that needs, which for a camera's photo takes a twentieth of the time.
+    """
+    reading = replace(images.reading, side=side)
+    return replace(images, store=ConvertedStore(images.store, reading), reading=reading)
+
+
+def full_size_image(images: ImageSet, index: int) -> Image.Image:
+    """Return an image of a set in full size, however the set hands it over."""
+    if images.reading.side is None:
+        return images.store.read(index)
+    store, place = locate(images.store, index)
+    if isinstance(store, DecodedCopies) and store.original is not None:
+        store, place = locate(store.original, place)
+    return ConvertedStore(store, replace(images.reading, side=None)).read(place)
+
+
+def without_decoded_copies(images: ImageSet) -> ImageSet:
+    """Return a set as it was before it was kept decoded, without the images that could not be read."""
+    store = images.store
+    if isinstance(store, DecodedCopies) and store.original is not None:
+        store = store.original
+    return replace(images, store=store, reading=WHOLE)

@@ -2,7 +2,7 @@
 
 import errno
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from paucal.data.processes import require_guard, start_method
 from paucal.data.sampler import StepSampler
 from paucal.data.views.transforms import ViewTransform
 from paucal.signals import ignore_stop_signals
-from paucal.types import UserError
+from paucal.types import Batch, UserError
 from paucal.wording import counted
 
 MOST_TOGETHER = 256  # images
@@ -39,9 +39,9 @@ class WorkerLoader(DataLoader[Sample]):
         try:
             return super().__iter__()
         except (OSError, RuntimeError, MemoryError) as problem:
-            if self.num_workers == 0 or not _lacks_room(problem):
+            if self.num_workers == 0 or not _is_resource_limit(problem):
                 raise
-            _let_go(problem)
+            _terminate_workers(problem)
             reason = getattr(problem, "strerror", None) or str(problem)
             raise UserError(
                 f"{counted(self.num_workers, 'loader process', 'loader processes')} could not be started ({reason}): "
@@ -89,11 +89,11 @@ def make_ordered_loader(
 ) -> DataLoader[Any]:
     """Return a loader over the samples at some positions, in order, every one once."""
     return WorkerLoader(
-        dataset, batch_sampler=_InOrder(indices, batch_size), **_settings(workers, pin_memory, into_batch)
+        dataset, batch_sampler=_OrderedBatches(indices, batch_size), **_settings(workers, pin_memory, into_batch)
     )
 
 
-def images_together(image_size: tuple[int, int], device: str) -> int:
+def inference_batch_size(image_size: tuple[int, int], device: str) -> int:
     """Return how many images a network is given at a time where it learns nothing.
 
     An accelerator wants many. A processor is slower with many large ones: what lies between two layers of an
@@ -104,8 +104,9 @@ def images_together(image_size: tuple[int, int], device: str) -> int:
         device: "cpu", "cuda", ...
 
     Example:
-        >>> images_together((224, 224), "cpu"), images_together((32, 32), "cpu"), images_together((224, 224), "cuda")
-        (16, 256, 256)
+        >>> sizes = ((224, 224), "cpu"), ((32, 32), "cpu"), ((224, 224), "cuda")
+        >>> [inference_batch_size(*one) for one in sizes]
+        [16, 256, 256]
     """
     height, width = image_size
     return MOST_TOGETHER if device != "cpu" else min(MOST_TOGETHER, max(1, PIXELS_TOGETHER // (height * width)))
@@ -130,10 +131,10 @@ def make_eval_loader(
     labelled = bool(image_set.classes) and bool((image_set.labels[indices] >= 0).all())
     labelled = labelled or image_set.multi_hot is not None
     dataset = ViewDataset(image_set, [(transform, 1)], seed=0, labels=labelled)
-    return WorkerLoader(dataset, batch_sampler=_InOrder(mine, batch_size), **_settings(workers, pin_memory))
+    return WorkerLoader(dataset, batch_sampler=_OrderedBatches(mine, batch_size), **_settings(workers, pin_memory))
 
 
-class _InOrder(Sampler[list[SampleKey]]):
+class _OrderedBatches(Sampler[list[SampleKey]]):
     """Batches of positions in their order; keys are made when they are needed, since there may be millions."""
 
     def __init__(self, positions: NDArray[np.int64], batch_size: int) -> None:
@@ -147,13 +148,13 @@ class _InOrder(Sampler[list[SampleKey]]):
             yield [SampleKey(0, position) for position in self._positions[first : first + self._size].tolist()]
 
 
-def _lacks_room(problem: BaseException) -> bool:
+def _is_resource_limit(problem: BaseException) -> bool:
     if isinstance(problem, RuntimeError):
         return "can't start new thread" in str(problem)  # as Python words it
     return not isinstance(problem, OSError) or problem.errno in _NO_ROOM
 
 
-def _let_go(problem: BaseException) -> None:
+def _terminate_workers(problem: BaseException) -> None:
     """End the processes that did start; torch's iterator, broken off in the middle, fails in doing so itself."""
     for frame, _ in traceback.walk_tb(problem.__traceback__):
         made = frame.f_locals.get("self")
@@ -182,3 +183,38 @@ def _prepare_worker(_: int) -> None:
     """Keep workers from competing for cores, and leave signals to the process that trains."""
     torch.set_num_threads(1)
     ignore_stop_signals()
+
+
+MOST_KEPT_BYTES = 512 << 20
+
+
+class KeptBatches:
+    """Batches that are the same in every pass: read once and kept, where they take at most 512 MiB.
+
+    Args:
+        make: returns the batches, read by that many loader processes; called in the first pass, since the processes
+            that train together are joined only then.
+        n_bytes: what all of them take.
+        workers: loader processes. Kept batches are read without any where a processor trains: processes that start
+            beside a training one share its memory until it writes there, and the steps that follow take longer
+            (`benchmarks/training.py --workers 2`: 1.2 times as long for an epoch).
+        device: what trains, "cpu" or an accelerator.
+
+    Example:
+        >>> made = []
+        >>> batches = KeptBatches(lambda workers: made.append(workers) or [1, 2], n_bytes=8, workers=3, device="cpu")
+        >>> list(batches), list(batches), made
+        ([1, 2], [1, 2], [0])
+    """
+
+    def __init__(self, make: Callable[[int], Iterable[Batch]], n_bytes: int, workers: int, device: str) -> None:
+        self._make, self._keep = make, n_bytes <= MOST_KEPT_BYTES
+        self._workers = 0 if self._keep and device == "cpu" else workers
+        self._batches: Iterable[Batch] | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Pass over the batches."""
+        if self._batches is None:
+            batches = self._make(self._workers)
+            self._batches = list(batches) if self._keep else batches
+        return iter(self._batches)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from paucal.data.decode import Reading
-from paucal.data.decoded.folder import VARIABLE
+from paucal.data.decoded.cache_folder import VARIABLE
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.images import ImageSet
 from paucal.data.maps import store as hashes

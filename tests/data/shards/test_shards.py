@@ -14,7 +14,7 @@ import pytest
 from data.conftest import encode
 from data.shards.made_sets import number_of, numbered
 from paucal.data.decode import UnreadableImage
-from paucal.data.decoded.folder import VARIABLE
+from paucal.data.decoded.cache_folder import VARIABLE
 from paucal.data.shards import index as index_module
 from paucal.data.shards import opening
 from paucal.data.shards.index import NAME

@@ -18,12 +18,12 @@ from paucal.data.images import ImageSet
 from paucal.data.loader import make_eval_loader, make_train_loader
 from paucal.data.sampler import StepSampler
 from paucal.data.shards import stream as stream_module
-from paucal.data.shards.tar_index import TarStore
+from paucal.data.shards.tar import TarStore
 from paucal.data.shards.writing import Form, write_shards
 from paucal.data.sources.opening import open_images
 from paucal.data.sources.parquet_store import ParquetStore
-from paucal.data.splits.file import read_split, write_split
 from paucal.data.splits.split import make_split
+from paucal.data.splits.split_csv import read_split, write_split
 from paucal.data.views.normalisation import compute_normalisation
 from paucal.types import Batch, UserError
 

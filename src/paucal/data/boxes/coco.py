@@ -20,7 +20,7 @@ from paucal.data.boxes.described import (
 from paucal.data.boxes.naming import MissingImage, Names, kind_of_name
 from paucal.data.boxes.runs import box_of_runs
 from paucal.data.boxes.tree import PEEKED, Tree, mentions
-from paucal.data.part_names import part_of_file
+from paucal.data.splits.part_names import part_of_file
 from paucal.reading import parse_json
 from paucal.types import UserError
 from paucal.wording import counted, was

@@ -20,8 +20,8 @@ from paucal.data.boxes.naming import MissingImage, Names
 from paucal.data.boxes.runs import runs_of
 from paucal.data.boxes.tree import Tree
 from paucal.data.boxes.xml_text import XML, parse_xml, root_name
-from paucal.data.class_names import plain_name
-from paucal.data.part_names import part_of_file, part_of_name
+from paucal.data.classes import plain_name
+from paucal.data.splits.part_names import part_of_file, part_of_name
 from paucal.types import UserError
 
 EDGES = ("xtl", "ytl", "xbr", "ybr")

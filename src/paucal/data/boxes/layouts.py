@@ -13,9 +13,9 @@ from paucal.data.boxes import coco, cvat, labelme, table, voc, yolo
 from paucal.data.boxes.described import Described, Layout
 from paucal.data.boxes.naming import LABEL_FOLDERS
 from paucal.data.boxes.tree import Tree, folder_tree, is_archive, open_tree, plain
-from paucal.data.part_names import part_of_folders
 from paucal.data.sources.archive import ARCHIVE_SUFFIXES
 from paucal.data.sources.folder import IMAGE_FOLDERS
+from paucal.data.splits.part_names import part_of_folders
 from paucal.types import UserError
 
 # The order counts where a set has the same boxes in several layouts.

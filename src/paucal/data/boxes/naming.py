@@ -9,8 +9,8 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from paucal.data.boxes.tree import Tree
-from paucal.data.part_names import part_fits, part_of_folders
 from paucal.data.sources.folder import IMAGE_FOLDERS, IMAGE_SUFFIXES
+from paucal.data.splits.part_names import part_fits, part_of_folders
 from paucal.types import UserError
 
 # As programs call the folders of annotation files, in any case.

@@ -14,7 +14,7 @@ from paucal.data.boxes.naming import MissingImage
 from paucal.data.boxes.parts import with_parts
 from paucal.data.boxes.tree import Tree, folder_tree, is_archive, open_tree
 from paucal.data.images import ImageSet
-from paucal.data.part_names import part_of_folders
+from paucal.data.splits.part_names import part_of_folders
 from paucal.types import UserError
 from paucal.wording import counted, was
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from paucal.data.boxes.described import Annotated, Corners, Described, Layout, add_once, number_or_none, numbered
 from paucal.data.boxes.naming import MissingImage, Names
 from paucal.data.boxes.tree import Tree
-from paucal.data.class_names import plain_name
-from paucal.data.part_names import PARTS, part_of_file
+from paucal.data.classes import plain_name
+from paucal.data.splits.part_names import PARTS, part_of_file
 from paucal.reading import decode_text
 from paucal.types import UserError
 

@@ -7,7 +7,7 @@ from paucal.data.boxes.claims import claimed, require_images
 from paucal.data.boxes.described import Annotated, Corners, Described, Layout, number_or_none, numbered, some_of
 from paucal.data.boxes.tree import Tree
 from paucal.data.boxes.xml_text import XML, parse_xml, root_name
-from paucal.data.class_names import plain_name
+from paucal.data.classes import plain_name
 from paucal.types import UserError
 
 EDGES = ("xmin", "ymin", "xmax", "ymax")

@@ -9,7 +9,7 @@ from paucal.data.boxes.naming import MissingImage, Names, folded
 from paucal.data.boxes.parts import lines_of
 from paucal.data.boxes.tree import Tree, plain
 from paucal.data.boxes.yolo_config import YAML, Config, config_of, images_by_part, is_config, roots_of_config
-from paucal.data.part_names import PARTS
+from paucal.data.splits.part_names import PARTS
 from paucal.types import UserError
 from paucal.wording import counted, was
 

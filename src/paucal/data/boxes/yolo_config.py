@@ -9,8 +9,8 @@ from paucal.data.boxes.described import MOST_CLASSES, without_repetition
 from paucal.data.boxes.naming import MissingImage, Names, folded, folders_of
 from paucal.data.boxes.parts import lines_of
 from paucal.data.boxes.tree import Tree, plain
-from paucal.data.class_names import plain_name
-from paucal.data.part_names import PARTS
+from paucal.data.classes import plain_name
+from paucal.data.splits.part_names import PARTS
 from paucal.reading import MOST_CONFIG_BYTES, parse_yaml, read_decoded
 from paucal.types import UserError
 from paucal.wording import counted

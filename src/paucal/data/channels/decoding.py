@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paucal.data.channels.arrays import ArrayShape, is_npy, is_tiff, npy_shape, read_npy, read_tiff, tiff_shape
-from paucal.data.channels.planes import RGB, Planes
+from paucal.data.channels.pixels import RGB, Planes, deep_values, is_deep, to_8_bits
 from paucal.data.decode import (
     WHOLE,
     ImageSource,
@@ -21,14 +21,13 @@ from paucal.data.decode import (
     check_decodes,
     decode_reduced,
     decode_rgb,
+    decoding_errors,
     image_size,
-    opened,
+    open_image,
     raw_values,
     turned_upright,
-    unreadable_if_it_fails,
     upright_rgb,
 )
-from paucal.data.deep_pixels import deep_values, is_deep, to_8_bits
 
 T = TypeVar("T")
 GREY, GREY_ALPHA, RGBA = 1, 2, 4
@@ -49,8 +48,8 @@ def decode_image(source: ImageSource, name: str, reading: Reading = WHOLE) -> Im
     if reading.channels == RGB and not is_npy(source):
         return _or_its_channels(lambda: decode_rgb(source, name, reading), source)
     values = channel_values(source, name, reading.channels)
-    with unreadable_if_it_fails(name):
-        return picture_from(values, reading)
+    with decoding_errors(name):
+        return image_from_values(values, reading)
 
 
 def image_shape(source: ImageSource, name: str) -> tuple[int, int]:
@@ -75,7 +74,7 @@ def check_image(source: ImageSource, name: str, reading: Reading = WHOLE) -> Non
         decode_image(source, name, reading)
 
 
-def look_at(
+def decode_for_display(
     source: ImageSource, name: str, side: int, value_range: tuple[float, float] | None = None
 ) -> tuple[Image.Image, str, tuple[int, int]]:
     """Decode an image for people to look at, and say what it is; see `decode_reduced`.
@@ -89,9 +88,9 @@ def look_at(
     if found is None:
         return decode_reduced(source, name, side, value_range)
     values = channel_values(source, name, found.channels)
-    with unreadable_if_it_fails(name):
+    with decoding_errors(name):
         ranges = None if values.dtype.itemsize == 1 else tuple(range_of(values[..., c]) for c in range(found.channels))
-        shown = picture_from(values, Reading(side, None, found.channels, ranges))
+        shown = image_from_values(values, Reading(side, None, found.channels, ranges))
         mode = f"{found.channels} channels, {values.dtype}" if found.channels > 1 else f"grey, {values.dtype}"
     return shown.convert("RGB"), mode, (found.height, found.width)
 
@@ -102,7 +101,7 @@ def array_shape(source: ImageSource, name: str, channels: int | None = None) -> 
     Raises:
         UnreadableImage: the header is damaged, or the array is no image.
     """
-    with unreadable_if_it_fails(name):
+    with decoding_errors(name):
         if is_npy(source):
             return npy_shape(source, channels)
         if is_tiff(source) and not _pillow_reads(source, name):
@@ -116,7 +115,7 @@ def channel_values(source: ImageSource, name: str, channels: int) -> NDArray[np.
     Raises:
         UnreadableImage: it cannot be decoded, or has another number of channels.
     """
-    with unreadable_if_it_fails(name):
+    with decoding_errors(name):
         if is_npy(source):
             values = read_npy(source, channels)
         else:
@@ -144,7 +143,7 @@ def deep_channel_values(source: ImageSource, name: str, channels: int = RGB) -> 
     return None if values.dtype.itemsize == 1 else values
 
 
-def picture_from(values: NDArray[np.generic], reading: Reading) -> Image.Image:
+def image_from_values(values: NDArray[np.generic], reading: Reading) -> Image.Image:
     """Return (H, W, C) values as a picture, at the size and from the values that a reading says.
 
     Raises:
@@ -160,10 +159,10 @@ def picture_from(values: NDArray[np.generic], reading: Reading) -> Image.Image:
         for channel in range(values.shape[2])
     ]
     picture = Image.merge("RGB", planes) if len(planes) == RGB else Planes(planes)
-    return reduced(picture, reading)
+    return resize_as_read(picture, reading)
 
 
-def as_read(image: Image.Image | NDArray[np.generic], reading: Reading) -> Image.Image:
+def convert_image(image: Image.Image | NDArray[np.generic], reading: Reading) -> Image.Image:
     """Return a picture in memory, or an array of pixels, as the images of a set are read.
 
     Args:
@@ -181,20 +180,20 @@ def as_read(image: Image.Image | NDArray[np.generic], reading: Reading) -> Image
             values = np.repeat(values, RGB, axis=2)
         if values.shape[2] != reading.channels:
             raise ValueError(f"it has {values.shape[2]} channels, {_expected(reading.channels)}")
-        return picture_from(values, reading)
+        return image_from_values(values, reading)
     if isinstance(image, Planes):
         if len(image.planes) != reading.channels:
             raise ValueError(f"it has {len(image.planes)} channels, {_expected(reading.channels)}")
-        return reduced(image, reading)
+        return resize_as_read(image, reading)
     if reading.channels == RGB:
         return upright_rgb(image, reading)
     values = _values_of(image, reading.channels)
     if values is None:
         raise ValueError(f"it is {image.mode}, {_expected(reading.channels)}")
-    return picture_from(values, reading)
+    return image_from_values(values, reading)
 
 
-def reduced(picture: Image.Image, reading: Reading) -> Image.Image:
+def resize_as_read(picture: Image.Image, reading: Reading) -> Image.Image:
     """Return a picture at the size that a reading hands it over with."""
     size = reading.reduced(picture.size)
     return picture if size == picture.size else picture.resize(size, Image.Resampling.HAMMING, reducing_gap=2.0)
@@ -211,7 +210,7 @@ def range_of(values: NDArray[np.generic], outside: float = 0.0) -> tuple[float, 
 
 def _pillow_reads(source: ImageSource, name: str) -> bool:
     try:
-        with opened(source, name):
+        with open_image(source, name):
             return True
     except UnreadableImage:
         return False
@@ -220,7 +219,7 @@ def _pillow_reads(source: ImageSource, name: str) -> bool:
 def _pillow_values(source: ImageSource, name: str, channels: int) -> NDArray[np.generic] | None:
     """Return the (H, W, C) values of an image that Pillow reads; None where it cannot have so many channels."""
     try:
-        with opened(source, name) as image:
+        with open_image(source, name) as image:
             return _values_of(image, channels)
     except UnreadableImage:
         if is_tiff(source):

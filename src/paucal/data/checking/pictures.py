@@ -8,11 +8,11 @@ from pathlib import PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.checking.duplicates import LEAST_CONTRAST, Pair, exact_groups, joined
-from paucal.data.checking.findings import Checked, Finding, refusal
+from paucal.data.checking.findings import CheckedSet, Finding, refusal_finding
+from paucal.data.checking.related import LEAST_CONTRAST, Pair, exact_groups, merge_groups
 from paucal.data.checking.survey import Survey
 from paucal.data.sources.folder import IMAGE_SUFFIXES
-from paucal.data.verify import without_bad
+from paucal.data.unreadable import drop_unreadable
 from paucal.types import UserError
 from paucal.wording import counted, percent
 
@@ -27,7 +27,7 @@ _SHOWN = 3
 _SAME = {"jpeg": "jpg", "jfif": "jpg", "jpe": "jpg", "tiff": "tif"}
 
 
-def picture_findings(checked: Checked, survey: Survey, pairs: Sequence[Pair]) -> list[Finding]:
+def picture_findings(checked: CheckedSet, survey: Survey, pairs: Sequence[Pair]) -> list[Finding]:
     """Return the findings about images, once every image was read.
 
     Args:
@@ -41,7 +41,7 @@ def picture_findings(checked: Checked, survey: Survey, pairs: Sequence[Pair]) ->
     return [*found, *_blank(survey), *_modes(survey), *giveaway_findings(checked, survey)]
 
 
-def exact_findings(checked: Checked, groups: Sequence[Sequence[int]]) -> list[Finding]:
+def exact_findings(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list[Finding]:
     """Return findings about images with the same bytes: between parts, with different labels, within a part."""
     across = [group for group in groups if checked.across(group)]
     conflicts = [group for group in groups if len(checked.labels_of(group)) > 1]
@@ -81,12 +81,12 @@ def exact_findings(checked: Checked, groups: Sequence[Sequence[int]]) -> list[Fi
     return found
 
 
-def _near(checked: Checked, pairs: Sequence[Pair], exact: Sequence[Sequence[int]]) -> list[Finding]:
+def _near(checked: CheckedSet, pairs: Sequence[Pair], exact: Sequence[Sequence[int]]) -> list[Finding]:
     """Return findings on pairs that look alike; a pair stands for all exact copies of its two images."""
     if not pairs:
         return []
     copies = {group[0]: group for group in exact}
-    groups = joined([[*copies.get(p.first, [p.first]), *copies.get(p.second, [p.second])] for p in pairs])
+    groups = merge_groups([[*copies.get(p.first, [p.first]), *copies.get(p.second, [p.second])] for p in pairs])
     confirmed = "" if pairs[0].features is None else " (as frozen features confirm)"
     found, across = [], [group for group in groups if checked.across(group)]
     if across:
@@ -131,12 +131,12 @@ def _near(checked: Checked, pairs: Sequence[Pair], exact: Sequence[Sequence[int]
     return found
 
 
-def _unreadable(survey: Survey, checked: Checked) -> list[Finding]:
+def _unreadable(survey: Survey, checked: CheckedSet) -> list[Finding]:
     try:
-        without_bad(checked.images, survey.unreadable, "refuse")
+        drop_unreadable(checked.images, survey.unreadable, "refuse")
     except UserError as problem:
         groups = tuple((position,) for position in sorted(survey.unreadable))
-        return [replace(refusal(UNREADABLE, problem), groups=groups)]
+        return [replace(refusal_finding(UNREADABLE, problem), groups=groups)]
     return []
 
 
@@ -179,7 +179,7 @@ def _copies(groups: Sequence[Sequence[int]]) -> str:
     return counted(sum(len(group) - 1 for group in groups), "image is", "images are")
 
 
-def _apart(checked: Checked) -> str:
+def _apart(checked: CheckedSet) -> str:
     if checked.declared:
         return "remove the copies from train, or from the part they are judged in"
     return "remove the copies, or keep them together with --group-by duplicates"
@@ -189,7 +189,7 @@ def _plain(groups: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(group) for group in groups)
 
 
-def giveaway_findings(checked: Checked, survey: Survey) -> list[Finding]:
+def giveaway_findings(checked: CheckedSet, survey: Survey) -> list[Finding]:
     """Return a finding if the format, the size or the mode of the files gives classes away.
 
     Args:

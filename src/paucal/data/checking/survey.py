@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.channels.decoding import look_at
-from paucal.data.channels.planes import RGB
+from paucal.data.channels.decoding import decode_for_display
+from paucal.data.channels.pixels import RGB
 from paucal.data.decode import UnreadableImage
-from paucal.data.decoded.known import source_digest
-from paucal.data.images import Copies, ImageSet, Store, locate, locate_original
-from paucal.data.sources.stores import EncodedStore
-from paucal.data.verify import ReportProgress, for_each
+from paucal.data.decoded.cache_folder import source_digest
+from paucal.data.images import ImageSet
+from paucal.data.stores import DecodedCopies, EncodedStore, Store, locate, locate_original
+from paucal.data.unreadable import ReportProgress, for_each
 
 _DECODED_SIDE = 64  # pixels of the shorter side that are enough for a hash and for brightness
 SIDE, KEPT = 32, 8  # pixels of the grey image, and frequencies kept of each axis
@@ -130,7 +130,7 @@ def digest_of(store: Store, index: int) -> bytes:
         UnreadableImage: The image cannot be read.
     """
     store, index = locate(store, index)
-    if isinstance(store, Copies) and (known := store.digest(index)) is not None:
+    if isinstance(store, DecodedCopies) and (known := store.digest(index)) is not None:
         return known
     store, index = locate_original(store, index)
     if not isinstance(store, EncodedStore):
@@ -147,7 +147,7 @@ def _read(
 ) -> tuple[Image.Image, str, tuple[int, int]]:
     store, index = locate(store, index)
     if isinstance(store, EncodedStore):
-        return look_at(store.source(index), store.name(index), _DECODED_SIDE, value_range)
+        return decode_for_display(store.source(index), store.name(index), _DECODED_SIDE, value_range)
     picture = store.read(index)
     return picture, picture.mode, (picture.height, picture.width)
 

@@ -13,17 +13,25 @@ import numpy as np
 import PIL
 from numpy.typing import NDArray
 
-from paucal.data.cache import cache_images
 from paucal.data.channels.decoding import decode_image
+from paucal.data.channels.pixel_format import with_value_ranges
 from paucal.data.decode import Reading, UnreadableImage
-from paucal.data.decoded.entry import Entry, EntryWriter, FullError, MappedStore, find_entry, read_table
-from paucal.data.decoded.folder import INDEX, KNOWN, PIXELS, free_bytes, make_room, usable_folder
-from paucal.data.decoded.known import KnownImages, content_of, source_digest
-from paucal.data.decoded.read_as import ReadAs
-from paucal.data.decoded.value_range import with_ranges
-from paucal.data.images import ImageSet, locate
-from paucal.data.sources.stores import EncodedStore
-from paucal.data.verify import OnBad, ReportProgress, for_each, verify_images, without_bad
+from paucal.data.decoded.cache_folder import (
+    INDEX,
+    KNOWN,
+    PIXELS,
+    StoredDigests,
+    free_bytes,
+    free_space,
+    read_encoded,
+    source_digest,
+    usable_folder,
+)
+from paucal.data.decoded.in_memory import cache_images
+from paucal.data.decoded.on_disk import Entry, EntryWriter, FullError, MappedStore, find_entry, read_table
+from paucal.data.images import ImageSet
+from paucal.data.stores import ConvertedStore, EncodedStore, locate
+from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable, for_each, verify_images
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -72,17 +80,17 @@ def prepare_images(
     Raises:
         UserError: images are unreadable and `on_bad` is "refuse", or none is readable.
     """
-    reading, notes = with_ranges(reading, image_set)
+    reading, notes = with_value_ranges(reading, image_set)
     image_set = replace(image_set, notes=tuple(dict.fromkeys([*image_set.notes, *notes])))
     if image_set.stream is not None:
         return stream_images(image_set, reading, on_bad, workers, progress)
     # Every image is looked at through the reading, also where nothing is reduced: then it changes nothing.
-    seen = replace(image_set, store=ReadAs(image_set.store, reading), reading=reading)
+    seen = replace(image_set, store=ConvertedStore(image_set.store, reading), reading=reading)
     encoded = all(isinstance(locate(image_set.store, index)[0], EncodedStore) for index in range(len(image_set)))
     folder = usable_folder() if encoded else None
     if folder is not None and _estimate(seen) <= (room := free_bytes(folder)):
         try:
-            return _Pass(image_set, seen, folder, room, workers, progress).run(on_bad)
+            return _PreparationPass(image_set, seen, folder, room, workers, progress).run(on_bad)
         except (FullError, OSError):  # the disk is fuller than it said, or gone
             pass
     return cache_images(seen, on_bad=on_bad, workers=workers, progress=progress)
@@ -95,7 +103,7 @@ def _estimate(images: ImageSet) -> float:
     return pixels * images.reading.channels * len(images)
 
 
-class _Pass:
+class _PreparationPass:
     """One pass over a set; see `prepare_images`."""
 
     def __init__(
@@ -111,7 +119,7 @@ class _Pass:
         self.places = [locate(image_set.store, index) for index in range(len(image_set))]
         self.stamps = [store.stamp(place) for store, place in self.places if isinstance(store, EncodedStore)]
         self.about = f"{FORMAT} {PIL.__version__} {seen.reading}"
-        self.memory = KnownImages(folder, image_set.location)
+        self.memory = StoredDigests(folder, image_set.location)
         self.digests, self.known = self.memory.look_up(self.stamps)
         self.bad: dict[int, str] = {}
         self.done = 0
@@ -121,12 +129,12 @@ class _Pass:
         if not (self.known.all() and self._entry()):
             self._fill()
         self._report(len(self.places))
-        good, names = without_bad(self.seen, self.bad, on_bad)
+        good, names = drop_unreadable(self.seen, self.bad, on_bad)
         entry = self._entry()
         return (good if entry is None else replace(good, store=MappedStore(good.store, entry))), names
 
     def _fill(self) -> None:
-        others = _Others(self.folder, self.about)
+        others = _OtherEntries(self.folder, self.about)
         with EntryWriter(self.folder, len(self.places), self.room, self.seen.reading.channels) as writer:
             self._each(np.flatnonzero(~self.known), lambda index: self._take(index, writer, others))
             chosen = self._good()
@@ -137,9 +145,9 @@ class _Pass:
                     writer.table.digests[:] = self.digests
                     writer.finish(self._key(), chosen, self.about)
         self.memory.remember([self.stamps[index] for index in chosen], self.digests[chosen])
-        make_room(self.folder, spare=self.folder / f"{self._key()}{PIXELS}")
+        free_space(self.folder, spare=self.folder / f"{self._key()}{PIXELS}")
 
-    def _take(self, index: int, writer: EntryWriter, others: "_Others") -> None:
+    def _take(self, index: int, writer: EntryWriter, others: "_OtherEntries") -> None:
         """Put an image into the entry: from another one that has it, or decoded."""
         store, place = self.places[index]
         assert isinstance(store, EncodedStore)
@@ -183,7 +191,7 @@ class _Pass:
         return digest.hexdigest()
 
 
-class _Others:
+class _OtherEntries:
     """The images that other entries have, read in the same way, by the digests of their bytes."""
 
     def __init__(self, folder: Path, about: str) -> None:
@@ -202,7 +210,7 @@ class _Others:
 
 def _content(store: EncodedStore, place: int) -> bytes | Path:
     try:
-        return content_of(store.source(place))
+        return read_encoded(store.source(place))
     except OSError as problem:
         raise UnreadableImage(f"image {store.name(place)} cannot be decoded: {problem.strerror or problem}") from None
 
@@ -232,7 +240,7 @@ def stream_images(
     Raises:
         UserError: one of 256 images spread over the set cannot be read, or with "skip" none can.
     """
-    seen = replace(image_set, store=ReadAs(image_set.store, reading), reading=reading)
+    seen = replace(image_set, store=ConvertedStore(image_set.store, reading), reading=reading)
     if on_bad == "skip":
         return verify_images(seen, on_bad, workers, progress)
     tried = seen.sample(TRIED)

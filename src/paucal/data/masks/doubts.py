@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.checking.findings import Finding
+from paucal.data.decode import ambiguity_note
 from paucal.data.images import ImageSet
 from paucal.data.masks.coding import MaskCoding
 from paucal.data.masks.measuring import Seen
-from paucal.data.orientation import ambiguity_note
 from paucal.wording import counted
 
 STRAY, TURNED, INVERTED, RESIZED = "stray-values", "turned-images", "perhaps-inverted", "perhaps-resized"

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paucal.data.checking.findings import Finding
-from paucal.data.decode import UnreadableImage, read_orientation
+from paucal.data.decode import Orientation, UnreadableImage, read_orientation
 from paucal.data.images import ImageSet
 from paucal.data.masks.class_names import NamedClasses
 from paucal.data.masks.coding import IGNORED, Coding, MaskCoding, find_coding, require_fit
@@ -18,8 +18,7 @@ from paucal.data.masks.doubts import ambiguous, interpolated, inverted, stray_va
 from paucal.data.masks.measuring import FileFacts, Seen, facts_of
 from paucal.data.masks.pairs import Pairs
 from paucal.data.masks.pixels import read_raw
-from paucal.data.orientation import Orientation
-from paucal.data.sources.stores import FileStore
+from paucal.data.stores import FileStore
 from paucal.memory import available_memory
 from paucal.types import UserError
 from paucal.wording import counted

@@ -10,8 +10,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.shards.texts import Texts
 from paucal.data.sources.archive import MOST_ENTRIES, MOST_IMAGE, checked_name
+from paucal.data.string_arrays import StringArray
 from paucal.types import UserError
 
 NAME = "paucal_index.npz"
@@ -66,7 +66,7 @@ class ShardIndex:
     offsets: NDArray[np.int64]
     lengths: NDArray[np.int32]
     labels: NDArray[np.int32]
-    keys: Texts
+    keys: StringArray
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -145,7 +145,7 @@ def _checked(about: Any, found: dict[str, NDArray[Any]], shown: str) -> ShardInd
             raise ValueError(f"'{name}' is not as it is written")
     classes, notes = tuple(map(str, about["classes"])), tuple(map(str, about["notes"]))
     _check_places(files, len(classes), found)
-    keys = Texts.stored(found.pop("key_bytes"), found.pop("key_ends"))
+    keys = StringArray.stored(found.pop("key_bytes"), found.pop("key_ends"))
     return ShardIndex(files, classes, keys=keys, notes=notes, **found)
 
 

@@ -11,27 +11,27 @@ from pathlib import Path
 import numpy as np
 
 from paucal.data.decode import UnreadableImage
-from paucal.data.decoded.folder import usable_folder
+from paucal.data.decoded.cache_folder import usable_folder
 from paucal.data.images import ImageSet
-from paucal.data.part_names import PARTS
+from paucal.data.shards.folders import FOLDER, LocalShardFolder, RemoteShardFolder, ShardFolder, is_remote
 from paucal.data.shards.index import HEADER, MOST_BYTES, NAME, REMAKE, Shard, ShardIndex, read_index
-from paucal.data.shards.place import FOLDER, LocalPlace, Place, RemotePlace, is_remote
-from paucal.data.shards.stream import Stream, blocks_of, is_streamed, read_as_they_come, window_for
-from paucal.data.shards.tar_index import (
+from paucal.data.shards.stream import Stream, blocks_of, is_streamed, streaming_note, window_for
+from paucal.data.shards.tar import (
     JSON_FIELD,
     LABEL_SUFFIXES,
-    Rows,
+    TarContents,
     TarStore,
-    index_of,
+    build_index,
     index_tar,
     sample_key,
     size_in_header,
 )
-from paucal.data.shards.texts import Repeated, Texts
 from paucal.data.sources.archive import COMPRESSED
 from paucal.data.sources.folder import IMAGE_SUFFIXES, ignored
 from paucal.data.sources.source import SourceOptions
-from paucal.data.verify import ReportProgress
+from paucal.data.splits.part_names import PARTS
+from paucal.data.string_arrays import RepeatedStrings, StringArray
+from paucal.data.unreadable import ReportProgress
 from paucal.reading import decode_text
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, was
@@ -85,7 +85,7 @@ def is_shard(file: Path) -> bool:
     return any(sample_key(name)[1] in LABEL_SUFFIXES for name in names)
 
 
-def open_shards(place: Place, options: SourceOptions, only: str | None = None) -> ImageSet:
+def open_shards(place: ShardFolder, options: SourceOptions, only: str | None = None) -> ImageSet:
     """Open tar shards as one set; the parts come from names such as `train-000000.tar`, or those of folders.
 
     Args:
@@ -99,7 +99,7 @@ def open_shards(place: Place, options: SourceOptions, only: str | None = None) -
             has a label.
     """
     label_field = options.label_column or JSON_FIELD
-    index = _shipped(place, only) or _made(place, label_field, only, options.progress)
+    index = _read_shipped_index(place, only) or _load_or_build_index(place, label_field, only, options.progress)
     images = _image_set(place, index, options.labelled, only)
     if not options.labelled:
         return images
@@ -117,7 +117,7 @@ def open_shards(place: Place, options: SourceOptions, only: str | None = None) -
     return images.select(kept, f"{counted(bare, 'image')} without a label {was(bare)} left out ({first}, ...)")
 
 
-def _shipped(place: Place, only: str | None) -> ShardIndex | None:
+def _read_shipped_index(place: ShardFolder, only: str | None) -> ShardIndex | None:
     """Return the index that lies beside the shards, once it is known to match them; None where there is none."""
     content = None if only is not None else place.content(NAME, MOST_BYTES)
     if content is None:
@@ -144,12 +144,12 @@ def _shipped(place: Place, only: str | None) -> ShardIndex | None:
     return index
 
 
-def _same(place: Place, index: ShardIndex, number: int) -> bool:
+def _same(place: ShardFolder, index: ShardIndex, number: int) -> bool:
     """Return whether the first and the last image of a shard on this machine are where the index says.
 
     A copy has another time of change than its original, so the time alone says little.
     """
-    if not isinstance(place, LocalPlace):
+    if not isinstance(place, LocalShardFolder):
         return True
     rows = np.flatnonzero(index.shards == number)
     with place.path(index.files[number]).open("rb") as file:
@@ -160,7 +160,9 @@ def _same(place: Place, index: ShardIndex, number: int) -> bool:
     return True
 
 
-def _made(place: Place, label_field: str, only: str | None, progress: ReportProgress | None) -> ShardIndex:
+def _load_or_build_index(
+    place: ShardFolder, label_field: str, only: str | None, progress: ReportProgress | None
+) -> ShardIndex:
     """Return the index of shards that have none, from the cache where they are as they were."""
     listed = place.listing()
     if listed is None:
@@ -177,7 +179,7 @@ def _made(place: Place, label_field: str, only: str | None, progress: ReportProg
     if not files:
         raise UserError(f"there are no shards (.tar, .parquet) in {place.location}; check the address")
     names = _class_names(place)
-    kept = _kept_at(place, label_field, names, only)
+    kept = _cache_path(place, label_field, names, only)
     if kept is not None and kept.is_file():
         try:
             with kept.open("rb") as file:
@@ -186,12 +188,12 @@ def _made(place: Place, label_field: str, only: str | None, progress: ReportProg
             index = None
         if index is not None and index.files == tuple(files):
             return index
-    rows: list[Rows] = []
+    rows: list[TarContents] = []
     for number, file in enumerate(files):
         rows.append(index_tar(_path(place, file), f"{place.location}/{file.name}", label_field))
         if progress is not None:
             progress(number + 1, len(files))
-    index = index_of(files, rows, names)
+    index = build_index(files, rows, names)
     if kept is not None:
         try:
             kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -201,21 +203,21 @@ def _made(place: Place, label_field: str, only: str | None, progress: ReportProg
     return index
 
 
-def _path(place: Place, shard: Shard) -> Path:
+def _path(place: ShardFolder, shard: Shard) -> Path:
     try:
         return place.path(shard)
     except UnreadableImage as problem:
         raise UserError(str(problem)) from None
 
 
-def _kept_at(place: Place, label_field: str, names: list[str], only: str | None) -> Path | None:
+def _cache_path(place: ShardFolder, label_field: str, names: list[str], only: str | None) -> Path | None:
     folder = usable_folder()
     told = "\n".join([place.location, label_field, only or "", *names])
     digest = hashlib.blake2b(told.encode(errors="surrogateescape"), digest_size=16).hexdigest()
     return None if folder is None else folder / FOLDER / f"{digest}.npz"
 
 
-def _class_names(place: Place) -> list[str]:
+def _class_names(place: ShardFolder) -> list[str]:
     content = place.content(CLASSES, _MOST_NAMES)
     if content is None:
         return []
@@ -240,26 +242,26 @@ def part_of(name: str) -> str:
     return PARTS.get(folder.rpartition("/")[2], "")
 
 
-def _image_set(place: Place, index: ShardIndex, labelled: bool, only: str | None) -> ImageSet:
+def _image_set(place: ShardFolder, index: ShardIndex, labelled: bool, only: str | None) -> ImageSet:
     counts = np.bincount(index.shards, minlength=len(index.files)).tolist()
-    keys = Texts.below([shard.name for shard in index.files], index.shards, index.keys)
+    keys = StringArray.below([shard.name for shard in index.files], index.shards, index.keys)
     parts = ("", "train", "val", "test")
     codes = np.asarray([parts.index(shard.part) for shard in index.files])[index.shards]
     labels = index.labels.astype(np.int64) if labelled else np.full(len(index), -1, dtype=np.int64)
-    streamed = isinstance(place, RemotePlace) or is_streamed(len(index), sum(shard.size for shard in index.files))
+    streamed = isinstance(place, RemoteShardFolder) or is_streamed(len(index), sum(shard.size for shard in index.files))
     return ImageSet(
         name=place.name if only is None else Path(only).stem,
         location=place.location if only is None else f"{place.location}/{only}",
         classes=index.classes if labelled else (),
         keys=keys,
         labels=labels,
-        declared=Repeated(parts, codes if only is None else np.zeros_like(codes)),
+        declared=RepeatedStrings(parts, codes if only is None else np.zeros_like(codes)),
         store=TarStore(place, index, keys),
-        notes=(*([read_as_they_come(len(index), len(index.files))] if streamed else []), *index.notes),
+        notes=(*([streaming_note(len(index), len(index.files))] if streamed else []), *index.notes),
         stream=Stream(index.shards, blocks_of(counts), window_for(float(index.lengths.mean()))) if streamed else None,
     )
 
 
-def open_place(location: str) -> Place:
+def open_place(location: str) -> ShardFolder:
     """Return the place that a URL or a folder names."""
-    return RemotePlace(location) if is_remote(location) else LocalPlace(Path(location).expanduser())
+    return RemoteShardFolder(location) if is_remote(location) else LocalShardFolder(Path(location).expanduser())

@@ -74,7 +74,7 @@ def is_streamed(count: int, n_bytes: int) -> bool:
     return count >= STREAMED_IMAGES or n_bytes >= STREAMED_BYTES
 
 
-def read_as_they_come(count: int, shards: int) -> str:
+def streaming_note(count: int, shards: int) -> str:
     """Return the sentence that tells so many images are not decoded before a run."""
     return (
         f"{count} images in {counted(shards, 'shard')} are read as they come: none is decoded before the run, and one "
@@ -102,7 +102,7 @@ def blocks_of(counts: list[int]) -> NDArray[np.int32]:
     return np.concatenate(found).astype(np.int32) if found else np.zeros(0, dtype=np.int32)
 
 
-def joined_stream(streams: list["Stream | None"], counts: list[int]) -> "Stream | None":
+def concatenate_streams(streams: list["Stream | None"], counts: list[int]) -> "Stream | None":
     """Return the stream of several sets as one; None where none of them is read as it comes.
 
     Args:

@@ -2,8 +2,11 @@
 
 import io
 import json
+import os
+import re
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,14 +15,53 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from PIL import Image
 
+from paucal.cores import usable_cores
+from paucal.data.decode import UnreadableImage
 from paucal.data.images import UNKNOWN, ImageSet
+from paucal.data.randomness import derive_seed
 from paucal.data.shards.index import HEADER, NAME, Shard, ShardIndex
-from paucal.data.shards.members import Member, members, shard_order
-from paucal.data.shards.texts import Texts
-from paucal.data.verify import OnBad, ReportProgress, without_bad
+from paucal.data.sources.folder import IMAGE_SUFFIXES
+from paucal.data.stores import EncodedStore, locate
+from paucal.data.string_arrays import StringArray, take_strings
+from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable
 from paucal.types import UserError
 from paucal.wording import counted, was
+
+_CHUNK = 256  # images that are read and checked at once
+
+
+_MOST_THREADS = 16
+
+
+_ODD = re.compile(r"[^A-Za-z0-9_/-]+")
+
+
+_MOST_NAME = 60  # characters; a tar header holds a hundred
+
+
+@dataclass(frozen=True)
+class Member:
+    """An image as it goes into a shard.
+
+    Attributes:
+        position: in its set.
+        content: encoded.
+        suffix: of its file's name.
+        key: its identity in its set.
+    """
+
+    position: int
+    content: bytes
+    suffix: str
+    key: str
+
+    def stem(self, number: int) -> str:
+        """Return a name without an ending that no other image has: its old one, as far as a tar can hold it."""
+        plain = _ODD.sub("_", os.path.splitext(self.key)[0]).strip("/")[-_MOST_NAME:].lstrip("/")
+        return f"{plain}-{number:08d}" if plain else f"{number:08d}"
+
 
 Form = Literal["tar", "parquet"]
 Label = int | list[int]  # of an image; a list where it may have several
@@ -83,7 +125,7 @@ def write_shards(
     for part in ("", "test", "train", "val"):  # in the order of the shards' names
         order = shard_order(images, part, seed)
         count = 0
-        for member in members(images, order, bad, _from(done, len(images), progress)):
+        for member in read_members(images, order, bad, _from(done, len(images), progress)):
             if bad and on_bad == "refuse":
                 break
             if count == 0:
@@ -96,7 +138,7 @@ def write_shards(
         if count:
             writer.close()
         done += len(order)
-    _, names = without_bad(images, bad, on_bad)
+    _, names = drop_unreadable(images, bad, on_bad)
     if isinstance(writer, _TarWriter):
         if images.classes:
             (folder / CLASSES).write_text("".join(f"{name}\n" for name in images.classes), encoding="utf-8")
@@ -144,7 +186,7 @@ class _TarWriter:
         self._folder, self._labelled, self._number = folder, labelled, 0
         self._places: list[tuple[int, int, int, int]] = []  # of the open shard: number, offset, length, label
         self._names: list[str] = []
-        self._tables: list[tuple[NDArray[np.int64], Texts]] = []  # of the finished ones
+        self._tables: list[tuple[NDArray[np.int64], StringArray]] = []  # of the finished ones
         self._archive: tarfile.TarFile | None = None
 
     def open(self, part: str) -> None:
@@ -171,7 +213,7 @@ class _TarWriter:
         self._archive.close()
         found = self._path.stat()
         self.shards.append(Shard(self._path.name, found.st_size, self._part, found.st_mtime_ns))
-        self._tables.append((np.asarray(self._places, dtype=np.int64), Texts.of(self._names)))
+        self._tables.append((np.asarray(self._places, dtype=np.int64), StringArray.of(self._names)))
         self._places, self._names = [], []
 
     def index(self, classes: Sequence[str]) -> ShardIndex:
@@ -184,7 +226,7 @@ class _TarWriter:
             offsets=table[:, 1].copy(),
             lengths=table[:, 2].astype(np.int32),
             labels=table[:, 3].astype(np.int32),
-            keys=Texts.joined([names for _, names in self._tables]),
+            keys=StringArray.joined([names for _, names in self._tables]),
         )
 
 
@@ -258,3 +300,67 @@ class _ParquetWriter:
             columns.append(pa.array(self._labels, self._schema.field("label").type))
         self._file.write_table(pa.Table.from_arrays(columns, schema=self._schema))
         self._images, self._labels, self._waiting = [], [], 0
+
+
+def shard_order(images: ImageSet, part: str, seed: int) -> NDArray[np.int64]:
+    """Return the positions of a part's images in random order, which depends on the seed alone.
+
+    Whatever a shard holds is then a sample of all, so that a window over a few of them mixes classes.
+    """
+    positions = np.flatnonzero(np.asarray(images.declared, dtype="<U6") == part)
+    generator = np.random.default_rng(derive_seed(seed, len(positions)))
+    if images.stream is not None:  # from shards to shards: neighbours are read together
+        return positions[images.stream.take(positions).order(generator)]
+    return positions[generator.permutation(len(positions))]
+
+
+def read_members(
+    images: ImageSet, order: NDArray[np.int64], bad: dict[int, str], progress: ReportProgress | None = None
+) -> Iterator[Member]:
+    """Yield the images that can be decoded, with their bytes as they are; those of arrays as PNG.
+
+    Args:
+        images: the set.
+        order: positions.
+        bad: is filled with why an image cannot be read, by position.
+        progress: called with (images done, images in all).
+    """
+    with ThreadPoolExecutor(min(_MOST_THREADS, usable_cores())) as pool:
+        for first in range(0, len(order), _CHUNK):
+            positions = order[first : first + _CHUNK]
+            read = pool.map(lambda position: _encoded(images, position), positions.tolist())
+            keys = take_strings(images.keys, positions)
+            for position, key, found in zip(positions.tolist(), keys, read, strict=True):
+                if isinstance(found, str):
+                    bad[position] = found
+                else:
+                    yield Member(position, *found, key)
+            if progress is not None:
+                progress(first + len(positions), len(order))
+
+
+def _encoded(images: ImageSet, position: int) -> tuple[bytes, str] | str:
+    """Return the bytes of an image and the ending they need; why it cannot be read where that is so."""
+    store, place = locate(images.store, position)
+    try:
+        if not isinstance(store, EncodedStore):
+            buffer = io.BytesIO()
+            store.read(place).save(buffer, "PNG")
+            return buffer.getvalue(), ".png"
+        store.check(place)
+        source = store.source(place)
+        content = source.read_bytes() if isinstance(source, Path) else source
+        return content, _suffix(source, content)
+    except UnreadableImage as problem:
+        return str(problem)
+    except OSError as problem:
+        return f"image {images.keys[position]} cannot be read: {problem.strerror or problem}"
+
+
+def _suffix(source: bytes | Path, content: bytes) -> str:
+    """Return the ending of an image's name: its file's, else what its format is usually called."""
+    if isinstance(source, Path) and source.suffix.lower() in IMAGE_SUFFIXES:
+        return source.suffix.lower()
+    with Image.open(io.BytesIO(content)) as image:
+        form = (image.format or "png").lower()
+    return {"jpeg": ".jpg", "tiff": ".tif", "jpeg2000": ".jp2", "ppm": ".ppm"}.get(form, f".{form}")

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from paucal.data.decode import UnreadableImage
+from paucal.data.shards.folders import RemoteShardFolder, ShardFolder, retry
 from paucal.data.shards.index import Shard
-from paucal.data.shards.place import Place, RemotePlace, retried
 from paucal.data.shards.stream import WINDOW_BYTES, is_streamed
-from paucal.data.sources.stores import EncodedStore, Reopened, Stamp
+from paucal.data.stores import EncodedStore, Reopened, Stamp
 from paucal.types import UserError
 
 PARQUET_SUFFIX, ARROW_SUFFIX = ".parquet", ".arrow"
@@ -47,7 +47,7 @@ class RowFile:
         shard: The file.
     """
 
-    def __init__(self, place: Place, shard: Shard) -> None:
+    def __init__(self, place: ShardFolder, shard: Shard) -> None:
         self.place, self.shard = place, shard
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class RowFile:
 
     def _query(self, query: Callable[[pq.ParquetFile], Any]) -> Any:
         """Return what a function of the opened file returns; on object storage only the parts it needs are read."""
-        if isinstance(self.place, RemotePlace):
+        if isinstance(self.place, RemoteShardFolder):
             return self._query_remote(self.place, query)
         try:
             file = pq.ParquetFile(self.place.path(self.shard), memory_map=True)
@@ -93,7 +93,7 @@ class RowFile:
         with file:
             return query(file)
 
-    def _query_remote(self, place: RemotePlace, query: Callable[[pq.ParquetFile], Any]) -> Any:
+    def _query_remote(self, place: RemoteShardFolder, query: Callable[[pq.ParquetFile], Any]) -> Any:
         def attempt() -> Any:
             try:
                 with place.opened(self.shard) as source, pq.ParquetFile(source) as file:
@@ -102,7 +102,7 @@ class RowFile:
                 raise UserError(f"{self} cannot be read as a Parquet file ({problem}); give another one.") from None
 
         try:
-            return retried(attempt)
+            return retry(attempt)
         except UserError:
             raise
         except FileNotFoundError:
@@ -149,7 +149,7 @@ class RowStore(Reopened, EncodedStore):
     kept = ("_place", "_files", "_column", "_rows", "_keys")
 
     def __init__(
-        self, place: Place, files: Sequence[Shard], column: str, rows: NDArray[np.int64], keys: Sequence[str]
+        self, place: ShardFolder, files: Sequence[Shard], column: str, rows: NDArray[np.int64], keys: Sequence[str]
     ) -> None:
         self._place, self._files, self._column, self._rows, self._keys = place, files, column, rows, keys
         self._begin()

@@ -16,10 +16,10 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2.functional import adjust_hue
 
-from paucal.data.channels.planes import Planes
-from paucal.data.views.augment import Augmentation, Resize
+from paucal.data.channels.pixels import Planes
+from paucal.data.views.augmentation import Augmentation, Resize
 from paucal.data.views.normalisation import Normalisation
-from paucal.data.views.transforms import Size, TrainTransform, ViewTransform, box_geometry, fitted
+from paucal.data.views.transforms import Size, TrainTransform, ViewTransform, box_geometry, fit_shape
 from paucal.types import Crops, UserError
 
 Pipeline = Literal["dino", "alike", "deit"]
@@ -120,7 +120,7 @@ class FittedFirst:
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
         """Return the (C, H, W) view and its (2, 3) geometry, as `types.Batch.geometry` defines it."""
-        image, factors = fitted(image, self.size, self.resize, self.normalisation, "bicubic")
+        image, factors = fit_shape(image, self.size, self.resize, self.normalisation, "bicubic")
         view, theta = self.transform(image)
         return view, theta * factors
 

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from paucal.data.channels.planes import RGB, moments_of, pixels_of
-from paucal.data.decoded.entry import MappedStore
-from paucal.data.images import ImageSet, locate
+from paucal.data.channels.pixels import RGB, moments_of, pixels_of
+from paucal.data.decoded.on_disk import MappedStore
+from paucal.data.images import ImageSet
+from paucal.data.stores import locate
 
 # A channel that never varies would be divided by zero; this is about two and a half of 255 grey levels.
 _SMALLEST_STD = 0.01

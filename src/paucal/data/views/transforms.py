@@ -2,19 +2,43 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 from torchvision.transforms import v2
 
-from paucal.data.channels.planes import on_page
-from paucal.data.views.at_once import Pixels, padded_crops, whole_views
-from paucal.data.views.augment import RESAMPLING, Augmentation, Interpolation, Resize, build_rand_augment
-from paucal.data.views.located_rand_augment import LocatedRandAugment
+from paucal.data.channels.pixels import paste_on_page
+from paucal.data.views.augmentation import (
+    RESAMPLING,
+    Augmentation,
+    Interpolation,
+    LocatedRandAugment,
+    Resize,
+    build_rand_augment,
+)
 from paucal.data.views.normalisation import Normalisation
 from paucal.types import UserError
+
+Pixels = NDArray[np.uint8]
+
+
+@runtime_checkable
+class BatchTransform(Protocol):
+    """A view transform that can make the views of several images at once."""
+
+    def suits(self, pixels: Pixels) -> bool:
+        """Whether an image (H, W, C) can be among them."""
+        ...
+
+    def at_once(self, images: Sequence[Pixels], seeds: Iterable[int]) -> tuple[Tensor, Tensor]:
+        """Return (N, C, H, W) views and their (N, 2, 3) geometry, image n drawn with the n-th seed."""
+        ...
+
 
 Size = tuple[int, int]
 ViewTransform = Callable[[Image.Image], tuple[Tensor, Tensor]]
@@ -22,7 +46,7 @@ ViewTransform = Callable[[Image.Image], tuple[Tensor, Tensor]]
 EVAL_CROP_RATIO = 224 / 256
 
 
-def fitted(
+def fit_shape(
     image: Image.Image, size: Size, resize: Resize, normalisation: Normalisation, interpolation: Interpolation
 ) -> tuple[Image.Image, Tensor]:
     """Return an image in the shape of a view, (height, width), where that is not done by cropping.
@@ -51,7 +75,7 @@ def fitted(
         down = max(image.height, round(image.width * height / width))
     across, down = across + (across - image.width) % 2, down + (down - image.height) % 2  # bars of the same breadth
     colour = [min(255, max(0, round(255 * value))) for value in normalisation.mean]
-    page = on_page(image, (across, down), ((across - image.width) // 2, (down - image.height) // 2), colour)
+    page = paste_on_page(image, (across, down), ((across - image.width) // 2, (down - image.height) // 2), colour)
     return page, torch.tensor([[across / image.width], [down / image.height]])
 
 
@@ -70,7 +94,7 @@ class TrainTransform:
         normalisation: applied after RandAugment.
         exact_geometry: whether the returned geometry must be exact, RandAugment included; otherwise it covers crop and
             flip only.
-        resize: how images of another shape are brought to that of the view, before all else; see `fitted`.
+        resize: how images of another shape are brought to that of the view, before all else; see `fit_shape`.
 
     Example:
         >>> transform = TrainTransform((32, 32), Augmentation(), Normalisation())
@@ -99,7 +123,7 @@ class TrainTransform:
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
         """Return the (C, H, W) view and its (2, 3) geometry, as `types.Batch.geometry` defines it."""
-        image, factors = fitted(image, self.size, self.resize, self.normalisation, self.augmentation.interpolation)
+        image, factors = fit_shape(image, self.size, self.resize, self.normalisation, self.augmentation.interpolation)
         view, theta = self._changed_then_cropped(image) if self._crops_last else self._cropped_then_changed(image)
         return self._erase(self.normalisation.apply(view)), theta * factors
 
@@ -167,7 +191,7 @@ class EvalTransform:
         normalisation: applied at the end.
         crop_ratio: share of the resized image that the view shows; 1.0 shows all of the shorter side.
         interpolation: filter of the resize.
-        resize: how images of another shape are brought to that of the view; see `fitted`.
+        resize: how images of another shape are brought to that of the view; see `fit_shape`.
     """
 
     def __init__(
@@ -190,7 +214,7 @@ class EvalTransform:
         """Return the (C, H, W) view and its (2, 3) geometry, as `types.Batch.geometry` defines it."""
         # The tiny term undoes rounding such as 224 / (224 / 256) = 255.99999.
         height, width = (math.floor(side / self.crop_ratio + 1e-6) for side in self.size)
-        image, factors = fitted(image, self.size, self.resize, self.normalisation, self.interpolation)
+        image, factors = fit_shape(image, self.size, self.resize, self.normalisation, self.interpolation)
         view, theta = cover_and_centre(image, (height, width), self.size, self.interpolation)
         return self.normalisation.apply(view), theta * factors
 
@@ -278,3 +302,49 @@ def _randint(low: int, high: int) -> int:
 def _check_size(size: Size) -> None:
     if min(size) < 1:
         raise UserError(f"the image size is {size}; expected a height and a width of at least 1 pixel")
+
+
+def padded_crops(
+    images: Sequence[Pixels], seeds: Iterable[int], padding: int, hflip: float, normalisation: Normalisation
+) -> tuple[Tensor, Tensor]:
+    """Return crops of images that are padded with black, some of them mirrored: the custom for 32-pixel images.
+
+    Args:
+        images: N of one shape (H, W, C), which is that of the views.
+        seeds: of each image, as torch's generators take them.
+        padding: pixels on each side.
+        hflip: probability of mirroring left and right.
+        normalisation: applied at the end.
+
+    Returns:
+        (N, C, H, W) views and their (N, 2, 3) geometry, as `types.Batch.geometry` defines it.
+    """
+    height, width, channels = images[0].shape
+    page = np.zeros((height + 2 * padding, width + 2 * padding, channels), dtype=np.uint8)
+    views = np.empty((len(images), height, width, channels), dtype=np.uint8)
+    corners, mirrored = np.empty((len(images), 2)), np.ones(len(images))
+    generator = torch.Generator()
+    for place, (image, seed) in enumerate(zip(images, seeds, strict=True)):
+        generator.manual_seed(seed)
+        left, top = (int(torch.randint(2 * padding + 1, (), generator=generator)) for _ in range(2))
+        page[padding : padding + height, padding : padding + width] = image
+        view = page[top : top + height, left : left + width]
+        if torch.rand((), generator=generator).item() < hflip:
+            view, mirrored[place] = view[:, ::-1], -1
+        views[place], corners[place] = view, (left - padding, top - padding)
+    return normalisation.apply_all(views), _geometry(corners, mirrored, height, width)
+
+
+def whole_views(images: Sequence[Pixels], normalisation: Normalisation) -> tuple[Tensor, Tensor]:
+    """Return (N, C, H, W) views that show all of N images of one shape, and their (N, 2, 3) geometry."""
+    height, width, _ = images[0].shape
+    geometry = _geometry(np.zeros((len(images), 2)), np.ones(len(images)), height, width)
+    return normalisation.apply_all(np.stack(images)), geometry
+
+
+def _geometry(corners: NDArray[np.float64], mirrored: NDArray[np.float64], height: int, width: int) -> Tensor:
+    """Return the (N, 2, 3) maps of boxes with these corners (left, top) and the size of the image."""
+    geometry = np.zeros((len(corners), 2, 3))
+    geometry[:, 0, 0], geometry[:, 1, 1] = mirrored, 1
+    geometry[:, :, 2] = (2 * corners + (width, height)) / (width, height) - 1
+    return torch.from_numpy(geometry.astype(np.float32))

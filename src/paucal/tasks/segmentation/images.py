@@ -12,8 +12,8 @@ from paucal.data.images import ImageSet
 from paucal.data.masks.class_names import read_class_names
 from paucal.data.masks.masked_images import MaskedImages, MaskStore, image_set, require_enough, with_masks
 from paucal.data.masks.pairs import find_pairs
-from paucal.data.splits.file import read_split
 from paucal.data.splits.split import Split, make_split
+from paucal.data.splits.split_csv import read_split
 from paucal.models.saved import stored_card
 from paucal.reading import named_path
 from paucal.runner.images import SplitImages, decoded

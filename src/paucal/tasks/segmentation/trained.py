@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from paucal.data.channels.decoding import as_read
+from paucal.data.channels.decoding import convert_image
 from paucal.data.decode import Reading
 from paucal.data.views.normalisation import Normalisation
 from paucal.memory import available_memory
@@ -65,7 +65,7 @@ class SegmentationModel:
         Raises:
             UserError: they would not fit in memory.
         """
-        picture = as_read(image, self.reading)
+        picture = convert_image(image, self.reading)
         statistics = Normalisation(self.card.preprocessing.mean, self.card.preprocessing.std)
         pixels = statistics.apply(picture).to(self.device)
         size = (pixels.shape[-2], pixels.shape[-1])

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from paucal.data.given import given_path, given_sources
+from paucal.data.arguments import list_sources, path_text
 from paucal.data.images import ImageSet
-from paucal.data.sources.several import SEPARATOR
+from paucal.data.sources.joining import SEPARATOR
 from paucal.reading import named_path
 from paucal.runner.console import Console, LoggedConsole
 from paucal.runner.input_images import InMemory, full_name, open_sources, read_all
@@ -70,11 +70,11 @@ def predict_masks(
             folder is not empty.
         TypeError: a setting does not exist.
     """
-    sources = [one for one in given_sources(images) if isinstance(one, str)]
+    sources = [one for one in list_sources(images) if isinstance(one, str)]
     if not sources:
         raise UserError("masks are named after their images: give files, folders or patterns, or ask load_segmenter.")
     chosen = from_python(PredictSettings, settings, "paucal.predict_masks", "predict")
-    loaded = model if isinstance(model, SegmentationModel) else given_path(model, "the model")
+    loaded = model if isinstance(model, SegmentationModel) else path_text(model, "the model")
     return segment_all(loaded, sources, Path(os.fspath(output)), chosen, LoggedConsole())
 
 

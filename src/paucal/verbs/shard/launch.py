@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from paucal.data.images import ImageSet, locate
-from paucal.data.shards.place import is_remote, upload
+from paucal.data.classes import choose_classes
+from paucal.data.images import ImageSet
+from paucal.data.shards.folders import is_remote, upload
 from paucal.data.shards.writing import Written, write_shards
 from paucal.data.sources.opening import open_images
-from paucal.data.sources.stores import EncodedStore
-from paucal.data.splits.classes import choose_classes
+from paucal.data.stores import EncodedStore, locate
 from paucal.reading import named_path
 from paucal.runner.clock import duration
 from paucal.runner.console import Console, RecordingConsole

@@ -1,26 +1,33 @@
 """Frozen features for a check: of a run, of trained weights that are at hand, or else the pixels themselves."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from sklearn.model_selection import StratifiedGroupKFold
 from torch import Tensor, nn
 
 from paucal.backbones.weights.trained import TRAINED, Trained, at_hand
-from paucal.data.channels.planes import RGB
-from paucal.data.decoded.read_as import AsShown, smaller
-from paucal.data.images import ImageSet
+from paucal.data.channels.pixels import RGB
+from paucal.data.images import ImageSet, reduce_images
 from paucal.data.loader import make_eval_loader
+from paucal.data.stores import RgbStore
 from paucal.data.views.transforms import ViewTransform
+from paucal.evaluation.confident_learning import suspected_labels
 from paucal.evaluation.predictions import predict_in_order
+from paucal.evaluation.protocols.logistic import fit_logistic
 from paucal.models.features import ClassifierInputs, linear_classifier
 from paucal.models.named import find_named, open_named
 from paucal.models.preprocessing import Preprocessing
+from paucal.runner.console import Console
 from paucal.runs import RunFolder
 from paucal.settings.options import check_size
+from paucal.tasks.classification.auto_tune.probe import SOLVER, fit_head
 from paucal.types import UserError
 from paucal.verbs.check.settings import CheckSettings
 
@@ -30,7 +37,7 @@ PIXELS = 16  # side to which images are reduced where there are no weights
 
 
 @dataclass(frozen=True)
-class Reader:
+class FeatureReader:
     """Reads features of images.
 
     Attributes:
@@ -70,17 +77,17 @@ class Reader:
                 for all there are.
         """
         if self.module is None or self.preprocess is None:
-            return _pixels(smaller(images, 4 * PIXELS), indices, progress)
-        images = smaller(images, 2 * max(self.preprocess.image_size))  # as a run keeps its images
-        transform = Coarser(self.preprocess.transform(), detail)
+            return _pixels(reduce_images(images, 4 * PIXELS), indices, progress)
+        images = reduce_images(images, 2 * max(self.preprocess.image_size))  # as a run keeps its images
+        transform = ReducedInput(self.preprocess.transform(), detail)
         if self.preprocess.channels == RGB != images.reading.channels:  # such weights see the first three
-            images = replace(images, store=AsShown(images.store))
+            images = replace(images, store=RgbStore(images.store))
         loader = make_eval_loader(images, indices, transform, settings.batch_size, settings.workers, pin_memory=False)
         return predict_in_order(self.module, loader, indices, self.device, progress)
 
 
 @dataclass(frozen=True)
-class Coarser:
+class ReducedInput:
     """Reduces an image before a transform; it is picklable, so that loader workers can be spawned.
 
     Attributes:
@@ -105,7 +112,7 @@ def weights_at_hand() -> Trained | None:
     return next((one for one in TRAINED if one.device == "cpu" and at_hand(one)), None)
 
 
-def open_reader(settings: CheckSettings, side: int) -> Reader:
+def open_reader(settings: CheckSettings, side: int) -> FeatureReader:
     """Return a reader of the model that was asked for, of weights at hand, or of pixels.
 
     Args:
@@ -118,7 +125,7 @@ def open_reader(settings: CheckSettings, side: int) -> Reader:
     check_size(settings.img_size)
     name = settings.model or getattr(weights_at_hand(), "name", None)
     if name is None:
-        return Reader("")
+        return FeatureReader("")
     of_run = isinstance(find_named(name, "--model"), RunFolder)
     if of_run and settings.img_size is not None:
         raise UserError("--img-size: a run's model looks at images of its own size: leave it out.")
@@ -127,7 +134,7 @@ def open_reader(settings: CheckSettings, side: int) -> Reader:
     if linear_classifier(model.module) is None:
         raise UserError(f"--model: {name} has no linear classifier whose inputs could be read; choose another model.")
     preprocess = model.card.preprocessing if of_run else replace(model.card.preprocessing, crop_ratio=1.0)
-    return Reader(name, ClassifierInputs(model.module).eval(), preprocess, str(model.device))
+    return FeatureReader(name, ClassifierInputs(model.module).eval(), preprocess, str(model.device))
 
 
 def _pixels(images: ImageSet, indices: NDArray[np.int64], progress: Advance | None) -> Tensor:
@@ -138,3 +145,102 @@ def _pixels(images: ImageSet, indices: NDArray[np.int64], progress: Advance | No
         if progress is not None and place % 256 == 255:
             progress(place + 1, len(indices))
     return torch.from_numpy(found)
+
+
+FOLDS = 5
+
+
+@dataclass(frozen=True)
+class SuspectLabel:
+    """An image whose label is probably wrong.
+
+    Attributes:
+        position: in the set.
+        given: name of its class.
+        suggested: name of the class it probably has.
+        confidence: probability of its own class, by a classifier that has not seen it.
+        suggested_confidence: that of the suggested class.
+    """
+
+    position: int
+    given: str
+    suggested: str
+    confidence: float
+    suggested_confidence: float
+
+    def to_dict(self, images: ImageSet) -> dict[str, Any]:
+        """Return plain JSON values."""
+        values = {name: value for name, value in vars(self).items() if name != "position"}
+        return {"key": images.keys[self.position], **values}
+
+
+def find_suspects(
+    images: ImageSet,
+    indices: NDArray[np.int64],
+    features: Tensor,
+    groups: NDArray[np.int64],
+    seed: int,
+    console: Console,
+) -> tuple[list[SuspectLabel], float]:
+    """Return labels that are probably wrong, the most suspect first, and the share that was predicted as given.
+
+    Args:
+        images: the set.
+        indices: (N,) positions of labelled images.
+        features: (N, D) of these.
+        groups: (N,) numbers; images of one group are never on both sides, since a copy would tell the label.
+        seed: of the folds.
+        console: shows progress.
+    """
+    labels = images.labels[indices]
+    with console.progress("fitting classifiers") as advance:
+        shares = out_of_fold(features, torch.from_numpy(labels), len(images.classes), groups, seed, advance)
+    found = [
+        SuspectLabel(
+            int(indices[one.position]),
+            images.classes[one.given],
+            images.classes[one.suggested],
+            one.confidence,
+            one.suggested_confidence,
+        )
+        for one in suspected_labels(shares, labels)
+    ]
+    return found, float((shares.argmax(1) == labels).mean())
+
+
+def out_of_fold(
+    features: Tensor, labels: Tensor, n_classes: int, groups: NDArray[np.int64], seed: int = 0, progress: Any = None
+) -> NDArray[np.float64]:
+    """Return (N, K) probabilities of logistic regressions on standardised features, each of images left out.
+
+    The strength of the penalty is the one that `paucal train` would choose for its first model.
+
+    Args:
+        features: (N, D) float32.
+        labels: (N,) in [0, K).
+        n_classes: K.
+        groups: (N,) numbers of groups that stay together.
+        seed: of the folds.
+        progress: called with (fits done, all).
+
+    Raises:
+        UserError: the features are no finite numbers, or there is one class alone.
+    """
+    strength = fit_head(features, labels, n_classes, seed).strength
+    shares = np.zeros((len(labels), n_classes))
+    folds = _folds(labels.numpy(), groups, seed)
+    for done, (rows, others) in enumerate(folds):
+        fitted_on, left_out = features[rows], features[others]
+        mean, deviation = fitted_on.mean(0), fitted_on.std(0).clamp(min=1e-8)
+        fitted = fit_logistic((fitted_on - mean) / deviation, labels[rows], n_classes, strength, SOLVER)
+        shares[others] = fitted.scores((left_out - mean) / deviation).double().softmax(1).numpy()
+        if progress is not None:
+            progress(done + 1, len(folds))
+    return shares
+
+
+def _folds(labels: NDArray[np.int64], groups: NDArray[np.int64], seed: int) -> list[tuple[NDArray, NDArray]]:
+    folds = StratifiedGroupKFold(min(FOLDS, len(np.unique(groups))), shuffle=True, random_state=seed % 2**32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of classes with fewer images than folds, which is fine here
+        return [pair for pair in folds.split(labels, labels, groups) if len(pair[0]) and len(pair[1])]

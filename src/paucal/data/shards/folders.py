@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from paucal.data.decode import UnreadableImage
-from paucal.data.decoded.folder import OFF, VARIABLE, usable_folder
+from paucal.data.decoded.cache_folder import OFF, VARIABLE, usable_folder
 from paucal.data.shards.index import Shard
 from paucal.data.sources.archive import checked_name
 from paucal.data.sources.folder import require_readable
@@ -26,7 +26,7 @@ T = TypeVar("T")
 _EXTRA = "pip install 'paucal[remote]'"
 
 
-class Place(Protocol):
+class ShardFolder(Protocol):
     """A folder of shards; it is picklable, so that loader workers can be spawned."""
 
     @property
@@ -52,7 +52,7 @@ class Place(Protocol):
         ...
 
 
-class LocalPlace:
+class LocalShardFolder:
     """Shards in a folder.
 
     Args:
@@ -94,7 +94,7 @@ def stamped(file: Path, name: str) -> Shard:
     return Shard(name, found.st_size, changed=found.st_mtime_ns)
 
 
-class RemotePlace:
+class RemoteShardFolder:
     """Shards on object storage, or whatever fsspec can read.
 
     A shard is fetched whole, by one process for all, when the first image of it is needed; it stays until others need
@@ -204,7 +204,7 @@ class RemotePlace:
     def _fetch(self, shard: Shard, target: Path) -> None:
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
-            retried(lambda: self._get(shard.name, temporary))
+            retry(lambda: self._get(shard.name, temporary))
             size = temporary.stat().st_size
             if size != shard.size:
                 raise UnreadableImage(
@@ -320,7 +320,7 @@ def _make_room(folder: Path, needed: int) -> None:
             file.unlink()
 
 
-def retried(work: Callable[[], T]) -> T:
+def retry(work: Callable[[], T]) -> T:
     """Return what some work with a network returns, which is tried three times."""
     for attempt in range(_TRIES):
         try:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.checking.survey import digest_of
-from paucal.data.class_names import are_alike
+from paucal.data.classes import are_alike
 from paucal.data.images import ImageSet
 from paucal.data.sources.locating import likeness, unescaped
 from paucal.data.sources.table_rows import read_table

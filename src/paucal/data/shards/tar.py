@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.decode import UnreadableImage
+from paucal.data.shards.folders import ShardFolder
 from paucal.data.shards.index import HEADER, Shard, ShardIndex
-from paucal.data.shards.place import Place
-from paucal.data.shards.texts import Texts
 from paucal.data.sources.archive import MOST_ENTRIES, MOST_IMAGE, checked_name
 from paucal.data.sources.folder import IMAGE_SUFFIXES, ignored
-from paucal.data.sources.stores import EncodedStore, Stamp
+from paucal.data.stores import EncodedStore, Stamp
+from paucal.data.string_arrays import StringArray
 from paucal.reading import parse_json
 from paucal.types import UserError
 from paucal.wording import counted, was
@@ -33,7 +33,7 @@ _IMAGES, _LABELS = frozenset(IMAGE_SUFFIXES), frozenset(LABEL_SUFFIXES)
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class TarContents:
     """The images of one shard.
 
     Attributes:
@@ -43,13 +43,13 @@ class Rows:
         labels: as they are written; None for an image without one.
     """
 
-    names: Texts
+    names: StringArray
     offsets: NDArray[np.int64]
     lengths: NDArray[np.int32]
     labels: list[str | None]
 
 
-def index_tar(path: Path, shown: str, label_field: str = JSON_FIELD) -> Rows:
+def index_tar(path: Path, shown: str, label_field: str = JSON_FIELD) -> TarContents:
     """Look through one tar file.
 
     Args:
@@ -83,8 +83,8 @@ def index_tar(path: Path, shown: str, label_field: str = JSON_FIELD) -> Rows:
     except (tarfile.TarError, OSError, EOFError, ValueError) as problem:
         raise UserError(f"the shard {shown} cannot be read as a tar file ({problem}); fetch or make it again") from None
     found = images.values()
-    return Rows(
-        names=Texts.of(one.name for one in found),
+    return TarContents(
+        names=StringArray.of(one.name for one in found),
         offsets=np.asarray([one.offset_data for one in found], dtype=np.int64),
         lengths=np.asarray([one.size for one in found], dtype=np.int32),
         labels=[labels.get(key) for key in images],
@@ -135,7 +135,7 @@ def _label_of(content: bytes, ending: str, label_field: str, shown: str) -> str 
     return sys.intern(str(value))  # of a million labels there are few different ones
 
 
-def index_of(files: Sequence[Shard], rows: Sequence[Rows], names: Sequence[str] = ()) -> ShardIndex:
+def build_index(files: Sequence[Shard], rows: Sequence[TarContents], names: Sequence[str] = ()) -> ShardIndex:
     """Put the rows of all shards together.
 
     Args:
@@ -165,7 +165,7 @@ def index_of(files: Sequence[Shard], rows: Sequence[Rows], names: Sequence[str] 
         offsets=np.concatenate([one.offsets for one in rows]),
         lengths=np.concatenate([one.lengths for one in rows]),
         labels=labels,
-        keys=Texts.joined([one.names for one in rows]),
+        keys=StringArray.joined([one.names for one in rows]),
         notes=tuple(notes),
     )
 
@@ -200,7 +200,7 @@ class TarStore(EncodedStore):
         keys: of the images, for messages.
     """
 
-    def __init__(self, place: Place, index: ShardIndex, keys: Texts) -> None:
+    def __init__(self, place: ShardFolder, index: ShardIndex, keys: StringArray) -> None:
         self._place, self._index, self._keys = place, index, keys
 
     def __len__(self) -> int:

@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.channels.planes import Planes
+from paucal.data.channels.pixels import Planes
 from paucal.types import UserError
 
-Given = Image.Image | NDArray[np.generic]
+ImageInMemory = Image.Image | NDArray[np.generic]
 IMAGES = "PIL images or arrays of (height, width) or (height, width, channels)"
 PATHS = "files, folders or patterns as text or paths"
 
 
-def given_images(images: Any) -> list[Given]:
+def list_images(images: Any) -> list[ImageInMemory]:
     """Return the images in memory of a call, one by one.
 
     Args:
@@ -27,7 +27,7 @@ def given_images(images: Any) -> list[Given]:
         UserError: Something else was given.
     """
     expected = f"expected {IMAGES}"
-    entries: list[Given] = []
+    entries: list[ImageInMemory] = []
     for number, one in enumerate(_several(images, expected), start=1):
         if isinstance(one, str | os.PathLike):
             raise UserError(f"image {number} is a path ({os.fsdecode(one)!r}), {expected}: open it first.")
@@ -35,8 +35,8 @@ def given_images(images: Any) -> list[Given]:
     return entries
 
 
-def given_sources(images: Any) -> list[str | Given]:
-    """Return the paths and the images in memory of a call, one by one; see `given_images`.
+def list_sources(images: Any) -> list[str | ImageInMemory]:
+    """Return the paths and the images in memory of a call, one by one; see `list_images`.
 
     Raises:
         UserError: Something else was given.
@@ -48,7 +48,7 @@ def given_sources(images: Any) -> list[str | Given]:
     ]
 
 
-def given_path(path: Any, what: str) -> str:
+def path_text(path: Any, what: str) -> str:
     """Return a path as text.
 
     Args:
@@ -75,7 +75,7 @@ def _several(images: Any, expected: str) -> Iterable[Any]:
     return images
 
 
-def _image(one: Any, number: int, expected: str) -> Given:
+def _image(one: Any, number: int, expected: str) -> ImageInMemory:
     if isinstance(one, Image.Image | Planes) or _is_array(one):
         return one  # type: ignore[return-value]
     raise UserError(f"image {number} is of the type {_kind(one)}, {expected}.")

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from paucal.data.channels.planes import RGB, picture_of, pixels_of
-from paucal.data.images import Copies, ImageSet, Store
+from paucal.data.channels.pixels import RGB, image_from_pixels, pixels_of
+from paucal.data.images import ImageSet
 from paucal.data.processes import start_method
-from paucal.data.verify import OnBad, ReportProgress, for_each, verify_images, without_bad
+from paucal.data.stores import DecodedCopies, Store
+from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable, for_each, verify_images
 from paucal.memory import available_memory
 
 MOST_BYTES = 4 << 30
@@ -25,7 +26,7 @@ _MARGIN = 1.5
 _SHARED_MEMORY = Path("/dev/shm")
 
 
-class CachedStore(Copies):
+class CachedStore(DecodedCopies):
     """Decoded images, one after the other in a flat tensor.
 
     Args:
@@ -47,7 +48,7 @@ class CachedStore(Copies):
 
     def read(self, index: int) -> Image.Image:
         """Return the image, a copy."""
-        return picture_of(self.view(index))
+        return image_from_pixels(self.view(index))
 
     def size(self, index: int) -> tuple[int, int]:
         """Return the (height, width) of the image itself."""
@@ -105,7 +106,7 @@ def cache_images(
         bad = for_each(len(image_set), filler, workers, progress)
     except _FullError:
         return verify_images(image_set, on_bad, workers, progress)
-    good, names = without_bad(image_set, bad, on_bad)
+    good, names = drop_unreadable(image_set, bad, on_bad)
     kept = np.asarray([i for i in range(len(image_set)) if i not in bad], dtype=np.int64)
     tables = [torch.from_numpy(table[kept]).share_memory_() for table in (filler.offsets, filler.shapes)]
     return replace(good, store=CachedStore(pixels, tables[0], tables[1], good.store, image_set.reading.channels)), names

@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.channels.planes import RGB, moments_of, picture_of, pixels_of
-from paucal.data.decoded.folder import INDEX, PIXELS, UNFINISHED
-from paucal.data.decoded.known import DIGEST
-from paucal.data.images import Copies, Store
+from paucal.data.channels.pixels import RGB, image_from_pixels, moments_of, pixels_of
+from paucal.data.decoded.cache_folder import DIGEST, INDEX, PIXELS, UNFINISHED
+from paucal.data.stores import DecodedCopies, Store
 
 _SMALL = 128  # pixels
 
@@ -24,7 +23,7 @@ class FullError(Exception):
     """The decoded images take more room than there is."""
 
 
-class Table:
+class EntryTable:
     """What the index of an entry says of its images.
 
     Attributes:
@@ -48,9 +47,9 @@ class Table:
         """How many channels every image has."""
         return self.moments.shape[-1]
 
-    def rows(self, chosen: NDArray[np.int64]) -> "Table":
+    def rows(self, chosen: NDArray[np.int64]) -> "EntryTable":
         """Return some rows, in that order."""
-        table = Table(0)
+        table = EntryTable(0)
         for name, values in vars(self).items():
             setattr(table, name, values[chosen])
         return table
@@ -59,7 +58,7 @@ class Table:
         """Return whether this can be the index of so many bytes of pixels."""
         if self.moments.ndim != 3:
             return False
-        model, count = vars(Table(1, self.channels)), len(self.offsets)
+        model, count = vars(EntryTable(1, self.channels)), len(self.offsets)
         for name, values in vars(self).items():
             if values.dtype != model[name].dtype or values.shape != (count, *model[name].shape[1:]):
                 return False
@@ -78,7 +77,7 @@ class Entry:
         OSError: the file is gone.
     """
 
-    def __init__(self, path: Path, table: Table) -> None:
+    def __init__(self, path: Path, table: EntryTable) -> None:
         self.path, self.table = path, table
         self._pixels: NDArray[np.uint8] | None = _mapped(path)
 
@@ -106,7 +105,7 @@ def _mapped(path: Path) -> NDArray[np.uint8]:
     return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
 
 
-class MappedStore(Copies):
+class MappedStore(DecodedCopies):
     """Decoded images in a file that is mapped into memory, shared with all processes that read it.
 
     Args:
@@ -125,7 +124,7 @@ class MappedStore(Copies):
         """Return the image, a copy."""
         view = self.entry.view(index)
         if view is not None:
-            return picture_of(view)
+            return image_from_pixels(view)
         assert self.original is not None
         return self.original.read(index)
 
@@ -155,9 +154,9 @@ def find_entry(folder: Path, key: str) -> Entry | None:
         return None
 
 
-def read_table(index: Path) -> tuple[Table, str] | None:
+def read_table(index: Path) -> tuple[EntryTable, str] | None:
     """Return the table of an entry and how its images were read; None where it is damaged or not there."""
-    table = Table(0)
+    table = EntryTable(0)
     try:
         with open(index, "rb") as file, np.load(file, allow_pickle=False) as stored:
             for name in vars(table):
@@ -180,7 +179,7 @@ class EntryWriter:
     """
 
     def __init__(self, folder: Path, count: int, room: int, channels: int = RGB) -> None:
-        self.table = Table(count, channels)
+        self.table = EntryTable(count, channels)
         self._folder, self._room, self._used, self._lock = folder, room, 0, threading.Lock()
         self._path = folder / f".{os.getpid()}-{threading.get_ident()}-{os.urandom(4).hex()}{UNFINISHED}"
 

@@ -1,8 +1,4 @@
-"""The range of values in a set whose images have more than 8 bits: measured once, then stored with the model.
-
-A 12-bit camera writes 0 to 4,095 into files that could hold 65,535, a microscope or a depth sensor writes floats; what
-is dark and what is bright only the set as a whole can say.
-"""
+"""How many channels the images of a set have: three, unless they are arrays of others or somebody says so."""
 
 import io
 import math
@@ -14,16 +10,104 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.channels.arrays import is_tiff
-from paucal.data.channels.decoding import deep_channel_values, range_of
-from paucal.data.channels.planes import RGB
+from paucal.data.channels.arrays import NPY, TIFF, is_tiff
+from paucal.data.channels.decoding import array_shape, deep_channel_values, range_of
+from paucal.data.channels.pixels import RGB
 from paucal.data.decode import ImageSource, Reading, UnreadableImage
-from paucal.data.images import ImageSet, locate, spread
-from paucal.data.sources.stores import EncodedStore
+from paucal.data.images import ImageSet, evenly_spaced
+from paucal.data.stores import EncodedStore, locate, locate_original
+from paucal.types import UserError
 from paucal.wording import percent
 
-_IMAGES = 32
 _LOOKED_AT = 256
+_GREY = 1  # is read as RGB, as grey photographs are
+
+
+def count_channels(images: ImageSet) -> int:
+    """Return how many channels a set is read with, from the headers of up to 256 images spread over it.
+
+    Only files that Pillow cannot have another look at count: `.npy`, and TIFF of channels that it does not know.
+    Whatever Pillow reads is RGB, and so is a single channel.
+
+    Raises:
+        UserError: two of them differ.
+    """
+    known: tuple[int, str] | None = None
+    for index in images.sample(_LOOKED_AT):
+        store, place = locate(images.store, int(index))
+        if not isinstance(store, EncodedStore) or not store.name(place).lower().endswith((*NPY, *TIFF)):
+            found = RGB
+        else:
+            try:
+                shape = array_shape(store.source(place), store.name(place))
+            except UnreadableImage:  # is named when all images are read
+                continue
+            found = RGB if shape is None or shape.channels == _GREY else shape.channels
+        key = images.keys[int(index)]
+        if known is not None and found != known[0]:
+            raise UserError(
+                f"the images differ in their channels: {known[1]} has {known[0]}, {key} has {found}; give --channels "
+                "and only images of as many, or leave the others out with --on-bad-image skip."
+            )
+        known = known or (found, key)
+    return RGB if known is None else known[0]
+
+
+def describe_channels(channels: int) -> str:
+    """Return what is said of a set whose images have other than three channels; "" of any other."""
+    if channels == RGB:
+        return ""
+    kept = "" if channels < RGB else "; sheets and reports show the first three"
+    return (
+        f"images are read with {channels} channels{kept}; of the changes that training makes, those of colours are "
+        "left out, which mean nothing there"
+    )
+
+
+LOOKED_AT = 16  # images of a set
+
+
+def has_other_depth(source: ImageSource, name: str, reading: Reading) -> bool:
+    """Return whether an image has more bits a channel than the images of a model's training, or fewer.
+
+    Args:
+        source: Encoded bytes, or path of the file.
+        name: Name of the image.
+        reading: How the model's images are read: with ranges of values where they had more than 8 bits.
+    """
+    try:
+        values = deep_channel_values(source, name, reading.channels)
+    except UnreadableImage:
+        return False
+    return (values is not None) != _is_deep(reading)
+
+
+def depth_notes(images: ImageSet, reading: Reading) -> list[str]:
+    """Return a sentence where images of a set have another depth than those of a model's training; else nothing.
+
+    Args:
+        images: The set, of which up to 16 images are looked at.
+        reading: How the model's images are read.
+    """
+    other, looked = 0, images.sample(LOOKED_AT)
+    for index in looked:
+        store, place = locate_original(images.store, int(index))
+        if isinstance(store, EncodedStore):
+            other += has_other_depth(store.source(place), store.name(place), reading)
+    return [f"{describe_depth(reading)} ({other} of {len(looked)} looked at): the answers mean little"] if other else []
+
+
+def describe_depth(reading: Reading, subject: str = "images have") -> str:
+    """Return what is said of images whose depth is not that of a model's training."""
+    own, trained = ("8", "more") if _is_deep(reading) else ("more than 8", "8")
+    return f"{subject} {own} bits a channel, and the model was trained on images with {trained}"
+
+
+def _is_deep(reading: Reading) -> bool:
+    return reading.value_range is not None or reading.channel_ranges is not None
+
+
+_IMAGES = 32
 _VALUES = 1 << 16  # of each image
 # So many of all values lie below, and above, the range: dead and hot pixels do not stretch it.
 _OUTSIDE = 1e-4
@@ -45,7 +129,7 @@ class Values:
     no_data: float | None = None
 
 
-def with_ranges(reading: Reading, images: ImageSet) -> tuple[Reading, list[str]]:
+def with_value_ranges(reading: Reading, images: ImageSet) -> tuple[Reading, list[str]]:
     """Return a reading with the ranges of values, and notes on values that are no measurements.
 
     The ranges are measured where the reading has none and images have more than 8 bits.
@@ -73,7 +157,7 @@ def measure_range(images: ImageSet) -> tuple[float, float] | None:
     of the values may lie beyond on either side. Labels and parts play no role. Images that cannot be read are left out,
     and so are values that stand for no data.
     """
-    return with_ranges(Reading(), images)[0].value_range
+    return with_value_ranges(Reading(), images)[0].value_range
 
 
 def _deep(images: ImageSet, channels: int) -> Iterator[Values]:
@@ -81,7 +165,7 @@ def _deep(images: ImageSet, channels: int) -> Iterator[Values]:
     sampled = map(int, images.sample(_LOOKED_AT))
     looked = [index for index in sampled if isinstance(locate(images.store, index)[0], EncodedStore)]
     count = 0
-    for index in [looked[place] for place in spread(len(looked), _LOOKED_AT)]:
+    for index in [looked[place] for place in evenly_spaced(len(looked), _LOOKED_AT)]:
         store, place = locate(images.store, index)
         assert isinstance(store, EncodedStore)
         try:

@@ -12,14 +12,14 @@ _AT_ONCE = 4096  # strings that are made at once while they are passed over
 _KIND = pa.large_binary()  # bytes: names of files may be no UTF-8
 
 
-class Texts(Sequence[str]):
+class StringArray(Sequence[str]):
     """Strings that cannot be changed, in an Arrow array.
 
     Args:
         values: of large binary, UTF-8 with surrogates for other bytes.
 
     Example:
-        >>> names = Texts.of(["b", "a", "c"])
+        >>> names = StringArray.of(["b", "a", "c"])
         >>> names[1], list(names.take(np.array([2, 0]))), names.order().tolist()
         ('a', ['c', 'b'], [1, 0, 2])
     """
@@ -28,12 +28,12 @@ class Texts(Sequence[str]):
         self._values = values
 
     @classmethod
-    def of(cls, strings: Iterable[str]) -> "Texts":
+    def of(cls, strings: Iterable[str]) -> "StringArray":
         """Keep strings."""
         return cls(pa.array((_encoded(text) for text in strings), _KIND))
 
     @classmethod
-    def rows(cls, names: Sequence[str], counts: Sequence[int]) -> "Texts":
+    def rows(cls, names: Sequence[str], counts: Sequence[int]) -> "StringArray":
         """Keep "name#0", "name#1", ... for each name, as many as are counted."""
         prefixes = pa.array([_encoded(f"{name}#") for name in names], _KIND)
         of_row = pa.array(np.repeat(np.arange(len(names)), counts))
@@ -42,20 +42,20 @@ class Texts(Sequence[str]):
         return cls(_joined(prefixes.take(of_row), digits, b""))
 
     @classmethod
-    def below(cls, folders: Sequence[str], numbers: NDArray[np.int32], names: "Texts") -> "Texts":
+    def below(cls, folders: Sequence[str], numbers: NDArray[np.int32], names: "StringArray") -> "StringArray":
         """Keep "folder/name" for each name and the number of its folder."""
         prefixes = pa.array([_encoded(folder) for folder in folders], _KIND).take(pa.array(numbers))
         return cls(_joined(prefixes, names._values, b"/"))
 
     @classmethod
-    def stored(cls, content: NDArray[np.uint8], ends: NDArray[np.int64]) -> "Texts":
+    def stored(cls, content: NDArray[np.uint8], ends: NDArray[np.int64]) -> "StringArray":
         """Keep what `parts` has given."""
         offsets = np.concatenate([[0], ends]).astype(np.int64)
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(content))]
         return cls(pa.Array.from_buffers(_KIND, len(ends), buffers))
 
     @classmethod
-    def joined(cls, several: Sequence["Texts"]) -> "Texts":
+    def joined(cls, several: Sequence["StringArray"]) -> "StringArray":
         """Keep the strings of several, one after the other."""
         return cls(pa.concat_arrays([one._values for one in several]))
 
@@ -71,8 +71,8 @@ class Texts(Sequence[str]):
     @overload
     def __getitem__(self, index: int) -> str: ...
     @overload
-    def __getitem__(self, index: slice) -> "Texts": ...
-    def __getitem__(self, index: int | slice) -> "str | Texts":
+    def __getitem__(self, index: slice) -> "StringArray": ...
+    def __getitem__(self, index: int | slice) -> "str | StringArray":
         if isinstance(index, slice):
             return self.take(np.arange(len(self))[index])
         return _decoded(self._values[int(index)].as_py())
@@ -80,9 +80,9 @@ class Texts(Sequence[str]):
     def __iter__(self) -> Iterator[str]:
         return (_decoded(value) for batch in self._batches() for value in batch)
 
-    def take(self, indices: NDArray[np.int64]) -> "Texts":
+    def take(self, indices: NDArray[np.int64]) -> "StringArray":
         """Return some of them, in that order."""
-        return Texts(self._values.take(pa.array(np.asarray(indices, dtype=np.int64))))
+        return StringArray(self._values.take(pa.array(np.asarray(indices, dtype=np.int64))))
 
     def order(self) -> NDArray[np.int64]:
         """Return the positions in the order of the strings, by code points."""
@@ -92,7 +92,7 @@ class Texts(Sequence[str]):
         return (self._values.slice(first, _AT_ONCE).to_pylist() for first in range(0, len(self), _AT_ONCE))
 
 
-class Repeated(Sequence[str]):
+class RepeatedStrings(Sequence[str]):
     """A string for each of many images, of which there are few different ones: the part that an image belongs to.
 
     Args:
@@ -100,7 +100,7 @@ class Repeated(Sequence[str]):
         codes: (N,) which of them.
 
     Example:
-        >>> list(Repeated(("train", "test"), np.array([0, 0, 1])))
+        >>> list(RepeatedStrings(("train", "test"), np.array([0, 0, 1])))
         ['train', 'train', 'test']
     """
 
@@ -113,10 +113,10 @@ class Repeated(Sequence[str]):
     @overload
     def __getitem__(self, index: int) -> str: ...
     @overload
-    def __getitem__(self, index: slice) -> "Repeated": ...
-    def __getitem__(self, index: int | slice) -> "str | Repeated":
+    def __getitem__(self, index: slice) -> "RepeatedStrings": ...
+    def __getitem__(self, index: int | slice) -> "str | RepeatedStrings":
         if isinstance(index, slice):
-            return Repeated(self._words, self._codes[index])
+            return RepeatedStrings(self._words, self._codes[index])
         return self._words[self._codes[index]]
 
     def __iter__(self) -> Iterator[str]:
@@ -125,14 +125,14 @@ class Repeated(Sequence[str]):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.asarray(self._words, dtype=dtype)[self._codes]
 
-    def take(self, indices: NDArray[np.int64]) -> "Repeated":
+    def take(self, indices: NDArray[np.int64]) -> "RepeatedStrings":
         """Return some of them, in that order."""
-        return Repeated(self._words, self._codes[indices])
+        return RepeatedStrings(self._words, self._codes[indices])
 
 
-def taken(strings: Sequence[str], indices: NDArray[np.int64]) -> Sequence[str]:
+def take_strings(strings: Sequence[str], indices: NDArray[np.int64]) -> Sequence[str]:
     """Return some of the strings, in that order, kept as they were kept."""
-    if isinstance(strings, Texts | Repeated):
+    if isinstance(strings, StringArray | RepeatedStrings):
         return strings.take(indices)
     positions: list[int] = np.asarray(indices).tolist()
     return [strings[position] for position in positions]
@@ -145,7 +145,7 @@ def sorted_positions(strings: Sequence[str]) -> NDArray[np.int64]:
         >>> sorted_positions(["b", "a"]).tolist()
         [1, 0]
     """
-    if isinstance(strings, Texts):
+    if isinstance(strings, StringArray):
         return strings.order()
     return np.asarray(sorted(range(len(strings)), key=strings.__getitem__), dtype=np.int64)
 

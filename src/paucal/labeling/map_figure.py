@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paucal.data.images import ImageSet, spread
+from paucal.data.images import ImageSet, evenly_spaced
 from paucal.data.maps.reader import LabelMaps
 
 COLUMNS = 4
@@ -32,7 +32,7 @@ def map_picture(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure:
     """
     ordered = images.with_classes(maps.facts.classes)
     here = np.flatnonzero([key in maps for key in ordered.keys])
-    positions = here[spread(len(here), count)]
+    positions = here[evenly_spaced(len(here), count)]
     reader = maps.rows(ordered, positions)
     found = [reader(int(position)) for position in positions]
     likeliest = [most_likely(entry["values"], entry["indices"], len(ordered.classes)) for entry in found]

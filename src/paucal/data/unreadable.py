@@ -40,7 +40,7 @@ def verify_images(
         UserError: images are unreadable and `on_bad` is "refuse", or none is readable.
     """
     bad = for_each(len(image_set), image_set.store.check, workers, progress)
-    return without_bad(image_set, bad, on_bad)
+    return drop_unreadable(image_set, bad, on_bad)
 
 
 def for_each(
@@ -72,7 +72,7 @@ def _chunk(positions: range, work: Callable[[int], None]) -> dict[int, str]:
     return bad
 
 
-def without_bad(image_set: ImageSet, bad: dict[int, str], on_bad: OnBad) -> tuple[ImageSet, list[str]]:
+def drop_unreadable(image_set: ImageSet, bad: dict[int, str], on_bad: OnBad) -> tuple[ImageSet, list[str]]:
     """Return the set without its unreadable images and their keys, or raise; see `verify_images`."""
     if not bad:
         return image_set, []
