@@ -74,7 +74,7 @@ def many(one: ShardIndex, names: list[str]) -> ShardIndex:
         offsets=np.tile(one.offsets, count),
         lengths=np.tile(one.lengths, count),
         labels=np.tile(one.labels, count),
-        keys=StringArray.joined([one.keys] * count),
+        keys=StringArray.concatenate([one.keys] * count),
     )
 
 

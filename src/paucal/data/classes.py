@@ -192,7 +192,7 @@ def read_class_list(source: str | Path) -> list[str]:
     Blank lines and lines that begin with '#' are skipped; a '#' further on belongs to the name.
 
     Args:
-        source: path of the file, or the name of a list that comes with paucal; a path that exists wins.
+        source: Path of the file, or name of a list that comes with paucal; a path that exists wins.
 
     Raises:
         UserError: there is no such file, it is no text, or it names no class or one class twice.
@@ -219,8 +219,8 @@ def choose_classes(images: ImageSet, source: str | Path) -> ImageSet:
     none of the classes is an image without a label.
 
     Args:
-        images: a set with classes.
-        source: as in `read_class_list`.
+        images: Set with classes.
+        source: Path or name of the list, as in `read_class_list`.
 
     Raises:
         UserError: the set has no classes, the file names fewer than two or one that the set does not have.

@@ -25,9 +25,9 @@ class SampleKey(NamedTuple):
     """What identifies one draw of one image, and so its augmentation.
 
     Attributes:
-        epoch: the pass over the training images.
-        index: position in the image set.
-        repeat: which of several draws in the same pass.
+        epoch: Pass over the training images.
+        index: Position in the image set.
+        repeat: Number of the draw of this image within the pass.
     """
 
     epoch: int
@@ -49,13 +49,13 @@ class ViewDataset(Dataset[Sample]):
     """Reads an image by its key and makes its views.
 
     Args:
-        image_set: the images.
+        image_set: Images to read.
         views: (transform, count) pairs: that many views are made with each transform, in this order.
-        seed: of the run. The randomness is seeded from (seed, epoch, index, repeat), so neither the number of
-            workers nor the samples before it change a sample.
-        labels: whether samples carry the set's labels.
-        geometry: whether samples carry the geometry that the transforms return.
-        label_maps: returns the dense targets of the image at a position.
+        seed: Seed of the run. Randomness is seeded from (seed, epoch, index, repeat), so neither the number of workers
+            nor other samples change a sample.
+        labels: True adds the set's labels to the samples.
+        geometry: True adds the geometry that the transforms return.
+        label_maps: Function that returns the dense targets of the image at a position.
     """
 
     def __init__(
@@ -86,13 +86,13 @@ class ViewDataset(Dataset[Sample]):
 
         The global generators are put back once for all: that takes ten times as long as seeding them.
         """
-        together = self._made_at_once(keys)
+        together = self._batched_samples(keys)
         if together is not None:
             return together
         with preserved():
             return [self._sample(key) for key in keys]
 
-    def _made_at_once(self, keys: list[SampleKey]) -> list[Sample] | None:
+    def _batched_samples(self, keys: list[SampleKey]) -> list[Sample] | None:
         """Return the samples of small images that need next to nothing done, made together; None for others."""
         transform = self._transforms[0] if len(self._transforms) == 1 else None
         if not isinstance(transform, BatchTransform):
@@ -100,10 +100,10 @@ class ViewDataset(Dataset[Sample]):
         images: list[Pixels] = []
         for key in keys:
             pixels = decoded_pixels(self.image_set.store, key.index)
-            if pixels is None or not transform.suits(pixels):
+            if pixels is None or not transform.supports(pixels):
                 return None
             images.append(pixels)
-        views, geometry = transform.at_once(images, (derive_seed(self.seed, *key) for key in keys))
+        views, geometry = transform.transform_batch(images, (derive_seed(self.seed, *key) for key in keys))
         pairs = zip(keys, views.unbind(), geometry.unbind(), strict=True)
         return [self._with_targets(key, [(view, theta)]) for key, view, theta in pairs]
 

@@ -79,11 +79,11 @@ class Reading:
     """How decoded pixels are handed over.
 
     Attributes:
-        side: pixels to which the shorter side of much larger images is reduced; None leaves all as they are.
-        value_range: the values that become 0 and 255 in images of more than 8 bits a channel; None for all of 16 bits,
-            and floats are refused.
-        channels: of every image; 3 brings all that Pillow knows to RGB.
-        channel_ranges: of each channel, in the place of `value_range`, where they are not 3.
+        side: Shorter side in pixels to which much larger images are reduced; None keeps all sizes.
+        value_range: Values that become 0 and 255 in images of more than 8 bits a channel; None for the whole range of
+            16 bits, and floats are refused.
+        channels: Number of channels of every image; 3 converts everything that Pillow reads to RGB.
+        channel_ranges: Value range of each channel, in place of `value_range`, for images of other than 3 channels.
     """
 
     side: int | None = None
@@ -150,9 +150,9 @@ def decode_rgb(source: ImageSource, name: str, reading: Reading = WHOLE) -> Imag
     JPEG that will be reduced is decoded at a half, a quarter or an eighth of its size, which the format allows.
 
     Args:
-        source: the encoded bytes or the path of the file.
-        name: how the image is called in messages.
-        reading: to which size, and from which values.
+        source: Encoded bytes, or path of the file.
+        name: Name of the image in messages.
+        reading: Size and value range of the result.
 
     Raises:
         UnreadableImage: the image cannot be decoded, has pixels without a known range (floats, 32-bit integers
@@ -259,10 +259,10 @@ def decode_reduced(
     """Decode an image at a reduced size where its format allows that (JPEG), and say what it is at its full one.
 
     Args:
-        source: as in `decode_rgb`.
-        name: as in `decode_rgb`.
-        side: in pixels; neither side of the reduced image is smaller unless the image is.
-        value_range: of the set, for values of more than 8 bits.
+        source: Encoded bytes, or path of the file.
+        name: Name of the image in messages.
+        side: Side in pixels; neither side of the reduced image is smaller unless the image is.
+        value_range: Value range of the set, for images of more than 8 bits a channel.
 
     Returns:
         The upright RGB image, the mode of its pixels in the file ("L", "RGB", "CMYK", "I;16", ...), and its upright

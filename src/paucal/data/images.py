@@ -21,12 +21,12 @@ class Hints:
     """What a source knows about its images that a default setting should respect.
 
     Attributes:
-        flip: whether a mirrored image means the same (not so for digits).
-        image_size: side in pixels that suits the images; None where the source does not know.
-        epochs: passes that are enough for a first impression; None where the source does not know.
-        train_per_class: images of each class that papers train on where a set has no official parts, and test on all
-            others; None where they have no such custom.
-        official_parts: what to do for the official parts, where those are not there; "" for nothing.
+        flip: Whether a mirrored image has the same meaning (not true for digits).
+        image_size: Side in pixels that suits the images; None if unknown.
+        epochs: Passes that are enough for a first impression; None if unknown.
+        train_per_class: Number of training images per class in papers, which test on all other images, if the set has
+            no official parts; None without such a custom.
+        official_parts: Advice on how to get missing official parts; "" for none.
     """
 
     flip: bool = True
@@ -41,22 +41,22 @@ class ImageSet:
     """Images with stable names, in a fixed order, and labels where there are any.
 
     Attributes:
-        name: short name for people.
-        location: where the images were opened from.
-        classes: class names in label order; empty for an unlabelled set.
-        keys: the identity of each image, the same wherever the set is copied to: a relative path with forward
-            slashes, or `train.parquet#12` for a row.
+        name: Short name for people.
+        location: Path, URL or name that the images were opened from.
+        classes: Class names in label order; empty for an unlabelled set.
+        keys: Identity of each image, which stays the same if the set is copied: a relative path with forward slashes,
+            or `train.parquet#12` for a row.
         labels: (N,) int64, -1 for unlabelled images, and for all where `multi_hot` says what they show.
-        declared: per image "train", "val" or "test" where the source has its own parts, else "".
-        store: reads the pixels.
-        hints: what the source knows about its images.
-        notes: sentences about what was left out or looks odd, for `paucal check` and the report.
-        columns: what else a table says of each image, by the names of its columns.
-        reading: how the store hands its images over, reduced and brought to 8 bits.
+        declared: "train", "val" or "test" for each image if the source has its own parts, else "".
+        store: Store that reads the pixels.
+        hints: Properties of the images that default settings respect.
+        notes: Sentences on what was left out or looks wrong, for `paucal check` and the report.
+        columns: Further columns of the table of the images, by name.
+        reading: Size, channels and value ranges of the images that the store returns.
         multi_hot: (N, K) int8 where an image may be of several classes, or of none: 1 it is of the class, 0 it is not,
             `UNKNOWN` (-1) nobody says. None where each image has one label.
-        stream: where the images lie that are read as they come, millions of them in shards; None for a set that is
-            decoded before a run begins.
+        stream: Positions of streamed images, such as millions in shards; None for a set that is decoded before a run
+            begins.
     """
 
     name: str

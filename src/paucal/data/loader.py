@@ -100,7 +100,7 @@ def inference_batch_size(image_size: tuple[int, int], device: str) -> int:
     EfficientNet then takes gigabytes that no cache holds.
 
     Args:
-        image_size: height and width in pixels.
+        image_size: Height and width in pixels.
         device: "cpu", "cuda", ...
 
     Example:
@@ -192,13 +192,13 @@ class KeptBatches:
     """Batches that are the same in every pass: read once and kept, where they take at most 512 MiB.
 
     Args:
-        make: returns the batches, read by that many loader processes; called in the first pass, since the processes
-            that train together are joined only then.
-        n_bytes: what all of them take.
-        workers: loader processes. Kept batches are read without any where a processor trains: processes that start
-            beside a training one share its memory until it writes there, and the steps that follow take longer
+        make: Function that returns the batches, read by that many loader processes; called in the first pass, because
+            distributed processes are joined only then.
+        n_bytes: Size of all batches in bytes.
+        workers: Number of loader processes. It is 0 for kept batches that train on a processor: starting processes
+            beside a training one makes its next steps slower, because they share its memory until it is written to
             (`benchmarks/training.py --workers 2`: 1.2 times as long for an epoch).
-        device: what trains, "cpu" or an accelerator.
+        device: Training device: "cpu" or an accelerator.
 
     Example:
         >>> made = []

@@ -34,20 +34,20 @@ class StepSampler(Sampler[list[SampleKey]]):
 
     Attributes:
         indices: (n,) int64, positions of the training images.
-        batch_size: images per process and forward pass.
-        steps: forward passes of the whole run on each process.
-        seed: of the run.
-        start: forward passes already made.
-        rank: this process.
-        world: number of processes.
+        batch_size: Images per process and forward pass.
+        steps: Forward passes of the whole run on each process.
+        seed: Seed of the run.
+        start: Forward passes already made.
+        rank: Rank of this process.
+        world: Number of processes.
         shuffle: False keeps the order of `indices` in every epoch.
-        repeats: how often an image is drawn in a row, each time augmented anew (repeated augmentation,
-            arXiv:1902.05509); an epoch then shows that many times fewer images in the same number of steps.
-        accumulate: forward passes per optimizer step; an epoch has whole steps.
+        repeats: Number of draws of an image in a row, each augmented anew (repeated augmentation, arXiv:1902.05509); an
+            epoch then shows that many times fewer images in the same number of steps.
+        accumulate: Forward passes per optimizer step; an epoch has whole steps.
         labels: (n,) int64 classes of the images, for epochs that show as many of every class; None for all images once.
             Small classes are shown several times then, each time augmented anew, and of large ones other images in
             every epoch.
-        stream: where the images of `indices` lie, where they are read as they come from shards.
+        stream: Stream of the images of `indices`, if they are streamed.
     """
 
     indices: NDArray[np.int64]
@@ -125,7 +125,7 @@ def balanced_order(
 
     Args:
         labels: (n,) classes.
-        generator: of the order.
+        generator: Generator for the order.
     """
     classes = np.unique(labels)
     shares = np.full(len(classes), len(labels) // len(classes))

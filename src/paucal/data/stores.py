@@ -59,7 +59,7 @@ class DecodedCopies:
     """A store of decoded copies of another store's images, which may be smaller.
 
     Args:
-        original: reads the images themselves; None where the copies are all there is to it.
+        original: Store of the images themselves; None if there are only copies.
     """
 
     def __init__(self, original: Store | None) -> None:
@@ -119,9 +119,9 @@ class Stamp(NamedTuple):
     """What tells that an encoded image is the one that was looked at before, without reading it.
 
     Attributes:
-        name: where it is, on this machine.
-        size: of its file in bytes.
-        changed: time of the file's last change in nanoseconds.
+        name: Location on this machine.
+        size: Size of the file in bytes.
+        changed: Time of the file's last change in nanoseconds.
     """
 
     name: str
@@ -239,8 +239,8 @@ class ConvertedStore(NestedStore):
     """Hands over the images of another store as a reading says; sizes stay those of the images themselves.
 
     Args:
-        original: where the images lie.
-        reading: how they are handed over.
+        original: Store of the images.
+        reading: Size, channels and value ranges of the converted images.
     """
 
     def __init__(self, original: Store, reading: Reading) -> None:

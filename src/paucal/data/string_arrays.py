@@ -16,10 +16,10 @@ class StringArray(Sequence[str]):
     """Strings that cannot be changed, in an Arrow array.
 
     Args:
-        values: of large binary, UTF-8 with surrogates for other bytes.
+        values: Strings as Arrow's large binary: UTF-8, with surrogates for other bytes.
 
     Example:
-        >>> names = StringArray.of(["b", "a", "c"])
+        >>> names = StringArray.from_strings(["b", "a", "c"])
         >>> names[1], list(names.take(np.array([2, 0]))), names.order().tolist()
         ('a', ['c', 'b'], [1, 0, 2])
     """
@@ -28,12 +28,12 @@ class StringArray(Sequence[str]):
         self._values = values
 
     @classmethod
-    def of(cls, strings: Iterable[str]) -> "StringArray":
+    def from_strings(cls, strings: Iterable[str]) -> "StringArray":
         """Keep strings."""
         return cls(pa.array((_encoded(text) for text in strings), _KIND))
 
     @classmethod
-    def rows(cls, names: Sequence[str], counts: Sequence[int]) -> "StringArray":
+    def numbered(cls, names: Sequence[str], counts: Sequence[int]) -> "StringArray":
         """Keep "name#0", "name#1", ... for each name, as many as are counted."""
         prefixes = pa.array([_encoded(f"{name}#") for name in names], _KIND)
         of_row = pa.array(np.repeat(np.arange(len(names)), counts))
@@ -42,24 +42,24 @@ class StringArray(Sequence[str]):
         return cls(_joined(prefixes.take(of_row), digits, b""))
 
     @classmethod
-    def below(cls, folders: Sequence[str], numbers: NDArray[np.int32], names: "StringArray") -> "StringArray":
+    def in_folders(cls, folders: Sequence[str], numbers: NDArray[np.int32], names: "StringArray") -> "StringArray":
         """Keep "folder/name" for each name and the number of its folder."""
         prefixes = pa.array([_encoded(folder) for folder in folders], _KIND).take(pa.array(numbers))
         return cls(_joined(prefixes, names._values, b"/"))
 
     @classmethod
-    def stored(cls, content: NDArray[np.uint8], ends: NDArray[np.int64]) -> "StringArray":
+    def from_buffers(cls, content: NDArray[np.uint8], ends: NDArray[np.int64]) -> "StringArray":
         """Keep what `parts` has given."""
         offsets = np.concatenate([[0], ends]).astype(np.int64)
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(content))]
         return cls(pa.Array.from_buffers(_KIND, len(ends), buffers))
 
     @classmethod
-    def joined(cls, several: Sequence["StringArray"]) -> "StringArray":
+    def concatenate(cls, arrays: Sequence["StringArray"]) -> "StringArray":
         """Keep the strings of several, one after the other."""
-        return cls(pa.concat_arrays([one._values for one in several]))
+        return cls(pa.concat_arrays([one._values for one in arrays]))
 
-    def parts(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    def to_buffers(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Return all bytes one after the other, and where each string ends."""
         lengths = pc.call_function("binary_length", [self._values]).to_numpy(zero_copy_only=False)
         joined = b"".join(value for batch in self._batches() for value in batch)
@@ -96,7 +96,7 @@ class RepeatedStrings(Sequence[str]):
     """A string for each of many images, of which there are few different ones: the part that an image belongs to.
 
     Args:
-        words: the different ones.
+        words: Different strings.
         codes: (N,) which of them.
 
     Example:

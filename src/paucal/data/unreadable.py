@@ -28,10 +28,10 @@ def verify_images(
     """Decode every image once and refuse or skip those that cannot be read.
 
     Args:
-        image_set: the images.
+        image_set: Images to decode.
         on_bad: "refuse" raises when an image is unreadable, "skip" leaves it out.
-        workers: threads; None for one per processor core that it may use.
-        progress: called with (images done, images in all) from the calling thread.
+        workers: Number of threads; None for one per processor core.
+        progress: Function called with (images done, images in all) from the calling thread.
 
     Returns:
         The set without the unreadable images (with a note, if there were any) and their keys.

@@ -26,9 +26,9 @@ def map_picture(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure:
     The surer the teacher, the stronger the colour. What a map does not cover stays as it is.
 
     Args:
-        images: the set of the maps, or a part of it; its classes, if it has any, are among the teacher's.
-        maps: of these images.
-        count: images to draw, spread over the set.
+        images: Set of the maps, or a part of it; its classes, if any, are among the teacher's.
+        maps: Maps of these images.
+        count: Number of images to draw, spread over the set.
     """
     ordered = images.with_classes(maps.facts.classes)
     here = np.flatnonzero([key in maps for key in ordered.keys])

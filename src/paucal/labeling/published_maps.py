@@ -58,7 +58,7 @@ def read_map(path: Path, classes: int) -> tuple[Tensor, Tensor]:
     """Read one published file.
 
     Args:
-        path: of the file.
+        path: Path of the file.
         classes: K, how many there are names for.
 
     Returns:

@@ -43,7 +43,7 @@ def million(tmp_path_factory) -> Path:
         one,
         files=tuple(replace(one.files[0], name=name) for name in names),
         shards=np.repeat(np.arange(SHARDS, dtype=np.int32), EACH),
-        keys=StringArray.joined([one.keys] * SHARDS),
+        keys=StringArray.concatenate([one.keys] * SHARDS),
         **{name: np.tile(getattr(one, name), SHARDS) for name in ("offsets", "lengths", "labels")},
     ).write(folder / NAME)
     return folder

@@ -115,14 +115,14 @@ def test_rules__of_what_is_streamed_and_how_large_a_window_is():
 
 def test_texts__are_the_strings_they_were_made_of():
     strings = ["b", "", "ä", "bytes\udce3", "a" * 300]
-    texts = StringArray.of(strings)
+    texts = StringArray.from_strings(strings)
     assert list(texts) == strings
     assert [texts[n] for n in range(5)] == strings
     assert list(texts[1:4]) == strings[1:4]
     assert list(take_strings(texts, np.array([4, 0]))) == take_strings(strings, np.array([4, 0])) == ["a" * 300, "b"]
-    assert list(StringArray.stored(*texts.take(np.array([3, 2])).parts())) == ["bytes\udce3", "ä"]
+    assert list(StringArray.from_buffers(*texts.take(np.array([3, 2])).to_buffers())) == ["bytes\udce3", "ä"]
     assert sorted_positions(texts[:3]).tolist() == sorted_positions(strings[:3]).tolist() == [1, 0, 2]
-    assert list(StringArray.rows(["x", "y"], [2, 1])) == ["x#0", "x#1", "y#0"]
+    assert list(StringArray.numbered(["x", "y"], [2, 1])) == ["x#0", "x#1", "y#0"]
 
 
 def test_repeated__is_a_short_list():

@@ -113,7 +113,7 @@ def test_at_once__leaves_the_generators_alone(photos, no_single):
 def test_at_once__is_not_for_what_needs_more(photos, transform):
     images, _ = prepare_images(open_images(photos), Reading(side=64))
     dataset = ViewDataset(images, [(transform, 1)], seed=4, geometry=True)
-    assert dataset._made_at_once(KEYS) is None
+    assert dataset._batched_samples(KEYS) is None
     assert len(dataset.__getitems__(KEYS)) == len(KEYS)
 
 
@@ -121,11 +121,11 @@ def test_at_once__is_not_for_sets_that_have_one_other_image(photos):
     Image.new("RGB", (SIDE + 1, SIDE)).save(photos / "a" / "0.png")
     images, _ = prepare_images(open_images(photos), Reading(side=64))
     dataset = ViewDataset(images, [(TRAIN, 1)], seed=4)
-    assert dataset._made_at_once([SampleKey(0, 1), SampleKey(0, 0)]) is None
-    assert dataset._made_at_once([SampleKey(0, 1)]) is not None
+    assert dataset._batched_samples([SampleKey(0, 1), SampleKey(0, 0)]) is None
+    assert dataset._batched_samples([SampleKey(0, 1)]) is not None
 
 
 def test_at_once__asks_stores_that_change_what_they_hand_over(photos):
     images, _ = prepare_images(open_images(photos), Reading(side=64))
     shown = replace(images, store=RgbStore(images.store))
-    assert ViewDataset(shown, [(TRAIN, 1)], seed=4)._made_at_once(KEYS) is None
+    assert ViewDataset(shown, [(TRAIN, 1)], seed=4)._batched_samples(KEYS) is None

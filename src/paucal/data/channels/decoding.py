@@ -38,9 +38,9 @@ def decode_image(source: ImageSource, name: str, reading: Reading = WHOLE) -> Im
     """Decode an image to a picture of `reading.channels` channels: RGB of Pillow, or `Planes`.
 
     Args:
-        source: the encoded bytes or the path of the file.
-        name: how the image is called in messages.
-        reading: to which size, how many channels, and from which values.
+        source: Encoded bytes, or path of the file.
+        name: Name of the image in messages.
+        reading: Size, number of channels and value range of the result.
 
     Raises:
         UnreadableImage: as `decode_rgb`; or it has another number of channels.
@@ -166,8 +166,8 @@ def convert_image(image: Image.Image | NDArray[np.generic], reading: Reading) ->
     """Return a picture in memory, or an array of pixels, as the images of a set are read.
 
     Args:
-        image: opened by Pillow, or `Planes`, or values (H, W) or (H, W, C).
-        reading: how.
+        image: Image opened by Pillow, `Planes`, or values (H, W) or (H, W, C).
+        reading: Size, number of channels and value range of the result.
 
     Raises:
         ValueError: its pixels have no known range, or it has another number of channels.

@@ -21,7 +21,7 @@ class Planes(Image.Image):
     """A picture of several channels. To Pillow it is an RGB image of the first three, a missing one black.
 
     Args:
-        planes: a grey picture ("L") for each channel, all of one size.
+        planes: Grey image ("L") of each channel, all of one size.
 
     Example:
         >>> picture = Planes([Image.new("L", (4, 2), level) for level in (10, 20, 30, 40, 50)])
@@ -161,7 +161,7 @@ def to_8_bits(values: NDArray[np.generic], value_range: tuple[float, float] | No
 
     Args:
         values: (H, W) or (H, W, 3).
-        value_range: the range; None for 0 to 65,535.
+        value_range: Values that become 0 and 255; None for 0 and 65,535.
 
     Raises:
         ValueError: there is no range and the values are floats or beyond 16 bits, or they are of no real kind.

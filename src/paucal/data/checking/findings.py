@@ -58,7 +58,7 @@ class CheckedSet:
     declared: bool
     cut_by: str = "as paucal train would cut them"
 
-    def across(self, group: Sequence[int]) -> bool:
+    def is_divided(self, group: Sequence[int]) -> bool:
         """Return whether images of a group lie in several parts."""
         return len({self.parts[position] for position in group} - {"unused"}) > 1
 

@@ -43,9 +43,9 @@ def picture_findings(checked: CheckedSet, survey: Survey, pairs: Sequence[Pair])
 
 def exact_findings(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list[Finding]:
     """Return findings about images with the same bytes: between parts, with different labels, within a part."""
-    across = [group for group in groups if checked.across(group)]
+    across = [group for group in groups if checked.is_divided(group)]
     conflicts = [group for group in groups if len(checked.labels_of(group)) > 1]
-    inside = [group for group in groups if not checked.across(group) and len(checked.labels_of(group)) < 2]
+    inside = [group for group in groups if not checked.is_divided(group) and len(checked.labels_of(group)) < 2]
     found = []
     if across:
         where = "lie in several parts" if checked.declared else "would fall into several parts"
@@ -88,7 +88,7 @@ def _near(checked: CheckedSet, pairs: Sequence[Pair], exact: Sequence[Sequence[i
     copies = {group[0]: group for group in exact}
     groups = merge_groups([[*copies.get(p.first, [p.first]), *copies.get(p.second, [p.second])] for p in pairs])
     confirmed = "" if pairs[0].features is None else " (as frozen features confirm)"
-    found, across = [], [group for group in groups if checked.across(group)]
+    found, across = [], [group for group in groups if checked.is_divided(group)]
     if across:
         test = np.flatnonzero(checked.parts == "test")
         shown = {i for group in across if any(checked.parts[j] == "train" for j in group) for i in group}
@@ -116,7 +116,7 @@ def _near(checked: CheckedSet, pairs: Sequence[Pair], exact: Sequence[Sequence[i
                 _plain(differing),
             )
         )
-    inside = [group for group in groups if not checked.across(group) and len(checked.labels_of(group)) < 2]
+    inside = [group for group in groups if not checked.is_divided(group) and len(checked.labels_of(group)) < 2]
     if inside:
         found.append(
             Finding(

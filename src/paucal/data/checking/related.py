@@ -198,7 +198,7 @@ def suggested_groups(images: ImageSet) -> NameGroups | None:
     }
     shared = [name for name, count in Counter(folders.values()).items() if count > 1]
     if not shared:
-        within, names = across, merge_groups
+        within, names = across, across_names
     named = [name for name in names if name is not None]
     if len(named) < max(2, LEAST_SHARE * len(names)):
         return None
@@ -206,7 +206,7 @@ def suggested_groups(images: ImageSet) -> NameGroups | None:
     repeated = sum(count for count in counts.values() if count > 1)
     if len(named) / len(counts) < LEAST_MEAN or repeated < LEAST_SHARE * len(names) or len(counts) < 2:
         return None
-    if not (_several_in_each_class(names, images) and _several_in_each_class(merge_groups, images)):
+    if not (_several_in_each_class(names, images) and _several_in_each_class(across_names, images)):
         return None
     largest, size = counts.most_common(1)[0]
     examples = [key.rsplit("/", 1)[-1] for key, name in zip(images.keys, names, strict=True) if name == largest]

@@ -29,9 +29,9 @@ class CacheEntry:
     """The decoded images of a set, on disk.
 
     Attributes:
-        pixels: the file that holds them.
-        n_bytes: what they take.
-        used: when a run last opened them, in seconds since 1970.
+        pixels: File with the decoded images.
+        n_bytes: Size of the file in bytes.
+        used: Time of the last use by a run, in seconds since 1970.
     """
 
     pixels: Path
@@ -94,9 +94,9 @@ def free_space(folder: Path, most: int = MOST_BYTES, spare: Path | None = None) 
     A run that has images open keeps them, on systems where a file may be removed while it is read; elsewhere they stay.
 
     Args:
-        folder: of the cache.
-        most: bytes.
-        spare: the pixels that stay in any case.
+        folder: Cache folder.
+        most: Largest total size in bytes.
+        spare: File of pixels that is never removed.
     """
     entries = list_entries(folder)
     total = sum(one.n_bytes for one in entries)
@@ -169,8 +169,8 @@ class StoredDigests:
     runs may write at once: the last one wins, and what the others knew is found out again.
 
     Args:
-        folder: of the cache.
-        location: of the set.
+        folder: Cache folder.
+        location: Location of the set of images.
     """
 
     def __init__(self, folder: Path, location: str) -> None:

@@ -33,8 +33,8 @@ class CachedStore(DecodedCopies):
         pixels: (total bytes,) uint8, in shared memory.
         offsets: (N,) int64, where each image begins.
         shapes: (N, 2) int64, heights and widths.
-        channels: of every image.
-        original: the store of the images themselves; None where the copies are all there is.
+        channels: Number of channels of every image.
+        original: Store of the images themselves; None if there are only copies.
     """
 
     def __init__(
@@ -82,12 +82,11 @@ def cache_images(
     is verified only and keeps its store.
 
     Args:
-        image_set: the images.
-        budget: bytes that the decoded images may take, 0 for no cache; None for a quarter of the free memory,
-            at most 4 GiB.
-        on_bad: what to do with unreadable images, see `verify_images`.
-        workers: threads; None for one per processor core.
-        progress: called with (images done, images in all) from the calling thread.
+        image_set: Images to verify.
+        budget: Most bytes for the decoded images, 0 for no cache; None for a quarter of the free memory, at most 4 GiB.
+        on_bad: Treatment of unreadable images: "refuse" or "skip".
+        workers: Number of threads; None for one per processor core.
+        progress: Function called with (images done, images in all) from the calling thread.
 
     Returns:
         The set (with a `CachedStore` if it fits) without unreadable images, and the keys of those.

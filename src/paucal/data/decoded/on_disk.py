@@ -70,8 +70,8 @@ class Entry:
     """An entry that is mapped into memory; it can be sent to another process, which maps it anew.
 
     Args:
-        path: of the pixels, images one after the other, (H, W, C) uint8.
-        table: where each one is.
+        path: File of pixels: images one after the other, (H, W, C) uint8.
+        table: Positions and sizes of the images.
 
     Raises:
         OSError: the file is gone.
@@ -109,8 +109,8 @@ class MappedStore(DecodedCopies):
     """Decoded images in a file that is mapped into memory, shared with all processes that read it.
 
     Args:
-        original: reads the images themselves, where the file is gone.
-        entry: with as many images.
+        original: Store of the images themselves, which is read if the file is gone.
+        entry: Entry with as many images.
     """
 
     def __init__(self, original: Store, entry: Entry) -> None:
@@ -172,10 +172,10 @@ class EntryWriter:
     Images may come from several threads, in any order.
 
     Args:
-        folder: of the cache.
-        count: images there may be.
-        room: bytes that they may take.
-        channels: of every image.
+        folder: Cache folder.
+        count: Largest number of images.
+        room: Largest size in bytes.
+        channels: Number of channels of every image.
     """
 
     def __init__(self, folder: Path, count: int, room: int, channels: int = RGB) -> None:

@@ -68,11 +68,12 @@ def prepare_images(
     and read anew each time. Images of shards are read as they come: `stream_images`.
 
     Args:
-        image_set: the images, of files or in memory.
-        reading: how they are handed over. Without ranges these are measured where images have more than 8 bits.
-        on_bad: what to do with unreadable images, see `verify_images`.
-        workers: threads; None for one per processor core.
-        progress: called with (images done, images in all) from the calling thread.
+        image_set: Images of files, or in memory.
+        reading: Size, channels and value ranges of the decoded images. Missing ranges are measured if images have more
+            than 8 bits a channel.
+        on_bad: Treatment of unreadable images: "refuse" or "skip".
+        workers: Number of threads; None for one per processor core.
+        progress: Function called with (images done, images in all) from the calling thread.
 
     Returns:
         The set without unreadable images, which says how it is read, and the keys of those left out.
@@ -228,11 +229,11 @@ def stream_images(
     steps: with "skip" every image is tried once.
 
     Args:
-        image_set: with a stream.
-        reading: how images are handed over.
-        on_bad: what to do with unreadable images.
-        workers: threads; None for one per processor core.
-        progress: called with (images done, images in all).
+        image_set: Streamed set.
+        reading: Size, channels and value ranges of the decoded images.
+        on_bad: Treatment of unreadable images: "refuse" or "skip".
+        workers: Number of threads; None for one per processor core.
+        progress: Function called with (images done, images in all).
 
     Returns:
         The set, and the keys of the images left out.

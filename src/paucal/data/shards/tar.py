@@ -1,8 +1,8 @@
-"""WebDataset's tar files, looked through once, and read where their index says.
+"""WebDataset's tar files: indexed once, then read by position.
 
-Images and labels are neighbours that share the name up to the first dot: `000123.jpg` and `000123.cls` are one
-sample. The label is the text of `.cls` or `.label`, or the field of `.json` that is called so; a number stands for a
-class by its place in `classes.txt`, a line for each, where there is one.
+An image and its label share the name up to the first dot: `000123.jpg` and `000123.cls` are one sample. The label is
+the text of `.cls` or `.label`, or a field of `.json`. If there is a `classes.txt`, numbers are line numbers in it,
+from 0.
 """
 
 import sys
@@ -27,8 +27,8 @@ from paucal.wording import counted, was
 
 LABEL_SUFFIXES = (".cls", ".label")
 JSON_FIELD = "label"
-_SIZE = slice(124, 136)  # where a tar header says how large the member is
-_MOST_LABEL = 1 << 20  # bytes of a file that holds a label
+_SIZE = slice(124, 136)  # bytes of a tar header with the size of the member
+_MOST_LABEL = 1 << 20  # largest label file in bytes
 _IMAGES, _LABELS = frozenset(IMAGE_SUFFIXES), frozenset(LABEL_SUFFIXES)
 
 
@@ -37,10 +37,10 @@ class TarContents:
     """The images of one shard.
 
     Attributes:
-        names: of the members.
-        offsets: where their bytes begin.
-        lengths: how many they are.
-        labels: as they are written; None for an image without one.
+        names: Names of the members.
+        offsets: (N,) byte positions of their contents.
+        lengths: (N,) sizes in bytes.
+        labels: Labels as written; None for an unlabelled image.
     """
 
     names: StringArray
@@ -50,49 +50,51 @@ class TarContents:
 
 
 def index_tar(path: Path, shown: str, label_field: str = JSON_FIELD) -> TarContents:
-    """Look through one tar file.
+    """Return the images of one tar file.
 
     Args:
-        path: of the file on this machine.
-        shown: its name in messages.
-        label_field: of JSON files, which holds the label.
+        path: Path of the file.
+        shown: Name of the file in messages.
+        label_field: Field of JSON files that holds the label.
 
     Raises:
-        UserError: it is damaged or compressed, holds a name that leads out of it, or a key twice.
+        UserError: The file is damaged or compressed, or holds a name that leads out of it, or a key twice.
     """
     images: dict[str, tarfile.TarInfo] = {}
     labels: dict[str, str] = {}
     try:
         with tarfile.open(path, "r:") as archive:
-            for number, one in enumerate(archive):
+            for number, member in enumerate(archive):
                 if number >= MOST_ENTRIES:
-                    raise UserError(f"{shown} has more than {MOST_ENTRIES:,} entries, the most that are read")
-                archive.members.clear()  # type: ignore[attr-defined]  # which would keep every header in memory
-                if not one.isreg() or one.issparse():
+                    raise UserError(f"{shown} has more than {MOST_ENTRIES:,} entries, the limit: split it.")
+                archive.members.clear()  # type: ignore[attr-defined]  # else every header stays in memory
+                if not member.isreg() or member.issparse():
                     continue
-                key, ending = sample_key(checked_name(shown, one.name))
-                if ending in _IMAGES and not any(map(ignored, one.name.removeprefix("./").split("/"))):
-                    _add(images, key, one, shown)
-                elif (ending in _LABELS or ending == ".json") and one.size <= _MOST_LABEL:
-                    content = archive.extractfile(one)
+                key, ending = sample_key(checked_name(shown, member.name))
+                if ending in _IMAGES and not any(map(ignored, member.name.removeprefix("./").split("/"))):
+                    _add_image(images, key, member, shown)
+                elif (ending in _LABELS or ending == ".json") and member.size <= _MOST_LABEL:
+                    content = archive.extractfile(member)
                     text = b"" if content is None else content.read()
-                    found = _label_of(text, ending, label_field, f"{one.name} in {shown}")
-                    if found is not None and labels.setdefault(key, found) != found:
-                        raise UserError(f"{shown} has two labels for the key {key!r}; keep one of them")
+                    label = _parse_label(text, ending, label_field, f"{member.name} in {shown}")
+                    if label is not None and labels.setdefault(key, label) != label:
+                        raise UserError(f"{shown} has two labels for the key {key!r}; keep one of them.")
             _require_end(archive)
     except (tarfile.TarError, OSError, EOFError, ValueError) as problem:
-        raise UserError(f"the shard {shown} cannot be read as a tar file ({problem}); fetch or make it again") from None
-    found = images.values()
+        raise UserError(
+            f"the shard {shown} cannot be read as a tar file ({problem}); download or make it again."
+        ) from None
+    members = images.values()
     return TarContents(
-        names=StringArray.of(one.name for one in found),
-        offsets=np.asarray([one.offset_data for one in found], dtype=np.int64),
-        lengths=np.asarray([one.size for one in found], dtype=np.int32),
+        names=StringArray.from_strings(member.name for member in members),
+        offsets=np.asarray([member.offset_data for member in members], dtype=np.int64),
+        lengths=np.asarray([member.size for member in members], dtype=np.int32),
         labels=[labels.get(key) for key in images],
     )
 
 
 def _require_end(archive: tarfile.TarFile) -> None:
-    """Raise a `ReadError` where a tar file lacks the block of zeros that ends it: tarfile itself would not mind."""
+    """Raise a `ReadError` if a tar file lacks the block of zeros at its end, which tarfile does not check."""
     assert archive.fileobj is not None
     archive.fileobj.seek(archive.offset)
     if archive.fileobj.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
@@ -100,7 +102,7 @@ def _require_end(archive: tarfile.TarFile) -> None:
 
 
 def sample_key(name: str) -> tuple[str, str]:
-    """Return the key of a member, its path up to the first dot of its file's name, and the ending in small letters.
+    """Return the key of a member (its path up to the first dot of the file name) and its ending in lower case.
 
     Example:
         >>> sample_key("n01/cat.v2/000123.JPG"), sample_key("7.seg.png")
@@ -111,83 +113,83 @@ def sample_key(name: str) -> tuple[str, str]:
     return f"{folder}{slash}{stem}", f"{dot}{ending}".lower()
 
 
-def _add(images: dict[str, tarfile.TarInfo], key: str, member: tarfile.TarInfo, shown: str) -> None:
+def _add_image(images: dict[str, tarfile.TarInfo], key: str, member: tarfile.TarInfo, shown: str) -> None:
     if key in images:
         raise UserError(
-            f"{shown} has the key {key!r} twice ({images[key].name} and {member.name}); give each image its own"
+            f"{shown} has the key {key!r} twice ({images[key].name} and {member.name}); give each image its own key."
         )
     if member.size > MOST_IMAGE:
-        raise UserError(f"{member.name} in {shown} has more than {MOST_IMAGE:,} bytes, the most that are read")
+        raise UserError(f"{member.name} in {shown} has more than {MOST_IMAGE:,} bytes, the limit for an image.")
     images[key] = member
 
 
-def _label_of(content: bytes, ending: str, label_field: str, shown: str) -> str | None:
+def _parse_label(content: bytes, ending: str, label_field: str, shown: str) -> str | None:
     try:
         value = parse_json(content) if ending == ".json" else content.decode("utf-8-sig").strip()
     except ValueError as problem:
-        raise UserError(f"{shown} cannot be read as a label ({problem}); write it again") from None
+        raise UserError(f"{shown} cannot be read as a label ({problem}); write it again.") from None
     if ending == ".json":
         value = value.get(label_field) if isinstance(value, dict) else None
     if value is None or value == "":
         return None
     if isinstance(value, bool | float | list | dict):
-        raise UserError(f"{shown} has the label {str(value)[:80]!r}; expected one class, a whole number or a name")
-    return sys.intern(str(value))  # of a million labels there are few different ones
+        raise UserError(f"{shown} has the label {str(value)[:80]!r}; expected one class: a whole number or a name.")
+    return sys.intern(str(value))  # a million images share few labels
 
 
-def build_index(files: Sequence[Shard], rows: Sequence[TarContents], names: Sequence[str] = ()) -> ShardIndex:
-    """Put the rows of all shards together.
+def build_index(files: Sequence[Shard], contents: Sequence[TarContents], names: Sequence[str] = ()) -> ShardIndex:
+    """Return the index of all shards.
 
     Args:
-        files: the shards.
-        rows: of each.
-        names: of the classes, by their numbers; empty where the labels are the names.
+        files: Shards.
+        contents: Images of each shard.
+        names: Class names by number; empty if the labels are the names.
 
     Raises:
-        UserError: there are no images, or a number stands for none of the names.
+        UserError: There are no images, or a number has no name.
     """
-    counts = [len(one.offsets) for one in rows]
+    counts = [len(one.offsets) for one in contents]
     if not sum(counts):
         raise UserError(
             f"{files[0].name if len(files) == 1 else counted(len(files), 'tar file')} held no images (expected members "
-            f"ending in {', '.join(IMAGE_SUFFIXES)})"
+            f"ending in {', '.join(IMAGE_SUFFIXES)})."
         )
-    classes, labels = _encoded([label for one in rows for label in one.labels], names)
+    classes, labels = _number_labels([label for one in contents for label in one.labels], names)
     bare, empty = int((labels < 0).sum()), [file.name for file, count in zip(files, counts, strict=True) if not count]
     notes = [f"{counted(bare, 'image')} in the shards {was(bare)} without a label"] if bare and classes else []
-    notes += (
-        [f"{counted(len(empty), 'shard')} held no images ({empty[0]}{', ...' * (len(empty) > 1)})"] if empty else []
-    )
+    if empty:
+        notes.append(f"{counted(len(empty), 'shard')} held no images ({empty[0]}{', ...' * (len(empty) > 1)})")
     return ShardIndex(
         files=tuple(files),
         classes=classes,
         shards=np.repeat(np.arange(len(files)), counts).astype(np.int32),
-        offsets=np.concatenate([one.offsets for one in rows]),
-        lengths=np.concatenate([one.lengths for one in rows]),
+        offsets=np.concatenate([one.offsets for one in contents]),
+        lengths=np.concatenate([one.lengths for one in contents]),
         labels=labels,
-        keys=StringArray.joined([one.names for one in rows]),
+        keys=StringArray.concatenate([one.names for one in contents]),
         notes=tuple(notes),
     )
 
 
-def _encoded(values: Sequence[str | None], names: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int32]]:
-    """Return the classes and the (N,) labels; numbers are in the order of numbers, not of text."""
-    found = {value for value in values if value is not None}
-    numeric = all(value.isdecimal() and len(value) < 10 for value in found)
+def _number_labels(values: Sequence[str | None], names: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int32]]:
+    """Return the classes and the (N,) labels; classes that are numbers are in numeric order."""
+    different = {value for value in values if value is not None}
+    numeric = all(value.isdecimal() and len(value) < 10 for value in different)
     if names and numeric:
-        beyond = [value for value in found if int(value) >= len(names)]
+        beyond = [value for value in different if int(value) >= len(names)]
         if beyond:
             raise UserError(
                 f"the shards have the label {beyond[0]}, and classes.txt names {len(names)} classes, numbered from 0; "
-                "correct one of the two"
+                "correct one of the two."
             )
-        places = {value: int(value) for value in found}
+        numbers = {value: int(value) for value in different}
         classes = tuple(names)
     else:
-        classes = tuple(sorted({str(int(one)) for one in found}, key=int)) if numeric else tuple(sorted(found))
-        of_class = {name: place for place, name in enumerate(classes)}
-        places = {value: of_class[str(int(value)) if numeric else value] for value in found}
-    labels = [-1 if value is None else places[value] for value in values]
+        plain = {value: str(int(value)) if numeric else value for value in different}
+        classes = tuple(sorted(set(plain.values()), key=int if numeric else None))
+        number_of = {name: number for number, name in enumerate(classes)}
+        numbers = {value: number_of[name] for value, name in plain.items()}
+    labels = [-1 if value is None else numbers[value] for value in values]
     return classes, np.asarray(labels, dtype=np.int32)
 
 
@@ -195,9 +197,9 @@ class TarStore(EncodedStore):
     """Images of tar shards.
 
     Args:
-        place: where the shards lie.
-        index: where the images lie in them.
-        keys: of the images, for messages.
+        place: Folder of the shards.
+        index: Positions of the images in them.
+        keys: (N,) keys of the images, for messages.
     """
 
     def __init__(self, place: ShardFolder, index: ShardIndex, keys: StringArray) -> None:
@@ -211,7 +213,7 @@ class TarStore(EncodedStore):
         return self._keys[index]
 
     def stamp(self, index: int) -> Stamp:
-        """Return the image's place in the index."""
+        """Return the image's key, size, and the time of change of its shard."""
         shard = self._index.files[int(self._index.shards[index])]
         return Stamp(f"{self._place.location}/{self._keys[index]}", int(self._index.lengths[index]), shard.changed)
 
@@ -219,7 +221,7 @@ class TarStore(EncodedStore):
         """Return the bytes of an image.
 
         Raises:
-            UnreadableImage: the shard is missing, cannot be fetched, or is not the one that was indexed.
+            UnreadableImage: The shard is missing, cannot be downloaded, or differs from the indexed one.
         """
         length, shard = int(self._index.lengths[index]), self._index.files[int(self._index.shards[index])]
         try:
@@ -229,26 +231,26 @@ class TarStore(EncodedStore):
             raise UnreadableImage(f"image {self.name(index)} cannot be read from its shard: {reason}") from None
         if len(content) < HEADER + length or size_in_header(content) != length:
             raise UnreadableImage(
-                f"image {self.name(index)} is not where the index says: the shard was changed or cut off since; index "
-                "the shards again"
+                f"image {self.name(index)} is not at its position in the index: the shard was changed or cut off "
+                "afterwards; index the shards again."
             )
         return content[HEADER:]
 
     def _read(self, shard: Shard, start: int, count: int) -> bytes:
-        # Opened for each image, as forked processes would share the place in a file that stays open.
-        for last in (False, True):
+        # Opened for each image, since forked processes would share the position in an open file.
+        for is_last_try in (False, True):
             try:
-                with open(self._place.path(shard), "rb", buffering=0) as file:
+                with open(self._place.local_path(shard), "rb", buffering=0) as file:
                     file.seek(start)
                     return file.read(count)
-            except FileNotFoundError:  # a fetched one that had to make room for another in between
-                if last:
+            except FileNotFoundError:  # a downloaded shard was removed in between, to free space
+                if is_last_try:
                     raise
         raise AssertionError
 
 
 def size_in_header(content: bytes) -> int | None:
-    """Return the size that a tar header says its member has; None where it is no header."""
+    """Return the size of the member from its tar header; None if the header is invalid."""
     try:
         return int(content[_SIZE].rstrip(b" \0") or b"-1", 8)
     except ValueError:

@@ -51,8 +51,8 @@ class ArchiveStore(Reopened, EncodedStore):
     """Images in a zip or tar file, each read when it is asked for.
 
     Args:
-        file: the archive.
-        entries: of the images.
+        file: Archive file.
+        entries: Members that are images.
     """
 
     kept = ("_file", "_entries", "_zipped")

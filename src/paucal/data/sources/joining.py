@@ -40,8 +40,8 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
     the images of some may have several labels, those of all may.
 
     Args:
-        sets: opened alike, all labelled or all unlabelled.
-        location: of the whole.
+        sets: Sets opened with the same options.
+        location: Location of the joined set.
 
     Raises:
         UserError: one of them has classes and another has none.

@@ -143,7 +143,7 @@ def _open_remote(location: str, _: Any, options: SourceOptions) -> ImageSet:
     folder, _, file = location.rstrip("/").rpartition("/")
     if file.endswith(PARQUET_SUFFIX):  # a single file, which also works on storage that cannot list its files
         place = RemoteShardFolder(folder)
-        return open_remote_parquet([RowFile(place, place.known(file))], options)
+        return open_remote_parquet([RowFile(place, place.find_file(file))], options)
     place = RemoteShardFolder(location)
     if files := find_remote_parquet(place):
         return open_remote_parquet(files, options)

@@ -80,7 +80,7 @@ def open_parquet(root: Path, files: Sequence[Path], options: SourceOptions) -> I
 
 def find_remote_parquet(place: RemoteShardFolder) -> list[RowFile]:
     """Return the Parquet files on object storage, at any depth; none if there are tars, or files cannot be listed."""
-    listed = place.listing() or []
+    listed = place.list_files() or []
     if any(shard.name.lower().endswith(".tar") for shard in listed):
         return []
     return [
@@ -118,7 +118,7 @@ def _open(files: list[RowFile], name: str, location: str, options: SourceOptions
     if bare := len(table) - len(kept):
         notes.append(f"{counted(bare, 'row')} without a label {was(bare)} left out")
     parts, hidden = _parts(files, options.labelled)
-    table, keys = table[kept], StringArray.rows([file.shard.name for file in files], counts).take(kept)
+    table, keys = table[kept], StringArray.numbered([file.shard.name for file in files], counts).take(kept)
     stream = _stream(files, groups, table)
     streamed = [streaming_note(len(kept), len(files))] if stream is not None else []
     declared = RepeatedStrings(parts, table[:, 0])

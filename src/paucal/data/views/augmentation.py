@@ -44,14 +44,14 @@ class Augmentation:
         crop: "random-resized" takes a box of random area and shape; "padded" resizes to cover the view, pads
             with black and takes a box of the view's size (the custom for 32-pixel images); "none" takes the
             centre.
-        scale: range of the share of the image's area under "random-resized".
-        ratio: range of width / height under "random-resized".
-        padding: pixels on each side under "padded".
-        hflip: probability of mirroring left and right.
-        rand_augment: a RandAugment description in timm's language, or None.
-        erase_prob: probability of erasing one box with noise after normalisation (random erasing, mode
+        scale: Range of the crop's share of the image's area under "random-resized".
+        ratio: Range of width / height under "random-resized".
+        padding: Pixels on each side under "padded".
+        hflip: Probability of mirroring left and right.
+        rand_augment: RandAugment description in timm's syntax; None for no RandAugment.
+        erase_prob: Probability of erasing one box with noise after normalisation (random erasing, mode
             "pixel").
-        interpolation: filter of every resize.
+        interpolation: Filter of every resize.
     """
 
     crop: Crop = "random-resized"
@@ -86,9 +86,9 @@ def build_rand_augment(
     colours.
 
     Args:
-        augmentation: its `rand_augment` and `interpolation` are used.
+        augmentation: Settings, of which `rand_augment` and `interpolation` are used.
         size: (height, width) of the view in pixels.
-        normalisation: its mean fills what moves into the picture.
+        normalisation: Normalisation whose mean fills the uncovered regions.
 
     Raises:
         UserError: timm does not understand the description.
@@ -167,7 +167,7 @@ class LocatedRandAugment:
     """timm's RandAugment, with the map from the result to the image it was given.
 
     Args:
-        policy: built by timm; its operations are changed in place.
+        policy: RandAugment of timm, whose operations are changed in place.
 
     Example:
         >>> from timm.data.auto_augment import rand_augment_transform
@@ -244,10 +244,10 @@ class Mixing:
     more works.
 
     Attributes:
-        mixup: parameter of the Beta distribution of mixup, within `ALPHAS`; 0 for none.
-        cutmix: the same for CutMix.
-        prob: probability that a batch is mixed at all.
-        switch_prob: probability of CutMix where both are on.
+        mixup: Parameter of mixup's Beta distribution, within `ALPHAS`; 0 for no mixup.
+        cutmix: Parameter of CutMix's Beta distribution, within `ALPHAS`; 0 for no CutMix.
+        prob: Probability that a batch is mixed.
+        switch_prob: Probability of CutMix if both are on.
     """
 
     mixup: float = 0.8

@@ -46,13 +46,13 @@ class DinoCrop:
 
     Args:
         size: (height, width) of the view in pixels.
-        scale: range of the share of the image's area.
-        normalisation: applied at the end.
-        blur_prob: probability of the Gaussian blur.
-        solarise_prob: probability of inverting the values from 128 on.
-        blur: range of the blur's radius in pixels of the view.
-        hflip: probability of mirroring left and right.
-        jitter_prob: probability of changing brightness, contrast, saturation and hue, in random order.
+        scale: Range of the crop's share of the image's area.
+        normalisation: Normalisation of the view, applied last.
+        blur_prob: Probability of the Gaussian blur.
+        solarise_prob: Probability of inverting the values from 128 on.
+        blur: Range of the blur's radius in pixels of the view.
+        hflip: Probability of mirroring left and right.
+        jitter_prob: Probability of changing brightness, contrast, saturation and hue, in random order.
 
     Example:
         >>> crop = DinoCrop((32, 32), (0.4, 1.0), Normalisation())
@@ -108,10 +108,10 @@ class FittedFirst:
     """Brings an image to a shape before a transform crops it, and tells the geometry in the image that was given.
 
     Args:
-        transform: of the fitted image.
+        transform: Transform of the fitted image.
         size: (height, width), of which only the shape counts.
         resize: "letterbox" or "squash"; see `transforms.fitted`.
-        normalisation: has the colour of bars.
+        normalisation: Normalisation whose mean is the colour of bars.
     """
 
     def __init__(self, transform: ViewTransform, size: Size, resize: Resize, normalisation: Normalisation) -> None:
@@ -159,17 +159,16 @@ def crop_views(
             always blurred, the others rarely, but sometimes solarised. "alike" makes the same changes to all crops
             alike: half are blurred, a fifth are solarised. "deit" is timm's training transform for every crop: crop,
             flip, RandAugment rand-m9-mstd0.5-inc1 and, on a quarter, random erasing.
-        groups: the global crops, then any number of groups of local ones. A size left out is `image_size`, a scale
-            left out is the published one: (0.4, 1) global and (0.05, 0.4) local for "dino", (0.3, 1) and (0.05, 0.3)
-            for "alike", (0.08, 1) for "deit".
-        normalisation: of every view.
+        groups: Global crops, then any number of groups of local crops. The default size is `image_size`; the default
+            scale is the published one: (0.4, 1) global and (0.05, 0.4) local for "dino", (0.3, 1) and (0.05, 0.3) for
+            "alike", (0.08, 1) for "deit".
+        normalisation: Normalisation of every view.
         image_size: (height, width) in pixels.
-        blur: range of the blur's radius in pixels of the view, as published for crops of 224 and 96 pixels alike.
-            Images much smaller than that would lose all detail: scale it with side / 224. Not used by "deit".
-        hflip: probability of mirroring left and right.
-        jitter_prob: probability of changing the colours. Not used by "deit".
-        resize: how images of another shape than `image_size` are brought to it before they are cropped; see
-            `transforms.fitted`.
+        blur: Range of the blur's radius in pixels of the view, published for crops of 224 and 96 pixels alike. Much
+            smaller images would lose all detail: scale it with side / 224. Not used by "deit".
+        hflip: Probability of mirroring left and right.
+        jitter_prob: Probability of changing the colours. Not used by "deit".
+        resize: Way to give images the shape of `image_size` before they are cropped; see `transforms.fit_shape`.
 
     Raises:
         UserError: there is no global crop, or a value is out of range.

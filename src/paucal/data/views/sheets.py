@@ -23,9 +23,9 @@ def sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, ...]) 
     """Draw up to 32 training images of a batch, with crops, colours, erased boxes and mixing as they are.
 
     Args:
-        batch: its first view is drawn; mixed labels are captioned with their shares.
-        normalisation: what was applied, to be undone.
-        classes: names for the labels; empty for no captions.
+        batch: Batch whose first view is drawn; captions of mixed labels have their shares.
+        normalisation: Normalisation of the views, which is undone.
+        classes: Class names in label order; empty for no captions.
     """
     views = normalisation.shown(batch.views[0][:MOST_IMAGES].detach().float().cpu())
     zoom = max(1, math.ceil(_SMALLEST_TILE / min(views.shape[-2:])))
@@ -76,8 +76,8 @@ def crop_sheet(batch: Batch, normalisation: Normalisation) -> Image.Image:
     """Draw a row for each of up to 6 images: its crops from left to right, all at the same scale.
 
     Args:
-        batch: all its views are drawn; global crops are as much larger as they are.
-        normalisation: what was applied, to be undone.
+        batch: Batch whose views are all drawn, at one scale.
+        normalisation: Normalisation of the views, which is undone.
     """
     images = min(MOST_ROWS, len(batch))
     views = [normalisation.shown(view[:images].detach().float().cpu()) for view in batch.views]

@@ -31,11 +31,11 @@ Pixels = NDArray[np.uint8]
 class BatchTransform(Protocol):
     """A view transform that can make the views of several images at once."""
 
-    def suits(self, pixels: Pixels) -> bool:
+    def supports(self, pixels: Pixels) -> bool:
         """Whether an image (H, W, C) can be among them."""
         ...
 
-    def at_once(self, images: Sequence[Pixels], seeds: Iterable[int]) -> tuple[Tensor, Tensor]:
+    def transform_batch(self, images: Sequence[Pixels], seeds: Iterable[int]) -> tuple[Tensor, Tensor]:
         """Return (N, C, H, W) views and their (N, 2, 3) geometry, image n drawn with the n-th seed."""
         ...
 
@@ -52,12 +52,12 @@ def fit_shape(
     """Return an image in the shape of a view, (height, width), where that is not done by cropping.
 
     Args:
-        image: of any shape.
-        size: of the view; only its shape counts.
+        image: Image of any shape.
+        size: Size of the view; only its shape counts.
         resize: "letterbox" puts bars of the mean colour beside the image, which a network sees as nothing; "squash"
             stretches it; "crop" leaves it as it is.
-        normalisation: has the mean.
-        interpolation: of stretching.
+        normalisation: Normalisation whose mean is the colour of the bars.
+        interpolation: Filter for stretching.
 
     Returns:
         The image, and the (2, 1) factors from its normalised coordinates to those of the given one.
@@ -90,11 +90,11 @@ class TrainTransform:
 
     Args:
         size: (height, width) of the view in pixels.
-        augmentation: what is done.
-        normalisation: applied after RandAugment.
-        exact_geometry: whether the returned geometry must be exact, RandAugment included; otherwise it covers crop and
+        augmentation: Settings of the augmentation.
+        normalisation: Normalisation, applied after RandAugment.
+        exact_geometry: Whether the returned geometry must be exact, RandAugment included; otherwise it covers crop and
             flip only.
-        resize: how images of another shape are brought to that of the view, before all else; see `fit_shape`.
+        resize: Way to give an image the shape of the view, before all else; see `fit_shape`.
 
     Example:
         >>> transform = TrainTransform((32, 32), Augmentation(), Normalisation())
@@ -127,13 +127,13 @@ class TrainTransform:
         view, theta = self._changed_then_cropped(image) if self._crops_last else self._cropped_then_changed(image)
         return self._erase(self.normalisation.apply(view)), theta * factors
 
-    def suits(self, pixels: Pixels) -> bool:
-        """Whether `at_once` can have the image: of the view's size, to be shifted and mirrored and no more."""
+    def supports(self, pixels: Pixels) -> bool:
+        """Whether `transform_batch` can have the image: of the view's size, to be shifted and mirrored and no more."""
         todo = self.augmentation
         plain = todo.crop == "padded" and todo.rand_augment is None and not todo.erase_prob and not self._crops_last
         return plain and pixels.shape == (*self.size, len(self.normalisation.mean))
 
-    def at_once(self, images: Sequence[Pixels], seeds: Iterable[int]) -> tuple[Tensor, Tensor]:
+    def transform_batch(self, images: Sequence[Pixels], seeds: Iterable[int]) -> tuple[Tensor, Tensor]:
         """Return (N, C, H, W) views and their (N, 2, 3) geometry: those of a call each, made together."""
         return padded_crops(images, seeds, self.augmentation.padding, self.augmentation.hflip, self.normalisation)
 
@@ -188,10 +188,10 @@ class EvalTransform:
 
     Args:
         size: (height, width) of the view in pixels.
-        normalisation: applied at the end.
-        crop_ratio: share of the resized image that the view shows; 1.0 shows all of the shorter side.
-        interpolation: filter of the resize.
-        resize: how images of another shape are brought to that of the view; see `fit_shape`.
+        normalisation: Normalisation, applied last.
+        crop_ratio: Share of the resized image that the view shows; 1.0 shows all of the shorter side.
+        interpolation: Filter of the resize.
+        resize: Way to give an image the shape of the view; see `fit_shape`.
     """
 
     def __init__(
@@ -218,11 +218,11 @@ class EvalTransform:
         view, theta = cover_and_centre(image, (height, width), self.size, self.interpolation)
         return self.normalisation.apply(view), theta * factors
 
-    def suits(self, pixels: Pixels) -> bool:
-        """Whether `at_once` can have the image: of the view's size, of which all is shown."""
+    def supports(self, pixels: Pixels) -> bool:
+        """Whether `transform_batch` can have the image: of the view's size, of which all is shown."""
         return self.crop_ratio == 1 and pixels.shape == (*self.size, len(self.normalisation.mean))
 
-    def at_once(self, images: Sequence[Pixels], seeds: Iterable[int]) -> tuple[Tensor, Tensor]:
+    def transform_batch(self, images: Sequence[Pixels], seeds: Iterable[int]) -> tuple[Tensor, Tensor]:
         """Return (N, C, H, W) views and their (N, 2, 3) geometry: those of a call each, made together."""
         return whole_views(images, self.normalisation)
 
@@ -232,8 +232,8 @@ class WholeImage:
 
     Args:
         size: (height, width) of the view in pixels.
-        normalisation: applied at the end.
-        interpolation: filter of the resize.
+        normalisation: Normalisation, applied last.
+        interpolation: Filter of the resize.
     """
 
     def __init__(self, size: Size, normalisation: Normalisation, interpolation: Interpolation = "bicubic") -> None:
@@ -273,7 +273,7 @@ def box_geometry(box: tuple[float, float, float, float], source: tuple[int, int]
     """Return the (2, 3) map from the view of a box to the image it was cut from.
 
     Args:
-        box: left, top, right, bottom in pixels of the image; may reach beyond it.
+        box: Left, top, right and bottom in pixels of the image; may reach beyond it.
         source: (width, height) of the image.
 
     Example:
@@ -311,10 +311,10 @@ def padded_crops(
 
     Args:
         images: N of one shape (H, W, C), which is that of the views.
-        seeds: of each image, as torch's generators take them.
-        padding: pixels on each side.
-        hflip: probability of mirroring left and right.
-        normalisation: applied at the end.
+        seeds: Seed of each image, as torch's generators take it.
+        padding: Pixels on each side.
+        hflip: Probability of mirroring left and right.
+        normalisation: Normalisation, applied last.
 
     Returns:
         (N, C, H, W) views and their (N, 2, 3) geometry, as `types.Batch.geometry` defines it.

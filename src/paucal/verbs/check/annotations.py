@@ -199,8 +199,8 @@ def box_findings(found: Sequence[Annotated], keys: Sequence[str]) -> list[Findin
     """Return what is wrong with boxes, or good to know of them.
 
     Args:
-        found: the images as their files describe them.
-        keys: of the images in the order of the set.
+        found: Images with their annotations.
+        keys: Keys of the images in the order of the set.
     """
     places = {key: place for place, key in enumerate(keys)}
     known = [one for one in found if one.key in places]

@@ -41,10 +41,10 @@ class FeatureReader:
     """Reads features of images.
 
     Attributes:
-        name: of the model, for people; "" for the pixels.
-        module: gives (B, D) features; None for the pixels.
-        preprocess: how images are prepared for it.
-        device: where it computes.
+        name: Name of the model, for people; "" for plain pixels.
+        module: Network that gives (B, D) features; None for plain pixels.
+        preprocess: Preprocessing of its images.
+        device: Device of the network.
     """
 
     name: str
@@ -68,13 +68,12 @@ class FeatureReader:
         """Return (N, D) float32 features on the CPU, in the order of `indices`.
 
         Args:
-            images: the set.
+            images: Set of images.
             indices: (N,) positions.
-            settings: of the check.
-            progress: called with (images done, images in all).
-            detail: pixels of the shorter side that images are reduced to before the model looks at them: a copy that
-                was saved smaller lacks the details of its original, and is told apart from it by nothing else. None
-                for all there are.
+            settings: Settings of the check.
+            progress: Function called with (images done, images in all).
+            detail: Shorter side in pixels to which images are reduced before the model sees them, so that a copy saved
+                at a smaller size has the same features as its original; None for no reduction.
         """
         if self.module is None or self.preprocess is None:
             return _pixels(reduce_images(images, 4 * PIXELS), indices, progress)
@@ -91,8 +90,8 @@ class ReducedInput:
     """Reduces an image before a transform; it is picklable, so that loader workers can be spawned.
 
     Attributes:
-        transform: of the reduced image.
-        side: pixels of its shorter side; None leaves it as it is.
+        transform: Transform of the reduced image.
+        side: Shorter side of the reduced image in pixels; None keeps the size.
     """
 
     transform: ViewTransform
@@ -116,8 +115,8 @@ def open_reader(settings: CheckSettings, side: int) -> FeatureReader:
     """Return a reader of the model that was asked for, of weights at hand, or of pixels.
 
     Args:
-        settings: of the check.
-        side: median of the images' shorter sides in pixels.
+        settings: Settings of the check.
+        side: Median of the images' shorter sides in pixels.
 
     Raises:
         UserError: there is no such model, its weights cannot be had, or it has no linear classifier to read before.
@@ -155,11 +154,11 @@ class SuspectLabel:
     """An image whose label is probably wrong.
 
     Attributes:
-        position: in the set.
-        given: name of its class.
-        suggested: name of the class it probably has.
-        confidence: probability of its own class, by a classifier that has not seen it.
-        suggested_confidence: that of the suggested class.
+        position: Position in the set.
+        given: Name of its class.
+        suggested: Name of its probable class.
+        confidence: Probability of its own class, by a classifier that was not fitted on it.
+        suggested_confidence: Probability of the suggested class.
     """
 
     position: int
@@ -185,12 +184,12 @@ def find_suspects(
     """Return labels that are probably wrong, the most suspect first, and the share that was predicted as given.
 
     Args:
-        images: the set.
+        images: Set of images.
         indices: (N,) positions of labelled images.
         features: (N, D) of these.
         groups: (N,) numbers; images of one group are never on both sides, since a copy would tell the label.
-        seed: of the folds.
-        console: shows progress.
+        seed: Seed of the folds.
+        console: Console that shows progress.
     """
     labels = images.labels[indices]
     with console.progress("fitting classifiers") as advance:
@@ -220,8 +219,8 @@ def out_of_fold(
         labels: (N,) in [0, K).
         n_classes: K.
         groups: (N,) numbers of groups that stay together.
-        seed: of the folds.
-        progress: called with (fits done, all).
+        seed: Seed of the folds.
+        progress: Function called with (fits done, fits in all).
 
     Raises:
         UserError: the features are no finite numbers, or there is one class alone.

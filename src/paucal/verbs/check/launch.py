@@ -66,9 +66,9 @@ def check(data: str | os.PathLike[str] = "digits", **settings: Any) -> CheckResu
     """Look at every image of a set once, and say what the set holds and what is wrong; the same as `paucal check`.
 
     Args:
-        data: anything that `paucal.train`, `paucal.segment` or `paucal.detect` takes, or a folder of images without
+        data: Anything that `paucal.train`, `paucal.segment` or `paucal.detect` takes, or a folder of images without
             labels.
-        **settings: any field of `paucal.verbs.check.settings.CheckSettings`, such as `labels=True`.
+        **settings: Any field of `paucal.verbs.check.settings.CheckSettings`, such as `labels=True`.
 
     Returns:
         Facts, findings (the gravest first) and suspected labels; `result.misleads` is what the exit code says.
@@ -244,8 +244,8 @@ def as_pictures(images: ImageSet, channels: int | None) -> tuple[ImageSet, list[
     """Return a set as training reads it, with its channels and its range of values, and what is wrong with those.
 
     Args:
-        images: as they were opened.
-        channels: that somebody says they have.
+        images: Opened images.
+        channels: Number of channels given by the user; None counts them.
     """
     found: list[Finding] = []
     try:
