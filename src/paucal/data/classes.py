@@ -27,6 +27,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 NO_LABEL = ("NA", "N/A", "n/a", "nan", "NaN", "None", "NULL", "null", "NONE")  # and they may be classes all the same
 _MANY_VALUES = 8  # different numbers, from which on they may be measurements
 _NAMES_SHOWN = 5
+MOST_LIST_BYTES = 16 << 20
 
 
 def plain_name(name: str) -> str:
@@ -93,7 +94,7 @@ def with_plain_classes(images: ImageSet) -> ImageSet:
     """Return a set whose classes have plain names; those of one plain name are one class, with a note.
 
     Raises:
-        UserError: a name is empty.
+        UserError: A name is empty.
     """
     plain = plain_names(images.classes)
     if empty := [name for name, new in plain.items() if not new]:
@@ -173,9 +174,6 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
 
 
-MOST_LIST_BYTES = 16 << 20
-
-
 def shipped_lists() -> list[str]:
     """Return the names of the lists that come with paucal.
 
@@ -195,7 +193,7 @@ def read_class_list(source: str | Path) -> list[str]:
         source: Path of the file, or name of a list that comes with paucal; a path that exists wins.
 
     Raises:
-        UserError: there is no such file, it is no text, or it names no class or one class twice.
+        UserError: There is no such file, it is no text, or it names no class or one class twice.
 
     Example:
         >>> len(read_class_list("imagenet100")), read_class_list("imagenet100")[0]
@@ -223,7 +221,7 @@ def choose_classes(images: ImageSet, source: str | Path) -> ImageSet:
         source: Path or name of the list, as in `read_class_list`.
 
     Raises:
-        UserError: the set has no classes, the file names fewer than two or one that the set does not have.
+        UserError: The set has no classes, the file names fewer than two or one that the set does not have.
     """
     names = read_class_list(source)
     if not images.classes:

@@ -123,7 +123,7 @@ class ViewDataset(Dataset[Sample]):
 
 
 def decoded_pixels(store: Store, index: int) -> NDArray[np.uint8] | None:
-    """Return the (H, W, C) pixels that `store.read` would give, not a copy; None where it would have to decode them."""
+    """Return the (H, W, C) pixels that `store.read` would give, not a copy; None if it would have to decode them."""
     while isinstance(store, NestedStore) and not isinstance(store, ConvertedStore):  # which changes what it hands over
         store, index = store.locate(index)
     if isinstance(store, MappedStore):

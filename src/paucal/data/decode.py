@@ -1,7 +1,7 @@
-"""Encoded images to 8-bit RGB, with every failure turned into one kind of error that names the image.
+"""Decoding of images to upright 8-bit RGB. Every failure becomes an `UnreadableImage` that names the image.
 
-Images much larger than a network will see are reduced on the way. The files come from outside, so whatever a decoder
-raises is caught, and its warnings are kept quiet.
+Images much larger than the network's input are reduced. Files are untrusted: any exception of a decoder is caught, and
+its warnings are silenced.
 """
 
 import io
@@ -23,22 +23,16 @@ from paucal.wording import counted
 
 ImageSource = bytes | Path
 
-# Pillow knows many more, some of which hand a file to other programs (EPS to Ghostscript).
+# Pillow reads more formats, some of them through other programs (EPS through Ghostscript).
 _FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000", "AVIF", "HEIF")
 # Resized to cover a square, an image of 1 x 65,000 pixels would take 10 GB.
 _MOST_ELONGATED = 100
 _DRAFTED = ("JPEG", "MPO")  # MPO: JPEG with further pictures, as some phones write it
-# An image is left as it is where it is hardly larger than what it would be reduced to.
+# Images less than this many times as large as their reduced size are not reduced.
 _WORTH_REDUCING = 1.5
-
-
-_TAG = 0x0112
-
-
-_SHOWN = 5  # images that a note names
-
-
-# What undoes each value of the EXIF orientation tag (EXIF 2.3, table 6).
+_TAG = 0x0112  # EXIF tag of the orientation
+_SHOWN = 5  # images named in a note
+# Transposition that undoes each value of the EXIF orientation (EXIF 2.3, table 6).
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -66,17 +60,16 @@ class Orientation:
 
     @property
     def is_ambiguous(self) -> bool:
-        """Whether an annotation of this image has the same size before and after the image is turned.
+        """Whether the size of an annotation does not show if it was drawn on the stored or on the upright pixels.
 
-        So it is for half turns, mirror images and squares. Whether boxes or a mask were drawn on the stored or on the
-        upright pixels cannot be told from their size then.
+        This is so for half turns, mirror images and squares.
         """
         return self.value != 1 and self.stored == self.upright
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How decoded pixels are handed over.
+    """Size, channels and value ranges that images are decoded to.
 
     Attributes:
         side: Shorter side in pixels to which much larger images are reduced; None keeps all sizes.
@@ -92,7 +85,7 @@ class Reading:
     channel_ranges: tuple[tuple[float, float], ...] | None = None
 
     def reduced(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return the size at which an image of this size, in either order of the sides, is handed over.
+        """Return the size that an image of this size is reduced to, in the same order of the sides.
 
         Example:
             >>> Reading(side=512).reduced((4000, 3000)), Reading(side=512).reduced((700, 600))
@@ -109,15 +102,15 @@ WHOLE = Reading()
 
 
 class UnreadableImage(UserError):
-    """An image that cannot be decoded; the message names it and says why."""
+    """An image that cannot be decoded; the message names it and the reason."""
 
     def __init__(self, message: str) -> None:
-        # torch makes it anew with the traceback of its loader process, which ends in the sentence itself.
+        # torch recreates it with the traceback of its loader process, which ends in the message itself.
         super().__init__(message.rpartition(f"{type(self).__name__}: ")[2])
 
 
 class _Silence:
-    """`warnings.catch_warnings` for several threads: the first one in silences, the last one out restores."""
+    """`warnings.catch_warnings` for several threads: the first to enter silences, the last to leave restores."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -146,8 +139,8 @@ def decode_rgb(source: ImageSource, name: str, reading: Reading = WHOLE) -> Imag
     """Decode an image to upright 8-bit RGB.
 
     The EXIF orientation is applied, an alpha channel is dropped (as torchvision's loader does), palettes are
-    looked up, and values of more than 8 bits are brought to 8; Pillow's own conversion would clip grey ones at 255. A
-    JPEG that will be reduced is decoded at a half, a quarter or an eighth of its size, which the format allows.
+    looked up, and values of more than 8 bits are scaled to 8; Pillow's own conversion would clip grey ones at 255. A
+    JPEG that will be reduced is decoded at a half, a quarter or an eighth of its size.
 
     Args:
         source: Encoded bytes, or path of the file.
@@ -155,7 +148,7 @@ def decode_rgb(source: ImageSource, name: str, reading: Reading = WHOLE) -> Imag
         reading: Size and value range of the result.
 
     Raises:
-        UnreadableImage: the image cannot be decoded, has pixels without a known range (floats, 32-bit integers
+        UnreadableImage: The image cannot be decoded, has pixels without a known range (floats, 32-bit integers
             beyond 65,535), is larger than Pillow's limit against decompression bombs or more than 100 times as long
             as wide.
     """
@@ -167,28 +160,28 @@ def decode_rgb(source: ImageSource, name: str, reading: Reading = WHOLE) -> Imag
 
 
 def upright_rgb(image: Image.Image, reading: Reading = WHOLE) -> Image.Image:
-    """Return an image that Pillow has opened as `decode_rgb` describes, which is left as it is.
+    """Return an image opened by Pillow as `decode_rgb` does; the argument is not changed.
 
     Raises:
-        ValueError: its pixels have no known range.
+        ValueError: The value range of its pixels is unknown.
     """
     return _upright(image, reading.reduced(image.size), reading.value_range)
 
 
 def _upright(image: Image.Image, size: tuple[int, int], value_range: tuple[float, float] | None) -> Image.Image:
     turn = _turn(image)
-    deep = deep_values(image) if is_deep(image) else None  # first: Pillow closes the file when it has read its own
+    deep = deep_values(image) if is_deep(image) else None  # first, since `load` closes the file
     image.load()
     rgb = _to_rgb(image) if deep is None else to_8_bits(deep, value_range).convert("RGB")
     if rgb.size != size:
         rgb = rgb.resize(size, Image.Resampling.HAMMING, reducing_gap=2.0)
     rgb = rgb if turn is None else rgb.transpose(turn)
-    rgb.info = {}  # Pillow copies the orientation along; whoever reads it again would turn the image twice
+    rgb.info = {}  # Pillow copies the orientation, and a later reader would turn the image again
     return rgb
 
 
 def turned_upright(image: Image.Image) -> Image.Image:
-    """Return an image that Pillow has opened as its EXIF orientation says that it is seen."""
+    """Return an image opened by Pillow with its EXIF orientation applied."""
     turn = _turn(image)
     image.load()
     return image if turn is None else image.transpose(turn)
@@ -198,13 +191,13 @@ def _orientation(image: Image.Image) -> Orientation:
     value, (width, height) = orientation_of(image), image.size
     if value < 5:  # no turn by 90 degrees
         return Orientation(value, (height, width), (height, width))
-    if image.format == "TIFF":  # Pillow has exchanged the sides itself
+    if image.format == "TIFF":  # Pillow has already exchanged the sides
         return Orientation(value, (width, height), (height, width))
     return Orientation(value, (height, width), (width, height))
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
-    """Return what turns an opened image upright once it is decoded; TIFF is turned by Pillow itself."""
+    """Return the transposition that turns a decoded image upright; None for TIFF, which Pillow turns itself."""
     return None if image.format == "TIFF" else UPRIGHT.get(orientation_of(image))
 
 
@@ -212,7 +205,7 @@ def raw_values(source: ImageSource, name: str) -> np.ndarray | None:
     """Return the (H, W) or (H, W, 3) values of an image of more than 8 bits a channel; None for any other.
 
     Raises:
-        UnreadableImage: as in `decode_rgb`.
+        UnreadableImage: As in `decode_rgb`.
     """
     with open_image(source, name) as image:
         return deep_values(image) if is_deep(image) else None
@@ -222,7 +215,7 @@ def image_size(source: ImageSource, name: str) -> tuple[int, int]:
     """Return the upright (height, width) from the header, without decoding the pixels.
 
     Raises:
-        UnreadableImage: the header cannot be read.
+        UnreadableImage: The header cannot be read.
     """
     return read_orientation(source, name).upright
 
@@ -231,7 +224,7 @@ def read_orientation(source: ImageSource, name: str) -> Orientation:
     """Return the EXIF orientation of an image and its sizes from the header, without decoding the pixels.
 
     Raises:
-        UnreadableImage: the header cannot be read.
+        UnreadableImage: The header cannot be read.
     """
     with open_image(source, name) as image:
         return _orientation(image)
@@ -241,7 +234,7 @@ def check_decodes(source: ImageSource, name: str, reading: Reading = WHOLE) -> N
     """Read an image to its last byte as cheaply as its format allows (JPEG: at an eighth of its size).
 
     Raises:
-        UnreadableImage: as in `decode_rgb`.
+        UnreadableImage: As in `decode_rgb`.
     """
     with open_image(source, name) as image:
         if is_deep(image):
@@ -256,7 +249,7 @@ def check_decodes(source: ImageSource, name: str, reading: Reading = WHOLE) -> N
 def decode_reduced(
     source: ImageSource, name: str, side: int, value_range: tuple[float, float] | None = None
 ) -> tuple[Image.Image, str, tuple[int, int]]:
-    """Decode an image at a reduced size where its format allows that (JPEG), and say what it is at its full one.
+    """Decode an image, at a reduced size if its format allows that (JPEG), and return its original mode and size.
 
     Args:
         source: Encoded bytes, or path of the file.
@@ -269,7 +262,7 @@ def decode_reduced(
         (height, width).
 
     Raises:
-        UnreadableImage: as in `decode_rgb`.
+        UnreadableImage: As in `decode_rgb`.
     """
     with open_image(source, name) as image:
         mode, full = image.mode, _orientation(image).upright
@@ -280,10 +273,10 @@ def decode_reduced(
 
 @contextmanager
 def open_image(source: ImageSource, name: str) -> Iterator[Image.Image]:
-    """Open an image with Pillow, whose decoders are quiet meanwhile.
+    """Open an image with Pillow and silence its warnings.
 
     Raises:
-        UnreadableImage: it cannot be opened, or whatever is done with it fails.
+        UnreadableImage: The image cannot be opened, or the block raises an exception.
     """
     file = io.BytesIO(source) if isinstance(source, bytes) else source
     with decoding_errors(name):
@@ -295,7 +288,7 @@ def open_image(source: ImageSource, name: str) -> Iterator[Image.Image]:
 
 
 def check_shape(width: int, height: int) -> None:
-    """Raise a ValueError for an image that is far longer than wide, and Pillow's error for one that is a bomb."""
+    """Raise a ValueError for a far too elongated image, and Pillow's error for a decompression bomb."""
     if max(width, height) > _MOST_ELONGATED * min(width, height):
         raise ValueError(f"{width} x {height} pixels are more than {_MOST_ELONGATED} times as long as wide")
     if width * height > 2 * (Image.MAX_IMAGE_PIXELS or width * height):
@@ -304,7 +297,7 @@ def check_shape(width: int, height: int) -> None:
 
 @contextmanager
 def decoding_errors(name: str) -> Iterator[None]:
-    """Turn whatever a decoder raises into an `UnreadableImage` that names the image."""
+    """Turn any exception of a decoder into an `UnreadableImage` that names the image."""
     try:
         yield
     except UnreadableImage:
@@ -312,7 +305,7 @@ def decoding_errors(name: str) -> Iterator[None]:
     except Image.DecompressionBombError:
         raise UnreadableImage(
             f"image {name} has more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels, the limit against "
-            "decompression bombs; make it smaller"
+            "decompression bombs; make it smaller."
         ) from None
     # Decoders raise nearly anything on damaged data: OSError, SyntaxError, ValueError, struct.error,
     # IndexError.
@@ -346,7 +339,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def orientation_of(image: Image.Image) -> int:
-    """Return the EXIF orientation of an image that Pillow has opened and not decoded yet.
+    """Return the EXIF orientation of an image that Pillow has opened but not decoded.
 
     Returns:
         A value from 1 to 8. An invalid value (65537, 0, text) and damaged metadata count as 1, upright.
@@ -355,12 +348,12 @@ def orientation_of(image: Image.Image) -> int:
         # A PNG's own `getexif` decodes the pixels to look behind them.
         value = Image.Image.getexif(image).get(_TAG)
         return int(value) if value in UPRIGHT else 1
-    except Exception:  # Pillow raises nearly anything for damaged metadata, which does not make the pixels unusable
+    except Exception:  # Pillow raises any error for damaged metadata, and the pixels are still usable
         return 1
 
 
 def ambiguity_note(names: Sequence[str], annotations: str) -> str:
-    """Return the sentence that says which annotations may be drawn on pixels that were not turned yet.
+    """Return the note on annotations that may have been drawn before the image was turned upright.
 
     Args:
         names: Names of the images whose `Orientation.is_ambiguous`, at least one.
@@ -370,5 +363,5 @@ def ambiguity_note(names: Sequence[str], annotations: str) -> str:
     turned = counted(len(names), "image is turned by its EXIF tag", "images are turned by their EXIF tags")
     return (
         f"{turned} ({shown}), and the size does not show whether the {annotations} were drawn before or after the "
-        "turn: they are read as drawn after it; look at some of them, or store the images upright without the tag"
+        "turn: they are read as drawn after it; check some of them, or store the images upright without the tag"
     )

@@ -1,4 +1,4 @@
-"""What a source of images is to the rest of paucal: keys, labels and a store of pixels by position."""
+"""`ImageSet`: the keys, labels and pixels of a set of images, from whatever source it was opened."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,12 +13,12 @@ from paucal.data.stores import ConvertedStore, DecodedCopies, Store, StoreSelect
 from paucal.data.string_arrays import take_strings
 
 Targets = NDArray[np.integer]  # (N,) labels, or (N, K) multi-hot rows
-UNKNOWN = -1  # in a multi-hot row: nobody says whether the image is of the class
+UNKNOWN = -1  # in a multi-hot row: unknown whether the image is of the class
 
 
 @dataclass(frozen=True)
 class Hints:
-    """What a source knows about its images that a default setting should respect.
+    """Properties of a set's images that default settings respect.
 
     Attributes:
         flip: Whether a mirrored image has the same meaning (not true for digits).
@@ -38,7 +38,7 @@ class Hints:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images with stable names, in a fixed order, and labels where there are any.
+    """Images with stable keys in a fixed order, and their labels if there are any.
 
     Attributes:
         name: Short name for people.
@@ -46,15 +46,15 @@ class ImageSet:
         classes: Class names in label order; empty for an unlabelled set.
         keys: Identity of each image, which stays the same if the set is copied: a relative path with forward slashes,
             or `train.parquet#12` for a row.
-        labels: (N,) int64, -1 for unlabelled images, and for all where `multi_hot` says what they show.
+        labels: (N,) int64 class numbers; -1 for unlabelled images, and for all images if there is a `multi_hot`.
         declared: "train", "val" or "test" for each image if the source has its own parts, else "".
         store: Store that reads the pixels.
         hints: Properties of the images that default settings respect.
         notes: Sentences on what was left out or looks wrong, for `paucal check` and the report.
         columns: Further columns of the table of the images, by name.
         reading: Size, channels and value ranges of the images that the store returns.
-        multi_hot: (N, K) int8 where an image may be of several classes, or of none: 1 it is of the class, 0 it is not,
-            `UNKNOWN` (-1) nobody says. None where each image has one label.
+        multi_hot: (N, K) int8 if an image may have several labels or none: 1 for a label, 0 for no label, `UNKNOWN`
+            (-1) if unknown. None if each image has one label.
         stream: Positions of streamed images, such as millions in shards; None for a set that is decoded before a run
             begins.
     """
@@ -100,11 +100,11 @@ class ImageSet:
 
     @property
     def targets(self) -> Targets:
-        """What is learnt of the images: the (N,) labels, or the (N, K) `multi_hot`."""
+        """Training targets: the (N,) labels, or the (N, K) `multi_hot`."""
         return self.labels if self.multi_hot is None else self.multi_hot
 
     def classes_of(self, index: int) -> list[str]:
-        """Return the names of the classes that an image is known to be of."""
+        """Return the names of the labels of an image, without unknown ones."""
         if self.multi_hot is not None:
             return [self.classes[place] for place in np.flatnonzero(self.multi_hot[index] == 1)]
         label = int(self.labels[index])
@@ -115,10 +115,7 @@ class ImageSet:
         return np.flatnonzero(self.labels == label if self.multi_hot is None else self.multi_hot[:, label] == 1)
 
     def as_multi_hot(self) -> "ImageSet":
-        """Return the set with the label of each image as a row of 1 and 0, all unknown where it has none.
-
-        A set that has such rows stays as it is.
-        """
+        """Return the set with labels as multi-hot rows; the rows of unlabelled images are unknown."""
         if self.multi_hot is not None:
             return self
         rows = np.eye(len(self.classes), dtype=np.int8)[self.labels]
@@ -134,7 +131,7 @@ class ImageSet:
         return np.bincount(labels[labels >= 0], minlength=len(self.classes))
 
     def sample(self, count: int, indices: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """Return up to `count` positions spread over the set, or over `indices`; in shards they lie in a few runs."""
+        """Return up to `count` positions spread over the set, or over `indices`; runs of neighbours in shards."""
         total = len(self) if indices is None else len(indices)
         if self.stream is None:
             places = evenly_spaced(total, count)
@@ -145,7 +142,7 @@ class ImageSet:
     def sample_sizes(self, count: int = 256) -> NDArray[np.int64]:
         """Return the (n, 2) heights and widths of up to `count` images spread over the set.
 
-        They come from the headers; images whose header cannot be read are left out, so n may be smaller.
+        Sizes are read from the headers; images with unreadable headers are left out.
         """
         sizes = []
         for index in self.sample(count):
@@ -159,19 +156,19 @@ class ImageSet:
         """Return the set with its labels renumbered to the order of `classes`, which may hold more names.
 
         Raises:
-            ValueError: a class of the set is not among `classes`.
+            ValueError: A class of the set is not among `classes`.
         """
         if missing := set(self.classes) - set(classes):
             raise ValueError(f"expected names for all classes, {sorted(missing)} are missing")
         numbers = np.array([classes.index(name) for name in self.classes] + [-1], dtype=np.int64)
         rows = None
-        if self.multi_hot is not None:  # of a class that such a set does not name, its images are not
+        if self.multi_hot is not None:  # images have 0 for classes that the set does not name
             rows = np.zeros((len(self), len(classes)), dtype=np.int8)
             rows[:, numbers[:-1]] = self.multi_hot
         return replace(self, classes=classes, labels=numbers[self.labels], multi_hot=rows)  # the label -1 stays -1
 
     def select(self, indices: NDArray[np.int64], note: str = "") -> "ImageSet":
-        """Return the set reduced to `indices`, in their order; classes stay as they are."""
+        """Return the images at `indices`, in their order; classes stay as they are."""
         return replace(
             self,
             keys=take_strings(self.keys, indices),
@@ -197,16 +194,16 @@ def evenly_spaced(total: int, count: int) -> NDArray[np.int64]:
 
 
 def reduce_images(images: ImageSet, side: int) -> ImageSet:
-    """Return a set whose images are handed over at about `side` pixels of their shorter side, where they have more.
+    """Return a set whose larger images are reduced to about `side` pixels of the shorter side.
 
-    A JPEG is decoded no larger than that needs, which for a camera's photo takes a twentieth of the time.
+    A JPEG is then decoded at a smaller size, which takes a twentieth of the time for a camera's photo.
     """
     reading = replace(images.reading, side=side)
     return replace(images, store=ConvertedStore(images.store, reading), reading=reading)
 
 
 def full_size_image(images: ImageSet, index: int) -> Image.Image:
-    """Return an image of a set in full size, however the set hands it over."""
+    """Return an image of a set at its original size."""
     if images.reading.side is None:
         return images.store.read(index)
     store, place = locate(images.store, index)
@@ -216,7 +213,7 @@ def full_size_image(images: ImageSet, index: int) -> Image.Image:
 
 
 def without_decoded_copies(images: ImageSet) -> ImageSet:
-    """Return a set as it was before it was kept decoded, without the images that could not be read."""
+    """Return a prepared set with its original store, without the unreadable images."""
     store = images.store
     if isinstance(store, DecodedCopies) and store.original is not None:
         store = store.original

@@ -23,6 +23,7 @@ from paucal.wording import counted
 MOST_TOGETHER = 256  # images
 PIXELS_TOGETHER = 16 * 224 * 224
 _NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC)  # the last of shared memory
+MOST_KEPT_BYTES = 512 << 20
 
 
 class WorkerLoader(DataLoader[Sample]):
@@ -32,7 +33,7 @@ class WorkerLoader(DataLoader[Sample]):
         """Start the processes, unless they run already.
 
         Raises:
-            UserError: the machine allows no more processes, threads, open files or memory, or each process would run
+            UserError: The machine allows no more processes, threads, open files or memory, or each process would run
                 the calling script again.
         """
         require_guard(self.num_workers)
@@ -183,9 +184,6 @@ def _prepare_worker(_: int) -> None:
     """Keep workers from competing for cores, and leave signals to the process that trains."""
     torch.set_num_threads(1)
     ignore_stop_signals()
-
-
-MOST_KEPT_BYTES = 512 << 20
 
 
 class KeptBatches:

@@ -1,4 +1,4 @@
-"""Stores over encoded files and over arrays in memory."""
+"""Stores: objects that read the pixels of images by position, from encoded files, arrays or other stores."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from paucal.data.decode import WHOLE, ImageSource, Reading, decoding_errors
 
 
 class Store(Protocol):
-    """Pixels by position. Stores are picklable, so that loader workers can be spawned."""
+    """Images by position; picklable, so that loader workers can be spawned."""
 
     def __len__(self) -> int: ...
 
@@ -33,14 +33,14 @@ class Store(Protocol):
 
 
 class NestedStore(ABC):
-    """A store whose images lie in other stores."""
+    """A store whose images are in other stores."""
 
     @abstractmethod
     def locate(self, index: int) -> tuple[Store, int]:
         """Return the store that has an image, and its position there."""
 
     def read(self, index: int) -> Image.Image:
-        """Return the image at a position of the whole."""
+        """Return the image."""
         store, place = self.locate(index)
         return store.read(place)
 
@@ -56,7 +56,7 @@ class NestedStore(ABC):
 
 
 class DecodedCopies:
-    """A store of decoded copies of another store's images, which may be smaller.
+    """A store of decoded, possibly smaller copies of another store's images.
 
     Args:
         original: Store of the images themselves; None if there are only copies.
@@ -66,7 +66,7 @@ class DecodedCopies:
         self.original = original
 
     def digest(self, index: int) -> bytes | None:
-        """Return the digest of an image's own bytes where it is known without reading them."""
+        """Return the digest of the original image's bytes; None if it is unknown."""
         return None
 
 
@@ -86,7 +86,7 @@ def locate_original(store: Store, index: int) -> tuple[Store, int]:
 
 
 class StoreSelection(NestedStore):
-    """A store that shows some of the images of another one."""
+    """Some of the images of another store."""
 
     def __init__(self, store: Store, indices: NDArray[np.int64]) -> None:
         self._store, self._indices = store, np.asarray(indices, dtype=np.int64)
@@ -95,7 +95,7 @@ class StoreSelection(NestedStore):
         return len(self._indices)
 
     def locate(self, index: int) -> tuple[Store, int]:
-        """Return the store and the position there of an image of the selection."""
+        """Return the store that has an image, and its position there."""
         return self._store, int(self._indices[index])
 
 
@@ -116,7 +116,7 @@ class JoinedStore(NestedStore):
 
 
 class Stamp(NamedTuple):
-    """What tells that an encoded image is the one that was looked at before, without reading it.
+    """Identity of an encoded image that is known without reading it.
 
     Attributes:
         name: Location on this machine.
@@ -130,16 +130,16 @@ class Stamp(NamedTuple):
 
 
 def stamp_of(file: Path) -> Stamp | None:
-    """Return the stamp of a file; None where it cannot be asked."""
+    """Return the stamp of a file; None if the file cannot be accessed."""
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return None
-    return Stamp(str(file), found.st_size, found.st_mtime_ns)
+    return Stamp(str(file), status.st_size, status.st_mtime_ns)
 
 
 class EncodedStore(ABC):
-    """A store of encoded images; a subclass says where the bytes are and how the image is called."""
+    """A store of encoded images; subclasses provide their bytes and names."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -153,7 +153,7 @@ class EncodedStore(ABC):
         """Return the name used in messages."""
 
     def stamp(self, index: int) -> Stamp | None:
-        """Return what an image is recognised by; None where only its bytes tell."""
+        """Return the stamp of an image; None if only its bytes identify it."""
         return None
 
     def read(self, index: int) -> Image.Image:
@@ -170,7 +170,7 @@ class EncodedStore(ABC):
 
 
 class Reopened(ABC):
-    """A store that holds files open: a process that it is sent to gets its `kept` attributes, and opens them anew."""
+    """A store of open files: another process gets its `kept` attributes, and opens the files itself."""
 
     kept: ClassVar[tuple[str, ...]] = ()
 
@@ -183,7 +183,7 @@ class Reopened(ABC):
 
     @abstractmethod
     def _begin(self) -> None:
-        """Begin without an open file."""
+        """Initialise the store without open files."""
 
 
 class FileStore(EncodedStore):
@@ -204,7 +204,7 @@ class FileStore(EncodedStore):
         return self._keys[index]
 
     def stamp(self, index: int) -> Stamp | None:
-        """Return the path with size and time of the file."""
+        """Return path, size and time of change of the file."""
         return stamp_of(self.source(index))
 
 
@@ -236,7 +236,7 @@ class ArrayStore:
 
 
 class ConvertedStore(NestedStore):
-    """Hands over the images of another store as a reading says; sizes stay those of the images themselves.
+    """The images of another store, converted as a `Reading` describes; sizes stay those of the original images.
 
     Args:
         original: Store of the images.
@@ -254,7 +254,7 @@ class ConvertedStore(NestedStore):
         return self.original, index
 
     def read(self, index: int) -> Image.Image:
-        """Return the image; a JPEG is decoded no larger than needed."""
+        """Return the converted image; a JPEG is decoded at the smallest sufficient size."""
         store, place = locate(self.original, index)
         if isinstance(store, EncodedStore):
             return decode_image(store.source(place), store.name(place), self.reading)
@@ -275,7 +275,7 @@ class ConvertedStore(NestedStore):
 
 
 class RgbStore(ConvertedStore):
-    """Hands over the images of another store in RGB, as they are shown: the first three of their channels."""
+    """The first three channels of another store's images, in RGB."""
 
     def __init__(self, original: Store) -> None:
         super().__init__(original, WHOLE)

@@ -37,7 +37,7 @@ def verify_images(
         The set without the unreadable images (with a note, if there were any) and their keys.
 
     Raises:
-        UserError: images are unreadable and `on_bad` is "refuse", or none is readable.
+        UserError: Images are unreadable and `on_bad` is "refuse", or none is readable.
     """
     bad = for_each(len(image_set), image_set.store.check, workers, progress)
     return drop_unreadable(image_set, bad, on_bad)

@@ -27,7 +27,7 @@ def find_maps(images: ImageSet, folder: Path) -> tuple[NDArray[np.int64], list[P
     """Return the positions of the images that have a map, and the maps' files.
 
     Raises:
-        UserError: there are none, an image that the set does not keep for validation or test has none, two images
+        UserError: There are none, an image that the set does not keep for validation or test has none, two images
             share one, or a file lies outside of the folder.
     """
     root = folder.resolve()
@@ -65,7 +65,7 @@ def read_map(path: Path, classes: int) -> tuple[Tensor, Tensor]:
         values (k, H, W) float16 and indices (k, H, W) int64.
 
     Raises:
-        UserError: the file is too large, damaged, holds something else than such a tensor, or names a class beyond K.
+        UserError: The file is too large, damaged, holds something else than such a tensor, or names a class beyond K.
     """
     stored = _load(path)
     if stored.ndim != 4 or stored.shape[0] != 2 or not stored.is_floating_point() or stored.numel() == 0:
@@ -90,7 +90,7 @@ def read_maps(
     """Yield (first, values (n, k, H, W), indices (n, k, H, W)) of groups of files, in order.
 
     Raises:
-        UserError: a file cannot be read, or is not of the shape (k, H, W).
+        UserError: A file cannot be read, or is not of the shape (k, H, W).
     """
     for first in range(0, len(files), at_once):
         pairs = []

@@ -59,7 +59,7 @@ def npy_shape(source: ImageSource, channels: int | None = None) -> ArrayShape:
             last axis.
 
     Raises:
-        ValueError: it is no image: of another kind, of too many axes, or cut short.
+        ValueError: It is no image: of another kind, of too many axes, or cut short.
     """
     with _opened(source) as file:
         return _npy_header(file, channels)
@@ -69,7 +69,7 @@ def read_npy(source: ImageSource, channels: int | None = None) -> NDArray[np.gen
     """Return the (H, W, C) values of an array of NumPy.
 
     Raises:
-        ValueError: as `npy_shape`.
+        ValueError: As `npy_shape`.
     """
     with _opened(source) as file:
         shape = _npy_header(file, channels)
@@ -81,7 +81,7 @@ def read_tiff(source: ImageSource, channels: int | None = None) -> NDArray[np.ge
     """Return the (H, W, C) values of a TIFF, whose channels may be samples, planes or pages.
 
     Raises:
-        ValueError: tifffile is not installed, or the file holds something else.
+        ValueError: Tifffile is not installed, or the file holds something else.
     """
     with _tifffile(source) as file:
         series = file.series[0]
@@ -96,7 +96,7 @@ def tiff_shape(source: ImageSource, channels: int | None = None) -> ArrayShape:
     """Return the shape of a TIFF from its header.
 
     Raises:
-        ValueError: as `read_tiff`.
+        ValueError: As `read_tiff`.
     """
     with _tifffile(source) as file:
         return _tiff_shape(file.series[0], channels)

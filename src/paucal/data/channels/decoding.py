@@ -43,7 +43,7 @@ def decode_image(source: ImageSource, name: str, reading: Reading = WHOLE) -> Im
         reading: Size, number of channels and value range of the result.
 
     Raises:
-        UnreadableImage: as `decode_rgb`; or it has another number of channels.
+        UnreadableImage: As `decode_rgb`; or it has another number of channels.
     """
     if reading.channels == RGB and not is_npy(source):
         return _or_its_channels(lambda: decode_rgb(source, name, reading), source)
@@ -56,7 +56,7 @@ def image_shape(source: ImageSource, name: str) -> tuple[int, int]:
     """Return the upright (height, width) from the header, without decoding the pixels.
 
     Raises:
-        UnreadableImage: the header cannot be read.
+        UnreadableImage: The header cannot be read.
     """
     found = array_shape(source, name)
     return image_size(source, name) if found is None else (found.height, found.width)
@@ -66,7 +66,7 @@ def check_image(source: ImageSource, name: str, reading: Reading = WHOLE) -> Non
     """Read an image to its last byte as cheaply as its format allows.
 
     Raises:
-        UnreadableImage: as `decode_image`.
+        UnreadableImage: As `decode_image`.
     """
     if reading.channels == RGB and not is_npy(source):
         _or_its_channels(lambda: check_decodes(source, name, reading), source)
@@ -82,7 +82,7 @@ def decode_for_display(
     The values of an array are stretched to what is seen, since a single image cannot say what its set's range is.
 
     Raises:
-        UnreadableImage: as `decode_image`.
+        UnreadableImage: As `decode_image`.
     """
     found = array_shape(source, name)
     if found is None:
@@ -99,7 +99,7 @@ def array_shape(source: ImageSource, name: str, channels: int | None = None) -> 
     """Return the shape of an image that is an array to us, from its header; None of one that Pillow reads.
 
     Raises:
-        UnreadableImage: the header is damaged, or the array is no image.
+        UnreadableImage: The header is damaged, or the array is no image.
     """
     with decoding_errors(name):
         if is_npy(source):
@@ -113,7 +113,7 @@ def channel_values(source: ImageSource, name: str, channels: int) -> NDArray[np.
     """Return the (H, W, channels) values of an image as they are; those of a single channel for three are grey.
 
     Raises:
-        UnreadableImage: it cannot be decoded, or has another number of channels.
+        UnreadableImage: It cannot be decoded, or has another number of channels.
     """
     with decoding_errors(name):
         if is_npy(source):
@@ -135,7 +135,7 @@ def deep_channel_values(source: ImageSource, name: str, channels: int = RGB) -> 
     """Return the values of an image of more than 8 bits a channel, (H, W), (H, W, 3) or (H, W, channels); else None.
 
     Raises:
-        UnreadableImage: as `decode_image`.
+        UnreadableImage: As `decode_image`.
     """
     if channels == RGB and not is_npy(source):
         return raw_values(source, name)
@@ -147,7 +147,7 @@ def image_from_values(values: NDArray[np.generic], reading: Reading) -> Image.Im
     """Return (H, W, C) values as a picture, at the size and from the values that a reading says.
 
     Raises:
-        ValueError: there are no ranges and the values are floats or beyond 16 bits.
+        ValueError: There are no ranges and the values are floats or beyond 16 bits.
     """
     ranges = reading.channel_ranges or (reading.value_range,) * values.shape[2]
     if values.dtype.kind == "b":
@@ -170,7 +170,7 @@ def convert_image(image: Image.Image | NDArray[np.generic], reading: Reading) ->
         reading: Size, number of channels and value range of the result.
 
     Raises:
-        ValueError: its pixels have no known range, or it has another number of channels.
+        ValueError: Its pixels have no known range, or it has another number of channels.
     """
     if isinstance(image, np.ndarray):
         values = image[..., None] if image.ndim == 2 else image
@@ -217,7 +217,7 @@ def _pillow_reads(source: ImageSource, name: str) -> bool:
 
 
 def _pillow_values(source: ImageSource, name: str, channels: int) -> NDArray[np.generic] | None:
-    """Return the (H, W, C) values of an image that Pillow reads; None where it cannot have so many channels."""
+    """Return the (H, W, C) values of an image that Pillow reads; None if it cannot have so many channels."""
     try:
         with open_image(source, name) as image:
             return _values_of(image, channels)

@@ -1,7 +1,10 @@
-"""Pictures of any number of channels, 8 bits each, that go wherever pictures of Pillow go.
+"""Pixels that Pillow does not support: any number of channels, and more than 8 bits a channel.
 
-Pillow knows no image of two or five channels. `Planes` is an RGB image to whoever only looks at it (a sheet, a report,
-a perceptual hash), and carries all channels through what the data path does with it: resize, crop, mirror, turn.
+`Planes` is an image of any number of 8-bit channels. To code that only displays it (a sheet, a report, a perceptual
+hash) it is an RGB image; resize, crop, mirror and turn are applied to all channels.
+
+Of more than 8 bits Pillow keeps grey images (modes "I;16", "I" and "F"), but of colours only the upper 8 bits, so that
+12-bit values in a 16-bit file keep 17 levels. Here torchvision reads 16-bit PNG, and tifffile (extra `tiff`) TIFF.
 """
 
 import io
@@ -15,10 +18,13 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 RGB = 3
 _LEVELS = np.arange(256) / 255
+_MOST = 65535  # largest 16-bit value
+_BITS = 258  # TIFF tag with the bits of each channel
+_ALPHA = (2, 4)  # numbers of channels whose last one is opacity
 
 
 class Planes(Image.Image):
-    """A picture of several channels. To Pillow it is an RGB image of the first three, a missing one black.
+    """An image of any number of channels; to Pillow an RGB image of the first three, with missing ones black.
 
     Args:
         planes: Grey image ("L") of each channel, all of one size.
@@ -43,7 +49,7 @@ class Planes(Image.Image):
         return Planes, (self.planes,)
 
     def each(self, change: Callable[[Image.Image], Image.Image]) -> "Planes":
-        """Return the picture with a function applied to every channel."""
+        """Return the image with a function applied to every channel."""
         return Planes([change(plane) for plane in self.planes])
 
     def copy(self) -> "Planes":
@@ -51,33 +57,33 @@ class Planes(Image.Image):
         return self.each(lambda plane: plane.copy())
 
     def resize(self, *arguments: Any, **options: Any) -> "Planes":
-        """Return the picture at another size, as Pillow resizes each channel."""
+        """Return the image at another size."""
         return self.each(lambda plane: plane.resize(*arguments, **options))
 
     def crop(self, box: Any = None) -> "Planes":
-        """Return a part; what lies outside is 0."""
+        """Return a box of the image; pixels outside of it are 0."""
         return self.each(lambda plane: plane.crop(box))
 
     def transpose(self, method: Image.Transpose) -> "Planes":
-        """Return the picture mirrored or turned by right angles."""
+        """Return the image mirrored or turned by right angles."""
         return self.each(lambda plane: plane.transpose(method))
 
     def filter(self, filter: Any) -> "Planes":
-        """Return the picture with a filter of Pillow applied to every channel."""
+        """Return the image with a filter of Pillow applied to every channel."""
         return self.each(lambda plane: plane.filter(filter))
 
     def rotate(self, angle: float, *arguments: Any, fillcolor: Any = None, **options: Any) -> "Planes":
-        """Return the picture turned, with a value for each channel in what comes into view."""
+        """Return the rotated image; `fillcolor` has a value for each channel."""
         return self._filled(lambda plane, fill: plane.rotate(angle, *arguments, fillcolor=fill, **options), fillcolor)
 
     def transform(self, size: Any, method: Any, *arguments: Any, fillcolor: Any = None, **options: Any) -> "Planes":
-        """Return the picture moved by a map of Pillow, with a value for each channel in what comes into view."""
+        """Return the image after a transform of Pillow; `fillcolor` has a value for each channel."""
         return self._filled(
             lambda plane, fill: plane.transform(size, method, *arguments, fillcolor=fill, **options), fillcolor
         )
 
     def on_page(self, size: tuple[int, int], place: tuple[int, int], colour: Sequence[int]) -> "Planes":
-        """Return a page (width, height) of one colour with the picture on it."""
+        """Return a page (width, height) of one colour with the image on it."""
         pages = [Image.new("L", size, value) for value in colour]
         for page, plane in zip(pages, self.planes, strict=True):
             page.paste(plane, place)
@@ -89,23 +95,23 @@ class Planes(Image.Image):
 
 
 def image_from_pixels(pixels: NDArray[np.uint8]) -> Image.Image:
-    """Return (H, W, C) pixels as a picture: of Pillow with three channels, else `Planes`."""
+    """Return (H, W, C) pixels as an RGB image of Pillow, or as `Planes` of other than three channels."""
     if pixels.shape[2] == RGB:
         return Image.fromarray(pixels)
     return Planes([Image.fromarray(np.ascontiguousarray(pixels[..., channel])) for channel in range(pixels.shape[2])])
 
 
 def pixels_of(image: Image.Image) -> NDArray[np.uint8]:
-    """Return all channels of a picture as (H, W, C), a copy for `Planes`."""
+    """Return all channels of an image as (H, W, C); a copy for `Planes`."""
     if isinstance(image, Planes):
         return np.stack([np.asarray(plane) for plane in image.planes], axis=2)
     return np.asarray(image)
 
 
 def moments_of(image: Image.Image) -> NDArray[np.float64]:
-    """Return the (2, C) means and mean squares of a picture's channels, of values in [0, 1].
+    """Return the (2, C) means and mean squares of an image's channels, for values in [0, 1].
 
-    They are exact: how often each of 256 levels occurs says all, and takes no memory however large the image is.
+    They are exact, since they are computed from the histogram of 256 levels.
     """
     levels = [plane.histogram() for plane in image.planes] if isinstance(image, Planes) else image.histogram()
     counts = np.asarray(levels, dtype=np.float64).reshape(-1, 256)
@@ -116,7 +122,7 @@ def moments_of(image: Image.Image) -> NDArray[np.float64]:
 def paste_on_page(
     image: Image.Image, size: tuple[int, int], place: tuple[int, int], colour: Sequence[int]
 ) -> Image.Image:
-    """Return a page (width, height) of one colour, a value for each channel, with a picture on it."""
+    """Return a page (width, height) of one colour (a value for each channel) with an image on it."""
     if isinstance(image, Planes):
         return image.on_page(size, place, colour)
     page = Image.new("RGB", size, tuple(colour))
@@ -124,24 +130,16 @@ def paste_on_page(
     return page
 
 
-_MOST = 65535
-_BITS = 258  # the TIFF tag with the bits of each channel
-_ALPHA = (2, 4)  # numbers of channels of which the last one is opacity
-
-
 def is_deep(image: Image.Image) -> bool:
-    """Return whether an image that Pillow has opened holds more than 8 bits a channel.
-
-    Of one in colour that is decoded already, the 8 bits are all that is left.
-    """
+    """Return whether an image opened by Pillow has more than 8 bits a channel; False for decoded colours."""
     return image.mode == "F" or image.mode.startswith("I") or _deep_colours(image)
 
 
 def deep_values(image: Image.Image, opacity: bool = False) -> NDArray[np.generic]:
-    """Return the (H, W) or (H, W, 3) values of a deep image, or one channel more where its opacity is asked for.
+    """Return the (H, W) or (H, W, 3) values of a deep image, with its opacity as a further channel on request.
 
     Raises:
-        ValueError: it is a TIFF in colour and tifffile is not installed, or the file is damaged.
+        ValueError: It is a TIFF in colour and tifffile is not installed, or the file is damaged.
     """
     if not _deep_colours(image):
         return np.asarray(image)
@@ -157,14 +155,14 @@ def deep_values(image: Image.Image, opacity: bool = False) -> NDArray[np.generic
 
 
 def to_8_bits(values: NDArray[np.generic], value_range: tuple[float, float] | None) -> Image.Image:
-    """Return values as an 8-bit picture: what is at or below the range becomes 0, at or above it 255.
+    """Return values as an 8-bit image; values below the range become 0, above it 255.
 
     Args:
         values: (H, W) or (H, W, 3).
         value_range: Values that become 0 and 255; None for 0 and 65,535.
 
     Raises:
-        ValueError: there is no range and the values are floats or beyond 16 bits, or they are of no real kind.
+        ValueError: There is no range and the values are floats or beyond 16 bits, or they are of no real kind.
 
     Example:
         >>> list(to_8_bits(np.array([[0, 1000, 4095, 5000]]), (0, 4095)).tobytes())
@@ -189,7 +187,7 @@ def _whole_range(values: NDArray[np.generic]) -> NDArray[np.uint8]:
 
 
 def _deep_colours(image: Image.Image) -> bool:
-    """Return whether Pillow is going to drop the lower 8 bits of each colour, or to mix them up (planes of a TIFF)."""
+    """Return whether Pillow would drop the lower 8 bits of each colour, or mix up the planes of a TIFF."""
     tiles, colours = getattr(image, "tile", None), image.mode in ("RGB", "RGBA", "RGBX", "LA")
     if not colours or not tiles or getattr(image, "fp", None) is None:
         return False
@@ -199,7 +197,7 @@ def _deep_colours(image: Image.Image) -> bool:
 
 
 def _png(encoded: bytes) -> NDArray[np.generic]:
-    # Loaded here, because both take seconds and few images need them.
+    # Imported here, because both take seconds and few images need them.
     import torch
     from torchvision.io import ImageReadMode, decode_png
 

@@ -15,6 +15,11 @@ from paucal.wording import counted, percent
 
 Level = Literal["misleads", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("misleads", "warning", "note")
+FEW = 10  # training images of a class, below which its scores are mostly chance
+UNBALANCED, VERY_UNBALANCED = 3.0, 20.0  # times as many images in the largest class as in the smallest
+_SHOWN = 5
+_ENLARGED = 2.0  # enlargement from which on an image has too little detail for the network
+_PARTS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
@@ -86,13 +91,6 @@ def sort_findings(findings: Sequence[Finding]) -> list[Finding]:
 def misleads(findings: Sequence[Finding]) -> bool:
     """Return whether training on the set would mislead."""
     return any(one.level == "misleads" for one in findings)
-
-
-FEW = 10  # training images of a class, below which its scores are mostly chance
-UNBALANCED, VERY_UNBALANCED = 3.0, 20.0  # times as many images in the largest class as in the smallest
-_SHOWN = 5
-_ENLARGED = 2.0  # enlargement from which on an image has too little detail for the network
-_PARTS = ("train", "val", "test")
 
 
 def label_findings(checked: CheckedSet) -> list[Finding]:

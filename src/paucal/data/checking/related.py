@@ -22,6 +22,13 @@ CANDIDATE_SIDE = 64  # pixels of the shorter side that candidates are decoded to
 _SIDE = 24  # pixels at which pictures are compared
 _AT_ONCE = 4096  # pairs whose pixels are held as floats at once
 _LEAST_NORM = 1e-6  # of the pixels of two pictures; below it one of them is blank
+LEAST_MEAN = 2.0  # least mean number of images in a group
+LEAST_SHARE = 0.5  # least share of the images whose names have the form
+# What stands before the last number of a name, where that holds a number of its own: patient12_slice003, v3-0001.
+_NAME = r"[^/]*\d[^/]*?)[-_.\s]+[A-Za-z]*[-_.\s]?\(?\d+\)?"
+_ENDING = r"\.[^./#]+$"  # a row of a file (train-00001-of-00003.parquet#7) has no name of its own
+PATTERN = f"({_NAME}{_ENDING}"
+_RUNNING = re.compile(rf"\.tar/.*-(\d{{8}}){_ENDING}")  # the number that `paucal shard` gives each image
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +139,6 @@ def _pixel_correlation(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> NDA
     return np.einsum("pd,pd->p", first, second) / np.maximum(norms, _LEAST_NORM)
 
 
-LEAST_MEAN = 2.0  # least mean number of images in a group
-LEAST_SHARE = 0.5  # least share of the images whose names have the form
-
-
 @dataclass(frozen=True)
 class NameGroups:
     """Groups that the names of files suggest.
@@ -157,13 +160,6 @@ class NameGroups:
     pattern: str
     across: str = ""
     shared: str = ""
-
-
-# What stands before the last number of a name, where that holds a number of its own: patient12_slice003, v3-0001.
-_NAME = r"[^/]*\d[^/]*?)[-_.\s]+[A-Za-z]*[-_.\s]?\(?\d+\)?"
-_ENDING = r"\.[^./#]+$"  # a row of a file (train-00001-of-00003.parquet#7) has no name of its own
-PATTERN = f"({_NAME}{_ENDING}"
-_RUNNING = re.compile(rf"\.tar/.*-(\d{{8}}){_ENDING}")  # the number that `paucal shard` gives each image
 
 
 def group_name(key: str, pattern: str = PATTERN) -> str | None:

@@ -1,4 +1,4 @@
-"""Where decoded images lie on the disk, how much there may be, and which go first."""
+"""The cache folder of decoded images: its place and size, the removal of old entries, and stored digests of files."""
 
 import errno
 import hashlib
@@ -21,12 +21,16 @@ OFF = "off"
 PIXELS, INDEX, KNOWN, UNFINISHED = ".pixels", ".npz", ".known", ".tmp"
 MOST_BYTES = 32 << 30
 _SHARE_OF_FREE = 0.5
-_FORGOTTEN = 24 * 3600  # seconds after which an unfinished file is nobody's any more
+_ABANDONED = 24 * 3600  # age in seconds at which an unfinished file is removed
+DIGEST = 16  # bytes
+_MOST_IN_MEMORY = 64 << 20  # bytes; larger files are decoded from their path
+_STAMPS = np.dtype([("name", "S16"), ("size", np.int64), ("changed", np.int64)])
+_Key = tuple[bytes, int, int]
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """The decoded images of a set, on disk.
+    """The decoded images of one set, on disk.
 
     Attributes:
         pixels: File with the decoded images.
@@ -40,23 +44,23 @@ class CacheEntry:
 
 
 def cache_folder() -> Path | None:
-    """Return where decoded images are kept, None where they shall not be.
+    """Return the folder for decoded images; None if caching is off.
 
-    That is the environment's `PAUCAL_IMAGE_CACHE` (a folder, or "off"), else `paucal/images` in the user's cache
-    folder (`XDG_CACHE_HOME`, else `~/.cache`).
+    It is the environment's `PAUCAL_IMAGE_CACHE` (a folder, or "off"), else `paucal/images` in the user's cache folder
+    (`XDG_CACHE_HOME`, else `~/.cache`).
     """
-    said = os.environ.get(VARIABLE, "").strip()
-    if said.lower() == OFF:
+    setting = os.environ.get(VARIABLE, "").strip()
+    if setting.lower() == OFF:
         return None
-    if said:
-        return Path(said).expanduser()
+    if setting:
+        return Path(setting).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "paucal" / "images"
 
 
 def usable_folder() -> Path | None:
-    """Return the folder once it is made; None where there shall be none or it cannot be written.
+    """Create and return the cache folder; None if caching is off or the folder cannot be written.
 
-    Only its owner can read it: the images may be of patients.
+    Only its owner can read it, since images may be of patients.
     """
     folder = cache_folder()
     if folder is None:
@@ -69,7 +73,7 @@ def usable_folder() -> Path | None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return how large one set's images may be: half of what is free on the disk, 32 GiB at most."""
+    """Return the most bytes for one set's images: half of the free disk, at most 32 GiB."""
     try:
         return min(MOST_BYTES, int(_SHARE_OF_FREE * shutil.disk_usage(folder).free))
     except OSError:
@@ -77,21 +81,21 @@ def free_bytes(folder: Path) -> int:
 
 
 def list_entries(folder: Path) -> list[CacheEntry]:
-    """Return what lies in a folder, what was used longest ago first."""
-    found = []
+    """Return the entries of a cache folder, the least recently used first."""
+    entries = []
     for index in folder.glob(f"*{INDEX}"):
         pixels = index.with_suffix(PIXELS)
         try:
-            found.append(CacheEntry(pixels, pixels.stat().st_size, index.stat().st_mtime))
+            entries.append(CacheEntry(pixels, pixels.stat().st_size, index.stat().st_mtime))
         except OSError:  # another run has removed it
             continue
-    return sorted(found, key=lambda one: one.used)
+    return sorted(entries, key=lambda entry: entry.used)
 
 
 def free_space(folder: Path, most: int = MOST_BYTES, spare: Path | None = None) -> None:
-    """Remove what was used longest ago until the rest takes no more than `most` bytes, and what was left unfinished.
+    """Remove the least recently used entries until the rest takes at most `most` bytes, and old unfinished files.
 
-    A run that has images open keeps them, on systems where a file may be removed while it is read; elsewhere they stay.
+    A run that has an entry open can still read it; on Windows an open entry is not removed.
 
     Args:
         folder: Cache folder.
@@ -99,24 +103,24 @@ def free_space(folder: Path, most: int = MOST_BYTES, spare: Path | None = None) 
         spare: File of pixels that is never removed.
     """
     entries = list_entries(folder)
-    total = sum(one.n_bytes for one in entries)
-    for one in entries:
+    total = sum(entry.n_bytes for entry in entries)
+    for entry in entries:
         if total <= most:
             break
-        if one.pixels != spare:
-            remove_entry(one)
-            total -= one.n_bytes
+        if entry.pixels != spare:
+            remove_entry(entry)
+            total -= entry.n_bytes
     for file in folder.glob(f"*{UNFINISHED}"):
         try:
-            if file.stat().st_mtime < time.time() - _FORGOTTEN:
+            if file.stat().st_mtime < time.time() - _ABANDONED:
                 file.unlink()
         except OSError:
             continue
 
 
-def remove_entry(one: CacheEntry) -> None:
-    """Remove an entry; its index first, so that nobody opens it half gone."""
-    for file in (one.pixels.with_suffix(INDEX), one.pixels):
+def remove_entry(entry: CacheEntry) -> None:
+    """Remove an entry, its index first, so that no run opens a partly removed entry."""
+    for file in (entry.pixels.with_suffix(INDEX), entry.pixels):
         try:
             file.unlink(missing_ok=True)
         except OSError:  # open elsewhere, on Windows
@@ -124,38 +128,33 @@ def remove_entry(one: CacheEntry) -> None:
 
 
 def clear_cache(folder: Path) -> int:
-    """Remove everything that paucal has put into a folder, and return the bytes that this freed."""
+    """Remove all files of paucal from a cache folder, and return the bytes that this freed."""
     entries = list_entries(folder)
-    for one in entries:
-        remove_entry(one)
-    freed = sum(one.n_bytes for one in entries if not one.pixels.exists())
+    for entry in entries:
+        remove_entry(entry)
+    freed = sum(entry.n_bytes for entry in entries if not entry.pixels.exists())
     for pattern in (f"*{KNOWN}{INDEX}", f"*{UNFINISHED}", f"*{PIXELS}"):
         for file in folder.glob(pattern):
             file.unlink(missing_ok=True)
     return freed
 
 
-DIGEST = 16  # bytes
-_AT_ONCE = 64 << 20  # bytes of a file that are held while it is decoded
-_STAMPS = np.dtype([("name", "S16"), ("size", np.int64), ("changed", np.int64)])
-
-
 def read_encoded(source: bytes | Path) -> bytes | Path:
-    """Return the bytes of an encoded image, read once for all that is done with them, or the path of a very large file.
+    """Return the bytes of an encoded image, or the path of a file above 64 MiB.
 
     Raises:
-        OSError: that is no file, or cannot be read.
+        OSError: The path is not a regular file, or cannot be read.
     """
     if isinstance(source, bytes):
         return source
-    found = source.stat()
-    if not stat.S_ISREG(found.st_mode):
+    status = source.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.ENODEV, "it is no regular file (a pipe or a device, for instance)")
-    return source.read_bytes() if found.st_size <= _AT_ONCE else source
+    return source.read_bytes() if status.st_size <= _MOST_IN_MEMORY else source
 
 
 def source_digest(source: bytes | Path) -> bytes:
-    """Return a 16-byte digest of an encoded image; raises an OSError where its file cannot be read."""
+    """Return the 16-byte digest of an encoded image; raises an OSError if its file cannot be read."""
     if isinstance(source, bytes):
         return hashlib.blake2b(source, digest_size=DIGEST).digest()
     with open(source, "rb") as file:
@@ -163,10 +162,10 @@ def source_digest(source: bytes | Path) -> bytes:
 
 
 class StoredDigests:
-    """The digests of a set's images, remembered from one run to the next.
+    """The digests of a set's images, stored for later runs.
 
-    They are looked up by place, size and time of change, so a file that was changed or replaced is read anew. Several
-    runs may write at once: the last one wins, and what the others knew is found out again.
+    They are looked up by path, size and time of change, so a changed file is read again. If several runs write at once,
+    the last one wins, and the digests of the others are computed again.
 
     Args:
         folder: Cache folder.
@@ -176,44 +175,41 @@ class StoredDigests:
     def __init__(self, folder: Path, location: str) -> None:
         name = hashlib.blake2b(location.encode(errors="surrogateescape"), digest_size=DIGEST).hexdigest()
         self.file = folder / f"{name}{KNOWN}{INDEX}"
-        self._found = _read(self.file)
+        self._digests = _read_digests(self.file)
 
     def look_up(self, stamps: Sequence[Stamp | None]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-        """Return (N, 16) digests, and (N,) whether each is known."""
+        """Return (N, 16) digests, and an (N,) mask of the known ones."""
         digests, known = np.zeros((len(stamps), DIGEST), dtype=np.uint8), np.zeros(len(stamps), dtype=bool)
         for row, stamp in enumerate(stamps):
-            found = None if stamp is None else self._found.get(_compact(stamp))
-            if found is not None:
-                digests[row], known[row] = np.frombuffer(found, dtype=np.uint8), True
+            digest = None if stamp is None else self._digests.get(_compact(stamp))
+            if digest is not None:
+                digests[row], known[row] = np.frombuffer(digest, dtype=np.uint8), True
         return digests, known
 
     def remember(self, stamps: Sequence[Stamp | None], digests: NDArray[np.uint8]) -> None:
-        """Add the digests of images that can be decoded; those of the same place are replaced."""
+        """Store the digests of readable images, in place of older ones of the same paths."""
         new = {_compact(stamp): digests[row].tobytes() for row, stamp in enumerate(stamps) if stamp is not None}
-        places = {key[0] for key in new}
-        self._found = {**{key: value for key, value in self._found.items() if key[0] not in places}, **new}
+        paths = {key[0] for key in new}
+        self._digests = {**{key: value for key, value in self._digests.items() if key[0] not in paths}, **new}
         temporary = self.file.with_name(f".{self.file.name}.{os.getpid()}{UNFINISHED}")
-        table = np.array(list(self._found), dtype=_STAMPS)
-        values = np.frombuffer(b"".join(self._found.values()), dtype=np.uint8).reshape(-1, DIGEST)
+        table = np.array(list(self._digests), dtype=_STAMPS)
+        values = np.frombuffer(b"".join(self._digests.values()), dtype=np.uint8).reshape(-1, DIGEST)
         try:
             with open(temporary, "wb") as file:
                 np.savez(file, stamps=table, digests=values)
             temporary.replace(self.file)
-        except OSError:  # a full disk costs the next run some time, nothing else
+        except OSError:  # if the disk is full, the next run computes them again
             temporary.unlink(missing_ok=True)
 
 
-_Key = tuple[bytes, int, int]
-
-
 def _compact(stamp: Stamp) -> _Key:
-    # A byte string of NumPy ends before its last zeros.
+    # NumPy strips trailing zeros of byte strings.
     name = hashlib.blake2b(stamp.name.encode(errors="surrogateescape"), digest_size=16).digest().rstrip(b"\0")
     return name, stamp.size, stamp.changed
 
 
-def _read(file: Path) -> dict[_Key, bytes]:
-    """Return what a file remembers; nothing where it is damaged or not there."""
+def _read_digests(file: Path) -> dict[_Key, bytes]:
+    """Return the digests of a file; empty if it is damaged or missing."""
     try:
         with open(file, "rb") as opened, np.load(opened, allow_pickle=False) as stored:
             stamps, digests = stored["stamps"], stored["digests"]

@@ -72,7 +72,7 @@ class ArchiveStore(Reopened, EncodedStore):
         """Return the bytes of an image.
 
         Raises:
-            UnreadableImage: they are damaged, encrypted, or more than the archive says.
+            UnreadableImage: They are damaged, encrypted, or more than the archive says.
         """
         entry = self._entries[index]
         if entry.size > MOST_IMAGE:
@@ -112,7 +112,7 @@ def open_archive(file: Path, labelled: bool = True) -> ImageSet:
     is that of a part.
 
     Raises:
-        UserError: it is damaged, compressed as a whole, holds a name that leads out of it, or is no folder of images.
+        UserError: It is damaged, compressed as a whole, holds a name that leads out of it, or is no folder of images.
     """
     shown = archive_entries(file)
     images = sorted((one for one in shown if one.name.lower().endswith(IMAGE_SUFFIXES)), key=lambda one: one.name)

@@ -44,7 +44,7 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
         location: Location of the joined set.
 
     Raises:
-        UserError: one of them has classes and another has none.
+        UserError: One of them has classes and another has none.
     """
     if any(one.multi_hot is not None for one in sets) and all(one.classes for one in sets):
         sets = [one.as_multi_hot() for one in sets]

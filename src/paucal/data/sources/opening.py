@@ -39,6 +39,7 @@ from paucal.types import NoLabelsError, UserError
 
 BUILT_IN = "digits"
 PARQUET_SUFFIXES = (".parquet", ".pq", ".arrow")
+_BRIGHTEST = 16  # scikit-learn's digits have 17 grey levels, 0 to 16
 
 
 def open_images(
@@ -285,9 +286,6 @@ def _deeper(path: Path) -> str:
     if len(below) == 1 and sum(entry.is_dir() for entry in below[0].iterdir()) > 1:
         return f"; did you mean {below[0]}?"
     return "."
-
-
-_BRIGHTEST = 16  # scikit-learn's digits have 17 grey levels, 0 to 16
 
 
 def open_digits(labelled: bool = True) -> ImageSet:

@@ -35,6 +35,9 @@ from paucal.types import UserError
 from paucal.wording import counted, was
 
 _PART_NAME = re.compile(rf"({'|'.join(PARTS)})([-_.].*)?\.(parquet|arrow)", re.IGNORECASE)
+PREFIX = "hf:"
+CONVERTED = "refs/convert/parquet"  # the branch where the hub keeps Parquet files of most data sets
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # no path that leads anywhere else
 
 
 def find_parquet(folder: Path) -> list[Path]:
@@ -222,12 +225,6 @@ def _with_parts(files: list[RowFile]) -> tuple[list[RowFile], list[str]]:
         return files, []
     left_out = [file.shard.name.rpartition("/")[2] for file in files if not _part(file.shard.name)]
     return named, [f"files that are neither train, validation nor test were left out ({', '.join(left_out)})"]
-
-
-PREFIX = "hf:"
-CONVERTED = "refs/convert/parquet"  # the branch where the hub keeps Parquet files of most data sets
-
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # no path that leads anywhere else
 
 
 def is_on_hub(location: str | Path) -> bool:

@@ -35,7 +35,7 @@ def open_voc(root: Path, labelled: bool = True) -> ImageSet:
     out.
 
     Raises:
-        UserError: a line is none, or an image is in two parts or has no file.
+        UserError: A line is none, or an image is in two parts or has no file.
     """
     signs: dict[str, dict[str, int]] = {}
     parts: dict[str, str] = {}

@@ -34,6 +34,9 @@ _RANGES = {"m": (0, 10), "n": (1, 15), "mmax": (1, 30), "inc": (0, 1), "mstd": (
 _WHOLE = ("m", "n", "mmax", "inc")
 _GEOMETRIC = ("Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel")  # of RandAugment's operations
 _TRANSLATION = 0.45  # timm's largest shift of RandAugment, as a share of the shorter side
+# Source x = a x + b y + c, source y = d x + e y + f, in pixels.
+Affine = tuple[float, float, float, float, float, float]
+ALPHAS = (1e-3, 1e3)  # beyond, shares are all 0 or 1, or all a half, and float32 runs out of room
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class Augmentation:
 def build_rand_augment(
     augmentation: Augmentation, size: tuple[int, int], normalisation: Normalisation
 ) -> RandAugment | None:
-    """Build timm's RandAugment as timm's own training transform does, or None where it is off.
+    """Build timm's RandAugment as timm's own training transform does, or None if it is off.
 
     Images of other than three channels have the operations that move pixels alone: saturation and the like are of
     colours.
@@ -91,7 +94,7 @@ def build_rand_augment(
         normalisation: Normalisation whose mean fills the uncovered regions.
 
     Raises:
-        UserError: timm does not understand the description.
+        UserError: Timm does not understand the description.
     """
     description = augmentation.rand_augment
     if description is None:
@@ -147,9 +150,6 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise UserError(f"{name} is '{value}'; expected one of {', '.join(choices)}")
 
-
-# Source x = a x + b y + c, source y = d x + e y + f, in pixels.
-Affine = tuple[float, float, float, float, float, float]
 
 # What each of timm's functions does to the picture, in PIL's words, by the name of its operation.
 _MOVES: dict[str, Callable[[float, int, int], Affine]] = {
@@ -232,9 +232,6 @@ def normalised(move: Affine, size: tuple[int, int]) -> Tensor:
     )
 
 
-ALPHAS = (1e-3, 1e3)  # beyond, shares are all 0 or 1, or all a half, and float32 runs out of room
-
-
 @dataclass(frozen=True)
 class Mixing:
     """How images of a batch are mixed (mixup, arXiv:1710.09412; CutMix, arXiv:1905.04899).
@@ -271,7 +268,7 @@ class Mixing:
         Everything random is drawn from torch's CPU generator, so the device is never waited for.
 
         Raises:
-            ValueError: the batch has several views, no labels, or dense targets that would not fit any more.
+            ValueError: The batch has several views, no labels, or dense targets that would not fit any more.
         """
         if self.prob == 0 or self.mixup == self.cutmix == 0 or len(batch) < 2:
             return batch

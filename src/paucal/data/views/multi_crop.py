@@ -171,7 +171,7 @@ def crop_views(
         resize: Way to give images the shape of `image_size` before they are cropped; see `transforms.fit_shape`.
 
     Raises:
-        UserError: there is no global crop, or a value is out of range.
+        UserError: There is no global crop, or a value is out of range.
 
     Example:
         >>> views = crop_views("dino", [Crops(2, 224), Crops(8, 96)], Normalisation())

@@ -76,8 +76,8 @@ def compute_normalisation(image_set: ImageSet, indices: NDArray[np.int64], max_i
     is at least 0.01.
 
     Raises:
-        ValueError: there are no indices.
-        UnreadableImage: an image cannot be decoded.
+        ValueError: There are no indices.
+        UnreadableImage: An image cannot be decoded.
     """
     if len(indices) == 0:
         raise ValueError("no images to measure the normalisation on")

@@ -17,6 +17,9 @@ _CAPTION = 14
 _GAP = 4
 _CHARACTER = 6  # pixels of an average letter in Pillow's default font
 _LEAST_SHARE = 0.005
+MOST_ROWS = 6
+GROUP_GAP = 16  # between crops of different sizes
+Place = tuple[int, int, int, int]  # left, top, width, height
 
 
 def sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, ...]) -> Image.Image:
@@ -65,11 +68,6 @@ def _caption(label: Tensor | None, classes: tuple[str, ...]) -> list[str]:
 def _plain(name: str) -> str:
     """Replace what Pillow's built-in font may not have."""
     return name.encode("ascii", "replace").decode()
-
-
-MOST_ROWS = 6
-GROUP_GAP = 16  # between crops of different sizes
-Place = tuple[int, int, int, int]  # left, top, width, height
 
 
 def crop_sheet(batch: Batch, normalisation: Normalisation) -> Image.Image:

@@ -25,6 +25,9 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.types import UserError
 
 Pixels = NDArray[np.uint8]
+Size = tuple[int, int]
+ViewTransform = Callable[[Image.Image], tuple[Tensor, Tensor]]
+EVAL_CROP_RATIO = 224 / 256
 
 
 @runtime_checkable
@@ -38,12 +41,6 @@ class BatchTransform(Protocol):
     def transform_batch(self, images: Sequence[Pixels], seeds: Iterable[int]) -> tuple[Tensor, Tensor]:
         """Return (N, C, H, W) views and their (N, 2, 3) geometry, image n drawn with the n-th seed."""
         ...
-
-
-Size = tuple[int, int]
-ViewTransform = Callable[[Image.Image], tuple[Tensor, Tensor]]
-
-EVAL_CROP_RATIO = 224 / 256
 
 
 def fit_shape(

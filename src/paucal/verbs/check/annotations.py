@@ -34,10 +34,24 @@ MASKS, BAD_MASKS, BOXES, SMALL_CROPS = "masks", "bad-masks", "boxes", "small-cro
 # Findings whose advice is for labels of whole images; alike images may well show other objects.
 OF_CLASSIFIERS = ("imbalance", "alike-with-other-labels", "small-images")
 SCARCE = 0.001  # of the labelled pixels: a class that has fewer is hardly learnt
+BAD_BOXES = "bad-boxes"
+FEW = 10  # boxes: a class that has fewer is hardly learnt, and its score says nothing
+TINY = 8.0  # pixels of the shorter side: a cell or two of the finest map
+SMALL, LARGE = 32.0**2, 96.0**2  # pixels: COCO's bounds of the areas of small and large objects
+SHOWN = 12  # classes that are named
+_WITH_ADVICE = re.compile(r"(.*): ([a-z][^:'\"{}]*)", re.DOTALL)  # no colon within a quoted value
+MOST = 0.5  # share of images without a box from which on it is likelier that they were never annotated
+_OUTSIDE = ("outside-boxes", "outside of the image they are of", "correct them, or look whether images were exchanged")
+_TINY = (
+    "tiny-boxes",
+    f"under {TINY:g} pixels",
+    "that is their shorter side: label no smaller ones, or cut the images into parts and enlarge them",
+)
+_REPEATED = ("repeated-boxes", "drawn twice on one object", "remove one of each, or the second counts as a mistake")
 
 
 def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | None:
-    """Open images with masks as `paucal segment` does; None where masks are evidently not meant.
+    """Open images with masks as `paucal segment` does; None if masks are evidently not meant.
 
     What `paucal segment` would refuse is a finding, with its sentence.
     """
@@ -153,15 +167,6 @@ def _described(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[Findi
     return replace(masked.images, classes=names, multi_hot=rows[:, present]), found
 
 
-BAD_BOXES = "bad-boxes"
-FEW = 10  # boxes: a class that has fewer is hardly learnt, and its score says nothing
-TINY = 8.0  # pixels of the shorter side: a cell or two of the finest map
-SMALL, LARGE = 32.0**2, 96.0**2  # pixels: COCO's bounds of the areas of small and large objects
-SHOWN = 12  # classes that are named
-_WITH_ADVICE = re.compile(r"(.*): ([a-z][^:'\"{}]*)", re.DOTALL)  # no colon within a quoted value
-MOST = 0.5  # share of images without a box from which on it is likelier that they were never annotated
-
-
 def open_with_boxes(data: str) -> tuple[ImageSet, list[Finding]] | None:
     """Open a place with boxes in any layout that `paucal detect` reads or knows by name; None for any other place.
 
@@ -222,15 +227,6 @@ def box_findings(found: Sequence[Annotated], keys: Sequence[str]) -> list[Findin
         *_marked(at, [_repeated(*two) for two in zip(known, corners, strict=True)], *_REPEATED),
         *_bare([place for place, boxes in zip(at, corners, strict=True) if not len(boxes)], len(known)),
     ]
-
-
-_OUTSIDE = ("outside-boxes", "outside of the image they are of", "correct them, or look whether images were exchanged")
-_TINY = (
-    "tiny-boxes",
-    f"under {TINY:g} pixels",
-    "that is their shorter side: label no smaller ones, or cut the images into parts and enlarge them",
-)
-_REPEATED = ("repeated-boxes", "drawn twice on one object", "remove one of each, or the second counts as a mistake")
 
 
 def _class_findings(found: Sequence[Annotated], keys: Sequence[str]) -> list[Finding]:

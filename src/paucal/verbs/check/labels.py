@@ -34,6 +34,7 @@ from paucal.verbs.check.settings import CheckSettings
 Advance = Callable[[int, int], None]
 USUAL, FOR_SMALL, SMALL = 160, 128, 64  # pixels; a check needs no more to tell pictures apart
 PIXELS = 16  # side to which images are reduced where there are no weights
+FOLDS = 5
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class ReducedInput:
 
 
 def weights_at_hand() -> Trained | None:
-    """Return the first trained weights that need no network; None where there are none."""
+    """Return the first trained weights that need no network; None if there are none."""
     return next((one for one in TRAINED if one.device == "cpu" and at_hand(one)), None)
 
 
@@ -119,7 +120,7 @@ def open_reader(settings: CheckSettings, side: int) -> FeatureReader:
         side: Median of the images' shorter sides in pixels.
 
     Raises:
-        UserError: there is no such model, its weights cannot be had, or it has no linear classifier to read before.
+        UserError: There is no such model, its weights cannot be had, or it has no linear classifier to read before.
     """
     check_size(settings.img_size)
     name = settings.model or getattr(weights_at_hand(), "name", None)
@@ -144,9 +145,6 @@ def _pixels(images: ImageSet, indices: NDArray[np.int64], progress: Advance | No
         if progress is not None and place % 256 == 255:
             progress(place + 1, len(indices))
     return torch.from_numpy(found)
-
-
-FOLDS = 5
 
 
 @dataclass(frozen=True)
@@ -223,7 +221,7 @@ def out_of_fold(
         progress: Function called with (fits done, fits in all).
 
     Raises:
-        UserError: the features are no finite numbers, or there is one class alone.
+        UserError: The features are no finite numbers, or there is one class alone.
     """
     strength = fit_head(features, labels, n_classes, seed).strength
     shares = np.zeros((len(labels), n_classes))

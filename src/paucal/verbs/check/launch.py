@@ -74,8 +74,8 @@ def check(data: str | os.PathLike[str] = "digits", **settings: Any) -> CheckResu
         Facts, findings (the gravest first) and suspected labels; `result.misleads` is what the exit code says.
 
     Raises:
-        UserError: there are no images, or a setting does not do.
-        TypeError: a setting does not exist.
+        UserError: There are no images, or a setting does not do.
+        TypeError: A setting does not exist.
 
     Example:
         >>> found = paucal.check("photos/", labels=True)  # doctest: +SKIP
@@ -226,7 +226,7 @@ def _without_labels(settings: CheckSettings, problem: UserError) -> ImageSet:
     """Open the images of a place that cannot be opened with labels; of one that cannot be opened at all, none.
 
     Raises:
-        UserError: the place is not there, or a flag is wrong: a mistake of the call, not of the data.
+        UserError: The place is not there, or a flag is wrong: a mistake of the call, not of the data.
     """
     if str(problem).startswith("--"):
         raise problem

@@ -26,6 +26,11 @@ from paucal.wording import counted, percent
 
 MOST_CLASSES, MOST_LISTED = 20, 10
 MARKS = {"misleads": "[bold red]misleads[/]", "warning": "[yellow]warning[/]", "note": "[dim]note[/]"}
+PAGE, VALUES, SHEET = "check.html", "check.json", "contact_sheet.png"
+MOST_THUMBS, MOST_GROUP = 60, 6  # thumbnails of a finding, and of one group of images
+TILE, COLUMNS, MOST_ROWS = 88, 10, 60  # pixels of a thumbnail, and thumbnails and rows of the sheet
+_GAP, _NAME = 4, 16
+_QUALITY = 82
 
 
 @dataclass(frozen=True)
@@ -187,13 +192,6 @@ def _spread(values: np.ndarray) -> dict[str, float]:
         return {}
     low, high = np.quantile(values, (0.01, 0.99))
     return {"mean": round(float(values.mean()), 4), "low": round(float(low), 4), "high": round(float(high), 4)}
-
-
-PAGE, VALUES, SHEET = "check.html", "check.json", "contact_sheet.png"
-MOST_THUMBS, MOST_GROUP = 60, 6  # thumbnails of a finding, and of one group of images
-TILE, COLUMNS, MOST_ROWS = 88, 10, 60  # pixels of a thumbnail, and thumbnails and rows of the sheet
-_GAP, _NAME = 4, 16
-_QUALITY = 82
 
 
 def require_ours(folder: Path) -> None:
