@@ -75,7 +75,7 @@ def test_with_plain_classes__joins_single_labels_and_several(make_set):
     images = replace(make_set([0, 1, 2, 2]), classes=("cat", "cat ", "dog"))
     joined = with_plain_classes(images)
     assert (joined.classes, joined.labels.tolist()) == (("cat", "dog"), [0, 0, 1, 1])
-    assert joined.notes == ("1 class has several spellings, which were taken for one ('cat')",)
+    assert joined.notes == ("1 class has several spellings, which were joined ('cat')",)
     rows = np.asarray([[1, 0, -1], [0, -1, 1], [-1, -1, 0], [0, 1, 0]], dtype=np.int8)
     several = with_plain_classes(replace(images, labels=np.full(4, -1), multi_hot=rows))
     assert several.multi_hot is not None

@@ -1,4 +1,4 @@
-"""Images and paths that a caller of Python gives: one or several, sorted out before anything is opened."""
+"""Images and paths passed to Python functions, one or several, validated before anything is opened."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ PATHS = "files, folders or patterns as text or paths"
 
 
 def list_images(images: Any) -> list[ImageInMemory]:
-    """Return the images in memory of a call, one by one.
+    """Return images in memory as a list.
 
     Args:
         images: One PIL image or array, or several: a list, another iterable, or an array of (images, height, width,
@@ -28,23 +28,23 @@ def list_images(images: Any) -> list[ImageInMemory]:
     """
     expected = f"expected {IMAGES}"
     entries: list[ImageInMemory] = []
-    for number, one in enumerate(_several(images, expected), start=1):
-        if isinstance(one, str | os.PathLike):
-            raise UserError(f"image {number} is a path ({os.fsdecode(one)!r}), {expected}: open it first.")
-        entries.append(_image(one, number, expected))
+    for number, image in enumerate(_iterate(images, expected), start=1):
+        if isinstance(image, str | os.PathLike):
+            raise UserError(f"image {number} is a path ({os.fsdecode(image)!r}), {expected}: open it first.")
+        entries.append(_check_image(image, number, expected))
     return entries
 
 
 def list_sources(images: Any) -> list[str | ImageInMemory]:
-    """Return the paths and the images in memory of a call, one by one; see `list_images`.
+    """Return paths and images in memory as a list; see `list_images`.
 
     Raises:
         UserError: Something else was given.
     """
     expected = f"expected {PATHS}, {IMAGES}"
     return [
-        os.fsdecode(one) if isinstance(one, str | os.PathLike) else _image(one, number, expected)
-        for number, one in enumerate(_several(images, expected), start=1)
+        os.fsdecode(source) if isinstance(source, str | os.PathLike) else _check_image(source, number, expected)
+        for number, source in enumerate(_iterate(images, expected), start=1)
     ]
 
 
@@ -52,11 +52,11 @@ def path_text(path: Any, what: str) -> str:
     """Return a path as text.
 
     Args:
-        path: Text, or what has a path, such as the result of `paucal.train`.
-        what: Name of the argument, for people.
+        path: Text, or an object with a path, such as the result of `paucal.train`.
+        what: Name of the argument in messages.
 
     Raises:
-        UserError: It is neither.
+        UserError: The argument is neither.
     """
     try:
         return os.fsdecode(path)
@@ -64,21 +64,21 @@ def path_text(path: Any, what: str) -> str:
         raise UserError(f"{what} is of the type {_kind(path)}, expected a path, such as 'runs/1'.") from None
 
 
-def _several(images: Any, expected: str) -> Iterable[Any]:
-    """Return what a caller gives as several images; one alone is a list of one."""
+def _iterate(images: Any, expected: str) -> Iterable[Any]:
+    """Return an iterable of the images of an argument, which may be a single one."""
     if isinstance(images, str | os.PathLike | Image.Image | Planes) or _is_array(images):
         return [images]
-    # Of a mapping or a table one would get the names of its columns.
-    named = isinstance(images, bytes | bytearray | Mapping) or hasattr(images, "columns")
-    if named or not isinstance(images, Iterable) or (isinstance(images, np.ndarray) and images.ndim == 0):
+    # Iterating over a mapping or a table would give the names of its columns.
+    has_names = isinstance(images, bytes | bytearray | Mapping) or hasattr(images, "columns")
+    if has_names or not isinstance(images, Iterable) or (isinstance(images, np.ndarray) and images.ndim == 0):
         raise UserError(f"the images are of the type {_kind(images)}, {expected}.")
     return images
 
 
-def _image(one: Any, number: int, expected: str) -> ImageInMemory:
-    if isinstance(one, Image.Image | Planes) or _is_array(one):
-        return one  # type: ignore[return-value]
-    raise UserError(f"image {number} is of the type {_kind(one)}, {expected}.")
+def _check_image(image: Any, number: int, expected: str) -> ImageInMemory:
+    if isinstance(image, Image.Image | Planes) or _is_array(image):
+        return image  # type: ignore[return-value]
+    raise UserError(f"image {number} is of the type {_kind(image)}, {expected}.")
 
 
 def _is_array(value: Any) -> bool:

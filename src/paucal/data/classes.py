@@ -1,4 +1,4 @@
-"""Names of classes: as text that every file can hold, and which of them look the same."""
+"""The classes of a set: their names cleaned and compared, and a subset chosen by a list."""
 
 import difflib
 import io
@@ -16,25 +16,24 @@ from paucal.reading import decode_text, read_decoded
 from paucal.types import UserError
 from paucal.wording import counted
 
-_UNSEEN = "\0\u200b\u200e\u200f\u2060\ufeff"  # a reader does not see them, and white space at the ends neither
+_UNSEEN = "\0\u200b\u200e\u200f\u2060\ufeff"  # invisible characters
 _ENDS = re.compile(rf"^[\s{_UNSEEN}]+|[\s{_UNSEEN}]+$")
 _INSIDE = re.compile(rf"[{_UNSEEN}\u00ad\u200c\u200d]")
 _BETWEEN_WORDS = re.compile(r"(?<=[^\W_])[\s_-]+(?=[^\W_])")
 _WHOLE = re.compile(r"([+-]?\d+)(?:\.0*)?")
 _NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")  # a line break would make two names of one in a list
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")  # a line break would split a name in a list
 _SURROGATE = re.compile("[\ud800-\udfff]")
-NO_LABEL = ("NA", "N/A", "n/a", "nan", "NaN", "None", "NULL", "null", "NONE")  # and they may be classes all the same
-_MANY_VALUES = 8  # different numbers, from which on they may be measurements
+NO_LABEL = ("NA", "N/A", "n/a", "nan", "NaN", "None", "NULL", "null", "NONE")  # they may still be classes
+_MANY_VALUES = 8  # least number of different numbers that may be measurements
 _NAMES_SHOWN = 5
 MOST_LIST_BYTES = 16 << 20
 
 
 def plain_name(name: str) -> str:
-    r"""Return a name as valid text of one form: composed, in one line, and without white space at its ends.
+    r"""Return a name as valid Unicode in composed form, on one line, without white space at its ends.
 
-    Bytes that are not UTF-8, as in names of folders that an old archive held, are read as Windows-1252, or become
-    escapes where that cannot be.
+    Bytes that are not UTF-8, as in folder names of old archives, are read as Windows-1252, or else escaped.
 
     Example:
         >>> plain_name(" cat\r"), plain_name("cafe\u0301"), plain_name("caf\udce9"), plain_name("\udcc3\udce8")
@@ -46,7 +45,7 @@ def plain_name(name: str) -> str:
 
 
 def valid_text(text: str) -> str:
-    """Return text that UTF-8 can hold: bytes that are not UTF-8 are read as Windows-1252, or become escapes."""
+    """Return text that UTF-8 can encode: other bytes are read as Windows-1252, or else escaped."""
     try:
         text.encode()
         return text
@@ -66,32 +65,32 @@ def _escape(found: re.Match[str]) -> str:
 def plain_names(names: Sequence[str]) -> dict[str, str]:
     """Return the plain name of each class of a set.
 
-    Whole numbers lose ".0" where all classes are such, which a program adds that knows no missing whole number; "TRUE"
-    and "true" are one where there is no other class than these and "false".
+    If all classes are whole numbers, they lose ".0", which programs add to columns with missing values. If all are
+    "true" or "false" in some case, they are capitalised alike.
 
     Example:
         >>> plain_names(["0.0", "1", "1.0"]), plain_names(["1.0", "1.5"])
         ({'0.0': '0', '1': '1', '1.0': '1'}, {'1.0': '1.0', '1.5': '1.5'})
     """
-    found = {name: plain_name(name) for name in names}
-    whole = {name: _WHOLE.fullmatch(plain) for name, plain in found.items()}
+    plain_of = {name: plain_name(name) for name in names}
+    whole = {name: _WHOLE.fullmatch(plain) for name, plain in plain_of.items()}
     if all(whole.values()):
         return {name: match[1] for name, match in whole.items() if match}
-    folded = {plain.casefold() for plain in found.values()}
-    if folded <= {"true", "false"} and len(folded) < len(set(found.values())):
-        return {name: plain.capitalize() for name, plain in found.items()}
-    return found
+    folded = {plain.casefold() for plain in plain_of.values()}
+    if folded <= {"true", "false"} and len(folded) < len(set(plain_of.values())):
+        return {name: plain.capitalize() for name, plain in plain_of.items()}
+    return plain_of
 
 
 def plain_if_distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the plain names of classes that stay as many as they are; the names themselves where some are one."""
-    plain = plain_names(names)
-    found = tuple(plain[name] for name in names)
-    return found if len(set(found)) == len(names) and all(found) else tuple(names)
+    """Return the plain names of classes if they are all different, else the names themselves."""
+    plain_of = plain_names(names)
+    plain = tuple(plain_of[name] for name in names)
+    return plain if len(set(plain)) == len(names) and all(plain) else tuple(names)
 
 
 def with_plain_classes(images: ImageSet) -> ImageSet:
-    """Return a set whose classes have plain names; those of one plain name are one class, with a note.
+    """Return a set whose classes have plain names; classes of the same plain name are joined, with a note.
 
     Raises:
         UserError: A name is empty.
@@ -108,7 +107,7 @@ def with_plain_classes(images: ImageSet) -> ImageSet:
     rows = None
     if images.multi_hot is not None:
         rows = np.full((len(images), len(classes)), -1, dtype=np.int8)
-        for old, new in enumerate(numbers[:-1]):  # what one of two columns says holds
+        for old, new in enumerate(numbers[:-1]):  # known labels of joined columns win over unknown ones
             rows[:, new] = np.maximum(rows[:, new], images.multi_hot[:, old])
     return replace(
         images,
@@ -120,7 +119,7 @@ def with_plain_classes(images: ImageSet) -> ImageSet:
 
 
 def _notes(plain: dict[str, str]) -> list[str]:
-    """Return what people should know about classes that were joined, or whose names were bytes."""
+    """Return notes on classes that were joined, or whose names were not UTF-8."""
     of_name: dict[str, list[str]] = {}
     for name, new in plain.items():
         of_name.setdefault(new, []).append(name)
@@ -129,14 +128,14 @@ def _notes(plain: dict[str, str]) -> list[str]:
     notes = []
     if joined:
         several = counted(len(joined), "class has", "classes have")
-        notes.append(f"{several} several spellings, which were taken for one ({_some(joined)})")
+        notes.append(f"{several} several spellings, which were joined ({_some(joined)})")
     if raw:
         notes.append(f"names of classes that are not UTF-8 were read as {_some(raw)}: rename them if that is wrong")
     return notes
 
 
 def alike_names(names: Iterable[str]) -> list[list[str]]:
-    """Return the groups of names that differ in case, in signs between words, in leading zeros or in width alone.
+    """Return the groups of names that differ only in case, separators of words, leading zeros or width.
 
     Example:
         >>> alike_names(["CAT", "cat", "red cell", "red_cell", "dog", "1", "01", "A+", "A-"])
@@ -155,12 +154,12 @@ def _likeness(name: str) -> str:
 
 
 def are_alike(first: str, second: str) -> bool:
-    """Return whether two names look the same, as `alike_names` has it."""
+    """Return whether two names look the same; see `alike_names`."""
     return _likeness(first) == _likeness(second)
 
 
 def are_measurements(names: Sequence[str], rare: float) -> bool:
-    """Return whether the names of classes look like measurements: many numbers, with fractions or each a rare one.
+    """Return whether class names look like measurements: many numbers, with fractions or with few images each.
 
     Args:
         names: Names of the classes.
@@ -193,7 +192,7 @@ def read_class_list(source: str | Path) -> list[str]:
         source: Path of the file, or name of a list that comes with paucal; a path that exists wins.
 
     Raises:
-        UserError: There is no such file, it is no text, or it names no class or one class twice.
+        UserError: There is no such file, it is not text, or it names no class or one class twice.
 
     Example:
         >>> len(read_class_list("imagenet100")), read_class_list("imagenet100")[0]
@@ -212,9 +211,8 @@ def read_class_list(source: str | Path) -> list[str]:
 def choose_classes(images: ImageSet, source: str | Path) -> ImageSet:
     """Return the images of some classes only.
 
-    The classes keep the order they have in the set, whatever the order in the file, and are numbered anew from 0. The
-    parts that the set declares stay as they are. Where images may have several labels all of them stay: one that is of
-    none of the classes is an image without a label.
+    The classes keep their order in the set and are renumbered from 0. Declared parts stay as they are. If images may
+    have several labels, all images stay, some of them without a label.
 
     Args:
         images: Set with classes.

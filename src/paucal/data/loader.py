@@ -22,19 +22,19 @@ from paucal.wording import counted
 
 MOST_TOGETHER = 256  # images
 PIXELS_TOGETHER = 16 * 224 * 224
-_NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC)  # the last of shared memory
+_RESOURCE_ERRORS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC)  # ENOSPC: shared memory
 MOST_KEPT_BYTES = 512 << 20
 
 
 class WorkerLoader(DataLoader[Sample]):
-    """A loader that says so in one sentence where its processes cannot be started."""
+    """A loader that raises a UserError if its processes cannot be started."""
 
     def __iter__(self) -> Any:
-        """Start the processes, unless they run already.
+        """Start the processes unless they are running.
 
         Raises:
-            UserError: The machine allows no more processes, threads, open files or memory, or each process would run
-                the calling script again.
+            UserError: The machine has no more processes, threads, open files or memory, or each process would run the
+                calling script again.
         """
         require_guard(self.num_workers)
         try:
@@ -51,18 +51,17 @@ class WorkerLoader(DataLoader[Sample]):
 
 
 class TrainLoader(WorkerLoader):
-    """A loader whose position is the sampler's `start`, not a state of its own.
+    """A loader that resumes at the sampler's `start` and has no state of its own.
 
-    Lightning calls a loader resumable when it has the two methods below; since the offset is given when the
-    loader is built, there is nothing to store.
+    Lightning takes a loader with the two methods below for resumable.
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the trainer knows the step."""
+        """Return an empty state."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Ignore the state; see the class."""
+        """Ignore the state."""
 
 
 def make_train_loader(
@@ -74,8 +73,8 @@ def make_train_loader(
 ) -> TrainLoader:
     """Return a loader of one `types.Batch` per forward pass, the same for any number of workers.
 
-    Its length is that of the whole run; iterating gives what is left after the sampler's `start`. Samples of another
-    kind than `ViewDataset` gives come with a function that puts them together.
+    Its length is that of the whole run; iterating begins at the sampler's `start`. `into_batch` collates samples of
+    other datasets than `ViewDataset`.
     """
     return TrainLoader(dataset, batch_sampler=sampler, **_settings(workers, pin_memory, into_batch))
 
@@ -88,17 +87,17 @@ def make_ordered_loader(
     workers: int = 0,
     pin_memory: bool = False,
 ) -> DataLoader[Any]:
-    """Return a loader over the samples at some positions, in order, every one once."""
+    """Return a loader over the samples at some positions, each once, in order."""
     return WorkerLoader(
         dataset, batch_sampler=_OrderedBatches(indices, batch_size), **_settings(workers, pin_memory, into_batch)
     )
 
 
 def inference_batch_size(image_size: tuple[int, int], device: str) -> int:
-    """Return how many images a network is given at a time where it learns nothing.
+    """Return the batch size for inference.
 
-    An accelerator wants many. A processor is slower with many large ones: what lies between two layers of an
-    EfficientNet then takes gigabytes that no cache holds.
+    An accelerator is fast with many images. A processor is slower with many large ones: the activations of an
+    EfficientNet then take gigabytes, which fit in no cache.
 
     Args:
         image_size: Height and width in pixels.
@@ -123,20 +122,19 @@ def make_eval_loader(
     world: int = 1,
     pin_memory: bool = False,
 ) -> DataLoader[Sample]:
-    """Return a loader over images in order, every one once; process `rank` gets every `world`-th of them.
+    """Return a loader over images in order, each once; process `rank` gets every `world`-th of them.
 
-    `Batch.labels` is None if one of the images has no label. Put results of several processes in order by
-    `Batch.ids`.
+    `Batch.labels` is None if an image has no label. `Batch.ids` gives the order of results of several processes.
     """
-    mine = np.asarray(indices, dtype=np.int64)[rank::world]
+    own = np.asarray(indices, dtype=np.int64)[rank::world]
     labelled = bool(image_set.classes) and bool((image_set.labels[indices] >= 0).all())
     labelled = labelled or image_set.multi_hot is not None
     dataset = ViewDataset(image_set, [(transform, 1)], seed=0, labels=labelled)
-    return WorkerLoader(dataset, batch_sampler=_OrderedBatches(mine, batch_size), **_settings(workers, pin_memory))
+    return WorkerLoader(dataset, batch_sampler=_OrderedBatches(own, batch_size), **_settings(workers, pin_memory))
 
 
 class _OrderedBatches(Sampler[list[SampleKey]]):
-    """Batches of positions in their order; keys are made when they are needed, since there may be millions."""
+    """Batches of positions in order; keys are created lazily, since there may be millions."""
 
     def __init__(self, positions: NDArray[np.int64], batch_size: int) -> None:
         self._positions, self._size = positions, batch_size
@@ -152,16 +150,16 @@ class _OrderedBatches(Sampler[list[SampleKey]]):
 def _is_resource_limit(problem: BaseException) -> bool:
     if isinstance(problem, RuntimeError):
         return "can't start new thread" in str(problem)  # as Python words it
-    return not isinstance(problem, OSError) or problem.errno in _NO_ROOM
+    return not isinstance(problem, OSError) or problem.errno in _RESOURCE_ERRORS
 
 
 def _terminate_workers(problem: BaseException) -> None:
-    """End the processes that did start; torch's iterator, broken off in the middle, fails in doing so itself."""
+    """End the processes that were started, which torch's incomplete iterator fails to do."""
     for frame, _ in traceback.walk_tb(problem.__traceback__):
-        made = frame.f_locals.get("self")
-        if isinstance(made, _BaseDataLoaderIter):
-            made._shutdown = True  # type: ignore[attr-defined]
-            for process in getattr(made, "_workers", ()):
+        iterator = frame.f_locals.get("self")
+        if isinstance(iterator, _BaseDataLoaderIter):
+            iterator._shutdown = True  # type: ignore[attr-defined]
+            for process in getattr(iterator, "_workers", ()):
                 process.terminate()
                 process.join()
 
@@ -174,20 +172,19 @@ def _settings(workers: int, pin_memory: bool, into_batch: Callable[[list[Any]], 
         "persistent_workers": workers > 0,
         "worker_init_fn": _prepare_worker,
         "multiprocessing_context": start_method() if workers else None,
-        # The loader draws a seed for its workers; from its own generator, so that the global one is left
-        # alone.
+        # The loader draws a seed for its workers; its own generator leaves the global one unchanged.
         "generator": torch.Generator().manual_seed(0),
     }
 
 
 def _prepare_worker(_: int) -> None:
-    """Keep workers from competing for cores, and leave signals to the process that trains."""
+    """Limit a worker to one thread, and leave signals to the training process."""
     torch.set_num_threads(1)
     ignore_stop_signals()
 
 
 class KeptBatches:
-    """Batches that are the same in every pass: read once and kept, where they take at most 512 MiB.
+    """Batches that are the same in every pass; up to 512 MiB of them are read once and kept.
 
     Args:
         make: Function that returns the batches, read by that many loader processes; called in the first pass, because
@@ -199,9 +196,9 @@ class KeptBatches:
         device: Training device: "cpu" or an accelerator.
 
     Example:
-        >>> made = []
-        >>> batches = KeptBatches(lambda workers: made.append(workers) or [1, 2], n_bytes=8, workers=3, device="cpu")
-        >>> list(batches), list(batches), made
+        >>> calls = []
+        >>> batches = KeptBatches(lambda workers: calls.append(workers) or [1, 2], n_bytes=8, workers=3, device="cpu")
+        >>> list(batches), list(batches), calls
         ([1, 2], [1, 2], [0])
     """
 

@@ -99,9 +99,7 @@ def depth_notes(images: ImageSet, reading: Reading) -> list[str]:
         store, place = locate_original(images.store, int(index))
         if isinstance(store, EncodedStore):
             other += has_other_depth(store.source(place), store.name(place), reading)
-    return (
-        [f"{describe_depth(reading)} ({other} of {len(looked)} looked at): predictions are unreliable"] if other else []
-    )
+    return [f"{describe_depth(reading)} ({other} of {len(looked)} read): predictions are unreliable"] if other else []
 
 
 def describe_depth(reading: Reading, subject: str = "images have") -> str:

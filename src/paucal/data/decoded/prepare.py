@@ -161,7 +161,7 @@ class _PreparationPass:
             if others.copy_to(writer, index, digest):
                 return
         image = decode_image(source, name, self.seen.reading)
-        # Only a reduced image has exactly this shorter side; the header of any other need not be read again.
+        # An image of another shorter side was not reduced, so its header need not be read again.
         reduced = min(image.size) == self.seen.reading.side
         writer.add(index, image, store.size(place) if reduced else (image.height, image.width))
 
