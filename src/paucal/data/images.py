@@ -186,7 +186,7 @@ def evenly_spaced(total: int, count: int) -> NDArray[np.int64]:
     """Return up to `count` different positions, evenly spread over `range(total)`.
 
     Example:
-        >>> evenly_spaced(10, 4).tolist(), spread(3, 8).tolist()
+        >>> evenly_spaced(10, 4).tolist(), evenly_spaced(3, 8).tolist()
         ([0, 2, 5, 7], [0, 1, 2])
     """
     count = min(total, count)

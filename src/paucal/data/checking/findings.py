@@ -1,4 +1,4 @@
-"""Findings of a check as sentences: the problem, how grave it is, and what to do."""
+"""Findings of a check, and those about labels, parts and names, which need no pixels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from paucal.wording import counted, percent
 
 Level = Literal["misleads", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("misleads", "warning", "note")
-FEW = 10  # training images of a class, below which its scores are mostly chance
-UNBALANCED, VERY_UNBALANCED = 3.0, 20.0  # times as many images in the largest class as in the smallest
+FEW = 10  # training images; the scores of a class with fewer are mostly chance
+UNBALANCED, VERY_UNBALANCED = 3.0, 20.0  # ratio of the largest to the smallest class
 _SHOWN = 5
-_ENLARGED = 2.0  # enlargement from which on an image has too little detail for the network
+_ENLARGED = 2.0  # least enlargement at which an image has too little detail for the network
 _PARTS = ("train", "val", "test")
 
 
@@ -73,7 +73,7 @@ class CheckedSet:
 
 
 def refusal_finding(name: str, problem: UserError, begin: str = "") -> Finding:
-    """Return the finding that a run would refuse a set, with the message of the run.
+    """Return the finding that a run would refuse a set.
 
     Args:
         name: Name of the kind of finding.
@@ -85,12 +85,12 @@ def refusal_finding(name: str, problem: UserError, begin: str = "") -> Finding:
 
 def sort_findings(findings: Sequence[Finding]) -> list[Finding]:
     """Return findings, the gravest first; those of one level stay in order."""
-    return sorted(findings, key=lambda one: LEVELS.index(one.level))
+    return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
 def misleads(findings: Sequence[Finding]) -> bool:
     """Return whether training on the set would mislead."""
-    return any(one.level == "misleads" for one in findings)
+    return any(finding.level == "misleads" for finding in findings)
 
 
 def label_findings(checked: CheckedSet) -> list[Finding]:
@@ -150,7 +150,7 @@ def _odd_names(images: ImageSet) -> list[Finding]:
         )
     if missing := [repr(name) for name in images.classes if name in NO_LABEL]:
         are = "is" if len(missing) == 1 else "are"
-        text = f"{_named(missing)} {are} learnt as a class, and may stand for images without a label"
+        text = f"{_named(missing)} {are} learnt as a class, and may mean images without a label"
         found.append(Finding("missing-labels", "warning", text, "leave the label of such images empty"))
     if are_measurements(images.classes, 0.0):
         text = f"the classes look like measurements ({_named(list(images.classes))}), and classes are learnt here"
@@ -201,7 +201,7 @@ def _rare(checked: CheckedSet) -> list[Finding]:
             "rare-classes",
             "warning",
             f"{counted(len(rare), 'class has', 'classes have')} fewer than {FEW} images to train on "
-            f"({_named(rare)}): what is said of {'it' if len(rare) == 1 else 'them'} rests on chance",
+            f"({_named(rare)}): the scores of {'it' if len(rare) == 1 else 'them'} are mostly chance",
             "add images, join classes, or look at the intervals before believing a score",
         )
     ]
@@ -231,7 +231,7 @@ def _imbalance(checked: CheckedSet) -> list[Finding]:
 
 
 def _names(checked: CheckedSet) -> list[Finding]:
-    # The names of shards, and the numbers of images in them, say nothing about what belongs together.
+    # The names and numbers of images in shards do not show what belongs together.
     groups = None if checked.images.stream is not None else suggested_groups(checked.images)
     if groups is None:
         return []

@@ -20,9 +20,9 @@ UNREADABLE = "unreadable"
 SAME = 0.9  # least cosine of frozen features at which a pair that looks alike counts as one picture
 MANY_NEAR = 0.01  # least share of test images with a near twin in train at which scores mislead
 _DARK, _BRIGHT = 0.03, 0.97
-_DEEP = ("I", "F")  # prefixes of the modes with more than 8 bits
-FEWEST = 5  # images of a class, below which its files may be alike by chance
-SURE = 0.95  # least share of correct predictions at which a class counts as given away
+_DEEP = ("I", "F")  # prefixes of modes of more than 8 bits
+FEWEST = 5  # images of a class; the files of fewer may be alike by chance
+SURE = 0.95  # least share of correct predictions of a class that is given away
 _SHOWN = 3
 _SAME = {"jpeg": "jpg", "jfif": "jpg", "jpe": "jpg", "tiff": "tif"}
 
@@ -53,7 +53,7 @@ def exact_findings(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list
             Finding(
                 "duplicates-across-parts",
                 "misleads",
-                f"{_copies(across)} the same as another image, and {where}: the test would ask what training has shown",
+                f"{_copies(across)} the same as another image, and {where}: the test would contain training images",
                 _apart(checked),
                 _plain(across),
             )
@@ -124,7 +124,7 @@ def _near(checked: CheckedSet, pairs: Sequence[Pair], exact: Sequence[Sequence[i
                 "note",
                 f"{counted(len(inside), 'group')} of images of one part and class "
                 f"{'looks' if len(inside) == 1 else 'look'} alike{confirmed}",
-                "look at them on the page; copies say nothing new",
+                "look at them on the page; copies add no information",
                 _plain(inside),
             )
         )
@@ -150,9 +150,9 @@ def _blank(survey: Survey) -> list[Finding]:
         Finding(
             "blank",
             "warning",
-            f"{counted(len(blank), 'image')} {'shows' if len(blank) == 1 else 'show'} next to nothing "
+            f"{counted(len(blank), 'image')} {'is' if len(blank) == 1 else 'are'} blank "
             "(one colour, nearly black or nearly white)",
-            "look at them on the page, and remove what is empty",
+            "look at them on the page, and remove those without content",
             tuple((int(position),) for position in blank),
         )
     ]
@@ -167,11 +167,11 @@ def _modes(survey: Survey) -> list[Finding]:
         odd = tuple((i,) for i, mode in enumerate(survey.modes) if mode and mode != usual)
         kinds = ", ".join(f"{mode}: {count}" for mode, count in counts.most_common())
         text = f"the files have pixels of {len(counts)} kinds ({kinds}); all are read as RGB"
-        found.append(Finding("modes", "note", text, "see that no class has a kind of its own", odd))
+        found.append(Finding("modes", "note", text, "make sure that no class has a kind of its own", odd))
     if any(mode.startswith(_DEEP) for mode in counts):
         deep = sum(count for mode, count in counts.items() if mode.startswith(_DEEP))
         text = f"{counted(deep, 'image')} have more than 8 bits a channel"
-        found.append(Finding("deep", "note", text, "see in the docs how their range is chosen"))
+        found.append(Finding("deep", "note", text, "see the documentation on how their range is chosen"))
     return found
 
 
@@ -181,7 +181,7 @@ def _copies(groups: Sequence[Sequence[int]]) -> str:
 
 def _apart(checked: CheckedSet) -> str:
     if checked.declared:
-        return "remove the copies from train, or from the part they are judged in"
+        return "remove the copies from train, or from the other part"
     return "remove the copies, or keep them together with --group-by duplicates"
 
 
@@ -214,8 +214,10 @@ def giveaway_findings(checked: CheckedSet, survey: Survey) -> list[Finding]:
             clues.append(f"the {kind} of the files ({', '.join(shown[:_SHOWN])}{more})")
     if not clues:
         return []
-    text = f"classes can be told by {' and by '.join(clues)}: a model may learn that in place of what the images show"
-    advice = "save the images of all classes alike, or see that new images differ in the same way"
+    text = (
+        f"classes can be told by {' and by '.join(clues)}: a model may learn that instead of the content of the images"
+    )
+    advice = "save the images of all classes in the same way, or make sure that new images differ in the same way"
     return [Finding("giveaway", "note", text, advice)]
 
 

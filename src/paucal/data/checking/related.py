@@ -1,4 +1,4 @@
-"""Duplicate images: the same bytes, or nearly the same picture."""
+"""Related images of a set: the same bytes, similar pixels, or names that suggest a group (frames of a video)."""
 
 import re
 from collections import Counter
@@ -15,25 +15,25 @@ from paucal.data.splits.part_names import PARTS
 from paucal.data.stores import Store
 from paucal.data.unreadable import for_each
 
-ALIKE = 0.9  # least correlation of two pictures that may be the same
-LEAST_CONTRAST = 0.02  # an image with less is blank, and its hash means nothing
-LEAST_SIDE = 16  # pixels; smaller pictures of one class look like copies
-CANDIDATE_SIDE = 64  # pixels of the shorter side that candidates are decoded to, where that saves time
-_SIDE = 24  # pixels at which pictures are compared
-_AT_ONCE = 4096  # pairs whose pixels are held as floats at once
-_LEAST_NORM = 1e-6  # of the pixels of two pictures; below it one of them is blank
-LEAST_MEAN = 2.0  # least mean number of images in a group
-LEAST_SHARE = 0.5  # least share of the images whose names have the form
-# What stands before the last number of a name, where that holds a number of its own: patient12_slice003, v3-0001.
+ALIKE = 0.9  # least correlation of similar images
+LEAST_CONTRAST = 0.02  # an image with less is blank, and its hash is arbitrary
+LEAST_SIDE = 16  # pixels; smaller images of one class look like copies
+CANDIDATE_SIDE = 64  # pixels of the shorter side that candidates are decoded to
+_SIDE = 24  # pixels at which images are compared
+_AT_ONCE = 4096  # pairs whose pixels are held as floats at a time
+_LEAST_NORM = 1e-6  # least norm of the pixels of two images that are not blank
+LEAST_MEAN = 2.0  # least mean number of images in a suggested group
+LEAST_SHARE = 0.5  # least share of the images whose names match
+# Text with a number before the last number of a name: patient12_slice003, v3-0001.
 _NAME = r"[^/]*\d[^/]*?)[-_.\s]+[A-Za-z]*[-_.\s]?\(?\d+\)?"
-_ENDING = r"\.[^./#]+$"  # a row of a file (train-00001-of-00003.parquet#7) has no name of its own
+_ENDING = r"\.[^./#]+$"  # not of a row of a file (train-00001-of-00003.parquet#7), which has no name of its own
 PATTERN = f"({_NAME}{_ENDING}"
-_RUNNING = re.compile(rf"\.tar/.*-(\d{{8}}){_ENDING}")  # the number that `paucal shard` gives each image
+_RUNNING = re.compile(rf"\.tar/.*-(\d{{8}}){_ENDING}")  # number of an image in shards of `paucal shard`
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two images that look alike.
+    """Two similar images.
 
     Attributes:
         first: Position in the set.
@@ -63,11 +63,11 @@ def exact_groups(digests: Sequence[bytes]) -> list[list[int]]:
 
 
 def similar_pairs(survey: Survey, store: Store) -> list[Pair]:
-    """Return pairs of images that are not the same file and look alike, in the order of the set.
+    """Return pairs of similar images with different bytes, in the order of the set.
 
-    A hash of 64 bits finds the candidates; their pixels at 24 x 24 must then correlate by 0.9 or more, which leaves out
-    images that share only a layout. The first of a group of equal files stands for all. Images of under 16 pixels are
-    left out: two eights of 8 x 8 pixels look as alike as two copies.
+    Candidates have similar perceptual hashes; their pixels at 24 x 24 must correlate by 0.9 or more, which excludes
+    images that share only a layout. The first of a group of equal files represents all. Images below 16 pixels are
+    left out, since two digits of 8 x 8 pixels are as similar as two copies.
 
     Args:
         survey: Survey of the set.
@@ -91,7 +91,7 @@ def similar_pairs(survey: Survey, store: Store) -> list[Pair]:
 
 
 def merge_groups(groups: Iterable[Sequence[int]]) -> list[list[int]]:
-    """Return groups in which all that share a member are one, each ascending, in the order of their first members.
+    """Return groups after joining those that share a member, each ascending, in the order of their first members.
 
     Example:
         >>> merge_groups([[4, 7], [1, 2], [7, 9]])
@@ -99,24 +99,24 @@ def merge_groups(groups: Iterable[Sequence[int]]) -> list[list[int]]:
     """
     parent: dict[int, int] = {}
 
-    def root(one: int) -> int:
-        while parent.setdefault(one, one) != one:
-            parent[one] = parent[parent[one]]
-            one = parent[one]
-        return one
+    def root(member: int) -> int:
+        while parent.setdefault(member, member) != member:
+            parent[member] = parent[parent[member]]
+            member = parent[member]
+        return member
 
     for first, *others in groups:
         for other in others:
             low, high = sorted((root(first), root(other)))
             parent[high] = low
-    found: dict[int, list[int]] = {}
-    for one in sorted(parent):
-        found.setdefault(root(one), []).append(one)
-    return list(found.values())
+    merged: dict[int, list[int]] = {}
+    for member in sorted(parent):
+        merged.setdefault(root(member), []).append(member)
+    return list(merged.values())
 
 
 def _correlations(candidates: NDArray[np.int64], store: Store) -> NDArray[np.float32]:
-    """Return the (P,) correlations of the small pictures of (P, 2) candidates; each picture is read once."""
+    """Return the (P,) correlations of the reduced images of (P, 2) candidates; each image is read once."""
     different, places = np.unique(candidates, return_inverse=True)
     pictures = np.zeros((len(different), _SIDE * _SIDE * 3), dtype=np.uint8)
 
@@ -124,17 +124,17 @@ def _correlations(candidates: NDArray[np.int64], store: Store) -> NDArray[np.flo
         picture = store.read(int(different[place])).resize((_SIDE, _SIDE), Image.Resampling.BOX)
         pictures[place] = np.asarray(picture).reshape(-1)
 
-    for_each(len(different), look, None, None)  # images missing since the survey stay black, and match nothing
+    for_each(len(different), look, None, None)  # images removed after the survey stay black, and match nothing
     rows = places.reshape(-1, 2)
-    # In pieces whose pixels fit in memory as floats: a set of video frames has millions of pairs.
+    # In pieces that fit in memory as floats, since a set of video frames has millions of pairs.
     pieces = [rows[begin : begin + _AT_ONCE] for begin in range(0, len(rows), _AT_ONCE)]
-    found = [_pixel_correlation(pictures[some[:, 0]], pictures[some[:, 1]]) for some in pieces]
-    return np.concatenate([np.zeros(0, dtype=np.float32), *found])
+    correlations = [_pixel_correlation(pictures[piece[:, 0]], pictures[piece[:, 1]]) for piece in pieces]
+    return np.concatenate([np.zeros(0, dtype=np.float32), *correlations])
 
 
 def _pixel_correlation(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Return the correlation of each row of (P, D) pixels with that of the other; 0 if one of them is blank."""
-    first, second = (one.astype(np.float32) - one.mean(1, dtype=np.float32, keepdims=True) for one in (left, right))
+    first, second = (rows.astype(np.float32) - rows.mean(1, dtype=np.float32, keepdims=True) for rows in (left, right))
     norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
     return np.einsum("pd,pd->p", first, second) / np.maximum(norms, _LEAST_NORM)
 
@@ -176,7 +176,7 @@ def group_name(key: str, pattern: str = PATTERN) -> str | None:
 
 
 def suggested_groups(images: ImageSet) -> NameGroups | None:
-    """Return the groups that the names of a set suggest; None if they suggest no groups.
+    """Return the groups that the names of a set suggest; None for no groups.
 
     A name suggests a group if it ends in a number, as frames do, and has another number before that one: a video's, a
     patient's. The text before the last number is the group. It must be so for half of the names, with two images

@@ -108,7 +108,7 @@ def _image_name(text: str) -> str:
 
 
 def _file_of(finder: FileFinder, image: str, root: Path) -> str:
-    """Return the file of an image below the folder of the images; "" where there is none.
+    """Return the file of an image below the folder of the images; "" if there is none.
 
     Raises:
         UserError: There are several, and none or more than one is a JPEG, as VOC's images are.

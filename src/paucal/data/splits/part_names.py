@@ -41,7 +41,7 @@ class PartName(NamedTuple):
     Attributes:
         part: "train", "val" or "test"; "" if the name has no part.
         others: Other words of the name in lower case, which the files of one set share.
-        title: Name of the set before the part; "" where none does.
+        title: Name of the set before the part; "" if there is none.
         joint: Whether the file holds the validation images too (`trainval.txt`).
     """
 

@@ -51,7 +51,7 @@ class Split:
 
 
 def held_out_part(declared: Collection[str]) -> str:
-    """Return the part that `make_split` takes for the test, of those that a set declares; "" where it cuts one.
+    """Return the part that `make_split` takes for the test, of those that a set declares; "" if the test part is cut.
 
     Example:
         >>> held_out_part(["train", "val"]), held_out_part(["train", "val", "test"]), held_out_part(["train"])

@@ -1,4 +1,4 @@
-"""Settings of the training augmentation and the parts that come from timm."""
+"""Training augmentation: settings of a view, timm's RandAugment with its geometry, and mixup and CutMix of batches."""
 
 import math
 import re
@@ -27,26 +27,25 @@ RESAMPLING = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 
-# timm leaves out what it cannot read and cuts off what is too much, both without a word.
+# timm silently ignores sections that it cannot parse and truncates numbers, so descriptions are checked here.
 _SECTION = re.compile(r"(mstd|mmax|inc|m|n|p)(\d+(?:\.\d+)?)")
 _SETS = ("tweights", "t3a", "t3aw")
 _RANGES = {"m": (0, 10), "n": (1, 15), "mmax": (1, 30), "inc": (0, 1), "mstd": (0, 1000), "p": (0, 1)}
 _WHOLE = ("m", "n", "mmax", "inc")
-_GEOMETRIC = ("Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel")  # of RandAugment's operations
+_GEOMETRIC = ("Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel")  # operations that move pixels
 _TRANSLATION = 0.45  # timm's largest shift of RandAugment, as a share of the shorter side
 # Source x = a x + b y + c, source y = d x + e y + f, in pixels.
 Affine = tuple[float, float, float, float, float, float]
-ALPHAS = (1e-3, 1e3)  # beyond, shares are all 0 or 1, or all a half, and float32 runs out of room
+ALPHAS = (1e-3, 1e3)  # outside, float32 gives shares of 0 or 1 only, or of a half only
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How a training image is changed. The defaults are those of the DrLoc experiments (timm's).
+    """Settings of the augmentation of training images. The defaults are those of the DrLoc experiments (timm's).
 
     Attributes:
-        crop: "random-resized" takes a box of random area and shape; "padded" resizes to cover the view, pads
-            with black and takes a box of the view's size (the custom for 32-pixel images); "none" takes the
-            centre.
+        crop: Kind of crop: "random-resized" is a box of random area and shape; "padded" resizes to cover the view,
+            pads with black and crops a box of the view's size (usual for 32-pixel images); "none" is the centre.
         scale: Range of the crop's share of the image's area under "random-resized".
         ratio: Range of width / height under "random-resized".
         padding: Pixels on each side under "padded".
@@ -83,10 +82,9 @@ class Augmentation:
 def build_rand_augment(
     augmentation: Augmentation, size: tuple[int, int], normalisation: Normalisation
 ) -> RandAugment | None:
-    """Build timm's RandAugment as timm's own training transform does, or None if it is off.
+    """Build timm's RandAugment as timm's own training transform does; None if it is off.
 
-    Images of other than three channels have the operations that move pixels alone: saturation and the like are of
-    colours.
+    Images of other than three channels get only the operations that move pixels, not those of colours.
 
     Args:
         augmentation: Settings, of which `rand_augment` and `interpolation` are used.
@@ -119,7 +117,7 @@ def build_rand_augment(
 
 
 def _check_description(description: str) -> None:
-    """Refuse sections that timm would leave out, and numbers that it would cut off."""
+    """Refuse sections that timm would ignore, and numbers that it would truncate."""
     kind, *sections = description.split("-")
     values: dict[str, float] = {}
     for section in sections if kind == "rand" else [description]:
@@ -129,7 +127,7 @@ def _check_description(description: str) -> None:
         if found is None or found[1] in values or (found[1] in _WHOLE and "." in found[2]):
             raise UserError(
                 f"rand_augment is '{description}'; expected a description such as 'rand-m9-mstd0.5-inc1', or none, and "
-                f"'{section}' has no meaning there"
+                f"'{section}' has no meaning in it"
             )
         values[found[1]] = float(found[2])
     for name, value in values.items():
@@ -142,7 +140,7 @@ def _check_description(description: str) -> None:
 
 
 def _one_bit_or_more(level: Callable[..., tuple[int]], *args: object) -> tuple[int]:
-    """Keep a bit at the largest magnitude; timm asks for none there, which Pillow 13 refuses."""
+    """Keep at least one bit; timm asks for 0 at the largest magnitude, which Pillow 13 refuses."""
     return (max(1, level(*args)[0]),)
 
 
@@ -164,7 +162,11 @@ _MOVES: dict[str, Callable[[float, int, int], Affine]] = {
 
 
 class LocatedRandAugment:
-    """timm's RandAugment, with the map from the result to the image it was given.
+    """timm's RandAugment, which also returns the map from the result to the original image.
+
+    timm's operations move pixels by affine maps of PIL. A recorder in front of each such operation multiplies its map
+    to those before it.
+
 
     Args:
         policy: RandAugment of timm, whose operations are changed in place.
@@ -185,7 +187,7 @@ class LocatedRandAugment:
                 operation.aug_fn = _Recorded(self, operation)
 
     def __call__(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
-        """Return the changed image, of the same size, and the (3, 3) map from its points to those of the image.
+        """Return the augmented image, of the same size, and the (3, 3) map from its points to the original ones.
 
         Points are normalised as in `types.Batch.geometry`.
         """
@@ -193,12 +195,12 @@ class LocatedRandAugment:
         return self.policy(image), self._theta
 
     def note(self, move: Affine, size: tuple[int, int]) -> None:
-        """Note a movement within an image of (width, height) pixels."""
+        """Record an affine map within an image of (width, height) pixels."""
         self._theta = self._theta @ normalised(move, size)
 
 
 class _Recorded:
-    """Takes the place of an operation's function: notes the movement, then makes it."""
+    """Replaces the function of an operation: records its affine map, then calls it."""
 
     def __init__(self, policy: LocatedRandAugment, operation: AugmentOp) -> None:
         self.policy, self.name, self.function = policy, operation.name, operation.aug_fn
@@ -209,9 +211,9 @@ class _Recorded:
 
 
 def turn(degrees: float, width: int, height: int) -> Affine:
-    """Return PIL's map of a turn, counter-clockwise, about the centre of the picture.
+    """Return PIL's affine map of a counter-clockwise rotation about the centre of the image.
 
-    The published token-labeling program turns its label maps about a point half a cell away.
+    The published token-labeling program rotates its label maps about a point half a cell away.
     """
     angle = -math.radians(degrees)
     cosine, sine = math.cos(angle), math.sin(angle)
@@ -220,7 +222,7 @@ def turn(degrees: float, width: int, height: int) -> Affine:
 
 
 def normalised(move: Affine, size: tuple[int, int]) -> Tensor:
-    """Return a map of pixels, whose edges are whole numbers, as (3, 3) in coordinates from -1 to 1."""
+    """Return an affine map in pixels (with edges at integers) as a (3, 3) map in coordinates from -1 to 1."""
     a, b, c, d, e, f = move
     width, height = size
     return torch.tensor(
@@ -236,9 +238,8 @@ def normalised(move: Affine, size: tuple[int, int]) -> Tensor:
 class Mixing:
     """How images of a batch are mixed (mixup, arXiv:1710.09412; CutMix, arXiv:1905.04899).
 
-    The defaults are those of the DrLoc experiments (DeiT's). Unlike timm, which pairs an image with its
-    mirror position and needs even batches, an image is paired with the one before it, so any batch of two or
-    more works.
+    The defaults are those of the DrLoc experiments (DeiT's). timm pairs an image with its mirror position, which needs
+    even batches; here an image is paired with the one before it, so any batch of two or more works.
 
     Attributes:
         mixup: Parameter of mixup's Beta distribution, within `ALPHAS`; 0 for no mixup.
@@ -263,12 +264,12 @@ class Mixing:
                 raise UserError(f"{name} is {value}; expected a probability from 0 to 1")
 
     def mix(self, batch: Batch, num_classes: int) -> Batch:
-        """Mix the images and turn the labels into (B, K) shares; a batch that is not mixed stays as it is.
+        """Mix the images and turn the labels into (B, K) shares; return an unmixed batch unchanged.
 
-        Everything random is drawn from torch's CPU generator, so the device is never waited for.
+        Random numbers are drawn from torch's CPU generator, which needs no synchronisation with the device.
 
         Raises:
-            ValueError: The batch has several views, no labels, or dense targets that would not fit any more.
+            ValueError: The batch has several views, no labels, or dense targets, which cannot be mixed.
         """
         if self.prob == 0 or self.mixup == self.cutmix == 0 or len(batch) < 2:
             return batch

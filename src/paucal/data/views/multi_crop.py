@@ -1,9 +1,8 @@
-"""Crops of one image in groups of several sizes, changed as DINO and EsViT do, as LeJEPA does, or as DeiT does.
+"""Crops of one image in groups of several sizes, augmented as in DINO and EsViT, in LeJEPA, or in DeiT.
 
 EsViT (arXiv:2106.09785) takes its first pipeline from DINO (arXiv:2104.14294, implementation details) and its second
-from timm's training transform. Unlike in the published program, any number of groups of any size works with all
-pipelines, and timm's takes the number and the area of its crops as given. LeJEPA (arXiv:2511.08544, the program's
-read-me) changes all its crops alike, with DINO's changes.
+from timm's training transform. Unlike in the published program, all pipelines take any number of groups of any size.
+LeJEPA (arXiv:2511.08544, the program's read-me) augments all its crops alike, with DINO's operations.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,23 +25,23 @@ Pipeline = Literal["dino", "alike", "deit"]
 
 GLOBAL_SCALE, LOCAL_SCALE = (0.4, 1.0), (0.05, 0.4)
 ALIKE_GLOBAL_SCALE, ALIKE_LOCAL_SCALE = (0.3, 1.0), (0.05, 0.3)
-DEIT_SCALE = (0.08, 1.0)  # timm's; the published program uses it for globals and locals alike
+DEIT_SCALE = (0.08, 1.0)  # timm's, which the published program uses for global and local crops alike
 BLUR = (0.1, 2.0)  # pixels
 JITTER = (0.4, 0.4, 0.2, 0.1)  # brightness, contrast, saturation, hue
 JITTER_PROB, GREY_PROB = 0.8, 0.2
-# Probabilities of (blur, solarisation): of the first global crop, of the other global ones, of the local ones.
+# Probabilities of (blur, solarisation) for the first global crop, other global crops, and local crops.
 FIRST, FURTHER, LOCAL = (1.0, 0.0), (0.1, 0.2), (0.5, 0.0)
-ALIKE = (0.5, 0.2)  # of every crop of LeJEPA
+ALIKE = (0.5, 0.2)  # for every crop of LeJEPA
 SOLARISED = [value if value < 128 else 255 - value for value in range(256)] * 3
 
 
 class DinoCrop:
     """Crop, flip, change the colours, blur, solarise and normalise, in the order of the published program.
 
-    The randomness is drawn from torch's global generator (CPU); see `randomness.reseed`. A crop of an image of twice
-    its sides took 0.6 to 0.9, 1.6 to 2.0 and 4.8 to 7.1 ms of a slow core's time at 32, 96 and 224 pixels (local to
-    first global crop); hue and blur are most of that, in Pillow. Images of other than three channels have no colours
-    to change: they are blurred as others.
+    Random numbers are drawn from torch's global generator (CPU); see `randomness.reseed`. A crop of an image of twice
+    its sides took 0.6 to 0.9, 1.6 to 2.0 and 4.8 to 7.1 ms on a slow core at 32, 96 and 224 pixels (local to first
+    global crop), mostly for hue and blur in Pillow. Images of other than three channels are blurred, but their colours
+    are not changed.
 
     Args:
         size: (height, width) of the view in pixels.
@@ -105,11 +104,11 @@ class DinoCrop:
 
 
 class FittedFirst:
-    """Brings an image to a shape before a transform crops it, and tells the geometry in the image that was given.
+    """Gives an image the shape of the view before a transform crops it; geometry refers to the original image.
 
     Args:
         transform: Transform of the fitted image.
-        size: (height, width), of which only the shape counts.
+        size: (height, width), of which only the ratio counts.
         resize: "letterbox" or "squash"; see `transforms.fitted`.
         normalisation: Normalisation whose mean is the colour of bars.
     """
@@ -152,13 +151,13 @@ def crop_views(
     jitter_prob: float = JITTER_PROB,
     resize: Resize = "crop",
 ) -> list[tuple[ViewTransform, int]]:
-    """Return what `ViewDataset` makes views with: transforms and their counts, in the order of the groups.
+    """Return the views of `ViewDataset`: transforms and their counts, in the order of the groups.
 
     Args:
-        pipeline: "dino" crops, flips, jitters, greys, blurs and solarises (`DinoCrop`); the first global crop is
-            always blurred, the others rarely, but sometimes solarised. "alike" makes the same changes to all crops
-            alike: half are blurred, a fifth are solarised. "deit" is timm's training transform for every crop: crop,
-            flip, RandAugment rand-m9-mstd0.5-inc1 and, on a quarter, random erasing.
+        pipeline: Kind of augmentation. "dino": `DinoCrop`; the first global crop is always blurred, other global crops
+            rarely, but sometimes solarised. "alike": `DinoCrop` with the same probabilities for all crops: half are
+            blurred, a fifth are solarised. "deit": timm's training transform for every crop: crop, flip, RandAugment
+            rand-m9-mstd0.5-inc1 and, on a quarter, random erasing.
         groups: Global crops, then any number of groups of local crops. The default size is `image_size`; the default
             scale is the published one: (0.4, 1) global and (0.05, 0.4) local for "dino", (0.3, 1) and (0.05, 0.3) for
             "alike", (0.08, 1) for "deit".
@@ -214,7 +213,9 @@ def _check(pipeline: str, groups: Sequence[Crops], image_size: Size, blur: tuple
     if pipeline not in get_args(Pipeline):
         raise UserError(f"the pipeline of crops is {pipeline!r}; expected dino, alike or deit.")
     if not groups or groups[0].count < 1:
-        raise UserError("there is no global crop, and the teacher sees only those: ask for at least one, better two.")
+        raise UserError(
+            "there is no global crop, and the teacher sees only global crops: give at least one, better two."
+        )
     for crops in groups:
         size, (low, high) = crops.sides or image_size, crops.scale or LOCAL_SCALE
         if crops.count < 0 or min(size) < 1:

@@ -1,4 +1,4 @@
-"""A sheet of the images as the network sees them."""
+"""Sheets of the training images as the network sees them."""
 
 import math
 
@@ -12,18 +12,18 @@ from paucal.wording import percent
 
 MOST_IMAGES = 32
 _COLUMNS = 8
-_SMALLEST_TILE = 96  # pixels; smaller images are enlarged without smoothing so that they can be judged
-_CAPTION = 14
+_SMALLEST_TILE = 96  # pixels; smaller images are enlarged without smoothing
+_CAPTION = 14  # pixels of a line
 _GAP = 4
 _CHARACTER = 6  # pixels of an average letter in Pillow's default font
-_LEAST_SHARE = 0.005
+_LEAST_SHARE = 0.005  # smaller shares of a label have no caption
 MOST_ROWS = 6
-GROUP_GAP = 16  # between crops of different sizes
+GROUP_GAP = 16  # pixels between crops of different sizes
 Place = tuple[int, int, int, int]  # left, top, width, height
 
 
 def sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, ...]) -> Image.Image:
-    """Draw up to 32 training images of a batch, with crops, colours, erased boxes and mixing as they are.
+    """Draw up to 32 augmented training images of a batch.
 
     Args:
         batch: Batch whose first view is drawn; captions of mixed labels have their shares.
@@ -51,13 +51,13 @@ def sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, ...]) 
 
 
 def _caption(label: Tensor | None, classes: tuple[str, ...]) -> list[str]:
-    """Name the class of a label, or the two largest shares of a mixed one, a line each; several labels in one."""
+    """Return the lines of a caption: the class, the two largest shares of a mixed label, or all of several labels."""
     if label is None:
         return []
     if label.ndim == 0:
         return [_plain(classes[int(label)])]
     label = label.nan_to_num()
-    if bool(((label == 0) | (label == 1)).all()):  # several labels, or none, as they are
+    if bool(((label == 0) | (label == 1)).all()):  # several labels, or none
         names = [_plain(classes[i]) for i in label.nonzero()[:, 0].tolist()]
         return [", ".join(names) or "no label"]
     shares, numbers = label.topk(min(2, len(classes)))
@@ -66,12 +66,12 @@ def _caption(label: Tensor | None, classes: tuple[str, ...]) -> list[str]:
 
 
 def _plain(name: str) -> str:
-    """Replace what Pillow's built-in font may not have."""
+    """Replace characters that Pillow's built-in font lacks."""
     return name.encode("ascii", "replace").decode()
 
 
 def crop_sheet(batch: Batch, normalisation: Normalisation) -> Image.Image:
-    """Draw a row for each of up to 6 images: its crops from left to right, all at the same scale.
+    """Draw a row for each of up to 6 images: its crops from left to right.
 
     Args:
         batch: Batch whose views are all drawn, at one scale.
