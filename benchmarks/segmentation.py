@@ -21,7 +21,7 @@ from paucal.runner.console import SilentConsole
 from paucal.runner.run_folder import stored_settings
 from paucal.runs import open_run
 from paucal.settings.options import setting_fields
-from paucal.tasks.segmentation.images import Segmented, open_segmented
+from paucal.tasks.segmentation.images import SegmentationData, open_segmentation_data
 from paucal.tasks.segmentation.scores import SegmentationReport, Tally, segmentation_report
 from paucal.tasks.segmentation.settings import SegmentSettings
 
@@ -37,7 +37,7 @@ def main() -> None:
     chosen = parser.parse_args()
     run = open_run(chosen.run)
     settings, _ = stored_settings(run, SegmentSettings, "segment")
-    prepared = open_segmented(settings, SilentConsole().progress, run)
+    prepared = open_segmentation_data(settings, SilentConsole().progress, run)
     found = {"plain": threshold(prepared, (0.0,)), "blurred": threshold(prepared, RADII)}
     judged = run.read_json("evaluation/test/segmentation.json")
     result = {
@@ -57,7 +57,7 @@ def _without_place(name: str, value: object) -> object:
     return Path(value).name if name in PLACES and isinstance(value, str) else value
 
 
-def threshold(prepared: Segmented, radii: tuple[float, ...]) -> tuple[dict[str, object], SegmentationReport]:
+def threshold(prepared: SegmentationData, radii: tuple[float, ...]) -> tuple[dict[str, object], SegmentationReport]:
     """Return the threshold that is best on the training images, and what it reaches on the test images."""
     best: tuple[float, float, int, bool] = (-1.0, 0.0, 0, True)
     for radius in radii:
@@ -75,7 +75,7 @@ def threshold(prepared: Segmented, radii: tuple[float, ...]) -> tuple[dict[str, 
     return how, segmentation_report(tallies, prepared.images.classes)
 
 
-def histogram(prepared: Segmented, index: int, radius: float) -> np.ndarray:
+def histogram(prepared: SegmentationData, index: int, radius: float) -> np.ndarray:
     """Return the (2, 256) labelled pixels of an image by class and grey level."""
     image = prepared.images.store.read(index).convert("L")
     if radius:

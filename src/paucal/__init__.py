@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keep
     from paucal.tasks.detection.job import detect as detect
     from paucal.tasks.pretraining.job import pretrain as pretrain
     from paucal.tasks.segmentation.job import segment as segment
-    from paucal.tasks.segmentation.trained import load_segmenter as load_segmenter
+    from paucal.tasks.segmentation.model import load_segmenter as load_segmenter
     from paucal.types import UserError as UserError
     from paucal.verbs.check.launch import check as check
     from paucal.verbs.compare.launch import compare as compare
@@ -82,7 +82,7 @@ _WHERE = {
     "list_runs": "paucal.verbs.runs.launch",
     "load": "paucal.export.reading:load_model",
     "load_published": "paucal.models.published",
-    "load_segmenter": "paucal.tasks.segmentation.trained",
+    "load_segmenter": "paucal.tasks.segmentation.model",
     "predict": "paucal.verbs.predict.launch",
     "predict_masks": "paucal.verbs.predict.segmentation",
     "pretrain": "paucal.tasks.pretraining.job",

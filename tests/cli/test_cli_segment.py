@@ -130,7 +130,7 @@ def test_predict__writes_masks_in_the_coding_of_the_training_and_pictures(segmen
 def test_predict__refuses_two_masks_of_one_name(segmented, tmp_path, capsys):
     new = make_scenes(tmp_path / "new", 1, parts=("a", "b"))
     argv = ["predict", segmented / "run", new / "a/00.png", new / "b/00.png", "--output", tmp_path / "out"]
-    assert "would have one name" in failure(capsys, *argv)
+    assert "would have the same name" in failure(capsys, *argv)
     assert not (tmp_path / "out").exists()
 
 
@@ -217,7 +217,7 @@ def test_whole_images_at_their_sides__are_what_is_deployed(segmented, tmp_path, 
     colour = ["--colour", "photometric"]
     assert call("segment", segmented / "scenes", *QUICK, "--epochs", "1", *sides, *colour, "--output", run) == 0
     model = paucal.load_segmenter(run)
-    look = model.look((0.5,))
+    look = model.window_options((0.5,))
     assert (look.whole, look.resize_to, model.card.resize_to) == (True, (64, 128), (64, 128))
     for path in (run / "evaluation/test/masks").rglob("*.png"):
         image = Image.open(next((segmented / "scenes/images").rglob(f"{path.stem}.*")))
@@ -231,7 +231,7 @@ def test_whole_images_at_their_sides__are_what_is_deployed(segmented, tmp_path, 
     plain = json.loads((run / "model.json").read_text())
     del plain["whole"], plain["resize_to"]
     (run / "model.json").write_text(json.dumps(plain))
-    assert paucal.load_segmenter(run).look() == paucal.load_segmenter(segmented / "run").look()
+    assert paucal.load_segmenter(run).window_options() == paucal.load_segmenter(segmented / "run").window_options()
 
 
 def test_eval__says_what_is_of_classifiers(segmented, capsys):
@@ -262,7 +262,7 @@ def test_names_of_classes__reach_the_results_and_may_have_no_pixel(segmented, tm
     assert [row["class"] for row in found["classes"]] == ["ground", "disc", "bar", "nothing"]
     assert found["unseen"] == ["nothing"]
     remarks = json.loads((run / "summary.json").read_text())["remarks"]
-    assert any("1 of the classes have no pixel to learn from: nothing" in one for one in remarks)
+    assert any("1 class without a training pixel: nothing" in one for one in remarks)
 
 
 @pytest.mark.parametrize(

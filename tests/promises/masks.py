@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from paucal.data.masks.coding import IGNORED
-from paucal.tasks.segmentation.images import open_segmented
+from paucal.tasks.segmentation.images import open_segmentation_data
 from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.types import UserError
 from promises import mask_layouts
@@ -45,7 +45,7 @@ def trial(folder: Path, seed: int) -> str:
 def outcome(case: Case) -> str:
     """Open a set and compare; see `trial`."""
     try:
-        found = open_segmented(SegmentSettings(**case.settings), _no_bar, None)
+        found = open_segmentation_data(SegmentSettings(**case.settings), _no_bar, None)
     except UserError as problem:
         said = str(problem).strip()
         if not said or "\n" in said:

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paucal.data.boxes.described import Described
+from paucal.data.boxes.annotations import AnnotationSet, box_of_runs, run_lengths_of
 from paucal.data.boxes.opening import read_boxes
-from paucal.data.boxes.runs import box_of_runs, runs_of
 from paucal.types import UserError
 from tasks.detection.made import coco, pictures, write_coco
 
@@ -33,7 +32,7 @@ def write_parts(root: Path, images: str, file: str, name: str = "{n}.png", year:
     return root
 
 
-def declared(described: Described) -> dict[str, str]:
+def declared(described: AnnotationSet) -> dict[str, str]:
     return {Path(one.key).stem: one.declared for one in described.images}
 
 
@@ -110,7 +109,7 @@ def test_encodings__are_those_of_any_text(tmp_path: Path, encoding: str):
     assert bool(described.notes) == (encoding == "cp1252")
 
 
-def changed(tmp_path: Path, change: Any) -> Described:
+def changed(tmp_path: Path, change: Any) -> AnnotationSet:
     file = write_coco(tmp_path / "set")
     content = json.loads(file.read_text())
     for row in content["annotations"]:
@@ -154,7 +153,7 @@ def test_crowds__in_all_spellings(tmp_path: Path, mark: Any, is_crowd: bool):
 def test_boxes__come_from_outlines_where_there_are_none(tmp_path: Path):
     mask = np.zeros((64, 96), dtype=bool)
     mask[10:20, 30:50] = True
-    outlines = [[[30, 10, 50, 10, 50, 20, 30, 20]], runs_of(mask)]
+    outlines = [[[30, 10, 50, 10, 50, 20, 30, 20]], run_lengths_of(mask)]
 
     def change(row: dict, content: dict) -> None:
         row.update(segmentation=outlines[row["id"] % 2], bbox=[] if row["id"] % 3 else None)
@@ -169,13 +168,13 @@ def test_boxes__come_from_outlines_where_there_are_none(tmp_path: Path):
 def test_runs__have_the_box_of_their_mask(seed: int):
     generator = np.random.default_rng(seed)
     mask = generator.random(tuple(generator.integers(1, 9, 2))) < (0.1, 0.5, 1.0)[seed % 3]
-    box = box_of_runs(runs_of(mask))
+    box = box_of_runs(run_lengths_of(mask))
     rows, columns = np.nonzero(mask)
     if not len(rows):
         assert box is None
         return
     assert box == (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
-    assert sum(runs_of(mask)["counts"]) == mask.size
+    assert sum(run_lengths_of(mask)["counts"]) == mask.size
 
 
 def test_runs_that_are_none__have_no_box():
@@ -200,7 +199,7 @@ def test_images_that_are_not_there__are_named_for_what_they_are(tmp_path: Path):
 
 def test_scores__are_noted(tmp_path: Path):
     described = changed(tmp_path, lambda row, content: row.update(score=0.5))
-    assert described.notes == ("the boxes of _annotations.coco.json have scores, as those that a detector has found",)
+    assert described.notes == ("the boxes of _annotations.coco.json have scores, like the predictions of a detector",)
 
 
 def test_images_of_parts__by_the_folders_in_one_file(tmp_path: Path):

@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 
 from data.boxes.written import PIXELS, write_cvat, write_labelme, write_tables, write_yolo
-from paucal.data.boxes.layouts import LAYOUTS, find_boxes
-from paucal.data.boxes.opening import own_root, read_boxes
+from paucal.data.boxes.opening import LAYOUTS, find_boxes, read_boxes, root_of_set
 from paucal.data.sources.opening import open_images
 from paucal.types import UserError
 from tasks.detection.made import write_coco, write_voc
@@ -161,6 +160,6 @@ def test_annotation_files_alone__give_their_images(tmp_path: Path):
 
 
 def test_own_roots__are_folders_above_those_of_images_and_labels():
-    assert own_root("VOCdevkit/VOC2012/Annotations/cam/1.xml") == "VOCdevkit/VOC2012"
+    assert root_of_set("VOCdevkit/VOC2012/Annotations/cam/1.xml") == "VOCdevkit/VOC2012"
     for file in ("Annotations/cam/1.xml", "train/labels/1.txt", "COCO/train.json", "day/1.xml", "1.json"):
-        assert own_root(file) == ""
+        assert root_of_set(file) == ""

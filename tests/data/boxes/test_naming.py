@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from paucal.data.boxes.naming import Names
+from paucal.data.boxes.naming import ImageNames
 from paucal.data.boxes.tree import folder_tree
 from paucal.data.splits.part_names import part_of_folders, part_of_name
 from paucal.types import UserError
 
 
-def names(files: list[str]) -> Names:
+def names(files: list[str]) -> ImageNames:
     tree = folder_tree(Path("set"), files)
-    return Names(tree.images, tree)
+    return ImageNames(tree.images, tree)
 
 
 @pytest.mark.parametrize(
@@ -61,16 +61,19 @@ def test_names__differ_in_unicode_form_and_exact_ones_come_first():
 def test_an_image_that_lacks_in_its_folder__is_not_taken_from_another():
     known = names([*(f"train/{n}.png" for n in range(8)), *(f"val/{n}.png" for n in range(9))])
     assert known.matches("train/8.png") == []
-    found = known.located([f"{n}.png" for n in range(9)], "train.json", "train")
+    found = known.find_images([f"{n}.png" for n in range(9)], "train.json", "train")
     assert found == [*(f"train/{n}.png" for n in range(8)), None]
     plain = names([*(f"a/{n}.png" for n in range(8)), *(f"b/{n}.png" for n in range(20))])
-    assert plain.located([f"{n}.png" for n in (0, 1, 2, 15)], "a.json", "") == [*(f"a/{n}.png" for n in range(3)), None]
-    beside = plain.located([f"{n}.png" for n in range(10)], "a/boxes.json", "")
+    assert plain.find_images([f"{n}.png" for n in (0, 1, 2, 15)], "a.json", "") == [
+        *(f"a/{n}.png" for n in range(3)),
+        None,
+    ]
+    beside = plain.find_images([f"{n}.png" for n in range(10)], "a/boxes.json", "")
     assert beside == [*(f"a/{n}.png" for n in range(8)), None, None]
     stray = names(["0.png", *(f"images/{n}.png" for n in range(5))])
-    assert stray.located([f"{n}.png" for n in range(5)], "x.json", "") == [f"images/{n}.png" for n in range(5)]
+    assert stray.find_images([f"{n}.png" for n in range(5)], "x.json", "") == [f"images/{n}.png" for n in range(5)]
     spread = names([*(f"a/{n}.png" for n in range(4)), *(f"b/{n}.png" for n in range(4, 8))])
-    assert spread.located([f"{n}.png" for n in range(8)], "x.json", "") == [
+    assert spread.find_images([f"{n}.png" for n in range(8)], "x.json", "") == [
         *(f"a/{n}.png" for n in range(4)),
         *(f"b/{n}.png" for n in range(4, 8)),
     ]
@@ -79,32 +82,35 @@ def test_an_image_that_lacks_in_its_folder__is_not_taken_from_another():
 def test_images_in_two_equal_folders__are_refused():
     known = names(["one/0.png", "one/1.png", "two/0.png", "two/1.png", "all.json"])
     with pytest.raises(UserError, match=r"images of 'set/all\.json' are in 'one' and in 'two': name them"):
-        known.located(["0.png", "1.png"], "all.json", "")
-    assert known.located(["0.png", "1.png"], "boxes_two.json", "") == ["two/0.png", "two/1.png"]
+        known.find_images(["0.png", "1.png"], "all.json", "")
+    assert known.find_images(["0.png", "1.png"], "boxes_two.json", "") == ["two/0.png", "two/1.png"]
     backup = names(["images/train/0.png", "old/images/train/0.png"])
-    assert backup.located(["0.png"], "annotations/instances_train.json", "train") == ["images/train/0.png"]
+    assert backup.find_images(["0.png"], "annotations/instances_train.json", "train") == ["images/train/0.png"]
 
 
 def test_the_file_that_an_annotation_names__comes_before_its_stem_and_near_ones_before_others():
     known = names(["JPEGImages/a.bmp", "JPEGImages/a.jpg", "JPEGImages/b.jpg", "other/c.jpg"])
-    assert known.beside("Annotations/a.xml", ["a.jpg"]) == "JPEGImages/a.jpg"
-    assert known.beside("Annotations/a.xml", ["b.jpg"]) == "JPEGImages/b.jpg"
-    assert known.beside("Annotations/b.xml", ["c.jpg"]) == "JPEGImages/b.jpg"  # c.jpg lies apart
-    assert known.beside("Annotations/x.xml", ["c.jpg"]) == "other/c.jpg"
-    assert known.beside("Annotations/b.xml", ["b.png"]) == "JPEGImages/b.jpg"
-    assert known.beside("Annotations/x.xml", ["x.jpg"]) is None
+    assert known.find_described_image("Annotations/a.xml", ["a.jpg"]) == "JPEGImages/a.jpg"
+    assert known.find_described_image("Annotations/a.xml", ["b.jpg"]) == "JPEGImages/b.jpg"
+    assert known.find_described_image("Annotations/b.xml", ["c.jpg"]) == "JPEGImages/b.jpg"  # c.jpg lies apart
+    assert known.find_described_image("Annotations/x.xml", ["c.jpg"]) == "other/c.jpg"
+    assert known.find_described_image("Annotations/b.xml", ["b.png"]) == "JPEGImages/b.jpg"
+    assert known.find_described_image("Annotations/x.xml", ["x.jpg"]) is None
     with pytest.raises(UserError, match=r"may describe 'JPEGImages/a\.bmp' or 'JPEGImages/a\.jpg'"):
-        known.beside("Annotations/a.xml", ["a"])
+        known.find_described_image("Annotations/a.xml", ["a"])
     cameras = names(["JPEGImages/1/a.jpg", "JPEGImages/2/a.jpg"])
-    assert cameras.beside("Annotations/2/a.xml", ["a.jpg"]) == "JPEGImages/2/a.jpg"
+    assert cameras.find_described_image("Annotations/2/a.xml", ["a.jpg"]) == "JPEGImages/2/a.jpg"
     with pytest.raises(UserError, match="may describe"):
-        cameras.beside("Annotations/a.xml", ["a.jpg"])
+        cameras.find_described_image("Annotations/a.xml", ["a.jpg"])
 
 
 def test_an_image_of_another_folder__is_not_taken_for_a_missing_one():
     files = ["JPEGImages/cam1/1.jpg", "JPEGImages/cam2/2.jpg", "Annotations/cam1/2.xml", "Annotations/cam2/2.xml"]
-    assert names(files).beside("Annotations/cam1/2.xml", ["2.jpg"]) is None
-    assert names(files).beside("Annotations/cam2/2.xml", ["2.jpg"]) == "JPEGImages/cam2/2.jpg"
+    assert names(files).find_described_image("Annotations/cam1/2.xml", ["2.jpg"]) is None
+    assert names(files).find_described_image("Annotations/cam2/2.xml", ["2.jpg"]) == "JPEGImages/cam2/2.jpg"
     beside = names(["day1/1.jpg", "day1/1.xml", "day1/2.xml", "day2/2.jpg", "day2/2.xml"])
-    assert beside.beside("day1/2.xml", ["2.jpg"]) is None
-    assert names(["PNG/1.png", "Annotations/batch/1.xml"]).beside("Annotations/batch/1.xml", ["1.png"]) == "PNG/1.png"
+    assert beside.find_described_image("day1/2.xml", ["2.jpg"]) is None
+    assert (
+        names(["PNG/1.png", "Annotations/batch/1.xml"]).find_described_image("Annotations/batch/1.xml", ["1.png"])
+        == "PNG/1.png"
+    )

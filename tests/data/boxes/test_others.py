@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from data.boxes.written import PIXELS, SHARES, labelme, write_cvat, write_labelme, write_tables
-from paucal.data.boxes.described import Described
+from paucal.data.boxes.annotations import AnnotationSet
 from paucal.data.boxes.opening import read_boxes
 from paucal.types import UserError
 from tasks.detection.made import pictures
 
 
-def require_read(described: Described) -> None:
+def require_read(described: AnnotationSet) -> None:
     assert len(described.images) == 6
     for one in described.images:
         rows = pictures(6)[int(Path(one.key).stem)][1]

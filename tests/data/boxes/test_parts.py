@@ -145,7 +145,7 @@ def slow_part(line: str, lists: dict[str, list[str]]) -> str:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_lists__against_a_slow_reader(tmp_path: Path, seed: int):
-    """Names that are beginnings of each other, in any order and with any forms of lines."""
+    """ImageNames that are beginnings of each other, in any order and with any forms of lines."""
     chosen = random.Random(seed)
     stems = chosen.sample(["a", "a b", "a b 1", "a.b", "b", "b 1", "1", "1 0", "a 0", "ä", "a copy", "a copy 2"], 8)
     root = named_voc(tmp_path / "set", stems)

@@ -7,7 +7,7 @@ import yaml
 from PIL import Image
 
 from data.boxes.written import NAMES, PART, write_yolo
-from paucal.data.boxes.described import Described
+from paucal.data.boxes.annotations import AnnotationSet
 from paucal.data.boxes.opening import read_boxes
 from paucal.types import UserError
 from tasks.detection.made import pictures
@@ -18,7 +18,7 @@ def told(root: Path, **content: object) -> Path:
     return root
 
 
-def require_read(described: Described, has_parts: bool = True) -> None:
+def require_read(described: AnnotationSet, has_parts: bool = True) -> None:
     assert len(described.images) == 6
     for one in described.images:
         n = int(Path(one.key).stem)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paucal.data.randomness import reseed
-from paucal.tasks.segmentation.colours import distort_colours, saturated
+from paucal.tasks.segmentation.crops import distort_colours, multiply_saturation
 
 
 def pixels(seed: int, side: int = 12) -> torch.Tensor:
@@ -17,7 +17,7 @@ def pixels(seed: int, side: int = 12) -> torch.Tensor:
 @pytest.mark.parametrize("seed", range(6))
 def test_saturation__is_multiplied_in_hue_saturation_and_value(seed):
     image, factor = pixels(seed), (0.5, 0.8, 1.0, 1.2, 1.5, 0.0)[seed]
-    found = saturated(image, factor)
+    found = multiply_saturation(image, factor)
     for row in range(12):
         for column in range(12):
             hue, share, value = colorsys.rgb_to_hsv(*(image[:, row, column] / 255).tolist())

@@ -11,8 +11,15 @@ from paucal.backbones import BackboneSpec
 from paucal.data.masks.coding import IGNORED, MaskCoding
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
-from paucal.tasks.segmentation.card import Head, SegmentationCard
-from paucal.tasks.segmentation.pictures import comparison, differences, legend, overlay, palette, stacked
+from paucal.tasks.segmentation.model import Head, SegmentationCard
+from paucal.tasks.segmentation.pictures import (
+    class_colours,
+    draw_comparison,
+    draw_legend,
+    draw_mistakes,
+    draw_overlay,
+    stack_pictures,
+)
 from paucal.types import UserError
 
 
@@ -90,16 +97,16 @@ def test_a_classifiers_card__is_none_of_these_and_the_other_way_round():
 def test_overlays__show_colours_of_classes_and_grey_where_nobody_labelled():
     image = Image.fromarray(np.full((2, 2, 3), 100, np.uint8))
     mask = np.asarray([[0, 1], [IGNORED, 1]], np.uint8)
-    colours = palette(MaskCoding("index", (0, 1)))
+    colours = class_colours(MaskCoding("index", (0, 1)))
     assert colours.tolist() == [[0, 0, 0], [128, 0, 0]]
-    found = np.asarray(overlay(image, mask, colours))
+    found = np.asarray(draw_overlay(image, mask, colours))
     assert found[0, 0].tolist() == [55, 55, 55]
     assert found[0, 1].tolist() == [113, 55, 55]
     assert found[1, 0].tolist() == [113, 113, 113]
 
 
 def test_differences__are_red_and_what_is_right_green():
-    found = np.asarray(differences(np.asarray([[0, 1, IGNORED]], np.uint8), np.asarray([[0, 0, 1]], np.uint8)))
+    found = np.asarray(draw_mistakes(np.asarray([[0, 1, IGNORED]], np.uint8), np.asarray([[0, 0, 1]], np.uint8)))
     assert [pixel.argmax() for pixel in found[0, :2]] == [1, 0]
     assert len(set(found[0, 2].tolist())) == 1
 
@@ -107,12 +114,12 @@ def test_differences__are_red_and_what_is_right_green():
 def test_sheets__hold_everything_whatever_the_names():
     image = Image.fromarray(np.zeros((20, 30, 3), np.uint8))
     mask = np.zeros((20, 30), np.uint8)
-    colours = palette(MaskCoding("index", tuple(range(30))))
-    sheet = comparison(image, mask, mask, colours, "пример.png: 10 %")
+    colours = class_colours(MaskCoding("index", tuple(range(30))))
+    sheet = draw_comparison(image, mask, mask, colours, "пример.png: 10 %")
     assert sheet.width > 4 * 30
-    names = legend([f"klass {n} \x1b" + "x" * 99 for n in range(30)], colours)
+    names = draw_legend([f"klass {n} \x1b" + "x" * 99 for n in range(30)], colours)
     assert names.height == 13 * 18
-    both = stacked([sheet, names])
+    both = stack_pictures([sheet, names])
     assert both.width == max(sheet.width, names.width)
 
 
@@ -121,7 +128,7 @@ def test_comparison__has_its_titles_above_its_columns(width):
     image = Image.new("RGB", (width, 10), (200, 30, 40))
     mask = np.zeros((10, width), np.uint8)
     colours = np.asarray([[0, 0, 255]], np.uint8)
-    sheet = np.asarray(comparison(image, mask, mask, colours, "one"))
+    sheet = np.asarray(draw_comparison(image, mask, mask, colours, "one"))
     column = max(width, 56) + 6
     assert sheet.shape == (10 + 2 * 14, 4 * column - 6, 3)
     titles = sheet[14:28].min(axis=(0, 2)) < 128
@@ -129,5 +136,5 @@ def test_comparison__has_its_titles_above_its_columns(width):
         assert titles[place * column : place * column + 56].any()
         assert not titles[place * column + 56 : (place + 1) * column].any()  # no title runs into the next
     assert (sheet[28:, :width] == (200, 30, 40)).all()
-    assert np.array_equal(sheet[28:, 3 * column : 3 * column + width], np.asarray(differences(mask, mask)))
+    assert np.array_equal(sheet[28:, 3 * column : 3 * column + width], np.asarray(draw_mistakes(mask, mask)))
     assert not np.array_equal(sheet[14:28, :56], sheet[14:28, column : column + 56])

@@ -9,8 +9,8 @@ from paucal.rules.facts import DataAndMachine, StartFacts
 from paucal.rules.resolve import resolve
 from paucal.runner.trainer_inputs import with_joint_norms
 from paucal.tasks.segmentation.assembly import crop_options, fast_inference, full_inference
-from paucal.tasks.segmentation.card import Head
 from paucal.tasks.segmentation.job import SegmentationJob
+from paucal.tasks.segmentation.model import Head
 from paucal.tasks.segmentation.rules import RULES
 from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.types import UserError

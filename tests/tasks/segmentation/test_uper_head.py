@@ -7,8 +7,13 @@ from torch import nn
 
 from paucal.backbones import BackboneSpec, FeatureBackbone
 from paucal.backbones.stage_maps import StageMaps
-from paucal.tasks.segmentation.network import SegmentationNetwork, segmentation_network
-from paucal.tasks.segmentation.uper_head import FcnHead, PyramidPooling, UperHead
+from paucal.tasks.segmentation.network import (
+    FcnHead,
+    PyramidPooling,
+    SegmentationNetwork,
+    UperHead,
+    segmentation_network,
+)
 
 TINY = "test_resnet"
 

@@ -5,33 +5,33 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paucal.data.boxes.claims import claimed, require_images
-from paucal.data.boxes.described import (
-    Annotated,
+from paucal.data.boxes.annotations import (
+    AnnotatedImage,
+    AnnotationSet,
     Corners,
-    Described,
     Layout,
     box_of_points,
-    numbered,
-    some_of,
-    unread_shapes,
+    number_classes,
+    shorten_notes,
+    unread_shapes_notes,
 )
+from paucal.data.boxes.naming import assign_keys
 from paucal.data.boxes.tree import Tree, mentions
 from paucal.data.classes import plain_name
 from paucal.reading import parse_json
 from paucal.types import UserError
 
-MOST_BYTES = 1 << 28  # of one image, whose pixels may be in it
-HEAD = 1 << 20  # bytes at the beginning and at the end that its entries are in
+MOST_BYTES = 1 << 28  # per image, whose pixels may be in the file
+HEAD = 1 << 20  # bytes at the start and at the end that are searched for the entries below
 JSON = ".json"
 ENTRIES = ("shapes", "imagePath")
-# Shapes with an area, and those that are turned boxes; others (points, lines) have no box.
-AREAS, TURNED = ("polygon", "rectangle", "circle", "mask"), ("rotation", "rotated_rectangle")
-_Entry = tuple[str, Corners, Any]  # name of the class, box, outline
+# Shapes with an area, and rotated boxes; others (points, lines) have no box.
+AREAS, ROTATED = ("polygon", "rectangle", "circle", "mask"), ("rotation", "rotated_rectangle")
+_Entry = tuple[str, Corners, Any]  # class name, box, outline
 
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return the JSON files of single images, and those beside them that are called like an image."""
+    """Return the JSON files of single images, and those beside them that have the name of an image."""
     named = [file for file in files if file.lower().endswith(JSON)]
     certain = {file for file in named if all(mentions(tree.peek(file, HEAD), name) for name in ENTRIES)}
     folders = {file.rpartition("/")[0] for file in certain}
@@ -43,27 +43,32 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
     ]
 
 
-def read(tree: Tree, files: Sequence[str]) -> Described:
+def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     """Read the JSON files of a set: rectangles, polygons, circles, and the boxes of masks.
 
     Raises:
-        UserError: A file is no such JSON, has a turned box or a shape that is damaged, or belongs to no image.
+        UserError: A file is not such JSON, has a rotated box or a damaged shape, or has no image.
     """
     named: dict[str, list[str]] = {}
-    found: list[Annotated] = []
+    images: list[AnnotatedImage] = []
     notes: list[str] = []
-    others: Counter[str] = Counter()
+    unread: Counter[str] = Counter()
     for file in files:
         text = tree.text(file, MOST_BYTES)
         notes += [text.note] if text.note else []
-        one = _File(tree.place_of(file), text.text)
-        named[file] = [one.image]
-        found.append(one.described(file, others))
-    keys, more = claimed(tree, named)
-    require_images(tree, named, keys)
-    for one in found:
-        one.key = keys[one.source]
-    return Described(found, numbered(found, tree.shown), (*some_of(notes), *more, *unread_shapes(others)))
+        place = tree.place_of(file)
+        content, shapes = _parse(text.text, place)
+        path = content.get("imagePath")
+        named[file] = [path if isinstance(path, str) else ""]
+        height, width = (content.get(name) for name in ("imageHeight", "imageWidth"))
+        size = (height, width) if type(height) is int and type(width) is int and min(height, width) > 0 else None
+        image = AnnotatedImage("", size=size, source=file)
+        for name, box, outline in _objects(shapes, place, unread):
+            image.add(box, name, outline=outline)
+        images.append(image)
+    more = assign_keys(images, named, tree)
+    notes = [*shorten_notes(notes), *more, *unread_shapes_notes(unread)]
+    return AnnotationSet(images, number_classes(images, tree.shown), tuple(notes))
 
 
 LAYOUT = Layout(
@@ -75,78 +80,64 @@ LAYOUT = Layout(
 )
 
 
-class _File:
-    """One JSON file.
+def _parse(text: str, place: str) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
+    """Return the content of a file and its shapes; `place` names the file in messages."""
+    try:
+        content = parse_json(text)
+    except ValueError as problem:
+        raise UserError(f"{place!r} cannot be read ({problem}): give LabelMe's JSON.") from None
+    shapes = content.get("shapes") if isinstance(content, dict) else None
+    if not isinstance(shapes, list) or not all(isinstance(shape, dict) for shape in shapes):
+        raise UserError(f"{place!r} has no list of 'shapes': give LabelMe's JSON.")
+    return content, shapes
 
-    Args:
-        place: Name of the file in messages.
-        text: Content of the file.
-    """
 
-    def __init__(self, place: str, text: str) -> None:
-        self._place = place
-        try:
-            content = parse_json(text)
-        except ValueError as problem:
-            raise UserError(f"{place!r} cannot be read ({problem}): give LabelMe's JSON.") from None
-        shapes = content.get("shapes") if isinstance(content, dict) else None
-        if not isinstance(shapes, list) or not all(isinstance(shape, dict) for shape in shapes):
-            raise UserError(f"{place!r} has no list of 'shapes': give LabelMe's JSON.")
-        self._content, self._shapes = content, shapes
-        path = content.get("imagePath")
-        self.image = path if isinstance(path, str) else ""
-
-    def described(self, file: str, others: Counter[str]) -> Annotated:
-        """Return the image of the file; shapes without an area are counted."""
-        height, width = (self._content.get(name) for name in ("imageHeight", "imageWidth"))
-        size = (height, width) if type(height) is int and type(width) is int and min(height, width) > 0 else None
-        one = Annotated("", size=size, source=file)
-        groups: dict[tuple[str, Any], _Entry] = {}
-        for place, shape in enumerate(self._shapes):
-            kind = shape.get("shape_type") or "polygon"
-            if kind in TURNED:
-                raise UserError(
-                    f"{self._place!r} has a turned box ({kind}), and turned boxes are not read: draw it upright, or as "
-                    "a polygon."
-                )
-            if kind not in AREAS:
-                others[str(kind)] += 1
-                continue
-            entry = self._entry(shape, str(kind))
-            group = shape.get("group_id")
-            # Shapes of one group and class are one object, as where something hides its middle.
-            key = (entry[0], f"group {group}" if group is not None else place)
-            groups[key] = _united(groups[key], entry) if key in groups else entry
-        for name, box, outline in groups.values():
-            one.add(box, name, outline=outline)
-        return one
-
-    def _entry(self, shape: Mapping[str, Any], kind: str) -> _Entry:
-        name, points = shape.get("label"), shape.get("points")
-        if not isinstance(name, str | int) or not str(name).strip():
-            raise UserError(f"{self._place!r} has a {kind} without a label: correct it.")
-        if not isinstance(points, list) or len(points) < 2 or not all(map(_is_point, points)):
+def _objects(shapes: Sequence[Mapping[str, Any]], place: str, unread: Counter[str]) -> list[_Entry]:
+    """Return the objects of an image; `unread` counts shapes without an area by their kind."""
+    groups: dict[tuple[str, Any], _Entry] = {}
+    for number, shape in enumerate(shapes):
+        kind = shape.get("shape_type") or "polygon"
+        if kind in ROTATED:
             raise UserError(
-                f"{self._place!r} has a {kind} of {str(name)!r} with the points {repr(points)[:80]}, expected at least "
-                "two of x and y: correct it."
+                f"{place!r} has a turned box ({kind}), and turned boxes are not read: draw it upright, or as a polygon."
             )
-        box, outline = box_of_points([(float(x), float(y)) for x, y in points]), None
-        if kind == "polygon":
-            outline = [[float(value) for point in points for value in point]]
-        if kind == "circle":
-            (x, y), edge = points[0], points[1]
-            radius = math.dist(points[0], edge)
-            box = (x - radius, y - radius, x + radius, y + radius)
-        if kind == "mask":  # its corners are pixels within it
-            box = (box[0], box[1], box[2] + 1, box[3] + 1)
-        return plain_name(str(name)), box, outline
+        if kind not in AREAS:
+            unread[str(kind)] += 1
+            continue
+        entry = _entry(shape, str(kind), place)
+        group = shape.get("group_id")
+        # Shapes of one group and class are one object, for example when something hides its middle.
+        key = (entry[0], f"group {group}" if group is not None else number)
+        groups[key] = _unite(groups[key], entry) if key in groups else entry
+    return list(groups.values())
+
+
+def _entry(shape: Mapping[str, Any], kind: str, place: str) -> _Entry:
+    name, points = shape.get("label"), shape.get("points")
+    if not isinstance(name, str | int) or not str(name).strip():
+        raise UserError(f"{place!r} has a {kind} without a label: correct it.")
+    if not isinstance(points, list) or len(points) < 2 or not all(map(_is_point, points)):
+        raise UserError(
+            f"{place!r} has a {kind} of {str(name)!r} with the points {repr(points)[:80]}, expected at least two of x "
+            "and y: correct it."
+        )
+    box, outline = box_of_points([(float(x), float(y)) for x, y in points]), None
+    if kind == "polygon":
+        outline = [[float(value) for point in points for value in point]]
+    if kind == "circle":
+        (x, y), edge = points[0], points[1]
+        radius = math.dist(points[0], edge)
+        box = (x - radius, y - radius, x + radius, y + radius)
+    if kind == "mask":  # its corners are pixels of the object
+        box = (box[0], box[1], box[2] + 1, box[3] + 1)
+    return plain_name(str(name)), box, outline
 
 
 def _is_point(point: Any) -> bool:
     return isinstance(point, list) and len(point) == 2 and all(type(value) in (int, float) for value in point)
 
 
-def _united(one: _Entry, other: _Entry) -> _Entry:
-    name, box, outline = one
-    corners = [box[:2], box[2:], other[1][:2], other[1][2:]]
-    return name, box_of_points(corners), outline + other[2] if outline and other[2] else None
+def _unite(first: _Entry, second: _Entry) -> _Entry:
+    name, box, outline = first
+    corners = [box[:2], box[2:], second[1][:2], second[1][2:]]
+    return name, box_of_points(corners), outline + second[2] if outline and second[2] else None

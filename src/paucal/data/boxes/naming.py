@@ -1,19 +1,21 @@
-"""Which image a name in an annotation file means: names come from other machines, other systems and other folders."""
+"""Which image a name in an annotation file means; names may come from other machines, systems and folders."""
 
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 from urllib.parse import unquote
 
+from paucal.data.boxes.annotations import AnnotatedImage, add_image
 from paucal.data.boxes.tree import Tree
 from paucal.data.sources.folder import IMAGE_FOLDERS, IMAGE_SUFFIXES
 from paucal.data.splits.part_names import part_fits, part_of_folders
 from paucal.types import UserError
+from paucal.wording import counted
 
-# As programs call the folders of annotation files, in any case.
+# Usual names of folders of annotation files, in lower case.
 LABEL_FOLDERS = (
     *("annotations", "annotation", "labels", "label", "anns", "ann", "xml", "xmls", "json", "jsons", "txt", "bboxes"),
     *("boxes", "gt", "ground_truth", "coco", "voc", "yolo", "labelme", "cvat", "via"),
@@ -23,52 +25,47 @@ _DRIVE = re.compile(r"[A-Za-z]:(?=[\\/])")
 
 
 class MissingImage(UserError):
-    """An image that an annotation file names, and that is not there."""
+    """An image that an annotation file names does not exist."""
 
 
 class Match(NamedTuple):
-    """A file that a name may mean.
-
-    Attributes:
-        path: Path of the file.
-        base: Folder that the name is relative to.
-    """
+    """A file that a name may mean, and the folder `base` that the name is then relative to."""
 
     path: str
     base: str
 
 
-def folded(name: str) -> str:
-    """Return a name in the form in which names are compared that systems spell differently."""
+def normalise_name(name: str) -> str:
+    """Return a name for comparisons, the same for all spellings that file systems use."""
     return unicodedata.normalize("NFC", name).casefold().strip()
 
 
-def folders_of(name: str) -> tuple[str, ...]:
+def split_path(name: str) -> tuple[str, ...]:
     r"""Return the folders and the file name of a path or an address, in the notation of any system.
 
     Example:
-        >>> folders_of(r"C:\set\a b.jpg"), folders_of("https://host/set/a%20b.jpg?raw=1"), folders_of("../x/./a.jpg")
+        >>> split_path(r"C:\set\a b.jpg"), split_path("https://host/set/a%20b.jpg?raw=1"), split_path("../x/./a.jpg")
         (('set', 'a b.jpg'), ('set', 'a b.jpg'), ('x', 'a.jpg'))
     """
-    if found := _URL.match(name):
-        name = unquote(re.split("[?#]", name[found.end() :])[0])
-    found = _DRIVE.match(name)
-    plain = name[found.end() :] if found else name
-    return tuple(part for part in plain.replace("\\", "/").split("/") if part not in ("", ".", ".."))
+    if url := _URL.match(name):
+        name = unquote(re.split("[?#]", name[url.end() :])[0])
+    drive = _DRIVE.match(name)
+    path = name[drive.end() :] if drive else name
+    return tuple(part for part in path.replace("\\", "/").split("/") if part not in ("", ".", ".."))
 
 
-def kind_of_name(name: str) -> str:
-    """Return what to say of a name that is no path within a folder; "" for one that is."""
+def explain_foreign_path(name: str) -> str:
+    """Explain a name that is not a path within a folder; "" for one that is."""
     if _URL.match(name):
         return "an address on the network: fetch its images, and put them into the folder"
-    plain = name.replace("\\", "/")
-    if plain.startswith("/") or _DRIVE.match(name) or ".." in plain.split("/") or "\0" in name:
+    path = name.replace("\\", "/")
+    if path.startswith("/") or _DRIVE.match(name) or ".." in path.split("/") or "\0" in name:
         return "a path out of its folder, and no such image is in it: add the image, or give names within the folder"
     return ""
 
 
-class Names:
-    """Files by the names that others may give them.
+class ImageNames:
+    """Finds files by the names that annotation files give them.
 
     Args:
         paths: Paths of the files, with forward slashes.
@@ -85,109 +82,110 @@ class Names:
         self._folders_of: dict[str, set[str]] = {}
         for path in paths:
             name = path.rpartition("/")[2]
-            self._by_name.setdefault(folded(name), []).append(path)
-            self._by_stem.setdefault(folded(PurePosixPath(name).stem), []).append(path)
+            self._by_name.setdefault(normalise_name(name), []).append(path)
+            self._by_stem.setdefault(normalise_name(PurePosixPath(name).stem), []).append(path)
             self._in_folder[path.rpartition("/")[0]] += 1
 
     def matches(self, name: str, by_stem: bool = False) -> list[Match]:
-        """Return the files that a name may mean: of those with its file name, the ones that share most folders with it.
+        """Return the files that a name may mean: those of its file name that share most of its folders.
 
-        A folder of the name that the set has elsewhere speaks against a file: "train/1.jpg" is not "val/1.jpg".
+        A file is not meant if the name has another folder of the set instead: "train/1.jpg" is not "val/1.jpg".
 
         Args:
             name: Path or file name.
-            by_stem: Whether the ending of the name does not count.
+            by_stem: Whether to ignore the suffix.
         """
-        *above, last = folders_of(name) or ("",)
+        *above, last = split_path(name) or ("",)
         stem = PurePosixPath(last).stem if last.lower().endswith(IMAGE_SUFFIXES) else last
-        known = self._by_stem.get(folded(stem), []) if by_stem else self._by_name.get(folded(last), [])
+        known = self._by_stem.get(normalise_name(stem), []) if by_stem else self._by_name.get(normalise_name(last), [])
         exact = [path for path in known if path.rpartition("/")[2] == last]
-        best, found = -1, list[Match]()
+        best, matches = -1, list[Match]()
         for path in exact or known:
             folders = path.split("/")[:-1]
             pairs = zip(reversed(above), reversed(folders), strict=False)
-            shared = next((place for place, (a, b) in enumerate(pairs) if folded(a) != folded(b)), None)
+            shared = next((place for place, (a, b) in enumerate(pairs) if normalise_name(a) != normalise_name(b)), None)
             if shared is not None and above[-1 - shared] in self._folders:
                 continue
             shared = min(len(above), len(folders)) if shared is None else shared
             if shared >= best:
-                found = [] if shared > best else found
+                matches = [] if shared > best else matches
                 best = shared
-                found.append(Match(path, "/".join(folders[: len(folders) - shared])))
-        return found
+                matches.append(Match(path, "/".join(folders[: len(folders) - shared])))
+        return matches
 
-    def located(self, names: Sequence[str], file: str, part: str) -> list[str | None]:
-        """Return the images that one annotation file names; None for each that is not there.
+    def find_images(self, names: Sequence[str], file: str, part: str) -> list[str | None]:
+        """Return the image for each name in an annotation file; None for a missing image.
 
-        All lie in one folder, or in several whose images are named by this file for the most part: a single image in
-        a folder of others is not the one that lacks in its own.
+        The images lie in one folder, or in several folders of which this file names at least half of the images: a
+        single image elsewhere is not taken for a missing one.
 
         Args:
-            names: Names in the file; one without an ending may have any.
+            names: Names in the file; a name without a suffix may have any.
             file: Path of the annotation file.
-            part: Part that the file is of; "" for none.
+            part: Part of the images of the file; "" if unknown.
 
         Raises:
             UserError: The images may be those of several folders.
         """
-        found = [self.matches(name, by_stem=not name.lower().endswith(IMAGE_SUFFIXES)) for name in names]
-        main = self._main_base(found, file, part)
+        matches_of = [self.matches(name, by_stem=not name.lower().endswith(IMAGE_SUFFIXES)) for name in names]
+        main = self._main_base(matches_of, file, part)
         paths: list[str | None] = []
-        for matches in found:
-            here = [one.path for one in matches if one.base == main]
-            rest = here or [one.path for one in matches if part_fits(one.path, part)]
+        for matches in matches_of:
+            here = [match.path for match in matches if match.base == main]
+            rest = here or [match.path for match in matches if part_fits(match.path, part)]
             paths.append(rest[0] if len(rest) == 1 else None)
         named = Counter(path.rpartition("/")[0] for path in paths if path is not None)
-        for place, (path, matches) in enumerate(zip(paths, found, strict=True)):
-            if path is not None and all(one.base != main for one in matches):
+        for place, (path, matches) in enumerate(zip(paths, matches_of, strict=True)):
+            if path is not None and all(match.base != main for match in matches):
                 folder = path.rpartition("/")[0]
                 if 2 * named[folder] < self._in_folder[folder]:
                     paths[place] = None
         return paths
 
-    def _main_base(self, found: Sequence[Sequence[Match]], file: str, part: str) -> str | None:
-        """Return the folder that names are relative to: of those that have half of them, the nearest to their file."""
-        counts = Counter(one.base for matches in found for one in matches)
+    def _main_base(self, matches_of: Sequence[Sequence[Match]], file: str, part: str) -> str | None:
+        """Return the folder that names are relative to: of those with half of the images, the nearest to the file."""
+        counts = Counter(match.base for matches in matches_of for match in matches)
         if not counts:
             return None
         fitting = {base: count for base, count in counts.items() if part_fits(f"{base}/", part)} or counts
-        enough = min(max(fitting.values()), -(-sum(map(bool, found)) // 2))  # half of the images, if any has so many
+        enough = min(max(fitting.values()), -(-sum(map(bool, matches_of)) // 2))  # half, if any folder has so many
         ranked = sorted(
             (_distance(base, file, part), len(plain_folders(base)), base)
             for base, count in fitting.items()
             if count >= enough
         )
         rivals = [base for *rank, base in ranked if tuple(rank) == ranked[0][:2]]
-        if any(len([one for one in matches if one.base in rivals]) > 1 for matches in found):
+        if any(len([match for match in matches if match.base in rivals]) > 1 for matches in matches_of):
             raise UserError(
                 f"the images of {self._tree.place_of(file)!r} are in {rivals[0]!r} and in {rivals[1]!r}: name them "
                 "with their folder, or move one of the folders away."
             )
         return ranked[0][2]
 
-    def beside(self, file: str, named: Sequence[str]) -> str | None:
-        """Return the image that an annotation file of its own describes; None where it is not there.
+    def find_described_image(self, file: str, named: Sequence[str]) -> str | None:
+        """Return the image of an annotation file that describes one image; None if it is missing.
 
-        The file that it names comes first, then the one of its own stem; both as near as can be before any that lies
-        elsewhere.
+        An image in the same or the parallel folder is preferred to others, and the named image to that of the
+        annotation file's own stem.
 
         Args:
             file: Path of the annotation file.
             named: Names that it gives its image, the likeliest first.
 
         Raises:
-            UserError: Several images may be meant.
+            UserError: Several images fit equally well.
         """
         stem = PurePosixPath(file).stem
-        asked = [*((name, False) for name in named if name), *((name, True) for name in named if name), (stem, True)]
+        given = [name for name in named if name]
+        candidates = [*((name, False) for name in given), *((name, True) for name in given), (stem, True)]
         part = part_of_folders(file)
         for is_near in (True, False):
-            for name, by_stem in asked:
-                paths = [one.path for one in self.matches(name, by_stem) if part_fits(one.path, part)]
-                paths = [path for path in paths if not self._is_of_others(path, file)]
+            for name, by_stem in candidates:
+                paths = [match.path for match in self.matches(name, by_stem) if part_fits(match.path, part)]
+                paths = [path for path in paths if not self._has_other_folders(path, file)]
                 ranks = {path: _apart(path, file) for path in paths}
                 near = [path for path in paths if (ranks[path] <= 1) == is_near]
-                best = [path for path in near if ranks[path] == min(ranks[one] for one in near)]
+                best = [path for path in near if ranks[path] == min(ranks[path] for path in near)]
                 if len(best) > 1:
                     raise UserError(
                         f"{self._tree.place_of(file)!r} may describe {best[0]!r} or {best[1]!r}: remove one of the two "
@@ -197,8 +195,8 @@ class Names:
                     return best[0]
         return None
 
-    def _is_of_others(self, path: str, file: str) -> bool:
-        """Return whether folders say that an image and an annotation file belong to different ones: "cam1", "cam2"."""
+    def _has_other_folders(self, path: str, file: str) -> bool:
+        """Return whether an image and an annotation file lie in different folders of the set: "cam1" and "cam2"."""
         ending = PurePosixPath(file).suffix
         if ending not in self._folders_of:
             same = [other for other in self._tree.files if other.endswith(ending)]
@@ -214,9 +212,9 @@ def _apart(path: str, file: str) -> int:
 
 
 def _distance(base: str, file: str, part: str) -> int:
-    """Return how far the folder of some images is from the file that describes them, in steps of likelihood."""
-    here, stem = file.rpartition("/")[0], folded(PurePosixPath(file).stem)
-    above, name = here.rpartition("/")[0], folded(base.rpartition("/")[2])
+    """Rank how likely an annotation file describes the images of a folder; 0 is the likeliest."""
+    here, stem = file.rpartition("/")[0], normalise_name(PurePosixPath(file).stem)
+    above, name = here.rpartition("/")[0], normalise_name(base.rpartition("/")[2])
     if base == here:
         return 0
     if name in IMAGE_FOLDERS and base.rpartition("/")[0] == here:
@@ -229,6 +227,77 @@ def _distance(base: str, file: str, part: str) -> int:
 
 
 def plain_folders(folder: str) -> tuple[str, ...]:
-    """Return the folders of a path but those that say what kind of files is in them."""
+    """Return the folders of a path without those that only name a kind of files, such as "images"."""
     kinds = (*IMAGE_FOLDERS, *LABEL_FOLDERS)
     return tuple(part for part in folder.split("/") if part and part.lower() not in kinds)
+
+
+def assign_images(tree: Tree, named: Mapping[str, Sequence[str]]) -> tuple[dict[str, str], list[str]]:
+    """Return the image that each annotation file describes, and notes on names that were not followed.
+
+    A file describes the image that it names. If several files name one image, as in sets of renamed files, each of
+    them describes the image of its own stem instead, unless another file describes that one.
+
+    Args:
+        tree: Files of the set.
+        named: Names that each annotation file gives its image, the likeliest first.
+
+    Raises:
+        UserError: Several files describe one image, or a file may describe several.
+    """
+    names = ImageNames(tree.images, tree)
+    keys = {file: key for file, given in named.items() if (key := names.find_described_image(file, given)) is not None}
+    files_of: dict[str, list[str]] = {}
+    for file, key in keys.items():
+        files_of.setdefault(key, []).append(file)
+    moved = []
+    for file in [file for files in files_of.values() if len(files) > 1 for file in files]:
+        own = names.find_described_image(file, ())
+        if own is not None and own not in keys.values():
+            keys[file] = own
+            moved.append(file)
+    images: dict[str, AnnotatedImage] = {}
+    for file, key in keys.items():
+        add_image(images, AnnotatedImage(key, source=file), tree.shown)
+    others = [file for file, key in keys.items() if file not in moved and _has_other_suffix(named[file], key)]
+    notes = []
+    if moved:
+        files = counted(len(moved), "annotation file names", "annotation files name")
+        notes.append(f"{files} the image of another file, such as {moved[0]}: the image of its own name was taken")
+    if others:
+        files = counted(len(others), "annotation file names", "annotation files name")
+        notes.append(
+            f"{files} an image of an ending that is not there, such as {others[0]}: {keys[others[0]]} was taken"
+        )
+    return keys, notes
+
+
+def assign_keys(images: Iterable[AnnotatedImage], named: Mapping[str, Sequence[str]], tree: Tree) -> list[str]:
+    """Set the key of images that have an annotation file each, and return notes.
+
+    Args:
+        images: Images whose `source` is their annotation file.
+        named: Names that each annotation file gives its image, the likeliest first.
+        tree: Files of the set.
+
+    Raises:
+        UserError: An image is missing, several files describe one image, or a file may describe several.
+    """
+    keys, notes = assign_images(tree, named)
+    for file, given in named.items():
+        if file not in keys:
+            name = next((split_path(path)[-1] for path in given if split_path(path)), file.rpartition("/")[2])
+            raise MissingImage(
+                f"{tree.place_of(file)!r} describes {name!r}, and there is no such image beside it or in a folder such "
+                "as JPEGImages or images: add it."
+            )
+    for image in images:
+        image.key = keys[image.source]
+    return notes
+
+
+def _has_other_suffix(named: Sequence[str], key: str) -> bool:
+    """Return whether all names with an image suffix name other files than this image."""
+    lasts = [split_path(name)[-1] for name in named if split_path(name)]
+    names = [normalise_name(name) for name in lasts if name.lower().endswith(IMAGE_SUFFIXES)]
+    return bool(names) and normalise_name(key.rpartition("/")[2]) not in names

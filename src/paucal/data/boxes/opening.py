@@ -1,26 +1,151 @@
-"""Boxes of a place, in whichever layout its annotation files are."""
+"""The table of layouts of boxes: which of them a folder, an archive or a file has, and what its annotation files say.
 
-from collections.abc import Sequence
-from dataclasses import replace
+A few other layouts are recognised without being read, so that a message can name them.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from paucal.data.boxes import coco
-from paucal.data.boxes.described import Described
-from paucal.data.boxes.layouts import EXPECTED, LAYOUTS, STRUCTURE, BoxFiles, box_files, unread_files
-from paucal.data.boxes.naming import MissingImage
+from paucal.data.boxes import coco, labelme, table, xml_layouts, yolo
+from paucal.data.boxes.annotations import AnnotationSet, Layout
+from paucal.data.boxes.naming import LABEL_FOLDERS, MissingImage
 from paucal.data.boxes.parts import with_parts
-from paucal.data.boxes.tree import Tree, folder_tree, is_archive, open_tree
+from paucal.data.boxes.tree import Tree, ascii_bytes, folder_tree, is_archive, open_tree
 from paucal.data.images import ImageSet
+from paucal.data.sources.archive import ARCHIVE_SUFFIXES
+from paucal.data.sources.folder import IMAGE_FOLDERS
 from paucal.data.splits.part_names import part_of_folders
 from paucal.types import UserError
 from paucal.wording import counted, was
 
+# In order of preference, for sets that have the same boxes in several layouts.
+LAYOUTS: tuple[Layout, ...] = (
+    *(xml_layouts.VOC, coco.LAYOUT, xml_layouts.CVAT, labelme.LAYOUT, yolo.LAYOUT, table.LAYOUT),
+)
+EXPECTED = "; ".join(layout.expected for layout in LAYOUTS)
+SUFFIXES = tuple(dict.fromkeys(suffix for layout in LAYOUTS for suffix in layout.suffixes))
+STRUCTURE = (*IMAGE_FOLDERS, *LABEL_FOLDERS, "imagesets")
 
-def read_boxes(place: Path) -> tuple[Tree, Described]:
-    """Read what the annotation files of a place say.
+HEAD = 1 << 16  # bytes at the start and at the end that are searched for a pattern
+LOOKED_AT = 20  # files per suffix
+_NUMBER = rb"-?\d+(?:\.\d+)?(?:e-?\d+)?[ \t]*"
+_KITTI = rb"\A\s*[A-Za-z]\w*[ \t]+(?:" + _NUMBER + rb"){14,15}(?:\r?\n|\Z)"
+_DOTA = rb"(?:\A|\n)(?:" + _NUMBER + rb"){8}[A-Za-z][\w-]*[ \t]+[0-3][ \t\r]*(?:\n|\Z)"
+
+
+class UnsupportedLayout(NamedTuple):
+    """A layout that is recognised and not read, by the suffixes of its files and a pattern in their content."""
+
+    name: str
+    suffixes: tuple[str, ...]
+    pattern: re.Pattern[bytes]
+
+
+def _entries(*names: str) -> re.Pattern[bytes]:
+    return re.compile("".join(f'(?=.*"{name}"\\s*:)' for name in names).encode(), re.DOTALL)
+
+
+UNSUPPORTED: tuple[UnsupportedLayout, ...] = (
+    UnsupportedLayout("the VGG Image Annotator (VIA)", (".json",), _entries("shape_attributes")),
+    UnsupportedLayout("the VGG Image Annotator (VIA)", (".csv",), re.compile(rb"region_shape_attributes")),
+    UnsupportedLayout("Label Studio", (".json",), re.compile(rb'"(?:rectanglelabels|polygonlabels|brushlabels)"\s*:')),
+    UnsupportedLayout("Supervisely", (".json",), _entries("objects", "classTitle")),
+    UnsupportedLayout("Create ML", (".json",), _entries("annotations", "coordinates", "label")),
+    UnsupportedLayout("Datumaro", (".json",), _entries("items", "annotations", "bbox", "label_id")),
+    UnsupportedLayout("BDD100K", (".json",), _entries("labels", "box2d")),
+    UnsupportedLayout("SageMaker Ground Truth", (".manifest", ".jsonl"), re.compile(rb'"source-ref"\s*:')),
+    UnsupportedLayout("TensorFlow's records", (".tfrecord", ".record", ".tfrecords"), re.compile(b"")),
+    UnsupportedLayout("KITTI", (".txt",), re.compile(_KITTI)),
+    UnsupportedLayout("DOTA", (".txt",), re.compile(_DOTA)),
+    UnsupportedLayout("VisDrone", (".txt",), re.compile(rb"\A\s*(?:\d+,){7}\d+,?\s*(?:\r?\n|\Z)")),
+)
+
+
+@dataclass(frozen=True)
+class AnnotationFiles:
+    """The annotation files of a set that have one layout.
+
+    Attributes:
+        name: Name of the layout.
+        files: Paths of the files, at least one.
+        read: Function that reads them; None for an unsupported layout.
+        advice: Advice on an unsupported layout.
+    """
+
+    name: str
+    files: Sequence[str]
+    read: Callable[[Tree, Sequence[str]], AnnotationSet] | None = None
+    advice: str = "convert them to COCO's JSON"
+
+    @property
+    def shown(self) -> str:
+        """Folder of the files, or the first file, for messages."""
+        folders = {file.rpartition("/")[0] for file in self.files}
+        is_many = self.name not in (coco.LAYOUT.name, xml_layouts.CVAT.name, table.LAYOUT.name)
+        return "".join(folders) if len(folders) == 1 and is_many and folders != {""} else self.files[0]
+
+    @property
+    def are_among_classes(self) -> bool:
+        """Whether all files lie in folders that may be classes of images."""
+        folders = [file.rpartition("/")[0] for file in self.files]
+        known = [part_of_folders(f"{path}/") or {*path.lower().split("/")} & set(STRUCTURE) for path in folders]
+        return all(folders) and not any(known)
+
+
+def find_boxes(place: Path) -> AnnotationFiles | None:
+    """Return annotation files of a folder, an archive or a file; None if it seems to have none."""
+    is_set = place.is_dir() or is_archive(place)
+    if not place.exists() or not (is_set or place.suffix.lower() in SUFFIXES):
+        return None
+    tree = open_tree(place) if is_set else folder_tree(place.parent, [place.name])
+    return next(iter(find_annotation_files(tree)), None) or find_unsupported_files(tree)
+
+
+def find_annotation_files(tree: Tree) -> list[AnnotationFiles]:
+    """Return the annotation files of a tree, for each layout of the table that it has."""
+    found = ((layout, layout.find(tree, tree.files)) for layout in LAYOUTS)
+    return [AnnotationFiles(layout.name, files, layout.read) for layout, files in found if files]
+
+
+def find_unsupported_files(tree: Tree) -> AnnotationFiles | None:
+    """Return a file of an unsupported layout, or an archive with annotation files below a folder."""
+    for layout in UNSUPPORTED:
+        for file in tree.ending(*layout.suffixes)[:LOOKED_AT]:
+            if layout.pattern.search(ascii_bytes(tree.peek(file, HEAD))):
+                return AnnotationFiles(f"{layout.name} writes them", [file])
+    archives = [] if tree.images or not Path(tree.location).is_dir() else tree.ending(*ARCHIVE_SUFFIXES)
+    if not archives:
+        return None
+    try:
+        inside = find_boxes(Path(tree.location, archives[0]))
+    except UserError:  # reported when the archive itself is opened
+        return None
+    advice = "give one archive as DATA, or unpack them"
+    return inside and AnnotationFiles(f"{inside.name} in archives", archives[:1], advice=advice)
+
+
+def refuse_boxes(place: Path) -> None:
+    """Refuse images with boxes as images with classes.
+
+    Raises:
+        UserError: The place has boxes in a layout of the table, or in an unsupported one.
+    """
+    if found := find_boxes(place):
+        shown = f" ({found.shown})" if place.is_dir() else ""
+        raise UserError(
+            f"{place} tells boxes{shown} as {found.name}, and no classes of images: `paucal detect` learns "
+            "boxes; to classify, write a table of image_path,label with the classes that each image shows, such as "
+            "'cat;dog'."
+        )
+
+
+def read_boxes(place: Path) -> tuple[Tree, AnnotationSet]:
+    """Read the annotation files of a place.
 
     Args:
         place: Folder, archive, or annotation file of a set.
@@ -29,48 +154,51 @@ def read_boxes(place: Path) -> tuple[Tree, Described]:
         UserError: The place has no boxes in a layout of the table, or an annotation file is invalid.
     """
     if place.is_file() and not is_archive(place):
-        return _read_file(place)
+        return _read_single_file(place)
     tree = open_tree(place)
-    found = box_files(tree)
-    mine = [replace(one, files=[file for file in one.files if not own_root(file)]) for one in found]
-    mine = [one for one in mine if one.files]
-    if not mine:
-        _refuse(tree, found)
-    described = _read(mine, tree)
-    notes = (*described.notes, *_undescribed(tree, described), *_passed_over(found))
-    return tree, with_parts(replace(described, notes=notes), tree)
+    found = find_annotation_files(tree)
+    own = [replace(one, files=[file for file in one.files if not root_of_set(file)]) for one in found]
+    own = [one for one in own if one.files]
+    if not own:
+        _refuse_without_boxes(tree, found)
+    annotations = _read_fullest(own, tree)
+    notes = (*annotations.notes, *_undescribed_notes(tree, annotations))
+    if others := [file for one in found for file in one.files if root_of_set(file)]:
+        count = counted(len(others), "annotation file")
+        notes = (*notes, f"{count} of another set, in {root_of_set(others[0])!r}, {was(len(others))} passed over")
+    return tree, with_parts(replace(annotations, notes=notes), tree)
 
 
-def images_of(place: Path) -> ImageSet:
+def open_boxed_images(place: Path) -> ImageSet:
     """Return the images that the annotation files of a place describe, without labels.
 
     Raises:
         UserError: As `read_boxes`.
     """
-    return unlabelled(*read_boxes(place))
+    return without_labels(*read_boxes(place))
 
 
-def unlabelled(tree: Tree, described: Described) -> ImageSet:
-    """Return the images of annotation files without what these say of them."""
-    keys = [one.key for one in described.images]
+def without_labels(tree: Tree, annotations: AnnotationSet) -> ImageSet:
+    """Return the images of annotation files without their classes and boxes."""
+    keys = [image.key for image in annotations.images]
     return ImageSet(
         name=tree.name,
         location=tree.location,
         classes=(),
         keys=keys,
         labels=np.full(len(keys), -1, dtype=np.int64),
-        declared=[one.declared for one in described.images],
+        declared=[image.declared for image in annotations.images],
         store=tree.store(keys),
-        notes=described.notes,
+        notes=annotations.notes,
     )
 
 
-def own_root(file: str) -> str:
-    """Return the folder that an annotation file is part of as of a set of its own; "" for the whole tree.
+def root_of_set(file: str) -> str:
+    """Return the folder of the set that an annotation file belongs to; "" for the whole tree.
 
     Example:
-        >>> own_root("VOCdevkit/VOC2012/Annotations/1.xml"), own_root("train/labels/1.txt"), own_root("day 1/1.xml")
-        ('VOCdevkit/VOC2012', '', '')
+        >>> [root_of_set(file) for file in ("VOCdevkit/VOC2012/Annotations/1.xml", "train/labels/1.txt", "a b/1.xml")]
+        ['VOCdevkit/VOC2012', '', '']
     """
     folders = file.split("/")[:-1]
     place = next((place for place, folder in enumerate(folders) if folder.lower() in STRUCTURE), 0)
@@ -80,23 +208,23 @@ def own_root(file: str) -> str:
     return "/".join(above)
 
 
-def _read(found: Sequence[BoxFiles], tree: Tree) -> Described:
-    """Read the layouts of a set, and return the one whose images are those of all.
+def _read_fullest(found: Sequence[AnnotationFiles], tree: Tree) -> AnnotationSet:
+    """Read all layouts of a set, and return the one with the most images.
 
     Raises:
-        UserError: The first cannot be read, or several describe different images.
+        UserError: The first layout cannot be read, or another one has images that the returned one lacks.
     """
-    described: dict[str, Described] = {}
+    annotations: dict[str, AnnotationSet] = {}
     notes: list[str] = []
     for one in found:
         assert one.read is not None
         try:
-            described[one.name] = one.read(tree, one.files)
+            annotations[one.name] = one.read(tree, one.files)
         except UserError as problem:
             if one is found[0]:
                 raise
             notes.append(f"{one.name} beside {found[0].name} was passed over, as it cannot be read: {problem}")
-    keys = {name: {image.key for image in each.images} for name, each in described.items()}
+    keys = {name: {image.key for image in each.images} for name, each in annotations.items()}
     most = max(keys, key=lambda name: len(keys[name]))
     for name in [name for name in keys if name != most]:
         if not keys[name] <= keys[most]:
@@ -105,77 +233,64 @@ def _read(found: Sequence[BoxFiles], tree: Tree) -> Described:
                 f"not all of them the same, as {name}: move one of them away, or give an annotation file as DATA."
             )
         notes.append(f"the boxes were read as {most}, and those as {name} were passed over")
-    chosen = described[most]
-    return replace(chosen, notes=(*chosen.notes, *notes))
+    return replace(annotations[most], notes=(*annotations[most].notes, *notes))
 
 
-def _undescribed(tree: Tree, described: Described) -> list[str]:
-    """Say how many images beside those with annotations have none: they are not taken for images without objects."""
-    known = {one.key for one in described.images}
-    folders = {key.rpartition("/")[0] for key in known}
-    left = sum(image.rpartition("/")[0] in folders and image not in known for image in tree.images)
-    told = f"{counted(left, 'image')} that no annotation describes {'is' if left == 1 else 'are'} left out"
-    return [told] if left else []
+def _undescribed_notes(tree: Tree, annotations: AnnotationSet) -> list[str]:
+    """Return a note on images without annotations beside annotated ones: they may show objects."""
+    keys = {image.key for image in annotations.images}
+    folders = {key.rpartition("/")[0] for key in keys}
+    left = sum(image.rpartition("/")[0] in folders and image not in keys for image in tree.images)
+    words = f"{counted(left, 'image')} that no annotation describes {'is' if left == 1 else 'are'} left out"
+    return [words] if left else []
 
 
-def _passed_over(found: Sequence[BoxFiles]) -> list[str]:
-    """Return a note on annotation files of sets in folders of their own, beside those of the whole."""
-    files = [file for one in found for file in one.files if own_root(file)]
-    if not files:
-        return []
-    told = counted(len(files), "annotation file")
-    return [f"{told} of another set, in {own_root(files[0])!r}, {was(len(files))} passed over"]
-
-
-def _read_file(file: Path) -> tuple[Tree, Described]:
-    """Read an annotation file that is given alone, with the images beside it or below the folder above.
+def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
+    """Read one annotation file, with the images beside it or below the folder above.
 
     Raises:
-        UserError: The file has no boxes, or its images are nowhere.
+        UserError: The file has no boxes, or its images are not found.
     """
     layouts = [layout for layout in LAYOUTS if file.suffix.lower() in layout.suffixes]
-    _refuse_unread(folder_tree(file.parent, [file.name]))
+    _refuse_unsupported(folder_tree(file.parent, [file.name]))
     if not layouts:
         raise UserError(f"{str(file)!r} is no folder, no archive and no file of boxes: expected {EXPECTED}.")
-    # A damaged file is of none, and the first says what is wrong with it.
+    # A damaged file has no layout; reading it as the first one reports the damage.
     here = folder_tree(file.parent)
-    layout = next((one for one in layouts if one.find(here, [file.name])), layouts[0])
+    layout = next((layout for layout in layouts if layout.find(here, [file.name])), layouts[0])
     problem: UserError | None = None
     for root in layout.roots(file):
         try:
             tree = here if root == file.parent else folder_tree(root)
             path = file.relative_to(root).as_posix() if file.is_relative_to(root) else str(file.absolute())
-            return tree, _of_one_part(with_parts(layout.read(tree, [path]), tree))
+            annotations = with_parts(layout.read(tree, [path]), tree)
         except MissingImage as missing:
             problem = problem or missing
         except UserError:
             if problem is None or root == file.parent:
                 raise
+        else:
+            if len({image.declared for image in annotations.images}) == 1:  # one part is then the whole set
+                images = [replace(image, declared="") for image in annotations.images]
+                annotations = replace(annotations, images=images)
+            return tree, annotations
     assert problem is not None
     raise problem
 
 
-def _of_one_part(described: Described) -> Described:
-    """Return the images of a single file; where all are of one part, they are a whole of their own."""
-    if len({one.declared for one in described.images}) > 1:
-        return described
-    return replace(described, images=[replace(one, declared="") for one in described.images])
-
-
-def _refuse(tree: Tree, found: Sequence[BoxFiles]) -> NoReturn:
-    """Say why a place without boxes of its own has none."""
-    if roots := sorted({own_root(file) for one in found for file in one.files}):
+def _refuse_without_boxes(tree: Tree, found: Sequence[AnnotationFiles]) -> NoReturn:
+    if roots := sorted({root_of_set(file) for one in found for file in one.files}):
         places = " or ".join(repr(tree.place_of(root)) for root in roots[:3])
         raise UserError(f"{tree.shown!r} holds sets with boxes in folders of their own: did you mean {places}?")
-    _refuse_unread(tree)
+    _refuse_unsupported(tree)
     files = tree.ending(".json")
     if len(files) == 1:
-        coco.read(tree, files)  # says what is wrong with the only file that could hold boxes
+        coco.read(tree, files)  # raises with the reason why this file has no boxes
     raise UserError(f"{tree.shown!r} has no annotations of boxes: expected {EXPECTED}.")
 
 
-def _refuse_unread(tree: Tree) -> None:
-    if found := unread_files(tree):
+def _refuse_unsupported(tree: Tree) -> None:
+    if found := find_unsupported_files(tree):
         raise UserError(
             f"{tree.shown!r} has boxes as {found.name} ({found.shown}), which are not read: {found.advice}."
         )

@@ -1,4 +1,4 @@
-"""Boxes from tables: CSV with a row for each box, in pixels as TensorFlow writes it or in shares as Open Images."""
+"""Boxes from CSV tables with a row for each box, in pixels (TensorFlow) or in shares of the image (Open Images)."""
 
 import csv
 import io
@@ -7,8 +7,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from paucal.data.boxes.described import Annotated, Corners, Described, Layout, add_once, number_or_none, numbered
-from paucal.data.boxes.naming import MissingImage, Names
+from paucal.data.boxes.annotations import (
+    AnnotatedImage,
+    AnnotationSet,
+    Corners,
+    Layout,
+    add_image,
+    number_classes,
+    parse_number,
+)
+from paucal.data.boxes.naming import ImageNames, MissingImage
 from paucal.data.boxes.tree import Tree
 from paucal.data.classes import plain_name
 from paucal.data.splits.part_names import PARTS, part_of_file
@@ -17,9 +25,9 @@ from paucal.types import UserError
 
 TABLES = (".csv", ".tsv")
 MOST_BYTES = 1 << 30
-HEAD = 1 << 14  # bytes that hold the names of the columns
+HEAD = 1 << 14  # bytes that hold the column names
 DELIMITERS = ",;\t|"
-# Names of columns without case, "_", "-", "." and spaces.
+# Column names in lower case, without "_", "-", "." and spaces.
 COLUMNS = {
     "image": ("filename", "file", "imageid", "image", "imagepath", "imagename", "path", "filepath", "img", "imgpath"),
     "name": ("class", "label", "labelname", "classname", "category", "categoryname", "name", "species", "target"),
@@ -39,7 +47,7 @@ Columns = Mapping[str, int]
 
 
 class _Row(NamedTuple):
-    """A row with its line, its image, its class and its box; no box where the cells are empty: there is no object."""
+    """A row of a table; `box` is None if its cells are empty, for an image without objects."""
 
     line: int
     image: str
@@ -52,34 +60,47 @@ class _Row(NamedTuple):
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
     """Return the tables with columns for an image, a class and the edges of a box."""
-    return [file for file in files if file.lower().endswith(TABLES) and _is_table(tree, file)]
+    tables = []
+    for file in files:
+        if not file.lower().endswith(TABLES):
+            continue
+        try:
+            head = decode_text(tree.peek(file, HEAD).partition(b"\n")[0], file).text
+        except UserError:
+            continue
+        if columns_of(next(_cells(head, file), [])) is not None:
+            tables.append(file)
+    return tables
 
 
-def read(tree: Tree, files: Sequence[str]) -> Described:
+def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     """Read the tables of a set, each of which is of one part or of none.
 
     Raises:
-        UserError: A cell cannot be read, or an image is not there or is in several tables.
+        UserError: A cell cannot be read, or an image is missing or is in several tables.
     """
-    names = Names(tree.images, tree)
-    images: dict[str, Annotated] = {}
+    names = ImageNames(tree.images, tree)
+    images: dict[str, AnnotatedImage] = {}
     notes: list[str] = []
     for file in files:
         rows, note = _rows(tree, file)
         notes += [note] if note else []
         keys = _keys(tree, names, file, rows)
         in_shares = _are_shares(rows, tree.place_of(file))
-        mine: dict[str, Annotated] = {}
-        different = list(dict.fromkeys(keys))
-        store = tree.store(different)
-        sizes = {key: store.size(place) for place, key in enumerate(different)} if in_shares else {}
+        of_file: dict[str, AnnotatedImage] = {}
+        unique = list(dict.fromkeys(keys))
+        store = tree.store(unique)
+        sizes = {key: store.size(place) for place, key in enumerate(unique)} if in_shares else {}
         for row, key in zip(rows, keys, strict=True):
-            if key not in mine:
-                mine[key] = Annotated(key, size=row.size, declared=row.part, source=file)
-                add_once(images, mine[key], tree.shown)
+            if key not in of_file:
+                of_file[key] = AnnotatedImage(key, size=row.size, declared=row.part, source=file)
+                add_image(images, of_file[key], tree.shown)
             if row.box is not None:
-                mine[key].add(_in_pixels(row.box, sizes[key]) if in_shares else row.box, row.name, row.crowd)
-    return Described(list(images.values()), numbered(images.values(), tree.shown), tuple(notes))
+                height, width = sizes[key] if in_shares else (1, 1)
+                left, top, right, bottom = row.box
+                box = left * width, top * height, right * width, bottom * height
+                of_file[key].add(box, row.name, row.crowd)
+    return AnnotationSet(list(images.values()), number_classes(images.values(), tree.shown), tuple(notes))
 
 
 LAYOUT = Layout(
@@ -92,19 +113,11 @@ LAYOUT = Layout(
 
 
 def columns_of(cells: Sequence[str]) -> Columns | None:
-    """Return the places of the columns by what they hold; None where one that is needed is missing."""
-    plain = [_SIGNS.sub("", cell).lower() for cell in cells]
-    known = {kind: [name for name in names if name in plain] for kind, names in COLUMNS.items()}
-    found = {kind: plain.index(names[0]) for kind, names in known.items() if names}
-    return found if set(NEEDED) <= found.keys() else None
-
-
-def _is_table(tree: Tree, file: str) -> bool:
-    try:
-        head = decode_text(tree.peek(file, HEAD).partition(b"\n")[0], file).text
-    except UserError:
-        return False
-    return columns_of(next(_cells(head, file), [])) is not None
+    """Return the position of each column by its kind; None if a required column is missing."""
+    names = [_SIGNS.sub("", cell).lower() for cell in cells]
+    present = {kind: [name for name in known if name in names] for kind, known in COLUMNS.items()}
+    columns = {kind: names.index(found[0]) for kind, found in present.items() if found}
+    return columns if set(NEEDED) <= columns.keys() else None
 
 
 def _cells(text: str, file: str) -> Any:  # the type of csv's reader has no name
@@ -114,13 +127,13 @@ def _cells(text: str, file: str) -> Any:  # the type of csv's reader has no name
 
 
 def _rows(tree: Tree, file: str) -> tuple[list[_Row], str]:
-    """Return the rows of a table, and a note where its encoding was assumed."""
-    found = tree.text(file, MOST_BYTES)
+    """Return the rows of a table, and a note if its encoding was guessed."""
+    content = tree.text(file, MOST_BYTES)
     place = tree.place_of(file)
     part = part_of_file(file)
     rows: list[_Row] = []
     columns: Columns | None = None
-    cells = _cells(found.text, file)
+    cells = _cells(content.text, file)
     try:
         for row in cells:
             if columns is None:
@@ -134,23 +147,23 @@ def _rows(tree: Tree, file: str) -> tuple[list[_Row], str]:
                 rows.append(_row(named, cells.line_num, place, part))
     except csv.Error as problem:
         raise UserError(f"{place!r} cannot be read as a table ({problem}): save it as CSV again.") from None
-    return rows, found.note
+    return rows, content.note
 
 
 def _row(cells: Mapping[str, str], line: int, place: str, part: str) -> _Row:
     where = f"line {line} of {place!r}"
     edges = [cells[edge] for edge in EDGES]
-    numbers = [number_or_none(edge) for edge in edges]
+    numbers = [parse_number(edge) for edge in edges]
     is_empty = all(number is None or math.isnan(number) for number in numbers) and not any(map(_is_word, edges))
     if not cells["image"] or (not is_empty and (None in numbers or not cells["name"])):
         raise UserError(
             f"{where} has the image {cells['image'][:80]!r}, the class {cells['name'][:80]!r} and the edges "
             f"{', '.join(edges)[:80]!r}, expected names and four numbers: correct it."
         )
-    word = cells.get("part", "").lower()
-    if word and word not in PARTS:
-        raise UserError(f"{where} has the part {word[:80]!r}, expected train, val or test: correct it.")
-    sides = number_or_none(cells.get("height", "")), number_or_none(cells.get("width", ""))
+    named_part = cells.get("part", "").lower()
+    if named_part and named_part not in PARTS:
+        raise UserError(f"{where} has the part {named_part[:80]!r}, expected train, val or test: correct it.")
+    sides = parse_number(cells.get("height", "")), parse_number(cells.get("width", ""))
     height, width = (int(side) if side and math.isfinite(side) else 0 for side in sides)
     left, top, right, bottom = (number or 0.0 for number in numbers)
     return _Row(
@@ -159,24 +172,24 @@ def _row(cells: Mapping[str, str], line: int, place: str, part: str) -> _Row:
         plain_name(cells["name"]),
         None if is_empty else (left, top, right, bottom),
         (height, width) if min(height, width) > 0 else None,
-        PARTS.get(word, part),
+        PARTS.get(named_part, part),
         cells.get("crowd", "").lower() in ("1", "true"),
     )
 
 
 def _is_word(edge: str) -> bool:
-    """Return whether a cell holds something other than a number or nothing."""
-    return number_or_none(edge) is None and edge.lower() not in ("", "none", "null", "na", "n/a", "<na>")
+    """Return whether a cell holds neither a number nor a word for "empty"."""
+    return parse_number(edge) is None and edge.lower() not in ("", "none", "null", "na", "n/a", "<na>")
 
 
-def _keys(tree: Tree, names: Names, file: str, rows: Sequence[_Row]) -> list[str]:
-    """Return the image of each row; names may lack their ending.
+def _keys(tree: Tree, names: ImageNames, file: str, rows: Sequence[_Row]) -> list[str]:
+    """Return the image of each row, whose name may lack its suffix.
 
     Raises:
-        MissingImage: An image is not there.
+        MissingImage: An image is missing.
     """
-    told = list(dict.fromkeys(row.image for row in rows))
-    keys = dict(zip(told, names.located(told, file, part_of_file(file)), strict=True))
+    unique = list(dict.fromkeys(row.image for row in rows))
+    keys = dict(zip(unique, names.find_images(unique, file, part_of_file(file)), strict=True))
     for row in rows:
         if keys[row.image] is None:
             raise MissingImage(
@@ -187,10 +200,10 @@ def _keys(tree: Tree, names: Names, file: str, rows: Sequence[_Row]) -> list[str
 
 
 def _are_shares(rows: Sequence[_Row], place: str) -> bool:
-    """Return whether the edges of all boxes are shares of the sides of their images, and not pixels.
+    """Return whether all boxes are in shares of the sides of their images instead of pixels.
 
     Raises:
-        UserError: Some are and others are not.
+        UserError: Only some boxes are.
     """
     kinds: dict[bool, _Row] = {}
     for row in rows:
@@ -206,8 +219,3 @@ def _are_shares(rows: Sequence[_Row], place: str) -> bool:
 
 def _shown(box: Corners | None) -> str:
     return " ".join(f"{edge:g}" for edge in box or ())
-
-
-def _in_pixels(box: Corners, size: tuple[int, int]) -> Corners:
-    height, width = size
-    return box[0] * width, box[1] * height, box[2] * width, box[3] * height

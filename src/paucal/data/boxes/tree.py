@@ -1,5 +1,6 @@
-"""The files of a set of images with boxes: those below a folder, or those in an archive."""
+"""The files of a set of images with boxes, in a folder or in an archive."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,22 +12,23 @@ from paucal.data.stores import EncodedStore, FileStore
 from paucal.reading import DecodedText, decode_text, is_regular, read_bytes
 from paucal.types import UserError
 
-PEEKED = 1 << 22  # bytes at the beginning and at the end of a file that are looked through for what it holds
+MOST_LIST_BYTES = 1 << 26
+PEEKED = 1 << 22  # bytes at the start and at the end of a file that are searched to recognise it
 
 
 @dataclass(frozen=True)
 class Tree:
-    """The files of a set, hidden ones left out.
+    """The files of a set, without hidden ones.
 
     Attributes:
-        shown: Name of the place in messages, as the user wrote it.
-        name: Short name for people.
-        location: Place as `ImageSet.location` has it.
-        files: Paths relative to the place, with forward slashes, sorted.
-        read: Returns the bytes of a file, of which there may be so many.
-        peek: Returns so many bytes from the beginning and from the end of a file.
-        store: Makes the store of the images with given paths.
-        is_inside: Whether a file lies within the place, and not behind a link that leads out of it.
+        shown: Location as the user wrote it, for messages.
+        name: Short name of the set for people.
+        location: Resolved location, as in `ImageSet.location`.
+        files: Paths relative to the location, with forward slashes, sorted.
+        read: Function that returns the bytes of a file, up to a given number.
+        peek: Function that returns a given number of bytes from the start and from the end of a file.
+        store: Function that builds the store of the images with given paths.
+        is_inside: Function that tells whether a file lies within the location, and not behind a link out of it.
     """
 
     shown: str
@@ -44,19 +46,30 @@ class Tree:
         return tuple(path for path in self.files if path.lower().endswith(IMAGE_SUFFIXES))
 
     def ending(self, *suffixes: str) -> list[str]:
-        """Return the files whose names end so, in any case."""
+        """Return the files with one of some suffixes, in upper or lower case."""
         return [path for path in self.files if path.lower().endswith(suffixes)]
 
     def text(self, path: str, most: int) -> DecodedText:
-        """Return the text of a file, see `decode_text`.
+        """Return the text of a file of at most `most` bytes, see `decode_text`.
 
         Raises:
-            UserError: The file is larger, or is no text.
+            UserError: The file is larger, or is not text.
         """
         return decode_text(self.read(path, most), self.place_of(path))
 
+    def lines(self, path: str, blank: bool = False) -> tuple[list[str], str]:
+        """Return the lines of a text file without outer white space, and a note if its encoding was guessed.
+
+        Args:
+            path: Path of the file.
+            blank: Whether to keep empty lines, so that lines can be counted.
+        """
+        content = self.text(path, MOST_LIST_BYTES)
+        lines = [line.strip() for line in re.split(r"\r\n|\r|\n", content.text)]
+        return [line for line in lines if line or blank], content.note
+
     def place_of(self, path: str) -> str:
-        """Return how a file is called in messages."""
+        """Return the name of a file for messages."""
         return str(Path(self.shown, path))
 
 
@@ -70,12 +83,12 @@ def open_tree(place: Path) -> Tree:
 
 
 def is_archive(file: Path) -> bool:
-    """Return whether a file is called like an archive."""
+    """Return whether a file has the suffix of an archive."""
     return file.name.lower().endswith((*ARCHIVE_SUFFIXES, *COMPRESSED))
 
 
 def folder_tree(root: Path, files: Sequence[str] | None = None) -> Tree:
-    """List the files below a folder, or take some of them for all there are.
+    """List the files below a folder, or only those given.
 
     Raises:
         UserError: A folder cannot be read.
@@ -96,25 +109,25 @@ def folder_tree(root: Path, files: Sequence[str] | None = None) -> Tree:
 def _archive_tree(file: Path) -> Tree:
     entries = {one.name.replace("\\", "/"): one for one in archive_entries(file)}
     base = shared_folder(list(entries), 1)
-    found = {path.removeprefix(base): entry for path, entry in sorted(entries.items())}
+    files = {path.removeprefix(base): entry for path, entry in sorted(entries.items())}
 
     def read(path: str, most: int) -> bytes:
-        if found[path].size > most:
+        if files[path].size > most:
             raise UserError(f"{path!r} in {str(file)!r} has more than {most:,} bytes, the most that are read.")
-        return ArchiveStore(file, [found[path]]).source(0)
+        return ArchiveStore(file, [files[path]]).source(0)
 
     def peek(path: str, count: int) -> bytes:
-        content = read(path, found[path].size)
+        content = read(path, files[path].size)
         return content if len(content) <= 2 * count else content[:count] + content[-count:]
 
     def store(keys: list[str]) -> ArchiveStore:
-        return ArchiveStore(file.resolve(), [found[key] for key in keys])
+        return ArchiveStore(file.resolve(), [files[key] for key in keys])
 
     return Tree(
         shown=str(file),
         name=file.stem,
         location=str(file.resolve()),
-        files=tuple(found),
+        files=tuple(files),
         read=read,
         peek=peek,
         store=store,
@@ -122,18 +135,18 @@ def _archive_tree(file: Path) -> Tree:
     )
 
 
-def plain(content: bytes) -> bytes:
-    """Return bytes of a text as if each of its ASCII characters was one byte, and without a byte order mark."""
+def ascii_bytes(content: bytes) -> bytes:
+    """Return the bytes of a text without byte order mark, and without the zeros of UTF-16 and UTF-32."""
     return content.replace(b"\0", b"").lstrip(b"\xef\xbb\xbf\xff\xfe")
 
 
 def mentions(content: bytes, name: str) -> bool:
-    """Return whether JSON seems to have an entry of a name."""
-    return f'"{name}"'.encode() in plain(content)
+    """Return whether JSON seems to have an entry of this name."""
+    return f'"{name}"'.encode() in ascii_bytes(content)
 
 
 def _ends_of(file: Path, count: int) -> bytes:
-    if not is_regular(file):  # a pipe would be waited for
+    if not is_regular(file):  # reading a pipe would block
         return b""
     try:
         with file.open("rb") as content:

@@ -1,66 +1,108 @@
-"""Boxes and outlines from YOLO's text files: one for each image, in shares of its sides, with classes by number."""
+"""Boxes and outlines from YOLO's text files, one per image, and the YAML or text files with their classes and parts.
+
+Boxes are in shares of the image's sides, and classes are numbers.
+"""
 
 from collections.abc import Mapping, Sequence
-from pathlib import PurePosixPath
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from paucal.data.boxes.claims import claimed
-from paucal.data.boxes.described import Annotated, Described, Layout, box_of_points, some_of
-from paucal.data.boxes.naming import MissingImage, Names, folded
-from paucal.data.boxes.parts import lines_of
-from paucal.data.boxes.tree import Tree, plain
-from paucal.data.boxes.yolo_config import YAML, Config, config_of, images_by_part, is_config, roots_of_config
+from paucal.data.boxes.annotations import (
+    MOST_CLASSES,
+    AnnotatedImage,
+    AnnotationSet,
+    Layout,
+    box_of_points,
+    shorten_notes,
+    unique_class_names,
+)
+from paucal.data.boxes.naming import ImageNames, MissingImage, assign_images, normalise_name, split_path
+from paucal.data.boxes.tree import Tree, ascii_bytes
+from paucal.data.classes import plain_name
 from paucal.data.splits.part_names import PARTS
+from paucal.reading import MOST_CONFIG_BYTES, parse_yaml, read_decoded
 from paucal.types import UserError
 from paucal.wording import counted, was
 
-TEXT = ".txt"
-HEAD = 1 << 12  # bytes in which the first object of a label is
-LOOKED_AT = 200  # labels among which one has an object, in a set that has objects
-BOX, LEAST_OUTLINE = 5, 7  # numbers of a line: the class with a box, or with three points at least
-OUTSIDE = 0.01  # of a side, which a number may lie beyond: it is cut at the edge
+TEXT, YAML = ".txt", (".yaml", ".yml")
+NAME_FILES, NAME_ENDINGS = ("classes.txt",), (".names", ".labels")
+HEAD = 1 << 12  # bytes that hold the first object of a label
+LOOKED_AT = 200  # labels among which one has an object, if the set has objects
+BOX, LEAST_OUTLINE = 5, 7  # numbers per line: the class with a box, or with at least three points
+OUTSIDE = 0.01  # share of a side by which a number may exceed the image; the box is cut at the edge
+
+
+@dataclass(frozen=True)
+class Config:
+    """The configuration of a YOLO set.
+
+    Attributes:
+        place: Name of its file in messages; "" without a file.
+        names: Class names by their number; None if there are none.
+        parts: Folders or lists of the images of each part; empty if parts are given elsewhere.
+        base: Folder that these are relative to.
+        has_points: Whether labels have key points after the box.
+    """
+
+    place: str = ""
+    names: Mapping[int, str] | None = None
+    parts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    base: str = ""
+    has_points: bool = False
 
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return the YAML of a set, or where there is none its labels."""
-    configs = [file for file in files if is_config(tree, file)]
+    """Return the YAML files of a set, or its labels if it has no YAML file."""
+    configs = [file for file in files if file.lower().endswith(YAML) and _is_config(tree, file)]
     if configs:
         return configs
     labels = _labels(tree, files)
-    return labels if any(_is_label(tree, file) for file in labels[:LOOKED_AT]) else []
+    return labels if any(_has_object(tree, file) for file in labels[:LOOKED_AT]) else []
 
 
-def read(tree: Tree, files: Sequence[str]) -> Described:
-    """Read the labels of a set; an empty one is of an image without objects.
+def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
+    """Read the labels of a set; an empty label is of an image without objects.
 
     Raises:
         UserError: A label cannot be read, has a class without a name or numbers beyond the image, or the configuration
             does not fit the files.
     """
-    config = config_of(tree, files)
-    parts, notes = images_by_part(config, tree, Names(tree.images, tree)) if config.parts else ({}, [])
+    config = _read_config(tree, files)
+    parts, notes = _images_by_part(config, tree, ImageNames(tree.images, tree)) if config.parts else ({}, [])
     labels = _labels(tree, tree.files if config.place else files)
-    keys, more = claimed(tree, {file: () for file in labels})
-    notes += more
-    notes += _without_image(tree, keys)
+    keys, more = assign_images(tree, {file: () for file in labels})
+    notes += [*more, *_labels_without_image(tree, keys)]
     if not keys:
         raise MissingImage(f"{tree.shown!r} has no label beside its images or in labels/: add them.")
     store = tree.store(list(keys.values()))
-    found: list[Annotated] = []
+    images: list[AnnotatedImage] = []
     encodings: list[str] = []
     for place, (file, key) in enumerate(keys.items()):
-        one = Annotated(key, declared=parts.get(key, ""), source=file)
-        lines, note = lines_of(tree, file, blank=True)
+        image = AnnotatedImage(key, declared=parts.get(key, ""), source=file)
+        lines, note = tree.lines(file, blank=True)
         encodings += [note] if note else []
         for number, line in enumerate(lines, 1):
             if line:
-                _add(one, line, f"line {number} of {tree.place_of(file)!r}", store.size(place), config)
-        found.append(one)
-    notes += some_of(encodings)
+                _add_object(image, line, f"line {number} of {tree.place_of(file)!r}", store.size(place), config)
+        images.append(image)
+    notes += shorten_notes(encodings)
     if config.names is not None:
-        return Described(found, {name: number for number, name in config.names.items()}, tuple(notes))
+        return AnnotationSet(images, {name: number for number, name in config.names.items()}, tuple(notes))
     notes.append("there is no data.yaml and no classes.txt, so the classes are called by their numbers")
-    names = sorted({name for one in found for name in one.names}, key=int)
-    return Described(found, {name: int(name) for name in names}, tuple(notes))
+    names = sorted({name for image in images for name in image.names}, key=int)
+    return AnnotationSet(images, {name: int(name) for name in names}, tuple(notes))
+
+
+def roots_of_config(file: Path) -> list[Path]:
+    """Return the folders in which to look for the images of a YAML file."""
+    try:
+        content = parse_yaml(read_decoded(file, MOST_CONFIG_BYTES).text)
+    except (ValueError, UserError):
+        content = None
+    path = content.get("path") if isinstance(content, dict) else None
+    named = [file.parent / path] if isinstance(path, str) and "\0" not in path else []
+    return [root for root in (*named, file.parent, file.parent.parent) if root.is_dir()]
 
 
 LAYOUT = Layout(
@@ -73,47 +115,179 @@ LAYOUT = Layout(
 )
 
 
+def _is_config(tree: Tree, file: str) -> bool:
+    lines = ascii_bytes(tree.peek(file, MOST_CONFIG_BYTES)).splitlines()
+    keys = {line.partition(b":")[0].strip(b"\"' ").lower() for line in lines if b":" in line}
+    return b"names" in keys and bool(keys & {name.encode() for name in PARTS})
+
+
+def _read_config(tree: Tree, files: Sequence[str]) -> Config:
+    """Return the configuration of a set, from its YAML or from a file with a class on each line.
+
+    Raises:
+        UserError: Several files differ, or a file cannot be read.
+    """
+    configs = [file for file in files if file.lower().endswith(YAML)]
+    if not configs:
+        return Config(names=_names_of_text_files(tree))
+    if len(configs) > 1:
+        raise UserError(
+            f"{tree.shown!r} has several YAML files of a YOLO set ({', '.join(configs[:3])}): give one of them as DATA."
+        )
+    file, place = configs[0], tree.place_of(configs[0])
+    try:
+        content = parse_yaml(tree.text(file, MOST_CONFIG_BYTES).text)
+    except ValueError as problem:
+        raise UserError(f"{place!r} cannot be read ({problem}): give the YAML of a YOLO set.") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{place!r} holds no names and folders: give the YAML of a YOLO set.")
+    parts: dict[str, list[str]] = {}
+    for key, value in content.items():
+        part = PARTS.get(str(key).lower())
+        if part and value:
+            values = value if isinstance(value, list) else [value]
+            if not all(isinstance(path, str) for path in values):
+                raise UserError(
+                    f"{place!r} gives {key} as {repr(value)[:80]}, expected a folder or a list: correct it."
+                )
+            parts.setdefault(part, []).extend(values)
+    base, here = content.get("path"), file.rpartition("/")[0]
+    return Config(
+        place,
+        _names_of_yaml(content.get("names"), tree, place),
+        parts,
+        f"{here}/{base}" if isinstance(base, str) else here,
+        bool(content.get("kpt_shape")),
+    )
+
+
+def _names_of_yaml(value: Any, tree: Tree, place: str) -> dict[int, str] | None:
+    """Return the class names that YAML gives as a list, by their numbers, or as the path of a file."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        file = next((file for file in tree.files if split_path(file)[-1:] == split_path(value)[-1:]), None)
+        if file is None:
+            raise UserError(f"{place!r} gives {value!r} as its names, and there is no such file: add it.")
+        return _checked_names(dict(enumerate(map(plain_name, tree.lines(file)[0]))), place)
+    pairs = enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
+    names: dict[int, str] = {}
+    for number, name in pairs:
+        if isinstance(name, bool) or not isinstance(name, str | int | float) or not str(number).isdecimal():
+            raise UserError(
+                f"{place!r} names the class {number!r} {name!r}, expected a number and a text: put the name in quotes."
+            )
+        names[int(number)] = plain_name(str(name))
+    if not names:
+        raise UserError(f"{place!r} has no names of classes, expected a list, or numbers with their names: add them.")
+    return _checked_names(names, place)
+
+
+def _names_of_text_files(tree: Tree) -> dict[int, str] | None:
+    """Return the class names of a text file with one on each line; None without such a file."""
+    files: dict[tuple[str, ...], str] = {}
+    for file in tree.files:
+        name = file.rpartition("/")[2].lower()
+        if name in NAME_FILES or name.endswith(NAME_ENDINGS):
+            files.setdefault(tuple(map(plain_name, tree.lines(file)[0])), file)
+    if len(files) > 1:
+        first, second = list(files.values())[:2]
+        raise UserError(f"{first!r} and {second!r} in {tree.shown!r} name different classes: remove one of them.")
+    return next((_checked_names(dict(enumerate(names)), tree.place_of(file)) for names, file in files.items()), None)
+
+
+def _checked_names(names: Mapping[int, str], place: str) -> dict[int, str]:
+    if len(names) > MOST_CLASSES:
+        raise UserError(f"{place!r} names {len(names):,} classes; at most {MOST_CLASSES:,} are read.")
+    return unique_class_names(names)
+
+
+def _images_by_part(config: Config, tree: Tree, names: ImageNames) -> tuple[dict[str, str], list[str]]:
+    """Return the part of each image that a configuration assigns, and notes.
+
+    Raises:
+        UserError: The images of train are missing, or two parts share some of their images but not all.
+    """
+    parts: dict[str, str] = {}
+    notes: list[str] = []
+    of_part: dict[str, set[str]] = {}
+    for part in ("train", "val", "test"):
+        keys: set[str] = set()
+        for value in config.parts.get(part, ()):
+            images = _images_at(value, config, tree, names, part)
+            if images is None and part == "train":
+                raise MissingImage(
+                    f"{config.place!r} gives {value!r} as images of train, and there are none in {tree.shown!r}: "
+                    "correct it."
+                )
+            if images is None:
+                notes.append(f"{value!r}, the images of {part}, is not there and was passed over")
+            keys |= images or set()
+        same = next((other for other, images in of_part.items() if keys & images), None)
+        if keys and same and of_part[same] == keys:
+            notes.append(f"the images of {part} are those of {same}: they count as {same} alone")
+            continue
+        if same:
+            both = sorted(keys & of_part[same])
+            raise UserError(
+                f"{config.place!r} has {counted(len(both), 'image')} in {same} and in {part}, such as {both[0]!r}: "
+                "give each image one part."
+            )
+        of_part[part] = keys
+        parts.update(dict.fromkeys(keys, part))
+    return parts, notes
+
+
+def _images_at(value: str, config: Config, tree: Tree, names: ImageNames, part: str) -> set[str] | None:
+    """Return the images below a folder or in a list; None if it does not exist."""
+    folders = {normalise_name(path): path for image in tree.images for path in map(str, PurePosixPath(image).parents)}
+    files = {normalise_name(file): file for file in tree.ending(TEXT)}
+    path = [*split_path(value)]
+    while path and "*" in path[-1]:
+        path.pop()
+    above = [*split_path(config.base), *path]
+    for place in range(len(above) + 1):
+        if any(folder.lower() in PARTS for folder in above[:place]) and place > len(above) - len(path):
+            break  # "train/images" is not "images"
+        spelling = normalise_name("/".join(above[place:]) or ".")
+        if spelling in files:
+            listed = names.find_images(tree.lines(files[spelling])[0], files[spelling], part)
+            return {key for key in listed if key is not None} or None
+        if spelling in folders and (above[place:] or not above):
+            prefix = "" if folders[spelling] == "." else f"{folders[spelling]}/"
+            return {image for image in tree.images if image.startswith(prefix)}
+    return None
+
+
 def _labels(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return the text files that are called like an image, but for lists of parts."""
+    """Return the text files with the name of an image, without lists of parts."""
     texts = [file for file in files if file.lower().endswith(TEXT)]
-    stems = {folded(PurePosixPath(image).stem) for image in tree.images} if texts else set()
-    labels = [file for file in texts if folded(PurePosixPath(file).stem) in stems]
+    stems = {normalise_name(PurePosixPath(image).stem) for image in tree.images} if texts else set()
+    labels = [file for file in texts if normalise_name(PurePosixPath(file).stem) in stems]
     lists = {file for file in labels if PurePosixPath(file).stem.lower() in PARTS}
     return [file for file in labels if file not in lists or "labels" in file.lower().split("/")[:-1]]
 
 
-def _without_image(tree: Tree, keys: Mapping[str, str]) -> list[str]:
-    """Return a note on text files without an image that have objects, or none: labels of images that are missing."""
+def _labels_without_image(tree: Tree, keys: Mapping[str, str]) -> list[str]:
+    """Return a note on text files without an image that are empty or have objects: labels of missing images."""
     others = [file for file in tree.ending(TEXT) if file not in keys and PurePosixPath(file).stem.lower() not in PARTS]
-    alone = [file for file in others if _is_label(tree, file) or not plain(tree.peek(file, HEAD)).strip()]
-    told = f"{counted(len(alone), 'label')} without an image {was(len(alone))} left out, such as "
-    return [told + alone[0]] if alone else []
+    alone = [file for file in others if _has_object(tree, file) or not ascii_bytes(tree.peek(file, HEAD)).strip()]
+    words = f"{counted(len(alone), 'label')} without an image {was(len(alone))} left out, such as "
+    return [words + alone[0]] if alone else []
 
 
-def _is_label(tree: Tree, file: str) -> bool:
-    head = plain(tree.peek(file, HEAD)).strip()
-    return bool(head) and _is_object(head.splitlines()[0])
-
-
-def _is_object(line: bytes) -> bool:
+def _has_object(tree: Tree, file: str) -> bool:
+    head = ascii_bytes(tree.peek(file, HEAD)).strip()
     try:
-        numbers = [float(word) for word in line.split()]
+        numbers = [float(word) for word in head.splitlines()[0].split()] if head else []
     except ValueError:
         return False
-    return len(numbers) >= BOX and numbers[0] >= 0 and numbers[0] == int(numbers[0])
+    return len(numbers) >= BOX and numbers[0] >= 0 and numbers[0].is_integer()
 
 
-def _add(one: Annotated, line: str, where: str, size: tuple[int, int], config: Config) -> None:
-    """Add the object of a line.
-
-    Args:
-        one: Image.
-        line: Text of the line.
-        where: Beginning of messages.
-        size: (height, width) of the image in pixels.
-        config: Names of the classes.
-    """
-    label, values = _numbers_of(line, where, config)
+def _add_object(image: AnnotatedImage, line: str, where: str, size: tuple[int, int], config: Config) -> None:
+    """Add the object of a line to an image of (height, width) pixels; `where` begins messages."""
+    name, values = _parse_line(line, where, config)
     if min(values) < -OUTSIDE or max(values) > 1 + OUTSIDE:
         raise UserError(
             f"{where} is {line[:80]!r}, with a number outside of 0 to 1: give shares of the width and height of the "
@@ -123,14 +297,14 @@ def _add(one: Annotated, line: str, where: str, size: tuple[int, int], config: C
     if len(values) == BOX - 1:
         x, y, across, down = values
         box = ((x - across / 2) * width, (y - down / 2) * height, (x + across / 2) * width, (y + down / 2) * height)
-        one.add(box, label)
+        image.add(box, name)
         return
     points = [(x * width, y * height) for x, y in zip(values[::2], values[1::2], strict=True)]
-    one.add(box_of_points(points), label, outline=[[value for point in points for value in point]])
+    image.add(box_of_points(points), name, outline=[[value for point in points for value in point]])
 
 
-def _numbers_of(line: str, where: str, config: Config) -> tuple[str, list[float]]:
-    """Return the name of the class of a line, and its numbers: a box, or the points of an outline."""
+def _parse_line(line: str, where: str, config: Config) -> tuple[str, list[float]]:
+    """Return the class name of a line, and its numbers: a box, or the points of an outline."""
     try:
         number, *values = [float(word) for word in line.split()]
         label = int(number)

@@ -7,8 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from sklearn.datasets import load_digits
 
-from paucal.data.boxes.layouts import STRUCTURE, find_boxes, refuse_boxes
-from paucal.data.boxes.opening import images_of
+from paucal.data.boxes.opening import STRUCTURE, find_boxes, open_boxed_images, refuse_boxes
 from paucal.data.classes import with_plain_classes
 from paucal.data.images import Hints, ImageSet
 from paucal.data.masks.recognition import refuse_masks, without_masks
@@ -129,7 +128,7 @@ def _open_piece(location: str | Path, options: SourceOptions) -> ImageSet:
         if options.labelled:
             refuse_boxes(path)
         elif path.is_file() and find_boxes(path):
-            return images_of(path)
+            return open_boxed_images(path)
         raise
 
 

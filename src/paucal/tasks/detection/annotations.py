@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.boxes.described import Annotated, Corners, Described
+from paucal.data.boxes.annotations import AnnotatedImage, AnnotationSet, Corners
 from paucal.data.boxes.tree import Tree
 from paucal.data.channels.decoding import array_shape
 from paucal.data.classes import alike_names
@@ -85,7 +85,7 @@ class BoxedImages:
         return replace(self, boxes={key: replace(one, masks=None) for key, one in self.boxes.items()})
 
 
-def boxed_images(tree: Tree, described: Described) -> BoxedImages:
+def boxed_images(tree: Tree, described: AnnotationSet) -> BoxedImages:
     """Check what annotation files say against the images themselves.
 
     Boxes without an area are dropped and boxes that reach over an edge are cut there; both are counted in the notes.
@@ -133,7 +133,7 @@ def boxed_images(tree: Tree, described: Described) -> BoxedImages:
     return BoxedImages(images, boxes, tuple(numbers[name] for name in classes), tally["bare"])
 
 
-def _require_images(tree: Tree, found: Sequence[Annotated]) -> None:
+def _require_images(tree: Tree, found: Sequence[AnnotatedImage]) -> None:
     if not found:
         raise UserError(f"{tree.shown!r} has annotations of no image: give a folder with images and their boxes.")
     for one in found:
@@ -152,7 +152,7 @@ def _refuse_without_objects(tree: Tree, count: int, tally: Counter[str]) -> NoRe
     raise UserError(f"{tree.shown!r} has no box in {counted(count, 'image')}: annotate some objects first.")
 
 
-def _refuse_shares(tree: Tree, found: Sequence[Annotated]) -> None:
+def _refuse_shares(tree: Tree, found: Sequence[AnnotatedImage]) -> None:
     edges = [edge for one in found for box in one.boxes for edge in box]
     if edges and 0 < max(edges) <= 1:
         raise UserError(
@@ -161,7 +161,7 @@ def _refuse_shares(tree: Tree, found: Sequence[Annotated]) -> None:
         )
 
 
-def _true_size(one: Annotated, store: EncodedStore, index: int, turned: list[str]) -> tuple[int, int]:
+def _true_size(one: AnnotatedImage, store: EncodedStore, index: int, turned: list[str]) -> tuple[int, int]:
     """Return an image's own (height, width), which its boxes must be meant for.
 
     Args:
@@ -201,7 +201,7 @@ class _Box(NamedTuple):
     where: str
 
 
-def _cut_boxes(one: Annotated, size: tuple[int, int], tally: Counter[str]) -> list[_Box]:
+def _cut_boxes(one: AnnotatedImage, size: tuple[int, int], tally: Counter[str]) -> list[_Box]:
     height, width = size
     kept: list[_Box] = []
     outlines = one.outlines or [None] * len(one.boxes)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from paucal.data.boxes.described import Described
+from paucal.data.boxes.annotations import AnnotationSet
 from paucal.data.boxes.opening import read_boxes
 from paucal.reading import named_path
 from paucal.tasks.detection.annotations import BoxedImages, boxed_images
@@ -27,5 +27,5 @@ def open_boxed(location: str | Path, outlines: bool = True) -> BoxedImages:
     return boxed_images(tree, described if outlines else _without_outlines(described))
 
 
-def _without_outlines(described: Described) -> Described:
+def _without_outlines(described: AnnotationSet) -> AnnotationSet:
     return replace(described, images=[replace(one, outlines=[]) for one in described.images])

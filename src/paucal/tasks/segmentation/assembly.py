@@ -1,4 +1,4 @@
-"""A segmentation run put together from its settings, its images and its masks."""
+"""Assembly of a segmentation run from its settings, its images and its masks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,9 +21,9 @@ from paucal.runner.trainer_inputs import check_rates, trainer_plan, with_joint_n
 from paucal.runs import RunFolder
 from paucal.runs.folder import AUTO
 from paucal.settings.options import USUAL_SIDE
-from paucal.tasks.segmentation.card import Head, SegmentationCard
 from paucal.tasks.segmentation.crops import CropOptions
-from paucal.tasks.segmentation.images import Segmented, open_segmented
+from paucal.tasks.segmentation.images import SegmentationData, open_segmentation_data
+from paucal.tasks.segmentation.model import Head, SegmentationCard
 from paucal.tasks.segmentation.objective import PixelObjective
 from paucal.tasks.segmentation.rules import RULES
 from paucal.tasks.segmentation.settings import SegmentSettings
@@ -31,30 +31,31 @@ from paucal.tasks.segmentation.windows import WindowOptions
 from paucal.training import CosineWarmup, Optimization
 from paucal.training.schedules import LinearWarmup
 from paucal.types import UserError, height_and_width
+from paucal.wording import counted
 
-START_LR = 1e-6  # of the peak, at the first step of the warm-up, as in the papers' programs
-WARMUP = 0.05  # of the epochs, where nobody says
-AUXILIARY_WIDTH = 256
+START_LR = 1e-6  # share of the peak at the first step of the warm-up, as in the papers' programs
+WARMUP = 0.05  # share of the epochs, by default
+AUXILIARY_WIDTH = 256  # most channels of the auxiliary head, by default
 
 
 @dataclass(frozen=True)
 class SegmentationSetup(RunSetup[SegmentSettings]):
-    """Everything a segmentation run needs, checked, with nothing written yet."""
+    """Everything that a segmentation run needs, checked; nothing has been written yet."""
 
     @property
-    def segmented(self) -> Segmented:
+    def segmented(self) -> SegmentationData:
         """The images with their masks."""
-        assert isinstance(self.data, Segmented)
+        assert isinstance(self.data, SegmentationData)
         return self.data
 
     @property
     def seg_card(self) -> SegmentationCard:
-        """The card of the model."""
+        """The model card."""
         assert isinstance(self.card, SegmentationCard)
         return self.card
 
     def describe(self) -> str:
-        """Return one line: name, head, parameters, crops."""
+        """Return one line on backbone, head, weights and crops."""
         height, width = self.card.backbone.image_size
         return (
             f"{self.card.backbone.name} with UperNet of width {self.seg_card.head.width}, {self.weights_text}, crops "
@@ -65,18 +66,18 @@ class SegmentationSetup(RunSetup[SegmentSettings]):
 def assemble(
     settings: SegmentSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
 ) -> SegmentationSetup:
-    """Open images and masks, choose what was left open, build the network; write nothing.
+    """Open images and masks, choose the open settings and build the network; write nothing.
 
     Args:
-        settings: what was given or stored.
-        given: the origin of each setting that was given.
-        bars: shows a bar for countable work.
-        run: the run that goes on; None for a new one.
+        settings: Given or stored settings.
+        given: Origin of each given setting.
+        bars: Progress bars.
+        run: Resumed run; None for a new run.
 
     Raises:
-        UserError: the images, the masks or a setting do not do.
+        UserError: The images, the masks or a setting are invalid.
     """
-    data = open_segmented(settings, bars, run)
+    data = open_segmentation_data(settings, bars, run)
     remarks: list[str] = []
     if run is None:
         if may_choose_start(settings, given) and (settings.init == AUTO or settings.recipe is None):
@@ -101,7 +102,7 @@ def assemble(
 def _lengths(
     settings: SegmentSettings, facts: DataAndMachine, reasons: Mapping[str, str]
 ) -> tuple[SegmentSettings, dict[str, str]]:
-    """Fill in what follows from the number of epochs, where that is known."""
+    """Fill in the epochs, unless a time is given, and the warm-up, if the epochs are known."""
     reasons = dict(reasons)
     if settings.epochs is None and settings.time is None:
         settings, reasons["epochs"] = replace(settings, epochs=50), "where neither --epochs nor --time is given"
@@ -112,19 +113,19 @@ def _lengths(
 
 
 def _build(
-    settings: SegmentSettings, data: Segmented, fed: ImageInput | None, run: RunFolder | None
+    settings: SegmentSettings, data: SegmentationData, fed: ImageInput | None, run: RunFolder | None
 ) -> tuple[SegmentationCard, PixelObjective, list[str]]:
-    """Build card and objective, with weights that depend on the seed alone."""
+    """Build card and objective; the initial weights depend on the seed alone."""
     with torch.random.fork_rng(devices=[]), explain_memory_errors():
         torch.manual_seed(settings.seed)
         spec, notes = backbone_spec(settings, 0)
-        notes = [*check_memory(settings, spec, 2.0), *notes]  # the head keeps about as much as the backbone
+        notes = [*check_memory(settings, spec, 2.0), *notes]  # the head needs about as much memory as the backbone
         card = SegmentationCard(
             backbone=spec,
             classes=data.images.classes,
-            preprocessing=_feeding(settings, data, fed, run),
+            preprocessing=_preprocessing(settings, data, fed, run),
             head=Head(settings.width or 64, settings.dropout),
-            coding=data.masked.coding,  # type: ignore[union-attr]
+            coding=data.masked.coding,
             overlap=settings.overlap,
             whole=settings.test_mode == "whole",
             resize_to=_sides(settings),
@@ -143,47 +144,39 @@ def _build(
         return card, objective, notes
 
 
-def _feeding(
-    settings: SegmentSettings, data: Segmented, fed: ImageInput | None, run: RunFolder | None
+def _preprocessing(
+    settings: SegmentSettings, data: SegmentationData, fed: ImageInput | None, run: RunFolder | None
 ) -> Preprocessing:
-    """Return how images are prepared: as the run has stored, or with the start's mean and deviation."""
+    """Return the stored preprocessing of a resumed run, else one with the start's mean and deviation."""
     if stored := stored_card(run, SegmentationCard):
         return stored.preprocessing
     statistics = normalisation(settings, data, fed or input_of_timm(settings.model or ""))
-    reading = data.images.reading
-    return Preprocessing(
-        height_and_width(settings.img_size or USUAL_SIDE),
-        1.0,
-        "bilinear",
-        statistics.mean,
-        statistics.std,
-        value_range=reading.value_range,
-    )
+    size, value_range = height_and_width(settings.img_size or USUAL_SIDE), data.images.reading.value_range
+    return Preprocessing(size, 1.0, "bilinear", statistics.mean, statistics.std, value_range=value_range)
 
 
 def fine_tuning(settings: SegmentSettings) -> FineTuning:
     """Return layer-wise decay and freezing.
 
     Raises:
-        UserError: running statistics shall be kept that mean nothing yet.
+        UserError: --eval-mode would keep the running statistics of random weights.
     """
     if settings.eval_mode and settings.init is None:
         raise UserError(
-            "--eval-mode keeps the running statistics of what the run starts from, and there is nothing to start from: "
-            "give --init, or leave it out."
+            "--eval-mode keeps the running statistics of the weights that the run starts from, and it starts from "
+            "random weights: give --init, or leave it out."
         )
     freeze = None if settings.freeze in (None, "none") else settings.freeze
     return FineTuning(settings.layer_decay or 1.0, freeze, settings.freeze_epochs, settings.eval_mode)  # type: ignore[arg-type]
 
 
 def optimization(setup: SegmentationSetup) -> Optimization:
-    """Return AdamW and the course of its rate."""
+    """Return AdamW with its learning-rate schedule."""
     settings, plan = setup.settings, setup.plan
-    peak, horizon = settings.lr or 0.0, plan.total_steps
-    kind = LinearWarmup if settings.schedule == "linear" else CosineWarmup
-    schedule = kind(
+    peak = settings.lr or 0.0
+    schedule = (LinearWarmup if settings.schedule == "linear" else CosineWarmup)(
         peak=peak,
-        horizon=horizon,
+        horizon=plan.total_steps,
         warmup=round((settings.warmup_epochs or 0.0) * plan.steps_per_epoch),
         start=peak * START_LR,
         floor=settings.min_lr or 0.0,
@@ -197,7 +190,7 @@ def optimization(setup: SegmentationSetup) -> Optimization:
 
 
 def crop_options(settings: SegmentSettings) -> CropOptions:
-    """Return how training crops are made."""
+    """Return the sizes and the augmentation of training crops."""
     low, high = settings.scale or [0.5, 2.0]
     return CropOptions(
         size=height_and_width(settings.img_size or USUAL_SIDE),
@@ -210,12 +203,12 @@ def crop_options(settings: SegmentSettings) -> CropOptions:
 
 
 def fast_inference(settings: SegmentSettings) -> WindowOptions:
-    """Return how validation images are looked at after each epoch: once, with windows side by side."""
+    """Return the windows of the validation after each epoch: side by side, at one scale."""
     return replace(full_inference(settings), overlap=0.0, scales=(1.0,), mirror=False)
 
 
 def full_inference(settings: SegmentSettings) -> WindowOptions:
-    """Return how the test images are looked at."""
+    """Return the windows and scales of the test."""
     return WindowOptions(
         height_and_width(settings.img_size or USUAL_SIDE),
         settings.overlap,
@@ -227,12 +220,12 @@ def full_inference(settings: SegmentSettings) -> WindowOptions:
 
 
 def _sides(settings: SegmentSettings) -> Size | None:
-    """Return the shorter and the longer side that images are brought to; None for their own size."""
+    """Return the shorter and the longer side to which images are resized; None for their own size."""
     return (min(settings.resize_to), max(settings.resize_to)) if settings.resize_to else None
 
 
 def _refuse_whole(settings: SegmentSettings, fixed: Size | None) -> None:
-    """Raise a UserError where whole images are wanted of a model that takes one size."""
+    """Raise a UserError for `--test-mode whole` with a model that takes images of one size only."""
     if settings.test_mode == "whole" and fixed is not None:
         raise UserError(
             f"--test-mode is whole, and {settings.model} takes images of {fixed[0]}x{fixed[1]} pixels only: use "
@@ -245,22 +238,20 @@ def _check_batch(settings: SegmentSettings, objective: PixelObjective) -> None:
     if settings.images_per_pass < least:
         raise UserError(
             f"--batch-size is {settings.images_per_pass}, and the head's batch norms need at least {least} crops in a "
-            "forward pass: give more, and --accumulate none."
+            "forward pass: give a larger one, and leave --accumulate out."
         )
 
 
-def _remarks(data: Segmented) -> list[str]:
-    """Return what people should know of the masks before they trust a score."""
-    masked = data.masked
-    assert masked is not None
-    found = masked.doubts()
-    for part, words in (("train", "to learn from"), ("test", "to be judged by")):
+def _remarks(data: SegmentationData) -> list[str]:
+    """Return doubts about the masks, and the classes that the training or the test masks lack."""
+    remarks = data.masked.doubts()
+    for part, purpose in (("train", "training"), ("test", "test")):
         missing = [
             name
-            for name, pixels in zip(data.images.classes, masked.pixels[data.part(part)].sum(0), strict=True)
+            for name, pixels in zip(data.images.classes, data.masked.pixels[data.part(part)].sum(0), strict=True)
             if pixels == 0
         ]
         if missing:
             shown = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
-            found.append(f"{len(missing)} of the classes have no pixel {words}: {shown}")
-    return found
+            remarks.append(f"{counted(len(missing), 'class', 'classes')} without a {purpose} pixel: {shown}")
+    return remarks

@@ -1,6 +1,5 @@
 """Training crops: an image and its mask are scaled, cut and mirrored together; colours change in the image alone."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,11 +17,15 @@ from paucal.data.masks.coding import IGNORED
 from paucal.data.masks.masked_images import MaskStore
 from paucal.data.randomness import reseed
 from paucal.data.views.normalisation import Normalisation
-from paucal.tasks.segmentation.colours import distort_colours
 from paucal.tasks.segmentation.windows import fitting_scale
 
-TRIES = 10  # crops that are drawn until one shows several classes, as in the papers' programs
-MASK = "mask"  # the name of the masks among a batch's label maps
+TRIES = 10  # attempts to draw a crop that shows several classes, as in the papers' programs
+MASK = "mask"  # name of the masks among a batch's label maps
+# Photometric distortion.
+CHANCE = 0.5  # probability of each change
+BRIGHTNESS = 32.0  # largest change, of 255
+CONTRAST = SATURATION = (0.5, 1.5)  # factors
+HUE_STEPS, HUE_CIRCLE = 18, 180  # largest turn, and a whole turn, in steps of 2 degrees
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,12 @@ class CropOptions:
 
     Attributes:
         size: (height, width) in pixels.
-        scale: smallest and largest factor on the sides of the image before it is cut.
-        most_of_one: share of a crop's labelled pixels that one class may have; others are drawn then, a few times.
-        hflip: chance of a mirrored crop, left to right.
-        vflip: chance of one mirrored top to bottom.
-        colour: strength of changes to brightness, contrast and saturation, each a factor of up to 1 plus or minus this;
+        scale: Smallest and largest factor on the sides of the image before it is cut.
+        most_of_one: Largest share of a crop's labelled pixels that one class may have; otherwise another crop is drawn,
+            up to 10 times in all.
+        hflip: Probability of a horizontal flip.
+        vflip: Probability of a vertical flip.
+        colour: Strength of changes to brightness, contrast and saturation, each a factor of up to 1 plus or minus this;
             the hue turns by up to a quarter of it. "photometric" for the papers' distortion.
         resize_to: Shorter and longer side in pixels that an image is brought to before `scale`, as large as fits in
             both; None for its own size.
@@ -54,20 +58,25 @@ class CropTransform:
     """Draws one crop of an image and its mask, with torch's global generator.
 
     Args:
-        options: how.
-        statistics: mean and deviation of the images.
+        options: Sizes and strengths.
+        statistics: Mean and deviation of the images.
     """
 
     def __init__(self, options: CropOptions, statistics: Normalisation) -> None:
         self.options = options
         self._mean, self._std = list(statistics.mean), list(statistics.std)
         self._fill = tuple(round(255 * value) for value in statistics.mean)
-        self._colour = _colour_change(options.colour)
+        self._change_colour = None
+        if options.colour == "photometric":
+            self._change_colour = distort_colours
+        elif options.colour > 0:
+            strength = options.colour
+            self._change_colour = v2.ColorJitter(strength, strength, strength, strength / 4)
 
     def __call__(self, image: Any, mask: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return a normalised (C, H, W) float crop and its (H, W) uint8 class numbers.
 
-        Where the scaled image is smaller than the crop it is filled up with the mean colour and unlabelled pixels.
+        A scaled image that is smaller than the crop is padded with the mean colour and unlabelled pixels.
 
         Args:
             image: PIL image.
@@ -76,19 +85,19 @@ class CropTransform:
         pixels = tv_tensors.Image(transforms.pil_to_tensor(image))
         classes = tv_tensors.Mask(torch.from_numpy(np.ascontiguousarray(mask)))
         pixels, classes = self._cut(pixels, classes)
-        if _drawn() < self.options.hflip:
+        if _uniform() < self.options.hflip:
             pixels, classes = transforms.horizontal_flip(pixels), transforms.horizontal_flip(classes)
-        if _drawn() < self.options.vflip:
+        if _uniform() < self.options.vflip:
             pixels, classes = transforms.vertical_flip(pixels), transforms.vertical_flip(classes)
-        if self._colour is not None:
-            pixels = self._colour(pixels)
+        if self._change_colour is not None:
+            pixels = self._change_colour(pixels)
         floats = transforms.normalize(transforms.to_dtype(pixels, torch.float32, scale=True), self._mean, self._std)
         return floats.as_subclass(Tensor), classes.as_subclass(Tensor)
 
     def _cut(self, pixels: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a scaled crop: the part of the image that it will show is cut first, which is quicker."""
+        """Return a scaled crop; the part that it shows is cut before it is scaled, which is faster."""
         low, high = self.options.scale
-        scale = low + (high - low) * _drawn()
+        scale = _uniform(low, high)
         scale *= fitting_scale((pixels.shape[-2], pixels.shape[-1]), self.options.resize_to)
         height, width = (max(1, round(side / scale)) for side in self.options.size)
         right, bottom = max(0, width - pixels.shape[-1]), max(0, height - pixels.shape[-2])
@@ -100,11 +109,11 @@ class CropTransform:
         return transforms.resized_crop(pixels, *area, antialias=True), transforms.resized_crop(classes, *area)
 
     def _place(self, classes: Tensor, size: Size) -> tuple[int, int]:
-        """Draw (top, left) of a crop, anew where one class has nearly all of it."""
+        """Draw (top, left) of a crop; draw again if one class has nearly all of its pixels."""
         rows, columns = classes.shape[-2] - size[0] + 1, classes.shape[-1] - size[1] + 1
         top, left = 0, 0
         for _ in range(TRIES if self.options.most_of_one < 1 else 1):
-            top, left = int(_drawn() * rows), int(_drawn() * columns)
+            top, left = int(_uniform() * rows), int(_uniform() * columns)
             counts = torch.bincount(
                 classes[top : top + size[0], left : left + size[1]].flatten(), minlength=IGNORED + 1
             )
@@ -115,13 +124,13 @@ class CropTransform:
 
 
 class MaskedCrops(ViewDataset):
-    """Crops of images with their masks, whose randomness depends on (seed, epoch, image, repeat) and on nothing else.
+    """Crops of images with their masks; their randomness depends on (seed, epoch, image, repeat) alone.
 
     Args:
-        image_set: the images.
-        masks: of the same images.
-        transform: makes a crop.
-        seed: of the run.
+        image_set: Images.
+        masks: Masks of the same images.
+        transform: Draws a crop.
+        seed: Seed of the run.
     """
 
     def __init__(self, image_set: ImageSet, masks: MaskStore, transform: CropTransform, seed: int) -> None:
@@ -135,12 +144,41 @@ class MaskedCrops(ViewDataset):
         return Sample(id=key.index, views=[view], label=None, geometry=None, label_maps={MASK: classes})
 
 
-def _colour_change(colour: float | Literal["photometric"]) -> Callable[[Tensor], Tensor] | None:
-    if colour == "photometric":
-        return distort_colours
-    return v2.ColorJitter(colour, colour, colour, colour / 4) if colour > 0 else None
+def distort_colours(pixels: Tensor) -> Tensor:
+    """Return (3, H, W) uint8 pixels with the photometric distortion of the papers' programs.
+
+    Liu et al., "SSD: Single Shot MultiBox Detector", ECCV 2016, as programs for segmentation have it: brightness is
+    added, contrast and saturation are multiplied, the hue turns, and the contrast comes second or last. Each change
+    happens with a probability of one half.
+    """
+    if _uniform() < CHANCE:
+        pixels = _to_uint8(pixels + _uniform(-BRIGHTNESS, BRIGHTNESS))
+    contrast_comes_first = _uniform() < CHANCE
+    if contrast_comes_first:
+        pixels = _change_contrast(pixels)
+    if _uniform() < CHANCE:
+        pixels = multiply_saturation(pixels, _uniform(*SATURATION))
+    if _uniform() < CHANCE:
+        pixels = transforms.adjust_hue(pixels, int(torch.randint(-HUE_STEPS, HUE_STEPS, ())) / HUE_CIRCLE)
+    return pixels if contrast_comes_first else _change_contrast(pixels)
 
 
-def _drawn() -> float:
-    """Return a number in [0, 1)."""
-    return float(torch.rand(()))
+def multiply_saturation(pixels: Tensor, factor: float) -> Tensor:
+    """Multiply the saturation (of hue, saturation and value) of uint8 pixels; it stays at 1 or below."""
+    floats = pixels.float()
+    value, least = floats.amax(0, keepdim=True), floats.amin(0, keepdim=True)
+    most = value / (value - least).clamp_min(1e-6)  # the factor that makes the saturation 1
+    return _to_uint8(value - (value - floats) * most.clamp_max(factor) + 0.5)
+
+
+def _change_contrast(pixels: Tensor) -> Tensor:
+    return _to_uint8(pixels * _uniform(*CONTRAST)) if _uniform() < CHANCE else pixels
+
+
+def _to_uint8(floats: Tensor) -> Tensor:
+    return floats.clamp(0, 255).to(torch.uint8)
+
+
+def _uniform(low: float = 0.0, high: float = 1.0) -> float:
+    """Draw a number from [low, high) with torch's global generator."""
+    return low + (high - low) * float(torch.rand(()))

@@ -1,4 +1,4 @@
-"""The images and masks of a run: opened, checked, and divided into parts that are stored."""
+"""The images and masks of a run: opened, checked, and divided into training, validation and test images."""
 
 import os
 from dataclasses import dataclass, replace
@@ -22,31 +22,30 @@ from paucal.runner.outputs import refuse_inside_images
 from paucal.runner.run_folder import stored_split
 from paucal.runs import RunFolder
 from paucal.settings.options import flag
-from paucal.tasks.segmentation.card import SegmentationCard
+from paucal.tasks.segmentation.model import SegmentationCard
 from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.types import UserError
 
 PATHS = ("data", "images", "masks", "classes", "split")
 
 
-@dataclass(frozen=True)
-class Segmented(SplitImages):
-    """Images that are known to be readable, with their masks and what each is used for."""
+@dataclass(frozen=True, kw_only=True)
+class SegmentationData(SplitImages):
+    """Readable images with their masks and their split."""
 
-    masked: MaskedImages | None = None
+    masked: MaskedImages
 
     @property
     def masks(self) -> MaskStore:
         """The class numbers of all images."""
-        assert self.masked is not None
         return self.masked.masks
 
 
 def pin_paths(settings: SegmentSettings) -> SegmentSettings:
-    """Return settings that find the same files from any folder, and refuse results among images and masks.
+    """Return settings with absolute paths, and refuse an output folder among the images or masks.
 
     Raises:
-        UserError: the results would lie there.
+        UserError: The output would be there.
     """
     changes: dict[str, Any] = {}
     for name in PATHS:
@@ -58,16 +57,16 @@ def pin_paths(settings: SegmentSettings) -> SegmentSettings:
     return replace(settings, **changes)
 
 
-def open_segmented(settings: SegmentSettings, bars: Bars, run: RunFolder | None) -> Segmented:
-    """Open images and masks, read each once, and divide them.
+def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder | None) -> SegmentationData:
+    """Open images and masks, read each once, and divide the images.
 
     Args:
-        settings: where they are.
-        bars: shows a bar for countable work.
-        run: the run that goes on, with its parts and the meaning of its masks; None for a new one.
+        settings: Settings with the places of images and masks.
+        bars: Progress bars.
+        run: Resumed run, whose split and meaning of mask values are used; None for a new run.
 
     Raises:
-        UserError: nothing is there, something cannot be read, or images and masks do not fit.
+        UserError: Images or masks are missing, cannot be read, or do not fit together.
     """
     if settings.data is None and settings.images is None:
         raise UserError(
@@ -86,20 +85,22 @@ def open_segmented(settings: SegmentSettings, bars: Bars, run: RunFolder | None)
         masked = with_masks(images, pairs, settings.mask_values, settings.ignore, named, advance, card and card.coding)
     require_enough(masked)
     split = _split(settings, masked.images) if run is None else stored_split(run, masked.images)
-    return Segmented(masked.images, split, masked=masked)
+    return SegmentationData(masked.images, split, masked=masked)
 
 
 def _split(settings: SegmentSettings, images: ImageSet) -> Split:
-    """Divide the images so that every part has its share of every class that occurs."""
+    """Divide the images so that each part has its share of every class in the masks."""
     shares = {
         name: value for name in ("val_fraction", "test_fraction") if (value := getattr(settings, name)) is not None
     }
     if settings.split is not None:
         if shares or settings.group_by is not None:
-            raise UserError("--split says how the images are divided: leave --group-by and the fractions out.")
+            raise UserError(
+                "--split already divides the images: leave out --group-by, --val-fraction and --test-fraction."
+            )
         return read_split(Path(settings.split), images)
     assert images.multi_hot is not None
-    present = np.flatnonzero((images.multi_hot == 1).any(0))  # a class that no mask shows cannot be shared out
+    present = np.flatnonzero((images.multi_hot == 1).any(0))  # classes without a pixel cannot be divided
     shown = replace(
         images, classes=tuple(images.classes[place] for place in present), multi_hot=images.multi_hot[:, present]
     )

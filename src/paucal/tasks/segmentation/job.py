@@ -36,10 +36,10 @@ from paucal.tasks.segmentation.assembly import (
 )
 from paucal.tasks.segmentation.conclusion import SegmentResult, conclude
 from paucal.tasks.segmentation.crops import CropTransform, MaskedCrops
+from paucal.tasks.segmentation.evaluation import LOSS, SCORE, count_pixels, validation
 from paucal.tasks.segmentation.images import PATHS, pin_paths
+from paucal.tasks.segmentation.pictures import draw_crops
 from paucal.tasks.segmentation.settings import SegmentSettings
-from paucal.tasks.segmentation.sheet import crop_sheet
-from paucal.tasks.segmentation.validation import LOSS, SCORE, count_pixels, scores
 from paucal.training import Optimization, Outcome, Watch
 from paucal.types import UserError
 from paucal.wording import counted
@@ -90,7 +90,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
 
     def draw_batch(self, setup: SegmentationSetup) -> Image.Image:
         """Draw training crops as the network will see them, with their masks."""
-        return crop_sheet(next(iter(self.loader(setup, 0))), setup.seg_card)  # type: ignore[arg-type]
+        return draw_crops(next(iter(self.loader(setup, 0))), setup.seg_card)  # type: ignore[arg-type]
 
     def measure(self, setup: SegmentationSetup, threads: bool = False) -> Pace:
         """Time a few steps, and one image in validation and in the test."""
@@ -152,7 +152,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         """Return the scores on the validation images; without them the newest state is kept."""
         if not len(setup.data.part("val")):
             return None
-        validate = scores(setup.segmented, setup.card.preprocessing, setup.card.classes, fast_inference(setup.settings))
+        validate = validation(setup.segmented, setup.card.preprocessing, fast_inference(setup.settings))
         return Watch(validate, SCORE, LOSS)
 
     def conclude(

@@ -1,23 +1,146 @@
-"""A backbone and a head in one network that gives every pixel of an image its classes."""
+"""UPerNet on the maps of any backbone: a class for every pixel (Xiao et al., ECCV 2018, section 3).
 
+The head averages the deepest map over the whole image, its halves, thirds and sixths (pyramid pooling: Zhao et al.,
+CVPR 2017), passes the result down a feature pyramid, and fuses all levels at the size of the finest. Layers and widths
+are those of the heads in the Swin, LV-ViT and DrLoc papers: 512 channels, batch norm and ReLU after each convolution,
+dropout 0.1.
+"""
+
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paucal.backbones import BackboneSpec
 from paucal.backbones.stage_maps import StageMaps, stage_maps
-from paucal.tasks.segmentation.uper_head import FcnHead, UperHead
 
-AUXILIARY_STRIDE = 16  # of the map that the auxiliary head reads: the third of four in the papers
+POOLED = (1, 2, 3, 6)  # cells per side
+CLASSIFIER_STD = 0.01  # standard deviation of the initial weights
+AUXILIARY_STRIDE = 16  # stride of the map that the auxiliary head reads: the third of four in the papers
+
+
+class UperHead(nn.Module):
+    """UPerNet's head: logits at the stride of the finest of several maps.
+
+    Args:
+        channels: Channels of each map, shallow to deep; two maps or more.
+        n_classes: Number of classes.
+        width: Channels within the head.
+        dropout: Share of channels dropped before the classifier.
+        pooled: Cells per side to which the deepest map is averaged.
+
+    Raises:
+        ValueError: There are fewer than two maps.
+
+    Example:
+        >>> head = UperHead((8, 16, 32), n_classes=5, width=12).eval()
+        >>> maps = [torch.zeros(1, 8, 16, 24), torch.zeros(1, 16, 8, 12), torch.zeros(1, 32, 4, 6)]
+        >>> head(maps).shape
+        torch.Size([1, 5, 16, 24])
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        n_classes: int,
+        width: int = 512,
+        dropout: float = 0.1,
+        pooled: Sequence[int] = POOLED,
+    ) -> None:
+        super().__init__()
+        if len(channels) < 2:
+            raise ValueError(f"a pyramid needs two maps or more, got {len(channels)}")
+        *finer, deepest = channels
+        self.pool = PyramidPooling(deepest, width, pooled)
+        self.laterals = nn.ModuleList(conv_norm(n, width, 1) for n in finer)
+        self.smooth = nn.ModuleList(conv_norm(width, width, 3) for _ in finer)
+        self.fuse = conv_norm(len(channels) * width, width, 3)
+        self.classify = pixel_classifier(width, n_classes, dropout)
+
+    def forward(self, maps: Sequence[Tensor]) -> Tensor:
+        """Return (B, K, H, W) logits at the size of the first map.
+
+        Args:
+            maps: (B, channels, H_i, W_i) maps, shallow to deep.
+        """
+        levels = [lateral(grid) for lateral, grid in zip(self.laterals, maps[:-1], strict=True)]
+        levels.append(self.pool(maps[-1]))
+        for place in range(len(levels) - 1, 0, -1):
+            levels[place - 1] = levels[place - 1] + _resized(levels[place], levels[place - 1])
+        smooth = [layer(level) for layer, level in zip(self.smooth, levels[:-1], strict=True)]
+        joined = [_resized(level, levels[0]) for level in [*smooth, levels[-1]]]
+        return self.classify(self.fuse(torch.cat(joined, dim=1)))
+
+
+class PyramidPooling(nn.Module):
+    """The deepest map fused with its averages over a few large cells.
+
+    Args:
+        channels: Channels of the map.
+        width: Channels of each average and of the output.
+        pooled: Cells per side of each average.
+    """
+
+    def __init__(self, channels: int, width: int, pooled: Sequence[int] = POOLED) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(
+            nn.Sequential(nn.AdaptiveAvgPool2d(side), conv_norm(channels, width, 1)) for side in pooled
+        )
+        self.fuse = conv_norm(channels + len(pooled) * width, width, 3)
+
+    def forward(self, grid: Tensor) -> Tensor:
+        """Return a (B, width, H, W) map from a (B, channels, H, W) map."""
+        return self.fuse(torch.cat([grid, *(_resized(branch(grid), grid) for branch in self.branches)], dim=1))
+
+
+class FcnHead(nn.Module):
+    """The auxiliary head of the papers: one convolution and a classifier on one map (stride 16).
+
+    Args:
+        channels: Channels of the map.
+        n_classes: Number of classes.
+        width: Channels within the head.
+        dropout: Share of channels dropped before the classifier.
+    """
+
+    def __init__(self, channels: int, n_classes: int, width: int = 256, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(conv_norm(channels, width, 3), pixel_classifier(width, n_classes, dropout))
+
+    def forward(self, grid: Tensor) -> Tensor:
+        """Return (B, K, H, W) logits of a (B, channels, H, W) map."""
+        return self.layers(grid)
+
+
+def conv_norm(before: int, after: int, side: int) -> nn.Sequential:
+    """Return a convolution that keeps the map's size, a batch norm and a ReLU."""
+    convolution = nn.Conv2d(before, after, side, padding=side // 2, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(after), nn.ReLU(inplace=True))
+
+
+def pixel_classifier(width: int, n_classes: int, dropout: float) -> nn.Sequential:
+    """Return dropout of whole channels followed by a linear classifier of each cell."""
+    linear = nn.Conv2d(width, n_classes, 1)
+    nn.init.normal_(linear.weight, std=CLASSIFIER_STD)
+    nn.init.zeros_(linear.bias)  # type: ignore[arg-type]
+    return nn.Sequential(nn.Dropout2d(dropout), linear)
+
+
+def _resized(grid: Tensor, like: Tensor) -> Tensor:
+    if grid.shape[2:] == like.shape[2:]:
+        return grid
+    return F.interpolate(grid, like.shape[2:], mode="bilinear", align_corners=False)
 
 
 class SegmentationNetwork(nn.Module):
-    """UPerNet on the maps of any backbone.
+    """A backbone and UPerNet's head in one network.
 
     Args:
-        maps: reads the backbone.
-        n_classes: of the pixels.
-        width: channels within the head.
-        dropout: share of channels that are dropped before the classifier.
+        maps: Backbone that returns its maps.
+        n_classes: Number of classes of the pixels.
+        width: Channels within the head.
+        dropout: Share of channels dropped before the classifier.
     """
 
     def __init__(self, maps: StageMaps, n_classes: int, width: int = 512, dropout: float = 0.1) -> None:
@@ -30,11 +153,11 @@ class SegmentationNetwork(nn.Module):
         return self.to_pixels(self.head(self.maps(images)), images)
 
     def to_pixels(self, logits: Tensor, images: Tensor) -> Tensor:
-        """Return logits of cells as logits of the pixels of images, without what the images were padded with.
+        """Enlarge logits of cells to the pixels of the images, and cut off the padding.
 
         Args:
-            logits: (B, K, h, w), which cover the padded images.
-            images: (B, C, H, W), before they were padded.
+            logits: (B, K, h, w) logits of the padded images.
+            images: (B, C, H, W) images before padding.
         """
         height, width = images.shape[-2:]
         size = self.maps.padded_size(height, width)
@@ -42,13 +165,13 @@ class SegmentationNetwork(nn.Module):
         return whole[..., :height, :width]
 
     def auxiliary_head(self, width: int = 256, dropout: float = 0.1) -> FcnHead:
-        """Return a fresh auxiliary head for the map that `auxiliary_level` names."""
+        """Return a fresh auxiliary head for the map at `auxiliary_level`."""
         classes = self.head.classify[-1].out_channels
         return FcnHead(self.maps.channels[self.auxiliary_level], classes, width, dropout)  # type: ignore[arg-type]
 
     @property
     def auxiliary_level(self) -> int:
-        """The position of the deepest map with a stride of at most 16, or of the finest where there is none."""
+        """Position of the deepest map with a stride of at most 16; of the finest map if all strides are larger."""
         fitting = [place for place, stride in enumerate(self.maps.strides) if stride <= AUXILIARY_STRIDE]
         return fitting[-1] if fitting else 0
 
@@ -59,14 +182,14 @@ def segmentation_network(
     """Build a network with fresh weights from the global random generator.
 
     Args:
-        spec: of the backbone; its image size is that of the windows the network sees.
-        n_classes: of the pixels.
-        width: channels within the head.
-        dropout: share of channels that are dropped before the classifier.
-        drop_path_rate: chance that a block is skipped in training; None for the model's own.
+        spec: Backbone, with the size of the windows as its image size.
+        n_classes: Number of classes of the pixels.
+        width: Channels within the head.
+        dropout: Share of channels dropped before the classifier.
+        drop_path_rate: Probability of skipping a block in training; None for the model's own.
 
     Raises:
-        UserError: the model does not exist, keeps no grid, or cannot take images of that size.
+        UserError: The model does not exist, keeps no grid, or cannot take images of that size.
 
     Example:
         >>> import torch

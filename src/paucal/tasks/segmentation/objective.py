@@ -1,4 +1,4 @@
-"""The training method: cross-entropy of pixels from the head, and a part of it from an auxiliary head."""
+"""The training objective: cross-entropy of the pixels from the head, and a weighted one from an auxiliary head."""
 
 from collections.abc import Sequence
 
@@ -14,22 +14,22 @@ from paucal.tasks.segmentation.network import SegmentationNetwork
 from paucal.types import Batch, DataRequest, GroupScale, GroupScales, LossTerms, Progress
 
 BACKBONE = "backbone"
-PREFIX = "network.maps.backbone.model."
+PREFIX = "network.maps.backbone.model."  # of the backbone's parameters
 
 
 class PixelObjective(Objective):
     """Trains a segmentation network.
 
     Args:
-        network: what is deployed.
-        auxiliary: weight of the auxiliary head's loss; 0 for no such head.
-        tuning: layer-wise decay and freezing of the backbone.
-        backbone_rate: factor on the backbone's learning rate.
-        auxiliary_width: channels within the auxiliary head.
-        dropout: of the auxiliary head.
+        network: Network that will be deployed.
+        auxiliary: Weight of the auxiliary head's loss; 0 for no such head.
+        tuning: Layer-wise decay and freezing of the backbone.
+        backbone_rate: Factor on the backbone's learning rate.
+        auxiliary_width: Channels within the auxiliary head.
+        dropout: Dropout of the auxiliary head.
     """
 
-    # Batch norms of the pooled maps have one value for each image and channel, so that one image has no deviation.
+    # Batch norms of the pooled maps see one value per image and channel; a single image has no variance.
     data_request = DataRequest(label_maps=True, mixing=False, labels=False, smallest_batch=2)
 
     def __init__(
@@ -48,7 +48,7 @@ class PixelObjective(Objective):
         self.tuner = BackboneTuner(network.maps.backbone.model, tuning or FineTuning(), PREFIX)
 
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
-        """Return the losses "pixels" and "auxiliary" of a batch, whose label maps have the masks."""
+        """Return the losses "pixels" and "auxiliary" of a batch; its label maps are the masks."""
         self.tuner.set_modes(progress)
         images, mask = batch.views[0], (batch.label_maps or {})[MASK]
         maps = self.network.maps(images)
@@ -60,27 +60,27 @@ class PixelObjective(Objective):
         return LossTerms(values, weights)
 
     def deployable(self) -> nn.Module:
-        """Return the network; the auxiliary head stays behind."""
+        """Return the network without the auxiliary head."""
         return self.network
 
     def backbones(self) -> Sequence[FeatureBackbone]:
-        """Return the one backbone."""
+        """Return the backbone."""
         return [self.network.maps.backbone]
 
     def compilable(self) -> Sequence[nn.Module]:
-        """Return the head: the backbone is read map by map, around its own forward pass."""
+        """Return the head; the maps of the backbone are not read through its own forward pass."""
         return [self.network.head]
 
     def parameter_group(self, name: str) -> str:
-        """Return the label of the backbone's layer where layers have rates of their own, or "backbone"."""
+        """Return "backbone", or the label of the parameter's layer if layers have their own learning rates."""
         label = self.tuner.label(name)
         return BACKBONE if label == MAIN and name.startswith(PREFIX) else label
 
     def group_scales(self, progress: Progress) -> GroupScales:
-        """Return the factors of the fine-tuning, times the backbone's own."""
+        """Return the factors of the fine-tuning, multiplied by the backbone's own factor."""
         scales = {BACKBONE: GroupScale(), **self.tuner.scales(progress)}
-        return {name: GroupScale(one.lr * self.backbone_rate, one.weight_decay) for name, one in scales.items()}
+        return {name: GroupScale(scale.lr * self.backbone_rate, scale.weight_decay) for name, scale in scales.items()}
 
     def before_step(self, progress: Progress) -> None:
-        """Hold still what the fine-tuning holds."""
+        """Freeze what the fine-tuning keeps frozen."""
         self.tuner.before_step(progress)

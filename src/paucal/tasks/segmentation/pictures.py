@@ -1,6 +1,7 @@
-"""Masks drawn over their images, for people."""
+"""Predicted masks as files, and pictures of masks over their images."""
 
 from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,29 +9,58 @@ from PIL import Image, ImageDraw
 
 from paucal.data.masks.coding import IGNORED, MaskCoding
 from paucal.data.masks.pixels import unpacked
+from paucal.data.views.normalisation import Normalisation
+from paucal.runs import write_atomically
+from paucal.tasks.segmentation.crops import MASK
+from paucal.tasks.segmentation.model import SegmentationCard
+from paucal.types import Batch
 from paucal.wording import shortened
 
 STRENGTH = 0.45  # of a class's colour over the image
-SHOWN_SIDE = 320  # pixels of an image in a sheet
+SHOWN_SIDE = 320  # pixels of an image in a comparison
 GAP, LINE, LEGEND = 6, 14, 18  # pixels
-COLUMNS, NARROWEST = (
-    ("image", "labels", "answers", "mistakes"),
-    56,
-)  # titles of a sheet, and pixels that the longest takes
-MOST_NAMES, MOST_NAME = 12, 24
+COLUMNS = ("image", "labels", "answers", "mistakes")
+NARROWEST = 56  # pixels of the longest title of a column
+MOST_NAMES, MOST_LETTERS = 12, 24  # in a legend
+MOST_CROPS = 8
 IGNORED_COLOUR = (128, 128, 128)
 WRONG, RIGHT = (214, 39, 40), (44, 160, 44)
 
 
-def palette(coding: MaskCoding) -> NDArray[np.uint8]:
-    """Return the (K, 3) colours of classes: those of the masks, else PASCAL VOC's, black first."""
+def write_mask(folder: Path, key: str, classes: NDArray[np.integer], coding: MaskCoding) -> Path:
+    """Write class numbers as a PNG with the values of the training masks, and return its path.
+
+    Args:
+        folder: Folder of the masks; subfolders are made as the key has them.
+        key: Key of the image, with forward slashes.
+        classes: (H, W) class numbers.
+        coding: Values of the training masks.
+    """
+    return write_png(folder, key, Image.fromarray(coding.decode(classes)))
+
+
+def write_png(folder: Path, key: str, picture: Image.Image) -> Path:
+    """Write the picture of an image as a PNG below a folder, and return its path; see `write_mask`."""
+    path = png_path(folder, key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda file: picture.save(file, "PNG"))
+    return path
+
+
+def png_path(folder: Path, key: str) -> Path:
+    """Return the path of the PNG of an image below a folder."""
+    return folder.joinpath(*PurePosixPath(key).with_suffix(".png").parts)
+
+
+def class_colours(coding: MaskCoding) -> NDArray[np.uint8]:
+    """Return the (K, 3) colours of the classes: those of masks in colour, else those of PASCAL VOC, black first."""
     if coding.kind == "colour":
         return np.asarray([unpacked(value) for value in coding.values], dtype=np.uint8)
     return np.asarray([voc_colour(number) for number in range(coding.count)], dtype=np.uint8)
 
 
 def voc_colour(number: int) -> tuple[int, int, int]:
-    """Return the colour of a class in PASCAL VOC's palette, whose bits are those of its number.
+    """Return the colour of a class in PASCAL VOC's palette; its bits are those of the class number.
 
     Example:
         >>> [voc_colour(number) for number in range(4)]
@@ -45,13 +75,13 @@ def voc_colour(number: int) -> tuple[int, int, int]:
     return red, green, blue
 
 
-def overlay(image: Image.Image, mask: NDArray[np.uint8], colours: NDArray[np.uint8]) -> Image.Image:
-    """Return an image under the colours of its pixels' classes; unlabelled pixels are grey.
+def draw_overlay(image: Image.Image, mask: NDArray[np.uint8], colours: NDArray[np.uint8]) -> Image.Image:
+    """Draw the colours of the classes over an image; unlabelled pixels are grey.
 
     Args:
-        image: RGB.
-        mask: (H, W) class numbers, `IGNORED` where nobody has labelled.
-        colours: (K, 3).
+        image: RGB image.
+        mask: (H, W) class numbers, `IGNORED` for unlabelled pixels.
+        colours: (K, 3) colours of the classes.
     """
     table = np.full((IGNORED + 1, 3), IGNORED_COLOUR, dtype=np.float32)
     table[: len(colours)] = colours
@@ -59,54 +89,54 @@ def overlay(image: Image.Image, mask: NDArray[np.uint8], colours: NDArray[np.uin
     return Image.fromarray(((1 - STRENGTH) * pixels + STRENGTH * table[mask]).round().astype(np.uint8))
 
 
-def differences(mask: NDArray[np.uint8], found: NDArray[np.uint8]) -> Image.Image:
-    """Return a picture of the answers: green where they are right, red where not, grey where nobody has labelled."""
-    picture = np.asarray([WRONG, RIGHT], dtype=np.uint8)[(mask == found).astype(np.int64)]
+def draw_mistakes(mask: NDArray[np.uint8], predicted: NDArray[np.uint8]) -> Image.Image:
+    """Draw right pixels green, wrong ones red and unlabelled ones grey."""
+    picture = np.asarray([WRONG, RIGHT], dtype=np.uint8)[(mask == predicted).astype(np.int64)]
     picture[mask == IGNORED] = IGNORED_COLOUR
     return Image.fromarray(picture)
 
 
-def comparison(
+def draw_comparison(
     image: Image.Image,
     mask: NDArray[np.uint8],
-    found: NDArray[np.uint8],
+    predicted: NDArray[np.uint8],
     colours: NDArray[np.uint8],
     title: str,
 ) -> Image.Image:
-    """Return image, labels, answers and mistakes of one image side by side under their titles and a line of text."""
+    """Draw an image, its labels, the predictions and the mistakes side by side, under titles and a line of text."""
     shown = [
         image.convert("RGB"),
-        overlay(image, mask, colours),
-        overlay(image, found, colours),
-        differences(mask, found),
+        draw_overlay(image, mask, colours),
+        draw_overlay(image, predicted, colours),
+        draw_mistakes(mask, predicted),
     ]
     scale = min(1.0, SHOWN_SIDE / max(image.size))
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-    small = [one.resize(size, Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.NEAREST) for one in shown]
+    small = [view.resize(size, Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.NEAREST) for view in shown]
     column = max(size[0], NARROWEST) + GAP
     sheet = Image.new("RGB", (4 * column - GAP, size[1] + 2 * LINE), "white")
     draw = ImageDraw.Draw(sheet)
     draw.text((0, 0), _plain(title), fill="black")
-    for place, (one, heading) in enumerate(zip(small, COLUMNS, strict=True)):
+    for place, (view, heading) in enumerate(zip(small, COLUMNS, strict=True)):
         draw.text((place * column, LINE), heading, fill="black")
-        sheet.paste(one, (place * column, 2 * LINE))
+        sheet.paste(view, (place * column, 2 * LINE))
     return sheet
 
 
-def stacked(pictures: Sequence[Image.Image]) -> Image.Image:
-    """Return pictures one below the other; at least one."""
-    width = max(one.width for one in pictures)
-    sheet = Image.new("RGB", (width, sum(one.height + GAP for one in pictures)), "white")
+def stack_pictures(pictures: Sequence[Image.Image]) -> Image.Image:
+    """Put one or more pictures below each other."""
+    width = max(picture.width for picture in pictures)
+    sheet = Image.new("RGB", (width, sum(picture.height + GAP for picture in pictures)), "white")
     top = 0
-    for one in pictures:
-        sheet.paste(one, (0, top))
-        top += one.height + GAP
+    for picture in pictures:
+        sheet.paste(picture, (0, top))
+        top += picture.height + GAP
     return sheet
 
 
-def legend(classes: Sequence[str], colours: NDArray[np.uint8]) -> Image.Image:
-    """Return the names of the first classes beside their colours."""
-    names = [_plain(shortened(name, MOST_NAME)) for name in classes[:MOST_NAMES]]
+def draw_legend(classes: Sequence[str], colours: NDArray[np.uint8]) -> Image.Image:
+    """Draw the names of the first classes beside their colours."""
+    names = [_plain(shortened(name, MOST_LETTERS)) for name in classes[:MOST_NAMES]]
     names += [f"and {len(classes) - MOST_NAMES} more"] if len(classes) > MOST_NAMES else []
     width = max(160, *(LEGEND + 8 * len(name) for name in names))
     sheet = Image.new("RGB", (width, LEGEND * len(names)), "white")
@@ -119,6 +149,22 @@ def legend(classes: Sequence[str], colours: NDArray[np.uint8]) -> Image.Image:
     return sheet
 
 
+def draw_crops(batch: Batch, card: SegmentationCard) -> Image.Image:
+    """Draw up to eight training crops as the network sees them, and below them the same crops with their masks."""
+    statistics, colours = Normalisation(card.preprocessing.mean, card.preprocessing.std), class_colours(card.coding)
+    crops = [
+        Image.fromarray(crop.permute(1, 2, 0).contiguous().numpy())
+        for crop in statistics.shown(batch.views[0][:MOST_CROPS])
+    ]
+    masks = [mask.numpy() for mask in (batch.label_maps or {})[MASK][:MOST_CROPS]]
+    width, height = crops[0].size
+    sheet = Image.new("RGB", (len(crops) * (width + GAP), 2 * height + GAP), "white")
+    for place, (crop, mask) in enumerate(zip(crops, masks, strict=True)):
+        sheet.paste(crop, (place * (width + GAP), 0))
+        sheet.paste(draw_overlay(crop, mask, colours), (place * (width + GAP), height + GAP))
+    return stack_pictures([sheet, draw_legend(card.classes, colours)])
+
+
 def _plain(text: str) -> str:
-    """Return text that Pillow's own font has letters for."""
+    """Replace the letters that Pillow's own font lacks."""
     return text.encode("latin-1", errors="replace").decode("latin-1")

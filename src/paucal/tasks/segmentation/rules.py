@@ -1,27 +1,25 @@
-"""What "chosen from the data" means for segmentation: rules for 30 images on a processor up to the papers' sets."""
+"""Rules of `paucal segment`: settings chosen from the data, for 30 images on a CPU up to the papers' data sets."""
 
-from paucal.rules import machine, model, resolve
+from paucal.rules import machine, resolve
 from paucal.rules.facts import DataAndMachine, describe_undertrained
 from paucal.rules.images import hflip, normalise
+from paucal.rules.model import drop_path, model_args
 from paucal.rules.resolve import Choice
 
 CPU_MODEL, GPU_MODEL = "tf_efficientnet_lite0", "swin_tiny_patch4_window7_224"
 FEW, SOME = 100, 500  # training images
-STEPS = 40  # of an epoch, after which the validation images are looked at
+STEPS = 40  # per epoch, between two validations
 MOST_CROPS = 64
-CELL = 32  # pixels: crops are whole numbers of the deepest cells
+CELL = 32  # pixels of the deepest map's cells; sides of crops are multiples
 
 
-def backbone(facts: DataAndMachine, recipe: str | None) -> Choice:
-    """The start's; without one a network that a processor can train, the papers' on a GPU."""
+def model(facts: DataAndMachine) -> Choice:
+    """The model of the trained start; without one a small network on a CPU, the papers' on a GPU."""
     if facts.start is not None and facts.start.model is not None:
         return facts.start.model, f"the model of {facts.start.where}"
     if facts.device == "cpu":
         return CPU_MODEL, "small enough for a processor"
     return GPU_MODEL, "the backbone of the DrLoc and EsViT papers"
-
-
-backbone.__name__ = "model"
 
 
 def img_size(facts: DataAndMachine) -> Choice:
@@ -114,8 +112,8 @@ def colour(facts: DataAndMachine) -> Choice:
 RULES = resolve.rules_by_name(
     (
         *machine.PROCESSES,
-        backbone,
-        model.model_args,
+        model,
+        model_args,
         img_size,
         batch_size,
         width,
@@ -129,7 +127,7 @@ RULES = resolve.rules_by_name(
         scale,
         colour,
         normalise,
-        model.drop_path,
+        drop_path,
         *machine.ARITHMETIC,
     )
 )

@@ -1,12 +1,15 @@
-"""The scores of predicted masks on a set of images, with intervals: all of them from counts of pixels."""
+"""Scores of predicted masks on a set of images, computed from counts of pixels, and the tables of them."""
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rich.table import Table
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
@@ -14,8 +17,12 @@ from paucal.metrics.bootstrap import Bootstrap
 from paucal.metrics.intervals import Score, percentile
 from paucal.metrics.measures import value_of
 from paucal.metrics.pixels import PixelScores
+from paucal.runs import csv_text, write_text
+from paucal.wording import percent
 
-DRAWS = 2000
+DRAWS = 2000  # of the bootstrap
+MOST_SHOWN_CLASSES = 30  # rows in the terminal
+METRICS = "segmentation.json"
 
 
 @dataclass(frozen=True)
@@ -23,9 +30,9 @@ class Tally:
     """Counts of the labelled pixels of one image.
 
     Attributes:
-        index: of the image in its set.
-        confusion: (K, K) int64, rows the labels, columns the answers.
-        loss: sum over the pixels of minus the logarithm of the probability of the label, in nats.
+        index: Position of the image in its set.
+        confusion: (K, K) int64 counts; rows are labels, columns predictions.
+        loss: Cross-entropy in nats, summed over the pixels.
     """
 
     index: int
@@ -34,28 +41,28 @@ class Tally:
 
     @property
     def pixels(self) -> int:
-        """The labelled pixels."""
+        """Number of labelled pixels."""
         return int(self.confusion.sum())
 
     @property
     def mean_iou(self) -> float:
-        """Of this image alone, over the classes that occur in it or in the answer; not a number without any."""
+        """Mean over the classes labelled or predicted in this image; NaN if no pixel is labelled."""
         return value_of(PixelScores([self.confusion]).mean_iou, 1)
 
 
 @dataclass(frozen=True)
 class SegmentationReport:
-    """What a model has reached on a set of images.
+    """The scores of a model on a set of images.
 
     Attributes:
-        classes: names.
-        confusion: (K, K) int64 over all labelled pixels, rows the labels, columns the answers.
-        mean_iou: over the classes that occur among labels or answers, with its interval over images.
-        accuracy: share of the pixels that are right, with its interval.
-        per_class: intersection over union of each class, not a number where it occurs nowhere.
-        mean_accuracy: mean share of each class's pixels that are right.
-        loss: mean over the pixels, in nats.
-        images: their number.
+        classes: Class names.
+        confusion: (K, K) int64 counts of all labelled pixels; rows are labels, columns predictions.
+        mean_iou: Mean IoU over the classes that are labelled or predicted anywhere, with its interval over images.
+        accuracy: Share of the pixels that are right, with its interval.
+        per_class: Intersection over union of each class; NaN for a class that is labelled and predicted nowhere.
+        mean_accuracy: Mean over the classes of the share of their pixels that are right.
+        loss: Mean cross-entropy of the pixels in nats.
+        images: Number of images.
     """
 
     classes: tuple[str, ...]
@@ -69,7 +76,7 @@ class SegmentationReport:
 
     @property
     def unseen(self) -> tuple[str, ...]:
-        """The classes that no labelled pixel is of."""
+        """Classes without a labelled pixel."""
         return tuple(name for name, count in zip(self.classes, self.confusion.sum(1), strict=True) if count == 0)
 
     @property
@@ -79,10 +86,10 @@ class SegmentationReport:
         return {**scores, "mean_accuracy": self.mean_accuracy, "loss": self.loss}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for a JSON file; what is not a number becomes None."""
+        """Return plain values for a JSON file; NaN becomes None."""
         rows = [
-            {"class": name, **_plain(score), "pixels": int(count), "answers": int(found)}
-            for name, score, count, found in zip(
+            {"class": name, **_plain(score), "pixels": int(count), "answers": int(predicted)}
+            for name, score, count, predicted in zip(
                 self.classes, self.per_class, self.confusion.sum(1), self.confusion.sum(0), strict=True
             )
         ]
@@ -102,45 +109,132 @@ def tally(index: int, probabilities: Tensor, mask: Tensor, ignored: int = 255) -
     """Count the pixels of an image.
 
     Args:
-        index: of the image.
-        probabilities: (K, H, W).
+        index: Position of the image in its set.
+        probabilities: (K, H, W) probabilities.
         mask: (H, W) class numbers.
-        ignored: the number of pixels that count for nothing.
+        ignored: Class number of pixels that do not count.
     """
     labels = mask.to(probabilities.device).long()
     confusion = multiclass_confusion_matrix(
         probabilities.argmax(0), labels, num_classes=len(probabilities), ignore_index=ignored, validate_args=False
     )
-    known = labels != ignored
-    chosen = probabilities.gather(0, labels.masked_fill(~known, 0)[None])[0]
-    loss = -chosen[known].clamp(min=torch.finfo(chosen.dtype).tiny).log().double().sum()
+    labelled = labels != ignored
+    of_label = probabilities.gather(0, labels.masked_fill(~labelled, 0)[None])[0]
+    loss = -of_label[labelled].clamp(min=torch.finfo(of_label.dtype).tiny).log().double().sum()
     return Tally(index, confusion.cpu().numpy().astype(np.int64), float(loss))
 
 
-def segmentation_report(tallies: Iterable[Tally], classes: Sequence[str], seed: int = 0) -> SegmentationReport:
-    """Put the counts of images together; intervals are of the bootstrap over images, at 95 %.
+def plain_scores(tallies: Iterable[Tally]) -> dict[str, float]:
+    """Return the scores over a set of images without intervals; NaN if no pixel is labelled.
 
     Raises:
-        ValueError: there is no image.
+        ValueError: There is no image.
     """
-    rows = sorted(tallies, key=lambda one: one.index)
-    if not rows:
-        raise ValueError("there is no image to report on")
-    confusion, count = np.sum([one.confusion for one in rows], axis=0), len(rows)
-    pixels, scores = int(confusion.sum()), PixelScores([one.confusion for one in rows])
+    rows = _in_order(tallies)
+    scores, pixels = PixelScores([row.confusion for row in rows]), sum(row.pixels for row in rows)
+    return {
+        "mean_iou": value_of(scores.mean_iou, len(rows)),
+        "pixel_accuracy": value_of(scores.accuracy, len(rows)),
+        "mean_accuracy": value_of(scores.mean_accuracy, len(rows)),
+        "loss": sum(row.loss for row in rows) / pixels if pixels else float("nan"),
+    }
+
+
+def segmentation_report(tallies: Iterable[Tally], classes: Sequence[str], seed: int = 0) -> SegmentationReport:
+    """Return the scores over a set of images, with 95 % intervals of the bootstrap over images.
+
+    Raises:
+        ValueError: There is no image.
+    """
+    rows = _in_order(tallies)
+    values, scores = plain_scores(rows), PixelScores([row.confusion for row in rows])
     bootstrap = Bootstrap(seed, DRAWS, multinomial=True)
-    by_class, means, shares = bootstrap.scores([scores.iou, scores.mean_iou, scores.accuracy], count)
-    values = scores.iou(np.ones((1, count)))[0].tolist()
+    by_class, means, shares = bootstrap.scores([scores.iou, scores.mean_iou, scores.accuracy], len(rows))
+    ious = scores.iou(np.ones((1, len(rows))))[0].tolist()
     return SegmentationReport(
         classes=tuple(classes),
-        confusion=confusion,
-        mean_iou=percentile(value_of(scores.mean_iou, count), means),
-        accuracy=percentile(value_of(scores.accuracy, count), shares),
-        per_class=tuple(percentile(value, draws) for value, draws in zip(values, by_class.T, strict=True)),
-        mean_accuracy=value_of(scores.mean_accuracy, count),
-        loss=sum(one.loss for one in rows) / pixels if pixels else float("nan"),
-        images=count,
+        confusion=np.sum([row.confusion for row in rows], axis=0),
+        mean_iou=percentile(values["mean_iou"], means),
+        accuracy=percentile(values["pixel_accuracy"], shares),
+        per_class=tuple(percentile(value, draws) for value, draws in zip(ious, by_class.T, strict=True)),
+        mean_accuracy=values["mean_accuracy"],
+        loss=values["loss"],
+        images=len(rows),
     )
+
+
+def _in_order(tallies: Iterable[Tally]) -> list[Tally]:
+    """Return the counts by image, so that sums do not depend on which process counted an image."""
+    rows = sorted(tallies, key=lambda row: row.index)
+    if not rows:
+        raise ValueError("there is no image to report on")
+    return rows
+
+
+def report_table(report: SegmentationReport) -> Table:
+    """Return the scores of the classes as a table for the terminal, the lowest IoU first."""
+    table = Table(title="test images", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for heading in ("class", "IoU", "95 % interval", "pixels", "found"):
+        table.add_column(heading, justify="left" if heading == "class" else "right")
+    values = [score.value for score in report.per_class]
+    ranked = sorted(range(len(values)), key=lambda place: (not np.isfinite(values[place]), values[place]))
+    for place in ranked[:MOST_SHOWN_CLASSES]:
+        pixels, hits = int(report.confusion[place].sum()), int(report.confusion[place, place])
+        recall = hits / pixels if pixels else float("nan")
+        interval = _format_interval(report.per_class[place])
+        table.add_row(report.classes[place], _percent(values[place]), interval, f"{pixels:,}", _percent(recall))
+    return table
+
+
+def write_scores(folder: Path, report: SegmentationReport, tallies: Sequence[Tally], keys: Sequence[str]) -> None:
+    """Write the scores into a folder as JSON, and those of classes and of images as CSV.
+
+    Args:
+        folder: Existing folder.
+        report: Scores of the set.
+        tallies: Counts of its images.
+        keys: Keys of all images, by `Tally.index`.
+    """
+    write_text(folder / METRICS, json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n")
+    write_text(folder / "per_class.csv", per_class_table(report))
+    write_text(folder / "per_image.csv", per_image_table(tallies, keys))
+
+
+def per_class_table(report: SegmentationReport) -> str:
+    """Return the scores of the classes as CSV."""
+    rows, confusion = [], report.confusion
+    for place, score in enumerate(report.per_class):
+        counts = (int(confusion[place].sum()), int(confusion[:, place].sum()), int(confusion[place, place]))
+        rows.append([report.classes[place], *map(_cell, (score.value, score.low, score.high)), *counts])
+    return csv_text(["class", "iou", "low", "high", "pixels", "answers", "hits"], *rows)
+
+
+def per_image_table(tallies: Sequence[Tally], keys: Sequence[str]) -> str:
+    """Return the scores of the images as CSV, the lowest mean IoU first."""
+    rows = []
+    for row in sorted(tallies, key=lambda row: (not np.isfinite(row.mean_iou), row.mean_iou)):
+        right = float(np.trace(row.confusion)) / row.pixels if row.pixels else float("nan")
+        rows.append([keys[row.index], _cell(row.mean_iou), _cell(right), row.pixels])
+    return csv_text(["image", "mean_iou", "pixel_accuracy", "pixels"], *rows)
+
+
+def format_score(score: Score) -> str:
+    """Return a score and its interval as text."""
+    return f"{_percent(score.value)} [{_format_interval(score)}]"
+
+
+def _format_interval(score: Score) -> str:
+    if score.low is None or score.high is None:
+        return "no interval"
+    return f"{100 * score.low:.1f} to {100 * score.high:.1f}"
+
+
+def _percent(value: float) -> str:
+    return percent(value) if np.isfinite(value) else "none"
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None or not np.isfinite(value) else f"{value:.6f}"
 
 
 def _plain(score: Score) -> dict[str, float | None]:

@@ -10,7 +10,7 @@ from paucal.settings.parts import CutSettings, JointNormSettings, MaskFileSettin
 
 @dataclass(frozen=True)
 class MaskSettings(MaskFileSettings):
-    """Where images and masks are, what the masks' values mean, and how the images are divided."""
+    """Places of images and masks, the meaning of the masks' values, and the split."""
 
     classes: str | None = option(
         "text file of class names, one a line, or CSV of names with the value (NAME,VALUE) or colour (NAME,R,G,B) of "
@@ -26,7 +26,7 @@ class MaskSettings(MaskFileSettings):
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """The head, and how carefully the backbone below it is trained."""
+    """The head, and how the backbone is fine-tuned."""
 
     width: int | None = option("channels within the head; 512 in the papers", group="model", low=4, high=4096)
     dropout: float = option("share of channels dropped before the classifier", 0.1, group="model", low=0, high=0.9)
@@ -64,7 +64,7 @@ class HeadSettings:
 
 @dataclass(frozen=True)
 class SegmentScheduleSettings:
-    """The length and the optimizer."""
+    """The length of the training and the optimizer."""
 
     time: str | None = option(
         "plan the run to end after this time, such as 15m, 2h or 1d, in place of --epochs; by default a quarter of an "
@@ -88,7 +88,7 @@ class SegmentScheduleSettings:
 
 @dataclass(frozen=True)
 class CropSettings:
-    """How training crops are changed."""
+    """Scaling and augmentation of training crops."""
 
     resize_to: list[int] | None = option(
         "shorter and longer side in pixels that images are brought to before --scale and --scales, as large as fits in "
@@ -111,8 +111,8 @@ class CropSettings:
 
 
 @dataclass(frozen=True)
-class LookSettings:
-    """How whole images are looked at after the training."""
+class InferenceSettings:
+    """How the network is run on whole images after the training."""
 
     test_mode: Literal["windows", "whole"] = option(
         "whether the network sees an image in windows of the size of the crops, or as a whole", "windows", group="test"
@@ -130,7 +130,7 @@ class SegmentSettings(
     HeadSettings,
     SegmentScheduleSettings,
     CropSettings,
-    LookSettings,
+    InferenceSettings,
     JointNormSettings,
     CutSettings,
     JobSettings,

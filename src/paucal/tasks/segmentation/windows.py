@@ -1,6 +1,6 @@
-"""Whole images through a network that sees windows of one size: overlapping ones, at several scales, and mirrored.
+"""Inference on whole images: sliding windows that overlap, several scales, and mirror images.
 
-As in the papers' evaluation (DrLoc, section 4; LV-ViT, section 4.4): logits are averaged where windows overlap, and
+As in the papers' evaluation (DrLoc, section 4; LV-ViT, section 4.4), logits are averaged where windows overlap, and
 probabilities over scales and mirror images.
 """
 
@@ -17,15 +17,15 @@ from paucal.backbones.layout import Size
 
 @dataclass(frozen=True)
 class WindowOptions:
-    """How a whole image is looked at.
+    """How a network is run on a whole image.
 
     Attributes:
         size: (height, width) of a window in pixels.
-        overlap: share of a window that the next one sees again.
-        scales: factors on the image's sides, over which probabilities are averaged.
-        mirror: whether mirror images are averaged, too.
-        batch: windows per forward pass.
-        whole: Whether the network sees the image as a whole, in the place of windows.
+        overlap: Share of a window that the next window covers again.
+        scales: Factors on the image's sides; probabilities are averaged over them.
+        mirror: Whether the mirror image is averaged too.
+        batch: Windows per forward pass.
+        whole: Whether the network sees the whole image at once instead of windows.
         resize_to: Shorter and longer side in pixels that the image is brought to before `scales`, as large as fits in
             both; None for its own size.
     """
@@ -44,9 +44,9 @@ def pixel_probabilities(network: nn.Module, image: Tensor, options: WindowOption
     """Return the (K, H, W) float32 probabilities of an image's pixels.
 
     Args:
-        network: gives (B, K, h, w) logits of (B, C, h, w) windows; in evaluation mode.
-        image: (C, H, W), normalised, on the network's device.
-        options: how.
+        network: Network in evaluation mode that returns (B, K, h, w) logits of (B, C, h, w) windows.
+        image: (C, H, W) normalised image on the network's device.
+        options: Windows, scales and mirroring.
     """
     total, height, width = None, image.shape[-2], image.shape[-1]
     fitting = fitting_scale((height, width), options.resize_to)
@@ -65,9 +65,9 @@ def pixel_probabilities(network: nn.Module, image: Tensor, options: WindowOption
 
 
 def window_logits(network: nn.Module, image: Tensor, options: WindowOptions) -> Tensor:
-    """Return (K, H, W) float32 logits, the mean of all windows that see a pixel.
+    """Return (K, H, W) float32 logits: for each pixel the mean over all windows that cover it.
 
-    An image that is smaller than a window is filled up with zeros, which are the mean colour, on the right and bottom.
+    An image that is smaller than a window is padded on the right and bottom with zeros, which are the mean colour.
     """
     height, width = image.shape[-2:]
     rows, columns = options.size
@@ -78,24 +78,24 @@ def window_logits(network: nn.Module, image: Tensor, options: WindowOptions) -> 
     total: Tensor = padded.new_zeros(0)
     counts = padded.new_zeros(1, *padded.shape[-2:])
     for first in range(0, len(places), options.batch):
-        some = places[first : first + options.batch]
-        windows = torch.stack([padded[:, top : top + rows, left : left + columns] for top, left in some])
+        batch = places[first : first + options.batch]
+        windows = torch.stack([padded[:, top : top + rows, left : left + columns] for top, left in batch])
         logits = network(windows).float()
         if not len(total):
             total = logits.new_zeros(logits.shape[1], *padded.shape[-2:])
-        for (top, left), one in zip(some, logits, strict=True):
-            total[:, top : top + rows, left : left + columns] += one
+        for (top, left), window in zip(batch, logits, strict=True):
+            total[:, top : top + rows, left : left + columns] += window
             counts[:, top : top + rows, left : left + columns] += 1
     return (total / counts)[:, :height, :width]
 
 
 def window_starts(length: int, window: int, overlap: float) -> list[int]:
-    """Return where windows begin along a side: in equal strides, the last one moved back to end with the image.
+    """Return where windows begin along a side: in equal strides, the last window moved back to end with the image.
 
     Args:
-        length: of the side in pixels, at least that of a window.
-        window: its length.
-        overlap: share of a window that the next one sees again, below 1.
+        length: Length of the side in pixels; at least that of a window.
+        window: Length of a window in pixels.
+        overlap: Share of a window that the next window covers again; below 1.
 
     Example:
         >>> window_starts(512, 256, 1 / 3), window_starts(256, 256, 0.0), window_starts(300, 256, 0.0)
@@ -120,11 +120,11 @@ def fitting_scale(size: Size, sides: Size | None) -> float:
     return 1.0 if sides is None else min(max(sides) / max(size), min(sides) / min(size))
 
 
-def scales_in_words(scales: Sequence[float], mirror: bool) -> str:
-    """Return how an image is looked at, for people.
+def describe_scales(scales: Sequence[float], mirror: bool) -> str:
+    """Describe scales and mirroring.
 
     Example:
-        >>> scales_in_words((1.0,), False), scales_in_words((0.5, 1.0), True)
+        >>> describe_scales((1.0,), False), describe_scales((0.5, 1.0), True)
         ('one scale', 'scales 0.5, 1, mirrored')
     """
     words = "one scale" if tuple(scales) == (1.0,) else f"scales {', '.join(f'{scale:g}' for scale in scales)}"

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from paucal.data.boxes.described import Annotated
-from paucal.data.boxes.layouts import find_boxes
-from paucal.data.boxes.opening import read_boxes, unlabelled
+from paucal.data.boxes.annotations import AnnotatedImage
+from paucal.data.boxes.opening import find_boxes, read_boxes, without_labels
 from paucal.data.boxes.tree import is_archive
 from paucal.data.checking.findings import Finding, refusal_finding
 from paucal.data.checking.survey import Survey
@@ -180,14 +179,14 @@ def open_with_boxes(data: str) -> tuple[ImageSet, list[Finding]] | None:
     if found is None or (found.are_among_classes and _has_classes(data)):
         return None
     try:
-        tree, described = read_boxes(place)
+        tree, annotations = read_boxes(place)
     except UserError as problem:
         return None if _has_classes(data) else _without_boxes(place, problem)
-    images = described.images
+    images = annotations.images
     try:
-        boxed = boxed_images(tree, described).images
+        boxed = boxed_images(tree, annotations).images
     except UserError as problem:
-        boxed = unlabelled(tree, described)
+        boxed = without_labels(tree, annotations)
         return boxed, [*_class_findings(images, boxed.keys), _refused(problem), *box_findings(images, boxed.keys)]
     return boxed, [*_class_findings(images, boxed.keys), *box_findings(images, boxed.keys)]
 
@@ -200,7 +199,7 @@ def _has_classes(data: str) -> bool:
     return len(classes) > 1
 
 
-def box_findings(found: Sequence[Annotated], keys: Sequence[str]) -> list[Finding]:
+def box_findings(found: Sequence[AnnotatedImage], keys: Sequence[str]) -> list[Finding]:
     """Return what is wrong with boxes, or good to know of them.
 
     Args:
@@ -229,7 +228,7 @@ def box_findings(found: Sequence[Annotated], keys: Sequence[str]) -> list[Findin
     ]
 
 
-def _class_findings(found: Sequence[Annotated], keys: Sequence[str]) -> list[Finding]:
+def _class_findings(found: Sequence[AnnotatedImage], keys: Sequence[str]) -> list[Finding]:
     counts = _learnt(found)
     words = f"{counted(len(keys), 'image')} with {counted(counts.total(), 'box', 'boxes')} of "
     words += f"{counted(len(counts), 'class', 'classes')}: this is data for paucal detect"
@@ -238,7 +237,7 @@ def _class_findings(found: Sequence[Annotated], keys: Sequence[str]) -> list[Fin
     return [Finding(BOXES, "note", words), Finding("boxes-per-class", "note", f"boxes: {shown}{more}")]
 
 
-def _learnt(found: Sequence[Annotated]) -> Counter[str]:
+def _learnt(found: Sequence[AnnotatedImage]) -> Counter[str]:
     """Count the boxes of each class that are learnt: none of crowds, none marked as difficult."""
     return Counter(name for one in found for name, many in zip(one.names, one.crowd, strict=True) if not many)
 
@@ -254,7 +253,7 @@ def _sized(sides: Sequence[np.ndarray]) -> list[Finding]:
     return [Finding("box-sizes", "note", words + half)]
 
 
-def _few(found: Sequence[Annotated]) -> list[Finding]:
+def _few(found: Sequence[AnnotatedImage]) -> list[Finding]:
     counts = _learnt(found)
     few: Mapping[str, int] = {name: count for name, count in counts.items() if count < FEW}
     if not few:
@@ -275,7 +274,7 @@ def _marked(at: Sequence[int], marks: Sequence[np.ndarray], name: str, words: st
     return [Finding(name, level, text, advice, groups)]
 
 
-def _outside(one: Annotated, boxes: np.ndarray) -> np.ndarray:
+def _outside(one: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
     """Return which boxes have nothing of the image in them, as far as its file says how large it is."""
     height, width = one.size or (np.inf, np.inf)
     return (boxes[:, 0] >= width) | (boxes[:, 1] >= height) | (boxes[:, 2] <= 0) | (boxes[:, 3] <= 0)
@@ -285,7 +284,7 @@ def _tiny(sides: np.ndarray) -> np.ndarray:
     return np.asarray((sides < TINY).any(1) & (sides >= SMALLEST).all(1))
 
 
-def _repeated(one: Annotated, boxes: np.ndarray) -> np.ndarray:
+def _repeated(one: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
     """Return which boxes are those of one before them, to a pixel, with the same class."""
     seen: set[tuple[object, ...]] = set()
     marks = np.zeros(len(boxes), dtype=np.bool_)

@@ -22,7 +22,7 @@ from paucal.verbs.compare.grid import EVAL, EVALUATION, MODEL, Cell, start_of, s
 from paucal.verbs.compare.jobs import job_of
 from paucal.verbs.eval.frozen import judge_frozen
 from paucal.verbs.eval.frozen_data import find_judged
-from paucal.verbs.eval.segmentation import judge_segmenter
+from paucal.verbs.eval.segmentation import evaluate_segmenter
 from paucal.verbs.eval.settings import EvalSettings, OpeningSettings
 
 MULTI_SCALE = "mean_iou_scales"
@@ -108,7 +108,7 @@ def _evaluate(cell: Cell, console: Console) -> None:
     own = dict(cell.settings.get(EVALUATION, {}))
     if cell.verb == "segment":
         settings = EvalSettings(**{**_machine(cell), **own, "output": str(cell.folder / "judged")})
-        (result,) = judge_segmenter(str(cell.run.path), [], settings, console)
+        (result,) = evaluate_segmenter(str(cell.run.path), [], settings, console)
         scores = {MULTI_SCALE: {"trained": result.metrics["mean_iou"]}}
     elif cell.verb == EVAL:
         model = start_settings(start_of(cell)).get("init") or str(cell.settings[MODEL])

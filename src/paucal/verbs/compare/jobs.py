@@ -106,13 +106,12 @@ def open_images(verb: str, settings: Mapping[str, Any], console: Console) -> Gri
 
         return GridImages(verb, boxed.images, boxes)
     if verb == "segment":
-        from paucal.tasks.segmentation.images import open_segmented
+        from paucal.tasks.segmentation.images import open_segmentation_data
         from paucal.tasks.segmentation.settings import SegmentSettings
 
-        segmented = open_segmented(SegmentSettings(data=settings["data"]), console.progress, None)
+        segmented = open_segmentation_data(SegmentSettings(data=settings["data"]), console.progress, None)
 
         def masks() -> Iterator[bytes]:
-            assert segmented.masked is not None
             yield segmented.masked.pixels.tobytes()  # of each class in every image
             chosen = evenly_spaced(len(segmented.images), MAX_READ).tolist()
             yield from (segmented.masks.read(index).tobytes() for index in chosen)

@@ -94,7 +94,7 @@ def _judge_places(model: str, data: Sequence[str], task: str, settings: EvalSett
 
         found = Evaluation(model, detection=judge_detector(model, data, settings, console))
     else:
-        from paucal.verbs.eval.segmentation import judge_segmenter
+        from paucal.verbs.eval.segmentation import evaluate_segmenter
 
-        found = Evaluation(model, segmentation=judge_segmenter(model, data, settings, console))
+        found = Evaluation(model, segmentation=evaluate_segmenter(model, data, settings, console))
     return replace(found, said=tuple(console.said) if isinstance(console, RecordingConsole) else ())

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paucal.data.boxes.runs import unpacked_counts
+from paucal.data.boxes.annotations import unpack_run_lengths
 from paucal.tasks.detection.instance_masks.outlines import mask_of_outline, masks_of
 from paucal.tasks.detection.instance_masks.run_lengths import packed, unpacked
 from paucal.tasks.detection.opening import open_boxed
@@ -24,7 +24,7 @@ WHERE = "a.json gives 'a.png' an outline of 'disc'"
 def forms(mask: np.ndarray) -> list[dict[str, Any]]:
     """Return both forms of lengths of runs."""
     runs = packed(mask)
-    counts = unpacked_counts(runs["counts"]).tolist()
+    counts = unpack_run_lengths(runs["counts"]).tolist()
     return [{"size": [*SIZE], "counts": counts}, {"size": [*SIZE], "counts": runs["counts"].decode()}]
 
 
@@ -77,9 +77,9 @@ BAD = {
     "negative": ({"size": [*SIZE], "counts": [7000, -856]}, "do not add up"),
     "huge": ({"size": [*SIZE], "counts": [2**34, 2**34]}, "do not add up"),
     "larger than 64 bits": ({"size": [*SIZE], "counts": [HUGE]}, "too large for any image"),
-    "text of nothing": ({"size": [*SIZE], "counts": "xx"}, "stands for nothing"),
+    "text of nothing": ({"size": [*SIZE], "counts": "xx"}, "invalid character"),
     "text cut": ({"size": [*SIZE], "counts": GOOD[1]["counts"][:-1]}, "outline of 'disc' as lengths of runs"),
-    "text of another script": ({"size": [*SIZE], "counts": "\ud800é"}, "stands for nothing"),
+    "text of another script": ({"size": [*SIZE], "counts": "\ud800é"}, "invalid character"),
     "text of huge numbers": ({"size": [*SIZE], "counts": "oooooo1" * 50}, "do not add up"),
 }
 

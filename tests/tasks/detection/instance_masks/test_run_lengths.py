@@ -9,8 +9,8 @@ from paucal.tasks.detection.instance_masks.run_lengths import (
     mask_program,
     packed,
     stacked,
+    unpack_run_lengths,
     unpacked,
-    unpacked_counts,
 )
 
 KINDS = ("speckled", "blobs", "empty", "full", "one pixel", "striped")
@@ -48,7 +48,7 @@ def test_counts__are_those_of_a_loop_over_columns():
         if pixel != value:
             expected, value = [*expected, 0], int(pixel)
         expected[-1] += 1
-    assert unpacked_counts(packed(made)["counts"]).tolist() == expected
+    assert unpack_run_lengths(packed(made)["counts"]).tolist() == expected
 
 
 BAD_TEXT = {
@@ -64,7 +64,7 @@ BAD_TEXT = {
 @pytest.mark.parametrize("kind", BAD_TEXT)
 def test_texts__that_stand_for_nothing_are_refused(kind: str):
     with pytest.raises(ValueError, match="it "):
-        unpacked_counts(BAD_TEXT[kind])
+        unpack_run_lengths(BAD_TEXT[kind])
 
 
 def test_stacked__takes_the_nearest_pixel_of_another_size():

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from paucal.data.boxes.described import Corners
-from paucal.data.boxes.runs import unpacked_counts
+from paucal.data.boxes.annotations import Corners, unpack_run_lengths
 from paucal.tasks.detection.instance_masks.run_lengths import RunLengths, mask_program, packed
 from paucal.types import UserError
 
@@ -125,7 +124,7 @@ def _mask_of_runs(outline: dict[str, Any], size: tuple[int, int], where: str) ->
 
 def _lengths(counts: Any) -> np.ndarray:
     if isinstance(counts, str):
-        return unpacked_counts(counts.encode("utf-8", "surrogatepass"))
+        return unpack_run_lengths(counts.encode("utf-8", "surrogatepass"))
     if not isinstance(counts, list) or not counts or any(type(one) is not int for one in counts):
         raise ValueError("expected whole numbers, or the text that they are packed into")
     if max(map(abs, counts)) >= 1 << 35:

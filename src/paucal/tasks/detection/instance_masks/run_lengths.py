@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paucal.data.boxes.runs import unpacked_counts
+from paucal.data.boxes.annotations import unpack_run_lengths
 from paucal.types import UserError
 
 BACKEND, EXTRA = "faster_coco_eval", 'pip install "paucal[detection]"'
@@ -45,7 +45,7 @@ def packed(mask: NDArray) -> RunLengths:
 
 def unpacked(runs: RunLengths) -> NDArray[np.uint8]:
     """Return lengths of runs, which were checked, as an (H, W) mask of 0 and 1."""
-    counts = unpacked_counts(runs["counts"])
+    counts = unpack_run_lengths(runs["counts"])
     values = np.arange(len(counts), dtype=np.uint8) % 2
     height, width = runs["size"]
     return np.repeat(values, counts).reshape(width, height).T

@@ -1,0 +1,263 @@
+"""Boxes from XML: Pascal VOC's files, one for each image, and CVAT's, one for many images."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from xml.etree import ElementTree
+from xml.parsers import expat
+
+import numpy as np
+
+from paucal.data.boxes.annotations import (
+    AnnotatedImage,
+    AnnotationSet,
+    Corners,
+    Layout,
+    add_image,
+    box_of_points,
+    number_classes,
+    parse_number,
+    run_lengths_of,
+    shorten_notes,
+    unread_shapes_notes,
+)
+from paucal.data.boxes.naming import ImageNames, MissingImage, assign_keys
+from paucal.data.boxes.tree import Tree, ascii_bytes
+from paucal.data.classes import plain_name
+from paucal.data.splits.part_names import part_of_file, part_of_name
+from paucal.reading import decode_text
+from paucal.types import UserError
+
+XML = ".xml"
+MOST_BYTES = 1 << 28  # CVAT's file of all images; one image takes some kilobytes
+HEAD = 1 << 13  # bytes that hold the name of the outermost element
+VOC_EDGES, CVAT_EDGES = ("xmin", "ymin", "xmax", "ymax"), ("xtl", "ytl", "xbr", "ybr")
+_ENCODING = re.compile(rb"<\?xml[^>]*\sencoding\s*=\s*[\"']([A-Za-z0-9._:-]+)[\"']")
+_WIDE = ("utf-16", "utf16", "utf-32", "utf32", "ucs", "iso-10646")
+_ROOT = re.compile(rb"<([A-Za-z_][\w.:-]*)")
+
+
+def find_voc(tree: Tree, files: Sequence[str]) -> list[str]:
+    """Return the XML files of single images, and the XML files beside them, which must be damaged."""
+    roots = {file: _root_name(tree, file) for file in files if file.lower().endswith(XML)}
+    folders = {file.rpartition("/")[0] for file, root in roots.items() if root == "annotation"}
+    return [file for file, root in roots.items() if file.rpartition("/")[0] in folders and root != "annotations"]
+
+
+def read_voc(tree: Tree, files: Sequence[str]) -> AnnotationSet:
+    """Read Pascal VOC's XML files.
+
+    Corners are read as the edges of the box; programs that count pixels from 1 are then off by one at most.
+
+    Raises:
+        UserError: A file is not an annotation, declares a document type, has a rotated box, or has no image.
+    """
+    named: dict[str, list[str]] = {}
+    images: list[AnnotatedImage] = []
+    notes: list[str] = []
+    for file in files:
+        content, note = parse_xml(tree, file)
+        named[file] = [(content.findtext(tag) or "").strip() for tag in ("filename", "path")]
+        images.append(_voc_image(content, file, tree.place_of(file)))
+        notes += [note] if note else []
+    more = assign_keys(images, named, tree)
+    return AnnotationSet(images, number_classes(images, tree.shown), (*shorten_notes(notes), *more))
+
+
+def find_cvat(tree: Tree, files: Sequence[str]) -> list[str]:
+    """Return the XML files of many images."""
+    return [file for file in files if file.lower().endswith(XML) and _root_name(tree, file) == "annotations"]
+
+
+def read_cvat(tree: Tree, files: Sequence[str]) -> AnnotationSet:
+    """Read CVAT's XML files: boxes, polygons and masks.
+
+    Raises:
+        UserError: A file is not an annotation, is of a video, has a rotated box or a damaged shape, or an image is
+            missing or described twice.
+    """
+    images: dict[str, AnnotatedImage] = {}
+    notes: list[str] = []
+    unread: Counter[str] = Counter()
+    names = ImageNames(tree.images, tree)
+    for file in files:
+        content, note = parse_xml(tree, file)
+        notes += [note] if note else []
+        for image in _cvat_images(content, tree, file, names, unread):
+            add_image(images, image, tree.shown)
+    found = list(images.values())
+    return AnnotationSet(found, number_classes(found, tree.shown), (*notes, *unread_shapes_notes(unread)))
+
+
+VOC = Layout(
+    name="Pascal VOC's XML",
+    expected="Pascal VOC's Annotations/*.xml and JPEGImages/, or the XML files beside the images",
+    suffixes=(XML,),
+    find=find_voc,
+    read=read_voc,
+)
+CVAT = Layout(
+    name="CVAT's XML for images",
+    expected="CVAT's annotations.xml for images",
+    suffixes=(XML,),
+    find=find_cvat,
+    read=read_cvat,
+)
+
+
+def _root_name(tree: Tree, file: str) -> str:
+    """Return the name of the outermost element of a file; "" if it is not near the start."""
+    root = _ROOT.search(ascii_bytes(tree.peek(file, HEAD)))
+    return root[1].decode() if root else ""
+
+
+def parse_xml(tree: Tree, file: str) -> tuple[ElementTree.Element, str]:
+    """Parse an XML file of limited size without entities, since a few of these can expand to gigabytes.
+
+    Returns:
+        The outermost element, and a note if the encoding was guessed.
+
+    Raises:
+        UserError: The file is too large, is not XML, or declares a document type.
+    """
+    place = tree.place_of(file)
+    content = tree.read(file, MOST_BYTES)
+    if not ascii_bytes(content).strip():
+        raise UserError(f"{place!r} is no XML (it is empty): give annotations as XML.")
+    encoding = _ENCODING.match(content.lstrip())
+    declared = encoding[1].decode() if encoding else None
+    if declared is not None and declared.lower().startswith(_WIDE):
+        declared = None  # a declaration that is readable byte by byte is not in UTF-16
+    text = decode_text(content, place, declared)
+    builder, parser = ElementTree.TreeBuilder(), expat.ParserCreate("utf-8")
+
+    def refuse(*_: object) -> None:
+        raise UserError(f"{place!r} declares a document type, which annotations have no need of: remove it.")
+
+    def end(name: str) -> None:
+        builder.end(name)
+
+    parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
+    parser.StartElementHandler = builder.start
+    parser.EndElementHandler = end
+    parser.CharacterDataHandler = lambda data: builder.data(data)
+    try:
+        parser.Parse(text.text.encode(errors="surrogatepass"), True)
+        return builder.close(), text.note
+    except (expat.ExpatError, ValueError, AssertionError) as problem:
+        raise UserError(f"{place!r} is no XML ({problem}): give annotations as XML.") from None
+
+
+def _voc_image(content: ElementTree.Element, file: str, place: str) -> AnnotatedImage:
+    image = AnnotatedImage("", size=_voc_size(content, place), source=file, mark="difficult")
+    for item in content.findall("object"):
+        name = plain_name(item.findtext("name") or "")
+        if not name:
+            raise UserError(f"{place!r} has an object without a name: correct it.")
+        is_difficult = (item.findtext("difficult") or "").strip().lower() in ("1", "true")
+        image.add(_voc_box(item, place), name, is_difficult)
+    return image
+
+
+def _voc_box(item: ElementTree.Element, place: str) -> Corners:
+    if item.find("robndbox") is not None and item.find("bndbox") is None:
+        raise UserError(
+            f"{place!r} has a turned box (robndbox), and turned boxes are not read: write upright ones (bndbox)."
+        )
+    texts = [item.findtext(f"bndbox/{name}") for name in VOC_EDGES]
+    left, top, right, bottom = (parse_number(text or "") for text in texts)
+    if left is None or top is None or right is None or bottom is None:
+        raise UserError(
+            f"{place!r} has a box with the corners {texts}, expected numbers for xmin, ymin, xmax and ymax: correct it."
+        )
+    return left, top, right, bottom
+
+
+def _voc_size(content: ElementTree.Element, place: str) -> tuple[int, int] | None:
+    height, width = content.findtext("size/height"), content.findtext("size/width")
+    if height is None or width is None:
+        return None
+    try:
+        size = int(float(height)), int(float(width))
+    except (ValueError, OverflowError):
+        raise UserError(f"{place!r} says its image is {width!r} by {height!r} pixels: correct it.") from None
+    return size if min(size) > 0 else None  # some programs write 0 for an unknown size
+
+
+def _cvat_images(
+    content: ElementTree.Element, tree: Tree, file: str, names: ImageNames, unread: Counter[str]
+) -> list[AnnotatedImage]:
+    """Return the images of a file; `unread` counts the shapes without a box by their kind."""
+    place = tree.place_of(file)
+    if content.find("track") is not None:
+        raise UserError(
+            f"{place!r} has tracks of objects in a video, which are not read: export it as 'CVAT for images' with the "
+            "frames."
+        )
+    items = content.findall("image")
+    part = part_of_file(file)
+    keys = names.find_images([item.get("name", "") for item in items], file, part)
+    images = []
+    for item, key in zip(items, keys, strict=True):
+        if key is None:
+            raise MissingImage(
+                f"{place!r} describes {item.get('name', '')!r}, and there is no such image in {tree.shown!r}: add it."
+            )
+        sides = item.get("height") or "", item.get("width") or ""
+        size = (int(sides[0]), int(sides[1])) if all(side.isdecimal() and int(side) > 0 for side in sides) else None
+        image = AnnotatedImage(key, size=size, declared=part_of_name(item.get("subset") or "") or part, source=file)
+        for shape in item:
+            if shape.tag != "tag":  # a label of the whole image
+                _add_cvat_shape(image, shape, place, unread)
+        images.append(image)
+    return images
+
+
+def _add_cvat_shape(image: AnnotatedImage, shape: ElementTree.Element, place: str, unread: Counter[str]) -> None:
+    name = plain_name(shape.get("label") or "")
+    try:
+        angle = float(shape.get("rotation") or 0)
+        box, outline = _cvat_outline(shape, image.size)
+    except ValueError:
+        raise UserError(
+            f"{place!r} has a {shape.tag} of {name!r} in {image.key!r} whose numbers cannot be read: correct it."
+        ) from None
+    if box is None:
+        unread[shape.tag] += 1
+        return
+    if not name:
+        raise UserError(f"{place!r} has a {shape.tag} without a label in {image.key!r}: correct it.")
+    if angle % 360:
+        raise UserError(
+            f"{place!r} has a {shape.tag} of {name!r} in {image.key!r} that is turned by {angle:g} degrees, and turned "
+            "boxes are not read: draw it upright, or as a polygon."
+        )
+    image.add(box, name, outline=outline)
+
+
+def _cvat_outline(shape: ElementTree.Element, size: tuple[int, int] | None) -> tuple[Corners | None, object]:
+    """Return the box of a shape and its outline; no box if the shape has no area.
+
+    Raises:
+        ValueError: A number is missing or cannot be read, or a mask does not fit its image.
+    """
+    if shape.tag == "box":
+        left, top, right, bottom = (float(shape.get(edge) or "") for edge in CVAT_EDGES)
+        return (left, top, right, bottom), None
+    if shape.tag == "polygon":
+        pairs = [pair.split(",") for pair in (shape.get("points") or "").split(";")]
+        points = [(float(x), float(y)) for x, y in pairs]
+        return box_of_points(points), [[value for point in points for value in point]]
+    if shape.tag != "mask" or size is None:
+        return None, None
+    left, top, width, height = (int(shape.get(name) or "") for name in ("left", "top", "width", "height"))
+    lengths = np.asarray([int(text) for text in (shape.get("rle") or "").split(",")], dtype=np.int64)
+    is_inside = (
+        left >= 0 and top >= 0 and width > 0 and height > 0 and left + width <= size[1] and top + height <= size[0]
+    )
+    if not is_inside or lengths.min() < 0 or lengths.max() > width * height or lengths.sum() != width * height:
+        raise ValueError("it does not fit the image")
+    mask = np.zeros(size, dtype=np.bool_)
+    runs = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)  # row by row
+    mask[top : top + height, left : left + width] = runs.reshape(height, width)
+    return (float(left), float(top), float(left + width), float(top + height)), run_lengths_of(mask)

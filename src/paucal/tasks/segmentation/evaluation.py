@@ -1,0 +1,96 @@
+"""Evaluation of a network on images with masks: every labelled pixel of every image is counted."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paucal.data.masks.coding import IGNORED
+from paucal.data.views.normalisation import Normalisation
+from paucal.distributed import rank, world_size
+from paucal.evaluation.predictions import evaluation_mode
+from paucal.models.preprocessing import Preprocessing
+from paucal.tasks.segmentation.images import SegmentationData
+from paucal.tasks.segmentation.model import SegmentationModel
+from paucal.tasks.segmentation.pictures import write_mask
+from paucal.tasks.segmentation.scores import Tally, plain_scores, tally
+from paucal.tasks.segmentation.windows import WindowOptions, pixel_probabilities
+
+SCORE, LOSS = "val_mean_iou", "val_loss"
+
+
+def count_pixels(
+    network: nn.Module,
+    data: SegmentationData,
+    indices: Sequence[int],
+    preprocessing: Preprocessing,
+    options: WindowOptions,
+    device: torch.device | str,
+    on_image: Callable[[int, Tensor], None] = lambda index, probabilities: None,
+) -> list[Tally]:
+    """Count the pixels of images; processes share the images, and each returns all counts.
+
+    Args:
+        network: Network to evaluate; its modes are left as they are.
+        data: Images and masks.
+        indices: Positions of the images.
+        preprocessing: Preprocessing of the images.
+        options: Windows, scales and mirroring.
+        device: Device of the network.
+        on_image: Called with the position and the (K, H, W) probabilities of each image of this process.
+    """
+    statistics, own = Normalisation(preprocessing.mean, preprocessing.std), []
+    with evaluation_mode(network):
+        for index in map(int, list(indices)[rank() :: world_size()]):
+            image = statistics.apply(data.images.store.read(index)).to(device)
+            probabilities = pixel_probabilities(network, image, options)
+            own.append(tally(index, probabilities, torch.from_numpy(data.masks.read(index)), IGNORED))
+            on_image(index, probabilities)
+    if world_size() == 1:
+        return own
+    gathered: list[list[Tally]] = [[] for _ in range(world_size())]
+    dist.all_gather_object(gathered, own)
+    return [row for rows in gathered for row in rows]
+
+
+def count_and_write_masks(
+    model: SegmentationModel,
+    data: SegmentationData,
+    indices: Sequence[int],
+    options: WindowOptions,
+    folder: Path,
+    advance: Callable[[int, int], None],
+) -> list[Tally]:
+    """Count the pixels of images as `count_pixels` does, and write the predicted masks into a folder.
+
+    Args:
+        model: Model to evaluate.
+        data: Images and masks.
+        indices: Positions of the images.
+        options: Windows, scales and mirroring.
+        folder: Folder of the predicted masks.
+        advance: Called with (images done by this process, all images).
+    """
+    written: list[Path] = []
+
+    def write(index: int, probabilities: Tensor) -> None:
+        classes = probabilities.argmax(0).cpu().numpy()
+        written.append(write_mask(folder, data.images.keys[index], classes, model.card.coding))
+        advance(len(written), len(indices))
+
+    return count_pixels(model.network, data, indices, model.card.preprocessing, options, model.device, write)
+
+
+def validation(
+    data: SegmentationData, preprocessing: Preprocessing, options: WindowOptions
+) -> Callable[[nn.Module, torch.device], Mapping[str, float]]:
+    """Return a function that scores a network on the validation images, as `training.Watch` calls it."""
+    indices = data.part("val").tolist()
+
+    def validate(module: nn.Module, device: torch.device) -> Mapping[str, float]:
+        scores = plain_scores(count_pixels(module, data, indices, preprocessing, options, device))
+        return {SCORE: scores["mean_iou"], "val_pixel_accuracy": scores["pixel_accuracy"], LOSS: scores["loss"]}
+
+    return validate

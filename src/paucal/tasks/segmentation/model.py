@@ -1,0 +1,206 @@
+"""A segmentation model: its card in `model.json`, the network built from the card, and masks of new images."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import nn
+
+from paucal.backbones.layout import Size
+from paucal.backbones.spec import BackboneSpec
+from paucal.data.channels.decoding import convert_image
+from paucal.data.decode import Reading
+from paucal.data.masks.coding import MaskCoding
+from paucal.data.views.normalisation import Normalisation
+from paucal.memory import available_memory
+from paucal.models.card import FORMAT, ModelCard
+from paucal.models.preprocessing import MAX_SIDE
+from paucal.models.saved import load_saved
+from paucal.models.tasks import SEGMENTATION
+from paucal.runs import RunFolder
+from paucal.tasks.segmentation.network import SegmentationNetwork, segmentation_network
+from paucal.tasks.segmentation.windows import WindowOptions, fitting_scale, pixel_probabilities
+from paucal.types import UserError
+
+MOST_WIDTH = 4096
+COPIES = 5  # copies of an image's probabilities that are in memory at a time
+
+
+@dataclass(frozen=True)
+class Head:
+    """The head of a model.
+
+    Attributes:
+        width: Channels within the head.
+        dropout: Share of channels dropped in training.
+    """
+
+    width: int
+    dropout: float
+
+    def __post_init__(self) -> None:
+        if type(self.width) is not int or not 1 <= self.width <= MOST_WIDTH or not 0 <= float(self.dropout) < 1:
+            raise UserError(
+                f"model.json has a head of width {self.width!r} and dropout {self.dropout!r}, expected 1 to "
+                f"{MOST_WIDTH} channels and a share below 1: restore it."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentationCard(ModelCard):
+    """The card of a model that classifies every pixel.
+
+    Attributes:
+        head: Head of the network.
+        coding: Meaning of the values in its training masks; predicted masks have the same values.
+        overlap: Share of a window that the next window covers again.
+        whole: Whether the network sees a whole image at once instead of windows.
+        resize_to: Shorter and longer side in pixels that images are brought to; None for their own size.
+    """
+
+    task: ClassVar[str] = SEGMENTATION
+    formats: ClassVar[tuple[int, ...]] = (FORMAT,)
+
+    head: Head
+    coding: MaskCoding
+    overlap: float = 1 / 3
+    whole: bool = False
+    resize_to: Size | None = None
+
+    def build(self, drop_path_rate: float | None = None) -> SegmentationNetwork:
+        """Build the network with fresh weights.
+
+        Raises:
+            UserError: The backbone cannot be built.
+        """
+        spec = replace(self.backbone, pretrained=False)
+        return segmentation_network(spec, len(self.classes), self.head.width, self.head.dropout, drop_path_rate)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "task": self.task,
+            "format": FORMAT,
+            "backbone": self.backbone.to_dict(),
+            "head": {"name": "upernet", "width": self.head.width, "dropout": self.head.dropout},
+            "classes": list(self.classes),
+            "masks": {"kind": self.coding.kind, "values": list(self.coding.values), "ignore": self.coding.ignore},
+            "overlap": self.overlap,
+            "whole": self.whole,
+            "resize_to": None if self.resize_to is None else list(self.resize_to),
+            "preprocessing": self.preprocessing.to_dict(),
+        }
+
+    @classmethod
+    def _own_values(cls, stored: Mapping[str, Any], spec: BackboneSpec) -> tuple[int, dict[str, Any]]:
+        masks, overlap = stored["masks"], stored["overlap"]
+        coding = MaskCoding(masks["kind"], tuple(masks["values"]), masks["ignore"])
+        if not isinstance(overlap, float | int) or not 0 <= overlap <= 0.9:
+            raise UserError(f"model.json has windows that overlap by {overlap!r}, expected 0 to 0.9: restore it.")
+        whole, sides = stored.get("whole", False), stored.get("resize_to")  # missing in older cards
+        if type(whole) is not bool or not (sides is None or _are_sides(sides)):
+            raise UserError(
+                f"model.json has whole {whole!r} and resize_to {sides!r}, expected true or false and two sides up to "
+                f"{MAX_SIDE}: restore it."
+            )
+        return coding.count, {
+            "head": Head(stored["head"]["width"], stored["head"]["dropout"]),
+            "coding": coding,
+            "overlap": float(overlap),
+            "whole": whole,
+            "resize_to": None if sides is None else tuple(sides),
+        }
+
+
+@dataclass(frozen=True)
+class SegmentationModel:
+    """A trained model, ready to segment images.
+
+    Attributes:
+        network: Network in evaluation mode.
+        card: Classes, preprocessing and windows.
+        device: Device of the network.
+    """
+
+    network: nn.Module
+    card: SegmentationCard
+    device: torch.device
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names in the order of the probabilities."""
+        return self.card.classes
+
+    @property
+    def reading(self) -> Reading:
+        """How images are read: at their own size, with the range of values of the training."""
+        return replace(self.card.preprocessing.reading, side=None)
+
+    def window_options(self, scales: tuple[float, ...] = (1.0,), mirror: bool = False) -> WindowOptions:
+        """Return the windows of the run, with scales and mirroring."""
+        card = self.card
+        size = card.preprocessing.image_size
+        return WindowOptions(size, card.overlap, scales, mirror, whole=card.whole, resize_to=card.resize_to)
+
+    def probabilities(
+        self, image: Image.Image | np.ndarray, scales: tuple[float, ...] = (1.0,), mirror: bool = False
+    ) -> torch.Tensor:
+        """Return the (K, H, W) float32 probabilities of the pixels of an image of any size, on the CPU.
+
+        Args:
+            image: PIL image, or array (H, W) or (H, W, 3).
+            scales: Factors on the image's sides; probabilities are averaged over them.
+            mirror: Whether the mirror image is averaged too.
+
+        Raises:
+            UserError: The probabilities would not fit in memory.
+        """
+        statistics = Normalisation(self.card.preprocessing.mean, self.card.preprocessing.std)
+        pixels = statistics.apply(convert_image(image, self.reading)).to(self.device)
+        size = (pixels.shape[-2], pixels.shape[-1])
+        _require_memory(len(self.classes), *size, max(scales) * fitting_scale(size, self.card.resize_to))
+        return pixel_probabilities(self.network, pixels, self.window_options(scales, mirror)).cpu()
+
+    def mask(
+        self, image: Image.Image | np.ndarray, scales: tuple[float, ...] = (1.0,), mirror: bool = False
+    ) -> NDArray[np.uint8]:
+        """Return the (H, W) class numbers of an image's pixels; see `probabilities`."""
+        return self.probabilities(image, scales, mirror).argmax(0).numpy().astype(np.uint8)
+
+
+def load_segmenter(run: str | os.PathLike[str] | RunFolder, device: torch.device | str = "cpu") -> SegmentationModel:
+    """Load the best model of a run of `paucal segment`.
+
+    Args:
+        run: Run folder.
+        device: Device of the model.
+
+    Raises:
+        UserError: There is no such run, another verb made it, it has no saved model yet, or its files do not fit.
+
+    Example:
+        >>> model = load_segmenter("runs/1")  # doctest: +SKIP
+        >>> model.mask(Image.open("photo.jpg")).shape  # doctest: +SKIP
+        (480, 640)
+    """
+    return SegmentationModel(*load_saved(run, SegmentationCard, device))
+
+
+def _require_memory(classes: int, height: int, width: int, scale: float = 1.0) -> None:
+    """Raise a UserError for an image whose probabilities would not fit in memory."""
+    needed, free = round(4 * COPIES * classes * height * width * max(scale, 1.0) ** 2), available_memory()
+    if needed > free:
+        raise UserError(
+            f"an image of {height}x{width} pixels with {classes} classes needs {needed / 2**30:.3g} GiB, and "
+            f"{free / 2**30:.3g} GiB of this machine's memory are free: cut the image into parts, or make it smaller."
+        )
+
+
+def _are_sides(value: Any) -> bool:
+    """Whether a value of a file is two sides in pixels."""
+    return isinstance(value, list) and len(value) == 2 and all(type(n) is int and 8 <= n <= MAX_SIDE for n in value)
