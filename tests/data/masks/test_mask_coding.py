@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
-from paucal.data.masks.class_names import NamedClasses, read_class_names
-from paucal.data.masks.coding import IGNORED, MaskCoding, find_coding, require_fit
-from paucal.data.masks.measuring import FileFacts, Seen
-from paucal.data.masks.pixels import COLOUR, PALETTE
+from paucal.data.masks.coding import IGNORED, MaskCoding, NamedClasses, find_coding, read_class_names, require_fit
+from paucal.data.masks.mask_files import COLOUR, PALETTE, FileFacts, MaskFacts
 from paucal.types import UserError
 
 
@@ -16,14 +14,14 @@ def facts(*values: int, name: str = "a.png", solid: tuple[int, ...] | None = Non
     return FileFacts(name, pixels, frozenset(values if solid is None else solid), **more)
 
 
-def seen(*values: int, **more) -> Seen:
+def seen(*values: int, **more) -> MaskFacts:
     """Return what a look at one file has shown."""
-    return Seen((facts(*values, **more),))
+    return MaskFacts((facts(*values, **more),))
 
 
-def files(*many: tuple[int, ...], **more) -> Seen:
+def files(*many: tuple[int, ...], **more) -> MaskFacts:
     """Return what a look at several files has shown."""
-    return Seen(tuple(facts(*values, name=f"{place}.png", **more) for place, values in enumerate(many)))
+    return MaskFacts(tuple(facts(*values, name=f"{place}.png", **more) for place, values in enumerate(many)))
 
 
 @pytest.mark.parametrize(
@@ -98,16 +96,16 @@ def test_values_of_no_class__are_refused_with_the_file():
     [
         (seen(*range(0, 256, 2)), {}, r"mask a\.png has 128 grey levels from 0 to 254, as after blurring"),
         (seen(0, 3, 250, 255, lossy=True, name="a.jpg"), {}, "a.jpg is in a lossy format"),
-        (seen(0, 400, bits=16), {"wanted": "grey"}, "a.png has 16 bits a pixel"),
+        (seen(0, 400, bits=16), {"given": "grey"}, "a.png has 16 bits a pixel"),
         (seen(0, 20000, bits=16), {}, "a.png has 16 bits a pixel"),
-        (seen(0, 300, bits=16), {"wanted": "index"}, "255 classes are the most"),
+        (seen(0, 300, bits=16), {"given": "index"}, "255 classes are the most"),
         (seen(255), {}, "are of one class"),
         (seen(0), {}, "are of one class"),
         (seen(0), {"ignore": [0]}, "no pixel of the masks is labelled"),
         (seen(0, 255), {"ignore": [1, 2, 3]}, "expected one grey value"),
         (seen(0, 255, kind=COLOUR), {"ignore": [1]}, "expected red, green and blue"),
-        (seen(0, 255), {"wanted": "colour"}, "the masks are grey"),
-        (seen(0, 255, kind=COLOUR), {"wanted": "index"}, "the masks are in colour"),
+        (seen(0, 255), {"given": "colour"}, "the masks are grey"),
+        (seen(0, 255, kind=COLOUR), {"given": "index"}, "the masks are in colour"),
         (seen(*range(300), kind=COLOUR), {}, "300 colours, and 255"),
         (seen(0, 1, 2), {"named": NamedClasses(("a", "b"))}, "names 2 classes, and the masks have 3"),
         (
@@ -140,9 +138,9 @@ ZERO_ONE, ZERO_255, VOID = (0, 1), (0, 255), (0, 1, 255)
         ([ZERO_255, (0, 128)], "two codings"),
         ([ZERO_ONE, (0, 128)], "two codings"),
         ([(0, 1, 2), (0, 3), ZERO_255], "two codings.*--ignore 255"),
-        ([(0, 1, 254, 255), ZERO_255], r"nearly those of a class, 1 and 254 \(0\.png\) among 0, 1, 254, 255"),
-        ([(0, 5, 250), (0, 250)], "nearly those of a class"),
-        ([(0, 85, 170, 255), (0, 84, 85, 255)], r"nearly those of a class, 84 \(1\.png\)"),
+        ([(0, 1, 254, 255), ZERO_255], r"close to those of a class, 1 and 254 \(0\.png\) among 0, 1, 254, 255"),
+        ([(0, 5, 250), (0, 250)], "close to those of a class"),
+        ([(0, 85, 170, 255), (0, 84, 85, 255)], r"close to those of a class, 84 \(1\.png\)"),
     ],
 )
 def test_files_of_two_codings__are_refused_with_the_flag_that_settles_it(many, words):
@@ -160,7 +158,7 @@ def test_flags__settle_what_files_of_two_codings_mean():
     assert find_coding(files(ZERO_255, (0, 254)), "grey") == MaskCoding("grey", (0, 254, 255))
     rows = np.asarray([[0, 1, 1], [0, 255, 254]], dtype=np.int32)
     assert [MaskCoding("binary", (0, 255)).encode(row[None], "x").tolist() for row in rows] == [[[0, 1, 1]]] * 2
-    with pytest.raises(UserError, match=r"mask 1\.png has values up to 100: .* are marked with 1, or from"):
+    with pytest.raises(UserError, match=r"mask 1\.png has values up to 100: .* are marked with 1 or with 128"):
         find_coding(files(ZERO_255, (0, 100)), "binary")
 
 
@@ -182,7 +180,7 @@ def test_sound_sets__are_not_refused(many):
 
 def test_a_few_pixels_of_a_small_number__do_not_make_white_unlabelled():
     specks = seen(0, 1, 255, pixels={0: 90_000, 1: 20, 255: 40_000})
-    with pytest.raises(UserError, match=r"0 and 255, and 20 pixels of 1 \(a\.png\): say --mask-values binary"):
+    with pytest.raises(UserError, match=r"0 and 255, and 20 pixels of 1 \(a\.png\): give --mask-values binary"):
         find_coding(specks)
     assert find_coding(specks, "binary").count == 2
     scribbles = seen(0, 1, 255, pixels={0: 300, 1: 200, 255: 90_000})
@@ -194,11 +192,11 @@ def test_palettes_that_differ__are_refused_and_their_colours_may_be_meant():
     one = facts(0, 1, name="one.png", kind=PALETTE, palette={0: black, 1: red})
     other = facts(0, 1, 2, name="two.png", kind=PALETTE, palette={0: black, 1: blue, 2: red})
     with pytest.raises(UserError, match=r"the number 1 is \(255, 0, 0\) in one\.png and \(0, 0, 255\) in two\.png"):
-        find_coding(Seen((one, other)))
-    assert find_coding(Seen((one, other)), "colour") == MaskCoding("colour", (black, blue, red))
-    assert find_coding(Seen((one, other)), "index") == MaskCoding("index", (0, 1, 2))
+        find_coding(MaskFacts((one, other)))
+    assert find_coding(MaskFacts((one, other)), "colour") == MaskCoding("colour", (black, blue, red))
+    assert find_coding(MaskFacts((one, other)), "index") == MaskCoding("index", (0, 1, 2))
     table = NamedClasses(("sky", "car", "none"), (blue, red, black), colours=True)
-    assert find_coding(Seen((one, other)), named=table).values == (blue, red, black)
+    assert find_coding(MaskFacts((one, other)), named=table).values == (blue, red, black)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +204,7 @@ def test_palettes_that_differ__are_refused_and_their_colours_may_be_meant():
     [
         (
             (facts(0, 0xFF0000, kind=COLOUR), facts(0, 1, kind=PALETTE, palette={0: 0, 1: 9})),
-            "with a palette: store all alike, or say",
+            "with a palette: store all alike, or give",
         ),
         ((facts(0, 0xFF0000, kind=COLOUR), facts(0, 1, 2)), "with numbers or grey levels"),
         ((facts(0, 0xFF0000, kind=COLOUR), facts(0, 255)), "in black and white"),
@@ -216,30 +214,30 @@ def test_palettes_that_differ__are_refused_and_their_colours_may_be_meant():
 )
 def test_masks_that_are_stored_in_two_ways__are_refused(pair, words):
     with pytest.raises(UserError, match=words):
-        find_coding(Seen(pair))
+        find_coding(MaskFacts(pair))
 
 
 def test_black_white_and_grey__are_colours_where_a_file_of_three_channels_has_them():
     colour, grey = facts(0, 0xFF0000, kind=COLOUR), facts(0, 128, 255, bits=24)
-    found = find_coding(Seen((colour, grey, facts(0, 128), facts(0, 255), facts(0, 1, bits=1))))
+    found = find_coding(MaskFacts((colour, grey, facts(0, 128), facts(0, 255), facts(0, 1, bits=1))))
     assert found == MaskCoding("colour", (0, 0x808080, 0xFF0000, 0xFFFFFF))
 
 
 def test_one_bit_and_eight__are_black_and_white_alike():
-    assert find_coding(Seen((facts(0, 1, bits=1), facts(0, 255)))) == MaskCoding("binary", (0, 255))
-    assert find_coding(Seen((facts(0, 1, bits=1), facts(0, 1, 2)))) == MaskCoding("index", (0, 1, 2))
+    assert find_coding(MaskFacts((facts(0, 1, bits=1), facts(0, 255)))) == MaskCoding("binary", (0, 255))
+    assert find_coding(MaskFacts((facts(0, 1, bits=1), facts(0, 1, 2)))) == MaskCoding("index", (0, 1, 2))
 
 
 def test_blurred_masks__are_named():
     clean, grey = facts(0, 255, name="clean.png"), tuple(range(0, 256, 12))
     blurred = facts(*grey, 255, name="blurred.png", solid=(0, 255), pixels=dict.fromkeys((*grey, 255), 1))
     with pytest.raises(UserError, match=r"mask blurred\.png has 23 grey levels .* \(1 of 4 masks like that\)"):
-        find_coding(Seen((clean, blurred, clean, clean)))
+        find_coding(MaskFacts((clean, blurred, clean, clean)))
     edges = facts(
         0, 64, 128, 191, 255, name="edges.png", solid=(0, 255), pixels={0: 900, 64: 9, 128: 9, 191: 9, 255: 900}
     )
     with pytest.raises(UserError, match=r"mask edges\.png has 5 grey levels"):
-        find_coding(Seen((edges, clean)))
+        find_coding(MaskFacts((edges, clean)))
     colours = [n * 0x010203 for n in range(9)]
     with pytest.raises(UserError, match=r"mask a\.png has 9 colours, and 7 of the 9 of all masks occur on edges alone"):
         find_coding(seen(*colours, kind=COLOUR, solid=tuple(colours[:2])))
@@ -247,8 +245,8 @@ def test_blurred_masks__are_named():
 
 def test_lossy_masks_of_numbers__are_refused_even_where_nothing_is_left():
     with pytest.raises(UserError, match=r"mask b\.jpg is in a lossy format"):
-        find_coding(Seen((facts(0, 1), facts(0, name="b.jpg", lossy=True))))
-    assert find_coding(Seen((facts(0, 255), facts(0, 255, lossy=True)))).kind == "binary"
+        find_coding(MaskFacts((facts(0, 1), facts(0, name="b.jpg", lossy=True))))
+    assert find_coding(MaskFacts((facts(0, 255), facts(0, 255, lossy=True)))).kind == "binary"
 
 
 def test_masks_for_a_run__must_have_the_coding_that_it_knows():

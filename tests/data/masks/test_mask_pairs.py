@@ -61,7 +61,7 @@ def test_files_without_a_partner__are_left_out_and_named(tmp_path):
         (["masks/a.png"], "has no images in it"),
         (["other/a.png"], "has no masks in it"),
         (["images/a.png", "masks/b.png"], "none of the 1 image has a mask of its name"),
-        (["images/a.png", "images/a.bmp", "masks/a.png"], "have one name, and masks are found by it"),
+        (["images/a.png", "images/a.bmp", "masks/a.png"], "have the same name, and masks are matched by name"),
         (["images/a.png", "masks/a.png", "masks/a.bmp"], "belong to one image"),
     ],
 )
@@ -192,7 +192,7 @@ def test_images_outside_of_parts__are_named_and_make_parts_void(tmp_path):
     folder(tmp_path, "train/images/a.png", "train/masks/a.png", "images/b.png", "masks/b.png")
     pairs = find_pairs(tmp_path)
     assert [pair.part for pair in pairs.pairs] == ["", ""]
-    assert "1 image lies in no folder of a part" in pairs.notes[0]
+    assert "1 image is in no folder of a part" in pairs.notes[0]
 
 
 def test_annotations_of_other_kinds__are_named(tmp_path):

@@ -7,14 +7,14 @@ from PIL import Image
 from data.masks.made import grey, save
 from paucal.data.decode import UnreadableImage
 from paucal.data.masks.coding import IGNORED
-from paucal.data.masks.masked_images import image_set, joined, with_masks
+from paucal.data.masks.masked_images import images_of_pairs, join_masks, read_masks
 from paucal.data.masks.pairs import find_pairs
 from paucal.types import UserError
 
 
 def opened(root, **more):
     pairs = find_pairs(root)
-    return with_masks(image_set(pairs, str(root)), pairs, **more)
+    return read_masks(images_of_pairs(pairs, str(root)), pairs, **more)
 
 
 def make(root, masks, size=(4, 6)):
@@ -113,7 +113,7 @@ def test_several_masks_of_an_image__are_joined(tmp_path, monkeypatch):
 
 def test_joined_masks__are_unlabelled_where_none_marks_and_one_is():
     one, other = grey([0, 1, IGNORED, 0]), grey([0, IGNORED, 0, 1])
-    assert joined([one, other]).tolist() == [[0, 1, IGNORED, 1]]
+    assert join_masks([one, other]).tolist() == [[0, 1, IGNORED, 1]]
 
 
 @pytest.mark.parametrize("orientation", [3, 6, 65537])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from paucal.data.masks.pixels import read_raw
+from paucal.data.masks.mask_files import read_mask
 from paucal.distributed import rank
 from paucal.evaluation.curves import curves_figure, with_speed
 from paucal.evaluation.figures import save_figure
@@ -107,7 +107,7 @@ def _draw_extremes(run: RunFolder, setup: SegmentationSetup, tallies: list[Tally
     def compare(row: Tally) -> Image.Image:
         key = data.images.keys[row.index]
         path = png_path(run.evaluation("test") / "masks", key)
-        predicted = coding.encode(read_raw(path, path.name).among(coding.kind == "colour", path.name), path.name)
+        predicted = coding.encode(read_mask(path, path.name).values_for(coding.kind == "colour", path.name), path.name)
         image, mask = data.images.store.read(row.index), data.masks.read(row.index)
         return draw_comparison(image, mask, predicted, colours, f"{key}: mean IoU {percent(row.mean_iou)}")
 

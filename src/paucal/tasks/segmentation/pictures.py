@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from paucal.data.masks.coding import IGNORED, MaskCoding
-from paucal.data.masks.pixels import unpacked
+from paucal.data.masks.mask_files import unpack_colour
 from paucal.data.views.normalisation import Normalisation
 from paucal.runs import write_atomically
 from paucal.tasks.segmentation.crops import MASK
@@ -19,7 +19,7 @@ from paucal.wording import shortened
 STRENGTH = 0.45  # of a class's colour over the image
 SHOWN_SIDE = 320  # pixels of an image in a comparison
 GAP, LINE, LEGEND = 6, 14, 18  # pixels
-COLUMNS = ("image", "labels", "answers", "mistakes")
+COLUMNS = ("image", "labels", "predicted", "mistakes")
 NARROWEST = 56  # pixels of the longest title of a column
 MOST_NAMES, MOST_LETTERS = 12, 24  # in a legend
 MOST_CROPS = 8
@@ -55,7 +55,7 @@ def png_path(folder: Path, key: str) -> Path:
 def class_colours(coding: MaskCoding) -> NDArray[np.uint8]:
     """Return the (K, 3) colours of the classes: those of masks in colour, else those of PASCAL VOC, black first."""
     if coding.kind == "colour":
-        return np.asarray([unpacked(value) for value in coding.values], dtype=np.uint8)
+        return np.asarray([unpack_colour(value) for value in coding.values], dtype=np.uint8)
     return np.asarray([voc_colour(number) for number in range(coding.count)], dtype=np.uint8)
 
 

@@ -15,8 +15,8 @@ from paucal.data.boxes.tree import is_archive
 from paucal.data.checking.findings import Finding, refusal_finding
 from paucal.data.checking.survey import Survey
 from paucal.data.images import ImageSet
-from paucal.data.masks.class_names import read_class_names
-from paucal.data.masks.masked_images import MaskedImages, image_set, require_enough, with_masks
+from paucal.data.masks.coding import read_class_names
+from paucal.data.masks.masked_images import MaskedImages, images_of_pairs, read_masks, require_enough
 from paucal.data.masks.pairs import Pairs, find_pairs
 from paucal.data.masks.recognition import masks_among
 from paucal.data.sources.folder import find_images
@@ -63,12 +63,12 @@ def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | Non
         pairs = find_pairs(root, *places)
     except UserError as problem:
         return _without_masks(places[0] or root, problem), [refusal_finding(BAD_MASKS, problem)]
-    images = image_set(pairs, str((places[0] or root).resolve()))
+    images = images_of_pairs(pairs, str((places[0] or root).resolve()))
     try:
         if settings.on_bad_image == "skip":
             images = verify_images(images, "skip")[0]
         named = None if settings.classes is None else read_class_names(Path(settings.classes))
-        masked = with_masks(images, pairs, settings.mask_values, settings.ignore, named)
+        masked = read_masks(images, pairs, settings.mask_values, settings.ignore, named)
         require_enough(masked)
     except UserError as problem:
         return images, [_masks_finding(pairs), refusal_finding(BAD_MASKS, problem)]
