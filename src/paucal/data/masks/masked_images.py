@@ -10,13 +10,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paucal.data.checking.findings import Finding
-from paucal.data.decode import UnreadableImage, read_orientation
+from paucal.data.decode import Orientation, UnreadableImage, ambiguity_note, read_orientation
 from paucal.data.images import ImageSet
 from paucal.data.masks.coding import IGNORED, Coding, MaskCoding, NamedClasses, find_coding, require_fit
 from paucal.data.masks.mask_files import FileFacts, MaskFacts, count_values, read_mask
 from paucal.data.masks.pairs import Pairs
-from paucal.data.orientation import Orientation, ambiguity_note
-from paucal.data.sources.stores import FileStore
+from paucal.data.stores import FileStore
 from paucal.memory import available_memory
 from paucal.types import UserError
 from paucal.wording import counted

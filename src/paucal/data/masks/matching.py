@@ -17,7 +17,7 @@ from paucal.data.masks.naming import (
     shorter_names,
     without_suffix,
 )
-from paucal.data.part_names import PARTS
+from paucal.data.splits.part_names import PARTS
 from paucal.types import UserError
 from paucal.wording import counted, was
 

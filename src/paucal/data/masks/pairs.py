@@ -18,8 +18,8 @@ from paucal.data.masks.naming import (
     without_suffix,
 )
 from paucal.data.masks.part_lists import read_part_lists
-from paucal.data.part_names import part_among_words
 from paucal.data.sources.folder import find_images
+from paucal.data.splits.part_names import part_among_words
 from paucal.types import UserError
 from paucal.wording import counted
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from paucal.data.given import given_path, given_sources
+from paucal.data.arguments import list_sources, path_text
 from paucal.data.images import ImageSet
-from paucal.data.sources.several import SEPARATOR
+from paucal.data.sources.joining import SEPARATOR
 from paucal.reading import named_path
 from paucal.runner.console import Console, LoggedConsole
 from paucal.runner.input_images import InMemory, full_name, open_sources, read_all
@@ -68,13 +68,13 @@ def predict_masks(
             folder is not empty.
         TypeError: A setting does not exist.
     """
-    sources = [source for source in given_sources(images) if isinstance(source, str)]
+    sources = [source for source in list_sources(images) if isinstance(source, str)]
     if not sources:
         raise UserError(
             "masks are named after their images: give files, folders or patterns, or use paucal.load_segmenter."
         )
     typed = from_python(PredictSettings, settings, "paucal.predict_masks", "predict")
-    loaded = model if isinstance(model, SegmentationModel) else given_path(model, "the model")
+    loaded = model if isinstance(model, SegmentationModel) else path_text(model, "the model")
     return segment_all(loaded, sources, Path(os.fspath(output)), typed, LoggedConsole())
 
 
