@@ -1,4 +1,4 @@
-"""A picture of label maps over their images."""
+"""A figure of label maps over their images."""
 
 from collections.abc import Sequence
 
@@ -11,28 +11,28 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paucal.data.images import ImageSet, spread
+from paucal.data.images import ImageSet, evenly_spaced
 from paucal.data.maps.reader import LabelMaps
 
 COLUMNS = 4
-WIDTH = 12.8  # inches of the whole picture
+WIDTH = 12.8  # inches
 NAMED = 10  # classes with a colour of their own; the others are grey
-STRONGEST = 0.65  # opacity of a label that is certain
+STRONGEST = 0.65  # opacity of a label of probability 1
 
 
 def map_picture(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure:
-    """Draw images beside themselves with each cell in the colour of its likeliest class.
+    """Draw each image twice: plain, and with each cell in the colour of its most probable class.
 
-    The surer the teacher, the stronger the colour. What a map does not cover stays as it is.
+    The opacity is proportional to the probability. Regions that a map does not cover are not coloured.
 
     Args:
-        images: the set of the maps, or a part of it; its classes, if it has any, are among the teacher's.
-        maps: of these images.
-        count: images to draw, spread over the set.
+        images: Set of the maps, or a part of it; its classes, if any, are among the teacher's.
+        maps: Maps of these images.
+        count: Number of images to draw, spread over the set.
     """
     ordered = images.with_classes(maps.facts.classes)
-    here = np.flatnonzero([key in maps for key in ordered.keys])
-    positions = here[spread(len(here), count)]
+    mapped = np.flatnonzero([key in maps for key in ordered.keys])
+    positions = mapped[evenly_spaced(len(mapped), count)]
     reader = maps.rows(ordered, positions)
     found = [reader(int(position)) for position in positions]
     likeliest = [most_likely(entry["values"], entry["indices"], len(ordered.classes)) for entry in found]
@@ -55,12 +55,12 @@ def map_picture(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure:
 
 
 def most_likely(values: Tensor, indices: Tensor, classes: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the likeliest class of each cell and its probability, both (H, W).
+    """Return the most probable class of each cell and its probability, both (H, W).
 
     Args:
-        values: (k, H, W) logits; those of the classes that are not named are zero.
-        indices: (k, H, W) their classes.
-        classes: K.
+        values: (k, H, W) logits of the named classes; those of all others are 0.
+        indices: (k, H, W) numbers of the named classes.
+        classes: Number K of classes.
     """
     logits = values.double()
     others = classes - len(logits)
@@ -74,7 +74,7 @@ def most_likely(values: Tensor, indices: Tensor, classes: int) -> tuple[NDArray[
 
 
 def _panels(images: ImageSet, positions: NDArray[np.int64]) -> tuple[Figure, list[tuple[Axes, Axes]]]:
-    """Return a figure with two panels for each image, about as high as the images are for their width."""
+    """Return a figure with two panels for each image, of about the aspect ratio of the images."""
     columns = min(COLUMNS, len(positions))
     rows = -(-len(positions) // columns)
     sizes = [images.store.read(int(position)).size for position in positions]
@@ -88,7 +88,7 @@ def _panels(images: ImageSet, positions: NDArray[np.int64]) -> tuple[Figure, lis
 
 
 def _extent(covered: Tensor, height: int, width: int) -> tuple[float, float, float, float]:
-    """Return the (left, right, bottom, top) in pixels of a map about the centre of its image."""
+    """Return the (left, right, bottom, top) in pixels of a map centred in its image."""
     across, down = covered.tolist()
     left, top = width * (1 - across) / 2 - 0.5, height * (1 - down) / 2 - 0.5
     return left, left + width * across, top + height * down, top

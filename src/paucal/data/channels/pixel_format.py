@@ -1,8 +1,4 @@
-"""The range of values in a set whose images have more than 8 bits: measured once, then stored with the model.
-
-A 12-bit camera writes 0 to 4,095 into files that could hold 65,535, a microscope or a depth sensor writes floats; what
-is dark and what is bright only the set as a whole can say.
-"""
+"""The pixel format of a set: number of channels, bits a channel, and value range of deep images."""
 
 import io
 import math
@@ -14,22 +10,106 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.channels.arrays import is_tiff
-from paucal.data.channels.decoding import deep_channel_values, range_of
-from paucal.data.channels.planes import RGB
+from paucal.data.channels.arrays import NPY, TIFF, is_tiff
+from paucal.data.channels.decoding import array_shape, deep_channel_values, range_of
+from paucal.data.channels.pixels import RGB
 from paucal.data.decode import ImageSource, Reading, UnreadableImage
-from paucal.data.images import ImageSet, locate, spread
-from paucal.data.sources.stores import EncodedStore
+from paucal.data.images import ImageSet, evenly_spaced
+from paucal.data.stores import EncodedStore, locate, locate_original
+from paucal.types import UserError
 from paucal.wording import percent
 
-_IMAGES = 32
 _LOOKED_AT = 256
-_VALUES = 1 << 16  # of each image
-# So many of all values lie below, and above, the range: dead and hot pixels do not stretch it.
+_GREY = 1  # channels of grey images, which are read as RGB
+LOOKED_AT = 16  # images of a set
+_IMAGES = 32
+_VALUES = 1 << 16  # most values read of each image
+# Share of the values below, and above, the range, so that dead and hot pixels do not stretch it.
 _OUTSIDE = 1e-4
-_GDAL_NO_DATA = 42113  # the TIFF tag with the number that stands for no data, as text
+_GDAL_NO_DATA = 42113  # TIFF tag with the number that means no data, as text
 _NO_DATA = r"-9{2,}\.[09]|-32768\.0|-32767\.0|-214748364[78]\.0"  # as programs write it
-_BEYOND = 1e30  # no measurement is as large; the largest float and 1e38 stand for no data
+_BEYOND = 1e30  # larger values, such as 1e38 and the largest float, mean no data
+
+
+def count_channels(images: ImageSet) -> int:
+    """Return the number of channels of a set, from the headers of up to 256 images spread over it.
+
+    Images that Pillow reads, and those of a single channel, count as RGB; `.npy` files and other TIFF files may have
+    other numbers of channels.
+
+    Raises:
+        UserError: Two images differ.
+    """
+    first: tuple[int, str] | None = None
+    for index in images.sample(_LOOKED_AT):
+        store, place = locate(images.store, int(index))
+        if not isinstance(store, EncodedStore) or not store.name(place).lower().endswith((*NPY, *TIFF)):
+            channels = RGB
+        else:
+            try:
+                shape = array_shape(store.source(place), store.name(place))
+            except UnreadableImage:  # reported when all images are read
+                continue
+            channels = RGB if shape is None or shape.channels == _GREY else shape.channels
+        key = images.keys[int(index)]
+        if first is not None and channels != first[0]:
+            raise UserError(
+                f"the images differ in their channels: {first[1]} has {first[0]}, {key} has {channels}; give "
+                "--channels, and remove the other images or leave them out with --on-bad-image skip."
+            )
+        first = first or (channels, key)
+    return RGB if first is None else first[0]
+
+
+def describe_channels(channels: int) -> str:
+    """Return a note on a set of other than three channels; "" for RGB."""
+    if channels == RGB:
+        return ""
+    kept = "" if channels < RGB else "; sheets and reports show the first three"
+    return (
+        f"images are read with {channels} channels{kept}; augmentations of colours are left out, since they have no "
+        "meaning there"
+    )
+
+
+def has_other_depth(source: ImageSource, name: str, reading: Reading) -> bool:
+    """Return whether an image has more or fewer bits a channel than a model's training images.
+
+    Args:
+        source: Encoded bytes, or path of the file.
+        name: Name of the image.
+        reading: Reading of the model's images, which has value ranges if they had more than 8 bits a channel.
+    """
+    try:
+        values = deep_channel_values(source, name, reading.channels)
+    except UnreadableImage:
+        return False
+    return (values is not None) != _is_deep(reading)
+
+
+def depth_notes(images: ImageSet, reading: Reading) -> list[str]:
+    """Return a note if images of a set have another depth than a model's training images.
+
+    Args:
+        images: Set of images, of which up to 16 are read.
+        reading: Reading of the model's images.
+    """
+    other, looked = 0, images.sample(LOOKED_AT)
+    for index in looked:
+        store, place = locate_original(images.store, int(index))
+        if isinstance(store, EncodedStore):
+            other += has_other_depth(store.source(place), store.name(place), reading)
+    return [f"{describe_depth(reading)} ({other} of {len(looked)} read): predictions are unreliable"] if other else []
+
+
+def describe_depth(reading: Reading, subject: str = "images have") -> str:
+    """Return a sentence on images whose depth is not that of a model's training images."""
+    own, trained = ("8", "more") if _is_deep(reading) else ("more than 8", "8")
+    return f"{subject} {own} bits a channel, and the model was trained on images with {trained}"
+
+
+def _is_deep(reading: Reading) -> bool:
+    return reading.value_range is not None or reading.channel_ranges is not None
 
 
 @dataclass(frozen=True)
@@ -38,17 +118,17 @@ class Values:
 
     Attributes:
         values: (n,) values, or (n, C) of C channels.
-        no_data: Number that the file declares to stand for no data; None where it declares none.
+        no_data: Number that means no data, as declared by the file; None if it declares none.
     """
 
     values: NDArray[np.float64]
     no_data: float | None = None
 
 
-def with_ranges(reading: Reading, images: ImageSet) -> tuple[Reading, list[str]]:
-    """Return a reading with the ranges of values, and notes on values that are no measurements.
+def with_value_ranges(reading: Reading, images: ImageSet) -> tuple[Reading, list[str]]:
+    """Return a reading with value ranges, and notes on values that are not measurements.
 
-    The ranges are measured where the reading has none and images have more than 8 bits.
+    The ranges are measured if the reading has none and images have more than 8 bits a channel.
     """
     if (reading.value_range if reading.channels == RGB else reading.channel_ranges) is not None:
         return reading, []
@@ -67,13 +147,13 @@ def with_ranges(reading: Reading, images: ImageSet) -> tuple[Reading, list[str]]
 
 
 def measure_range(images: ImageSet) -> tuple[float, float] | None:
-    """Return the (low, high) that a set's deep images become 0 and 255 with; None where it has none.
+    """Return the (low, high) that a set's deep images become 0 and 255 with; None if it has none.
 
     Up to 32 of its deep images, spread over the set, are looked at, with evenly spaced values of each; a ten-thousandth
     of the values may lie beyond on either side. Labels and parts play no role. Images that cannot be read are left out,
     and so are values that stand for no data.
     """
-    return with_ranges(Reading(), images)[0].value_range
+    return with_value_ranges(Reading(), images)[0].value_range
 
 
 def _deep(images: ImageSet, channels: int) -> Iterator[Values]:
@@ -81,7 +161,7 @@ def _deep(images: ImageSet, channels: int) -> Iterator[Values]:
     sampled = map(int, images.sample(_LOOKED_AT))
     looked = [index for index in sampled if isinstance(locate(images.store, index)[0], EncodedStore)]
     count = 0
-    for index in [looked[place] for place in spread(len(looked), _LOOKED_AT)]:
+    for index in [looked[place] for place in evenly_spaced(len(looked), _LOOKED_AT)]:
         store, place = locate(images.store, index)
         assert isinstance(store, EncodedStore)
         try:

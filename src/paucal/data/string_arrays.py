@@ -1,4 +1,4 @@
-"""Millions of names in one block of memory, where a list of strings would take a hundred bytes for each."""
+"""Millions of strings in one block of memory; a list would take a hundred bytes more for each."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
@@ -8,18 +8,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-_AT_ONCE = 4096  # strings that are made at once while they are passed over
-_KIND = pa.large_binary()  # bytes: names of files may be no UTF-8
+_AT_ONCE = 4096  # strings created at a time while iterating
+_KIND = pa.large_binary()  # bytes, because names of files may not be UTF-8
 
 
-class Texts(Sequence[str]):
-    """Strings that cannot be changed, in an Arrow array.
+class StringArray(Sequence[str]):
+    """Immutable strings in an Arrow array.
 
     Args:
-        values: of large binary, UTF-8 with surrogates for other bytes.
+        values: Strings as Arrow's large binary: UTF-8, with surrogates for other bytes.
 
     Example:
-        >>> names = Texts.of(["b", "a", "c"])
+        >>> names = StringArray.from_strings(["b", "a", "c"])
         >>> names[1], list(names.take(np.array([2, 0]))), names.order().tolist()
         ('a', ['c', 'b'], [1, 0, 2])
     """
@@ -28,39 +28,39 @@ class Texts(Sequence[str]):
         self._values = values
 
     @classmethod
-    def of(cls, strings: Iterable[str]) -> "Texts":
-        """Keep strings."""
+    def from_strings(cls, strings: Iterable[str]) -> "StringArray":
+        """Return an array of strings."""
         return cls(pa.array((_encoded(text) for text in strings), _KIND))
 
     @classmethod
-    def rows(cls, names: Sequence[str], counts: Sequence[int]) -> "Texts":
-        """Keep "name#0", "name#1", ... for each name, as many as are counted."""
+    def numbered(cls, names: Sequence[str], counts: Sequence[int]) -> "StringArray":
+        """Return "name#0", "name#1", ... for each name and its count."""
         prefixes = pa.array([_encoded(f"{name}#") for name in names], _KIND)
         of_row = pa.array(np.repeat(np.arange(len(names)), counts))
         numbers = np.concatenate([np.arange(count) for count in counts]) if len(counts) else np.zeros(0, np.int64)
         digits = pc.cast(pc.cast(pa.array(numbers), pa.string()), _KIND)
-        return cls(_joined(prefixes.take(of_row), digits, b""))
+        return cls(_join_elements(prefixes.take(of_row), digits, b""))
 
     @classmethod
-    def below(cls, folders: Sequence[str], numbers: NDArray[np.int32], names: "Texts") -> "Texts":
-        """Keep "folder/name" for each name and the number of its folder."""
+    def in_folders(cls, folders: Sequence[str], numbers: NDArray[np.int32], names: "StringArray") -> "StringArray":
+        """Return "folder/name" for each name and the number of its folder."""
         prefixes = pa.array([_encoded(folder) for folder in folders], _KIND).take(pa.array(numbers))
-        return cls(_joined(prefixes, names._values, b"/"))
+        return cls(_join_elements(prefixes, names._values, b"/"))
 
     @classmethod
-    def stored(cls, content: NDArray[np.uint8], ends: NDArray[np.int64]) -> "Texts":
-        """Keep what `parts` has given."""
+    def from_buffers(cls, content: NDArray[np.uint8], ends: NDArray[np.int64]) -> "StringArray":
+        """Return the array that `to_buffers` was called on."""
         offsets = np.concatenate([[0], ends]).astype(np.int64)
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(content))]
         return cls(pa.Array.from_buffers(_KIND, len(ends), buffers))
 
     @classmethod
-    def joined(cls, several: Sequence["Texts"]) -> "Texts":
-        """Keep the strings of several, one after the other."""
-        return cls(pa.concat_arrays([one._values for one in several]))
+    def concatenate(cls, arrays: Sequence["StringArray"]) -> "StringArray":
+        """Return one array of several."""
+        return cls(pa.concat_arrays([one._values for one in arrays]))
 
-    def parts(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return all bytes one after the other, and where each string ends."""
+    def to_buffers(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Return the concatenated bytes, and the (N,) end of each string."""
         lengths = pc.call_function("binary_length", [self._values]).to_numpy(zero_copy_only=False)
         joined = b"".join(value for batch in self._batches() for value in batch)
         return np.frombuffer(joined, dtype=np.uint8), np.cumsum(lengths, dtype=np.int64)
@@ -71,8 +71,8 @@ class Texts(Sequence[str]):
     @overload
     def __getitem__(self, index: int) -> str: ...
     @overload
-    def __getitem__(self, index: slice) -> "Texts": ...
-    def __getitem__(self, index: int | slice) -> "str | Texts":
+    def __getitem__(self, index: slice) -> "StringArray": ...
+    def __getitem__(self, index: int | slice) -> "str | StringArray":
         if isinstance(index, slice):
             return self.take(np.arange(len(self))[index])
         return _decoded(self._values[int(index)].as_py())
@@ -80,9 +80,9 @@ class Texts(Sequence[str]):
     def __iter__(self) -> Iterator[str]:
         return (_decoded(value) for batch in self._batches() for value in batch)
 
-    def take(self, indices: NDArray[np.int64]) -> "Texts":
-        """Return some of them, in that order."""
-        return Texts(self._values.take(pa.array(np.asarray(indices, dtype=np.int64))))
+    def take(self, indices: NDArray[np.int64]) -> "StringArray":
+        """Return some of the strings, in that order."""
+        return StringArray(self._values.take(pa.array(np.asarray(indices, dtype=np.int64))))
 
     def order(self) -> NDArray[np.int64]:
         """Return the positions in the order of the strings, by code points."""
@@ -92,15 +92,15 @@ class Texts(Sequence[str]):
         return (self._values.slice(first, _AT_ONCE).to_pylist() for first in range(0, len(self), _AT_ONCE))
 
 
-class Repeated(Sequence[str]):
-    """A string for each of many images, of which there are few different ones: the part that an image belongs to.
+class RepeatedStrings(Sequence[str]):
+    """Many strings of few different values, such as the part of each image.
 
     Args:
-        words: the different ones.
-        codes: (N,) which of them.
+        words: Different strings.
+        codes: (N,) positions in `words`.
 
     Example:
-        >>> list(Repeated(("train", "test"), np.array([0, 0, 1])))
+        >>> list(RepeatedStrings(("train", "test"), np.array([0, 0, 1])))
         ['train', 'train', 'test']
     """
 
@@ -113,10 +113,10 @@ class Repeated(Sequence[str]):
     @overload
     def __getitem__(self, index: int) -> str: ...
     @overload
-    def __getitem__(self, index: slice) -> "Repeated": ...
-    def __getitem__(self, index: int | slice) -> "str | Repeated":
+    def __getitem__(self, index: slice) -> "RepeatedStrings": ...
+    def __getitem__(self, index: int | slice) -> "str | RepeatedStrings":
         if isinstance(index, slice):
-            return Repeated(self._words, self._codes[index])
+            return RepeatedStrings(self._words, self._codes[index])
         return self._words[self._codes[index]]
 
     def __iter__(self) -> Iterator[str]:
@@ -125,32 +125,32 @@ class Repeated(Sequence[str]):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.asarray(self._words, dtype=dtype)[self._codes]
 
-    def take(self, indices: NDArray[np.int64]) -> "Repeated":
-        """Return some of them, in that order."""
-        return Repeated(self._words, self._codes[indices])
+    def take(self, indices: NDArray[np.int64]) -> "RepeatedStrings":
+        """Return some of the strings, in that order."""
+        return RepeatedStrings(self._words, self._codes[indices])
 
 
-def taken(strings: Sequence[str], indices: NDArray[np.int64]) -> Sequence[str]:
-    """Return some of the strings, in that order, kept as they were kept."""
-    if isinstance(strings, Texts | Repeated):
+def take_strings(strings: Sequence[str], indices: NDArray[np.int64]) -> Sequence[str]:
+    """Return some of the strings, in that order, in the same kind of sequence."""
+    if isinstance(strings, StringArray | RepeatedStrings):
         return strings.take(indices)
     positions: list[int] = np.asarray(indices).tolist()
     return [strings[position] for position in positions]
 
 
 def sorted_positions(strings: Sequence[str]) -> NDArray[np.int64]:
-    """Return the positions of strings in their order.
+    """Return the positions that sort strings.
 
     Example:
         >>> sorted_positions(["b", "a"]).tolist()
         [1, 0]
     """
-    if isinstance(strings, Texts):
+    if isinstance(strings, StringArray):
         return strings.order()
     return np.asarray(sorted(range(len(strings)), key=strings.__getitem__), dtype=np.int64)
 
 
-def _joined(first: pa.Array, second: pa.Array, between: bytes) -> pa.Array:
+def _join_elements(first: pa.Array, second: pa.Array, between: bytes) -> pa.Array:
     return pc.call_function("binary_join_element_wise", [first, second, pa.scalar(between, _KIND)])
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from paucal.data.images import UNKNOWN, ImageSet
-from paucal.data.part_names import PARTS, TRAINVAL
 from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.data.sources.labels import several_notes
 from paucal.data.sources.locating import FileFinder, leads_out, plain_path
-from paucal.data.sources.stores import FileStore
+from paucal.data.splits.part_names import PARTS, TRAINVAL
+from paucal.data.stores import FileStore
 from paucal.reading import read_decoded
 from paucal.types import UserError
 from paucal.wording import counted, was
@@ -35,7 +35,7 @@ def open_voc(root: Path, labelled: bool = True) -> ImageSet:
     out.
 
     Raises:
-        UserError: a line is none, or an image is in two parts or has no file.
+        UserError: A line is none, or an image is in two parts or has no file.
     """
     signs: dict[str, dict[str, int]] = {}
     parts: dict[str, str] = {}
@@ -108,7 +108,7 @@ def _image_name(text: str) -> str:
 
 
 def _file_of(finder: FileFinder, image: str, root: Path) -> str:
-    """Return the file of an image below the folder of the images; "" where there is none.
+    """Return the file of an image below the folder of the images; "" if there is none.
 
     Raises:
         UserError: There are several, and none or more than one is a JPEG, as VOC's images are.

@@ -27,18 +27,18 @@ def find_maps(images: ImageSet, folder: Path) -> tuple[NDArray[np.int64], list[P
     """Return the positions of the images that have a map, and the maps' files.
 
     Raises:
-        UserError: there are none, an image that the set does not keep for validation or test has none, two images
-            share one, or a file lies outside of the folder.
+        UserError: There are no maps, a training image has none, two images share one, or a file is outside of the
+            folder.
     """
     root = folder.resolve()
     if not root.is_dir():
-        raise UserError(f"--from-published: {str(folder)!r} is no folder; give the one that holds the class folders.")
-    wanted = [_file_of(key, root) for key in images.keys]
-    has = np.array([path.is_file() for path in wanted], dtype=bool)
+        raise UserError(f"--from-published: {str(folder)!r} is not a folder: give the one with the class folders.")
+    paths = [_map_path(key, root) for key in images.keys]
+    has = np.array([path.is_file() for path in paths], dtype=bool)
     if not has.any():
         raise UserError(
-            f"--from-published: {str(folder)!r} holds no maps of {images.name} ({wanted[0].relative_to(root)} is not "
-            "there, for instance): give the folder that holds the class folders of these images."
+            f"--from-published: {str(folder)!r} holds no maps of {images.name} ({paths[0].relative_to(root)} is "
+            "missing, for instance): give the folder that holds the class folders of these images."
         )
     lacking = [key for key, there, part in zip(images.keys, has, images.declared, strict=True) if not there]
     held_out = [part in ("val", "test") for there, part in zip(has, images.declared, strict=True) if not there]
@@ -49,8 +49,8 @@ def find_maps(images: ImageSet, folder: Path) -> tuple[NDArray[np.int64], list[P
             "maps, or use only the classes that have them with --classes."
         )
     positions = np.flatnonzero(has)
-    files = [wanted[position] for position in positions]
-    _require_own(files)
+    files = [paths[position] for position in positions]
+    _require_distinct(files)
     return positions, files
 
 
@@ -58,24 +58,24 @@ def read_map(path: Path, classes: int) -> tuple[Tensor, Tensor]:
     """Read one published file.
 
     Args:
-        path: of the file.
-        classes: K, how many there are names for.
+        path: Path of the file.
+        classes: Number K of class names.
 
     Returns:
         values (k, H, W) float16 and indices (k, H, W) int64.
 
     Raises:
-        UserError: the file is too large, damaged, holds something else than such a tensor, or names a class beyond K.
+        UserError: The file is too large, damaged, holds something else than such a tensor, or names a class beyond K.
     """
     stored = _load(path)
     if stored.ndim != 4 or stored.shape[0] != 2 or not stored.is_floating_point() or stored.numel() == 0:
         kind = f"{tuple(stored.shape)} {str(stored.dtype).removeprefix('torch.')}"
-        raise UserError(
-            f"{str(path)!r} holds a tensor {kind}, expected (2, k, rows, columns) of float16: it is no map."
-        )
+        raise UserError(f"{str(path)!r} holds a tensor {kind}, expected a map (2, k, rows, columns) of float16.")
     values, indices = stored[0].float(), stored[1].float()
     if not values.isfinite().all() or not torch.equal(indices, indices.round()):
-        raise UserError(f"{str(path)!r} holds logits or class numbers that are none: fetch or make it again.")
+        raise UserError(
+            f"{str(path)!r} holds NaN or infinite logits, or fractional class numbers: download or make it again."
+        )
     if indices.min() < 0 or indices.max() >= classes:
         raise UserError(
             f"{str(path)!r} names class {int(indices.max() if indices.min() >= 0 else indices.min())} of {classes}: "
@@ -90,7 +90,7 @@ def read_maps(
     """Yield (first, values (n, k, H, W), indices (n, k, H, W)) of groups of files, in order.
 
     Raises:
-        UserError: a file cannot be read, or is not of the shape (k, H, W).
+        UserError: A file cannot be read, or is not of the shape (k, H, W).
     """
     for first in range(0, len(files), at_once):
         pairs = []
@@ -111,7 +111,7 @@ def mean_over_cells(values: Tensor, indices: Tensor, classes: int) -> Tensor:
     return logits / values[0].numel()
 
 
-def _file_of(key: str, root: Path) -> Path:
+def _map_path(key: str, root: Path) -> Path:
     parent, _, name = key.rpartition("/")
     folder = parent.rpartition("/")[2]
     path = root / folder / f"{name.partition('.')[0]}.pt"
@@ -126,7 +126,7 @@ def _file_of(key: str, root: Path) -> Path:
     return path
 
 
-def _require_own(files: Sequence[Path]) -> None:
+def _require_distinct(files: Sequence[Path]) -> None:
     path, count = Counter(files).most_common(1)[0]
     if count > 1:
         raise UserError(

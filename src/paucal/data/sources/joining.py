@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from paucal.data.images import ImageSet, Nested, Store
-from paucal.data.shards.stream import joined_stream
+from paucal.data.images import ImageSet
+from paucal.data.shards.stream import concatenate_streams
+from paucal.data.stores import JoinedStore
 from paucal.types import UserError
 
 SEPARATOR = os.pathsep  # ":", and ";" on Windows, as in lists of paths everywhere
@@ -32,18 +33,18 @@ def roots_of(location: str | Path) -> list[str]:
     return pieces
 
 
-def joined_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
+def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
     """Return one set of several: classes are joined by their names, and keys begin with the name of their place.
 
     Where some places have parts of their own and others have none, the images of the others are training images; where
     the images of some may have several labels, those of all may.
 
     Args:
-        sets: opened alike, all labelled or all unlabelled.
-        location: of the whole.
+        sets: Sets opened with the same options.
+        location: Location of the joined set.
 
     Raises:
-        UserError: one of them has classes and another has none.
+        UserError: One of them has classes and another has none.
     """
     if any(one.multi_hot is not None for one in sets) and all(one.classes for one in sets):
         sets = [one.as_multi_hot() for one in sets]
@@ -63,7 +64,7 @@ def joined_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
         labels=np.concatenate([one.labels for one in known]),
         declared=[part or ("train" if parts else "") for one in sets for part in one.declared],
         store=JoinedStore([one.store for one in sets]),
-        stream=joined_stream([one.stream for one in sets], [len(one) for one in sets]),
+        stream=concatenate_streams([one.stream for one in sets], [len(one) for one in sets]),
         hints=replace(sets[0].hints, train_per_class=None, official_parts=""),  # of that set alone
         notes=tuple(f"{name}: {note}" for name, one in zip(names, sets, strict=True) for note in one.notes),
         multi_hot=None if not rows else np.concatenate(rows),
@@ -81,19 +82,3 @@ def _exists(text: str) -> bool:
         return bool(text) and Path(text).expanduser().exists()
     except (OSError, ValueError, RuntimeError):
         return False
-
-
-class JoinedStore(Nested):
-    """Several stores, one after the other."""
-
-    def __init__(self, stores: Sequence[Store]) -> None:
-        self._stores = list(stores)
-        self._ends = np.cumsum([len(store) for store in stores])
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def locate(self, index: int) -> tuple[Store, int]:
-        """Return the store that has an image, and its position there."""
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        return self._stores[number], index - (int(self._ends[number - 1]) if number else 0)

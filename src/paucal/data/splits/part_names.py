@@ -1,4 +1,4 @@
-"""Parts in the names of files and folders: `birds_train.csv`, `instances_train2017.json`, `Validation`, `imagesTr`."""
+"""Train, val and test in names of files: `birds_train.csv`, `instances_train2017.json`, `Validation`, `imagesTr`."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -18,8 +18,8 @@ PARTS = {
     "test": "test",
     "testing": "test",
 }
-TRAINVAL = "trainval"  # a list of the images of train and val
-# As folders of masks have them: alone, and beside other words (nnU-Net's `imagesTr`).
+TRAINVAL = "trainval"  # name of a list of the train and val images
+# Words in names of folders of masks: alone, and beside other words (nnU-Net's `imagesTr`).
 WHOLE_WORDS = {**PARTS, "trainvalid": "train"}
 FOLDER_WORDS = {**WHOLE_WORDS, "tr": "train", "ts": "test"}
 
@@ -36,12 +36,12 @@ _YEAR = re.compile(r"(?:19|20)\d\d")
 
 
 class PartName(NamedTuple):
-    """What the name of a table or list tells.
+    """The part in the name of a table or list.
 
     Attributes:
-        part: "train", "val" or "test"; "" where the name tells none.
-        others: The other words of the name, in small letters; files of one set have the same.
-        title: Name of the set that stands before the part; "" where none does.
+        part: "train", "val" or "test"; "" if the name has no part.
+        others: Other words of the name in lower case, which the files of one set share.
+        title: Name of the set before the part; "" if there is none.
         joint: Whether the file holds the validation images too (`trainval.txt`).
     """
 
@@ -52,7 +52,7 @@ class PartName(NamedTuple):
 
 
 def part_name(file: Path) -> PartName:
-    """Return the part that the first or last word of a file's name is; words that hold a part's name are none.
+    """Return the part that is the first or last word of a file's name.
 
     Example:
         >>> part_name(Path("birds_train.csv"))
@@ -74,7 +74,7 @@ def part_name(file: Path) -> PartName:
 
 
 def train_files(files: Sequence[Path]) -> list[Path]:
-    """Return the files of training images by their names, without those that join two others (`trainval.txt`)."""
+    """Return the files whose names mean training images, without the union of two others (`trainval.txt`)."""
     names = {file: name for file in files if (name := part_name(file)).part == "train"}
     plain = {name.others for name in names.values() if not name.joint}
     return [file for file, name in names.items() if not (name.joint and name.others in plain)]
@@ -86,27 +86,27 @@ def files_of_set(file: Path, accepts: Callable[[Path], bool], noun: str) -> dict
     Args:
         file: Any file; one of training images brings those of the same name beside it.
         accepts: Whether a file may belong to the set.
-        noun: What the files are called in messages, such as "lists".
+        noun: Word for the files in messages, such as "lists".
 
     Raises:
         UserError: Two files are of one part.
     """
-    known = part_name(file)
-    if known.part != "train":
+    own = part_name(file)
+    if own.part != "train":
         return {"": file}
-    found = {"train": file}
+    files = {"train": file}
     for other in sorted(file.parent.glob(f"*{file.suffix}")):
-        same = part_name(other)
+        name = part_name(other)
         hidden = other.name.startswith(".")
-        if hidden or same.others != known.others or same.part in ("", "train") or (known.joint and same.part == "val"):
+        if hidden or name.others != own.others or name.part in ("", "train") or (own.joint and name.part == "val"):
             continue
-        if accepts(other) and found.setdefault(same.part, other) != other:
-            raise UserError(f"{other} and {found[same.part].name} are both {noun} for {same.part}; keep one of them")
-    return {part: found[part] for part in ("train", "val", "test") if part in found} if len(found) > 1 else {"": file}
+        if accepts(other) and files.setdefault(name.part, other) != other:
+            raise UserError(f"{other} and {files[name.part].name} are both {noun} for {name.part}; keep one of them.")
+    return {part: files[part] for part in ("train", "val", "test") if part in files} if len(files) > 1 else {"": file}
 
 
 def tells_part(name: str, part: str) -> bool:
-    """Return whether a folder's name has a part among its words: `train_images` tells "train".
+    """Return whether a part is a word of a folder's name, such as "train" in `train_images`.
 
     Example:
         >>> tells_part("train_images", "train"), tells_part("Validation", "val"), tells_part("latest", "test")
@@ -117,7 +117,7 @@ def tells_part(name: str, part: str) -> bool:
 
 
 def part_of_name(name: str) -> str:
-    """Return the part that a word in the name of a file of boxes stands for; "" for none, and for words of several.
+    """Return the part that a word in the name of a file of boxes means; "" for none or several.
 
     Example:
         >>> part_of_name("instances_train2017"), part_of_name("Valid_labels"), part_of_name("latest")
@@ -133,28 +133,28 @@ def part_of_name(name: str) -> str:
 
 
 def part_of_folders(path: str) -> str:
-    """Return the part that a folder of a path is called like; "" for none.
+    """Return the part that a folder of a path is named after; "" for none.
 
     Example:
         >>> part_of_folders("images/val2017/1.jpg"), part_of_folders("Train/1.jpg"), part_of_folders("test tubes/1.jpg")
         ('val', 'train', '')
     """
-    found = [match for folder in path.split("/")[:-1] if (match := _FOLDER_OF_PART.fullmatch(folder.lower()))]
-    return PARTS[found[0][1]] if found else ""
+    matches = [match for folder in path.split("/")[:-1] if (match := _FOLDER_OF_PART.fullmatch(folder.lower()))]
+    return PARTS[matches[0][1]] if matches else ""
 
 
 def part_fits(path: str, part: str) -> bool:
-    """Return whether no folder of a path is called like another part than a given one, which is "" for any."""
+    """Return whether no folder of a path is named after another part than the given one ("" for any)."""
     return part_of_folders(path) in ("", part) or not part
 
 
 def part_of_file(path: str) -> str:
-    """Return the part that a file of boxes is of, by its name or its folders; "" for none."""
+    """Return the part of a file of boxes, from its name or its folders; "" for none."""
     return part_of_name(PurePosixPath(path).stem) or part_of_folders(path)
 
 
 def folder_words(name: str) -> list[str]:
-    """Return the words of a folder's name in small letters, without the year of a part.
+    """Return the words of a folder's name in lower case, without the year after a part.
 
     Example:
         >>> folder_words("train2017_gtFine"), folder_words("imagesTr")
@@ -166,6 +166,6 @@ def folder_words(name: str) -> list[str]:
 
 
 def part_among_words(name: str) -> str:
-    """Return the part that a word of a folder's name says; "" where none or several do."""
+    """Return the part that a word of a folder's name means; "" for none or several."""
     parts = {FOLDER_WORDS[word] for word in folder_words(name) if word in FOLDER_WORDS}
     return parts.pop() if len(parts) == 1 else ""

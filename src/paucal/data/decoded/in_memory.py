@@ -1,4 +1,4 @@
-"""All images decoded once into one block of memory that the loader workers share."""
+"""All images of a set decoded once into one block of memory that loader workers share."""
 
 import math
 import shutil
@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from paucal.data.channels.planes import RGB, picture_of, pixels_of
-from paucal.data.images import Copies, ImageSet, Store
+from paucal.data.channels.pixels import RGB, image_from_pixels, pixels_of
+from paucal.data.images import ImageSet
 from paucal.data.processes import start_method
-from paucal.data.verify import OnBad, ReportProgress, for_each, verify_images, without_bad
+from paucal.data.stores import DecodedCopies, Store
+from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable, for_each, verify_images
 from paucal.memory import available_memory
 
 MOST_BYTES = 4 << 30
@@ -25,15 +26,15 @@ _MARGIN = 1.5
 _SHARED_MEMORY = Path("/dev/shm")
 
 
-class CachedStore(Copies):
+class CachedStore(DecodedCopies):
     """Decoded images, one after the other in a flat tensor.
 
     Args:
         pixels: (total bytes,) uint8, in shared memory.
-        offsets: (N,) int64, where each image begins.
-        shapes: (N, 2) int64, heights and widths.
-        channels: of every image.
-        original: the store of the images themselves; None where the copies are all there is.
+        offsets: (N,) int64 positions of the images.
+        shapes: (N, 2) int64 heights and widths.
+        channels: Number of channels of every image.
+        original: Store of the images themselves; None if there are only copies.
     """
 
     def __init__(
@@ -46,18 +47,18 @@ class CachedStore(Copies):
         return len(self.offsets)
 
     def read(self, index: int) -> Image.Image:
-        """Return the image, a copy."""
-        return picture_of(self.view(index))
+        """Return a copy of the image."""
+        return image_from_pixels(self.view(index))
 
     def size(self, index: int) -> tuple[int, int]:
-        """Return the (height, width) of the image itself."""
+        """Return the (height, width) of the original image."""
         return self._stored_size(index) if self.original is None else self.original.size(index)
 
     def check(self, index: int) -> None:
-        """Accept: what is cached was decoded."""
+        """Do nothing, since cached images are readable."""
 
     def view(self, index: int) -> NDArray[np.uint8]:
-        """Return the (H, W, C) pixels themselves, not a copy."""
+        """Return a view of the (H, W, C) pixels of an image."""
         height, width = self._stored_size(index)
         start = int(self.offsets[index])
         flat = self.pixels[start : start + height * width * self.channels]
@@ -75,24 +76,22 @@ def cache_images(
     workers: int | None = None,
     progress: ReportProgress | None = None,
 ) -> tuple[ImageSet, list[str]]:
-    """Verify every image and, where all fit in memory, keep them decoded.
+    """Verify every image, and keep all images decoded if they fit in memory.
 
-    Whether they fit is estimated from the headers of a sample. A set that does not fit, or turns out not to,
-    is verified only and keeps its store.
+    The size is estimated from the headers of a sample. A set that does not fit is only verified and keeps its store.
 
     Args:
-        image_set: the images.
-        budget: bytes that the decoded images may take, 0 for no cache; None for a quarter of the free memory,
-            at most 4 GiB.
-        on_bad: what to do with unreadable images, see `verify_images`.
-        workers: threads; None for one per processor core.
-        progress: called with (images done, images in all) from the calling thread.
+        image_set: Images to verify.
+        budget: Most bytes for the decoded images, 0 for no cache; None for a quarter of the free memory, at most 4 GiB.
+        on_bad: Treatment of unreadable images: "refuse" or "skip".
+        workers: Number of threads; None for one per processor core.
+        progress: Function called with (images done, images in all) from the calling thread.
 
     Returns:
         The set (with a `CachedStore` if it fits) without unreadable images, and the keys of those.
 
     Raises:
-        UserError: images are unreadable and `on_bad` is "refuse", or none is readable.
+        UserError: Images are unreadable and `on_bad` is "refuse", or none is readable.
     """
     if budget is None:
         budget = min(MOST_BYTES, int(_SHARE_OF_FREE * available_memory()))
@@ -105,7 +104,7 @@ def cache_images(
         bad = for_each(len(image_set), filler, workers, progress)
     except _FullError:
         return verify_images(image_set, on_bad, workers, progress)
-    good, names = without_bad(image_set, bad, on_bad)
+    good, names = drop_unreadable(image_set, bad, on_bad)
     kept = np.asarray([i for i in range(len(image_set)) if i not in bad], dtype=np.int64)
     tables = [torch.from_numpy(table[kept]).share_memory_() for table in (filler.offsets, filler.shapes)]
     return replace(good, store=CachedStore(pixels, tables[0], tables[1], good.store, image_set.reading.channels)), names
@@ -116,7 +115,7 @@ class _FullError(Exception):
 
 
 class _Filler:
-    """Decodes images into the next free place of a block; called from several threads."""
+    """Decodes images into the next free position of a block; called from several threads."""
 
     def __init__(self, source: Store, pixels: Tensor) -> None:
         self.offsets = np.zeros(len(source), dtype=np.int64)
@@ -135,18 +134,18 @@ class _Filler:
 
 
 def _capacity(image_set: ImageSet, budget: int) -> int | None:
-    """Return the bytes to set aside, from a sample of headers, or None if the budget is too small."""
+    """Return the bytes to allocate, estimated from a sample of headers; None if the budget is too small."""
     sizes = [image_set.reading.reduced((height, width)) for height, width in image_set.sample_sizes(_SAMPLE).tolist()]
     each = sum(height * width for height, width in sizes) / len(sizes) if sizes else math.inf
     estimate = each * image_set.reading.channels * len(image_set)
-    # The margin covers an unlucky sample; memory that is set aside but not written to is not taken.
+    # The margin covers an unlucky sample; memory that is allocated but not written to is not used.
     return min(budget, int(_MARGIN * estimate)) if estimate <= budget else None
 
 
 def _allocate(size: int) -> Tensor | None:
-    """Return shared memory, or private memory where forked workers will see it anyway, or None."""
-    # A full shared-memory file system kills the process that writes to it, so ask first. Containers often
-    # have only 64 MB of it; half is left to the batches that the workers send.
+    """Return shared memory, else private memory if workers are forked and see it anyway, else None."""
+    # A full shared-memory file system kills the process that writes to it, so its free space is checked. Containers
+    # often have only 64 MB of it; half is left for the batches that workers send.
     if not _SHARED_MEMORY.is_dir() or 2 * size <= shutil.disk_usage(_SHARED_MEMORY).free:
         return torch.empty(size, dtype=torch.uint8).share_memory_()
     return torch.empty(size, dtype=torch.uint8) if start_method() == "fork" else None

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.checking.survey import digest_of
-from paucal.data.class_names import are_alike
+from paucal.data.classes import are_alike
 from paucal.data.images import ImageSet
 from paucal.data.sources.locating import likeness, unescaped
 from paucal.data.sources.table_rows import read_table
@@ -38,7 +38,7 @@ def write_split(path: Path, image_set: ImageSet, split: Split, digests: Iterable
             writes no such column.
 
     Raises:
-        ValueError: the split was made for another number of images.
+        ValueError: The split was made for another number of images.
     """
     if len(split.parts) != len(image_set):
         raise ValueError(f"the split has {len(split.parts)} rows for {len(image_set)} images")
@@ -57,7 +57,7 @@ def read_split(path: Path, image_set: ImageSet) -> Split:
     """Read a split back for a set that must hold the same images with the same classes, in any order.
 
     Raises:
-        UserError: the file is missing or not as `write_split` writes it, or it names other images or classes
+        UserError: The file is missing or not as `write_split` writes it, or it names other images or classes
             than the set has.
     """
     if (parts := _in_order(path, image_set)) is not None:
@@ -123,7 +123,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     """Return the rows of a split file as text, whichever images it names.
 
     Raises:
-        UserError: the file is missing or not as `write_split` writes it.
+        UserError: The file is missing or not as `write_split` writes it.
     """
     try:
         found = read_table(path, exact=True).rows
@@ -145,7 +145,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 def _in_order(path: Path, image_set: ImageSet) -> NDArray[np.str_] | None:
     """Return the parts of a file that lists the images in the order of the set, as a run has written it.
 
-    Nothing is kept but the parts: the rows of a million images as text would take a gigabyte. None where anything is
+    Nothing is kept but the parts: the rows of a million images as text would take a gigabyte. None if anything is
     otherwise; `read_split` then says what.
     """
     if not is_regular(path) or path.stat().st_size > MOST_BYTES:

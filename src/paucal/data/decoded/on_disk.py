@@ -1,4 +1,4 @@
-"""The decoded images of one set in a file that every process maps into its memory."""
+"""The decoded images of one set in a file of the cache folder that processes map into memory."""
 
 import json
 import os
@@ -12,28 +12,27 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.channels.planes import RGB, moments_of, picture_of, pixels_of
-from paucal.data.decoded.folder import INDEX, PIXELS, UNFINISHED
-from paucal.data.decoded.known import DIGEST
-from paucal.data.images import Copies, Store
+from paucal.data.channels.pixels import RGB, image_from_pixels, moments_of, pixels_of
+from paucal.data.decoded.cache_folder import DIGEST, INDEX, PIXELS, UNFINISHED
+from paucal.data.stores import DecodedCopies, Store
 
-_SMALL = 128  # pixels
+_SMALL = 128  # shorter side in pixels below which moments are not stored
 
 
 class FullError(Exception):
-    """The decoded images take more room than there is."""
+    """The decoded images take more bytes than allowed."""
 
 
-class Table:
-    """What the index of an entry says of its images.
+class EntryTable:
+    """The index of an entry: one row for each image.
 
     Attributes:
-        offsets: (N,) int64, where each image begins.
-        shapes: (N, 2) int64, heights and widths as stored.
-        sizes: (N, 2) int64, heights and widths of the images themselves.
-        moments: (N, 2, C) float64 of C channels, see `moments_of`; NaN for small images, of which they are found as
-            quickly when they are needed.
-        digests: (N, 16) uint8 of the encoded images.
+        offsets: (N,) int64 byte positions of the images.
+        shapes: (N, 2) int64 heights and widths as stored.
+        sizes: (N, 2) int64 heights and widths of the original images.
+        moments: (N, 2, C) float64 moments of C channels, as `moments_of`; NaN for small images, for which they are
+            computed quickly when needed.
+        digests: (N, 16) uint8 digests of the encoded images.
     """
 
     def __init__(self, count: int, channels: int = RGB) -> None:
@@ -45,21 +44,21 @@ class Table:
 
     @property
     def channels(self) -> int:
-        """How many channels every image has."""
+        """Number of channels of every image."""
         return self.moments.shape[-1]
 
-    def rows(self, chosen: NDArray[np.int64]) -> "Table":
+    def rows(self, chosen: NDArray[np.int64]) -> "EntryTable":
         """Return some rows, in that order."""
-        table = Table(0)
+        table = EntryTable(0)
         for name, values in vars(self).items():
             setattr(table, name, values[chosen])
         return table
 
     def fits(self, n_bytes: int) -> bool:
-        """Return whether this can be the index of so many bytes of pixels."""
+        """Return whether the table is a valid index of a file of `n_bytes` bytes."""
         if self.moments.ndim != 3:
             return False
-        model, count = vars(Table(1, self.channels)), len(self.offsets)
+        model, count = vars(EntryTable(1, self.channels)), len(self.offsets)
         for name, values in vars(self).items():
             if values.dtype != model[name].dtype or values.shape != (count, *model[name].shape[1:]):
                 return False
@@ -68,17 +67,17 @@ class Table:
 
 
 class Entry:
-    """An entry that is mapped into memory; it can be sent to another process, which maps it anew.
+    """A memory-mapped entry; picklable, since another process maps the file itself.
 
     Args:
-        path: of the pixels, images one after the other, (H, W, C) uint8.
-        table: where each one is.
+        path: File of pixels: images one after the other, (H, W, C) uint8.
+        table: Positions and sizes of the images.
 
     Raises:
-        OSError: the file is gone.
+        OSError: The file is missing.
     """
 
-    def __init__(self, path: Path, table: Table) -> None:
+    def __init__(self, path: Path, table: EntryTable) -> None:
         self.path, self.table = path, table
         self._pixels: NDArray[np.uint8] | None = _mapped(path)
 
@@ -89,11 +88,11 @@ class Entry:
         self.__dict__.update(state)
         try:
             self._pixels = _mapped(self.path)
-        except (OSError, ValueError):  # removed since
+        except (OSError, ValueError):  # removed in between
             self._pixels = None
 
     def view(self, row: int) -> NDArray[np.uint8] | None:
-        """Return the (H, W, C) pixels of an image, not a copy; None where the file is gone."""
+        """Return a view of the (H, W, C) pixels of an image; None if the file is gone."""
         if self._pixels is None:
             return None
         height, width = self.table.shapes[row].tolist()
@@ -102,16 +101,16 @@ class Entry:
 
 
 def _mapped(path: Path) -> NDArray[np.uint8]:
-    """Return a file as an array; a plain one, since slices of a `memmap` take three times as long."""
+    """Map a file into memory as a plain array, since slices of a `memmap` take three times as long."""
     return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
 
 
-class MappedStore(Copies):
-    """Decoded images in a file that is mapped into memory, shared with all processes that read it.
+class MappedStore(DecodedCopies):
+    """Decoded images in a memory-mapped file, which all processes share.
 
     Args:
-        original: reads the images themselves, where the file is gone.
-        entry: with as many images.
+        original: Store of the images themselves, which is read if the file is gone.
+        entry: Entry with as many images.
     """
 
     def __init__(self, original: Store, entry: Entry) -> None:
@@ -122,28 +121,28 @@ class MappedStore(Copies):
         return len(self.entry.table.offsets)
 
     def read(self, index: int) -> Image.Image:
-        """Return the image, a copy."""
+        """Return a copy of the image."""
         view = self.entry.view(index)
         if view is not None:
-            return picture_of(view)
+            return image_from_pixels(view)
         assert self.original is not None
         return self.original.read(index)
 
     def size(self, index: int) -> tuple[int, int]:
-        """Return the (height, width) of the image itself, which may be larger than what is stored."""
+        """Return the (height, width) of the original image, which may be larger than the stored one."""
         height, width = self.entry.table.sizes[index].tolist()
         return height, width
 
     def check(self, index: int) -> None:
-        """Accept: what is stored was decoded."""
+        """Do nothing, since stored images are readable."""
 
     def digest(self, index: int) -> bytes:
-        """Return the digest of the bytes that the image was decoded from."""
+        """Return the digest of the encoded image."""
         return self.entry.table.digests[index].tobytes()
 
 
 def find_entry(folder: Path, key: str) -> Entry | None:
-    """Return an entry, which counts as used; None where there is none, or it is damaged."""
+    """Open an entry and mark it as used; None if it is missing or damaged."""
     index, pixels = folder / f"{key}{INDEX}", folder / f"{key}{PIXELS}"
     found = read_table(index)
     try:
@@ -155,9 +154,9 @@ def find_entry(folder: Path, key: str) -> Entry | None:
         return None
 
 
-def read_table(index: Path) -> tuple[Table, str] | None:
-    """Return the table of an entry and how its images were read; None where it is damaged or not there."""
-    table = Table(0)
+def read_table(index: Path) -> tuple[EntryTable, str] | None:
+    """Return the table of an entry and a description of its reading; None if it is missing or damaged."""
+    table = EntryTable(0)
     try:
         with open(index, "rb") as file, np.load(file, allow_pickle=False) as stored:
             for name in vars(table):
@@ -168,19 +167,19 @@ def read_table(index: Path) -> tuple[Table, str] | None:
 
 
 class EntryWriter:
-    """Writes an entry beside its place; it takes its place when it is finished, and is removed where it is not.
+    """Writes an entry into a temporary file, which is renamed by `finish`, or else removed.
 
     Images may come from several threads, in any order.
 
     Args:
-        folder: of the cache.
-        count: images there may be.
-        room: bytes that they may take.
-        channels: of every image.
+        folder: Cache folder.
+        count: Largest number of images.
+        room: Largest size in bytes.
+        channels: Number of channels of every image.
     """
 
     def __init__(self, folder: Path, count: int, room: int, channels: int = RGB) -> None:
-        self.table = Table(count, channels)
+        self.table = EntryTable(count, channels)
         self._folder, self._room, self._used, self._lock = folder, room, 0, threading.Lock()
         self._path = folder / f".{os.getpid()}-{threading.get_ident()}-{os.urandom(4).hex()}{UNFINISHED}"
 
@@ -193,12 +192,12 @@ class EntryWriter:
         self._path.unlink(missing_ok=True)
 
     def add(self, index: int, image: Image.Image, size: tuple[int, int]) -> None:
-        """Store an image of that (height, width) as it is now; raises `FullError`."""
+        """Store a decoded image whose original has the (height, width) `size`; raises `FullError`."""
         unknown = np.full((2, self.table.channels), np.nan)
         self._put(index, pixels_of(image), size, unknown if min(image.size) < _SMALL else moments_of(image))
 
     def copy(self, index: int, entry: Entry, row: int) -> bool:
-        """Store an image that another entry has; return whether it was still there. Raises `FullError`."""
+        """Copy an image from another entry; return False if its file is gone. Raises `FullError`."""
         pixels = entry.view(row)
         if pixels is None:
             return False
@@ -207,13 +206,13 @@ class EntryWriter:
         return True
 
     def finish(self, key: str, chosen: NDArray[np.int64], reading: str) -> None:
-        """Put the entry in its place, with the chosen images in their order; raises an OSError."""
+        """Rename the entry to its key, with the chosen images in their order; raises an OSError."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
         pixels, index = self._folder / f"{key}{PIXELS}", self._folder / f"{key}{INDEX}"
         self._path.replace(pixels)
-        with open(self._path, "wb") as file:  # last: who finds an index finds pixels
+        with open(self._path, "wb") as file:  # last, so that every index has its pixels
             np.savez(file, about=np.array(json.dumps({"reading": reading})), **vars(self.table.rows(chosen)))
             file.flush()
             os.fsync(file.fileno())
