@@ -73,13 +73,7 @@ class CheckedSet:
 
 
 def refusal_finding(name: str, problem: UserError, begin: str = "") -> Finding:
-    """Return the finding that a run would refuse a set.
-
-    Args:
-        name: Name of the kind of finding.
-        problem: Error that the run would raise.
-        begin: Words before it.
-    """
+    """Return the finding that a run would refuse a set."""
     return Finding(name, "misleads", f"{begin}{str(problem).rstrip('.')}")
 
 

@@ -75,13 +75,7 @@ class Survey:
 
 
 def survey_images(images: ImageSet, workers: int | None = None, progress: ReportProgress | None = None) -> Survey:
-    """Decode every image once, JPEG at a reduced size, and read all of its bytes.
-
-    Args:
-        images: Images to read; their `reading` has the value range of images of more than 8 bits.
-        workers: Number of threads; None for one per processor core.
-        progress: Function called with (images done, images in all) from the calling thread.
-    """
+    """Decode every image once, JPEG at a reduced size, and read all of its bytes."""
     count = len(images)
     found = Survey(
         sizes=np.zeros((count, 2), dtype=np.int64),

@@ -73,11 +73,6 @@ class LabelMaps:
     def rows(self, images: ImageSet, positions: NDArray[np.int64], advance: Advance | None = None) -> "MapReader":
         """Return a reader for some of a set's images, after checking that they are those of the maps.
 
-        Args:
-            images: Set of images.
-            positions: Positions of the images that will be read.
-            advance: Function called with (images checked, images in all).
-
         Raises:
             UserError: An image has no map or has changed since, or the teacher does not know all of the set's classes.
         """

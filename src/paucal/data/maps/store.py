@@ -175,11 +175,6 @@ def content_hashes(
     Files of the same path, size and time of change are not decoded again: the hashes are kept in the cache of images,
     as those of their bytes are.
 
-    Args:
-        images: Set of images.
-        positions: Positions of the images in it.
-        advance: Function called with (images done, images in all).
-
     Raises:
         UnreadableImage: An image cannot be read.
     """

@@ -48,12 +48,7 @@ class _Entry:
 
 
 class ArchiveStore(Reopened, EncodedStore):
-    """Images in a zip or tar file, each read when it is asked for.
-
-    Args:
-        file: Archive file.
-        entries: Members that are images.
-    """
+    """Images in a zip or tar file, each read when it is asked for."""
 
     kept = ("_file", "_entries", "_zipped")
 

@@ -39,10 +39,6 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
     Where some places have parts of their own and others have none, the images of the others are training images; where
     the images of some may have several labels, those of all may.
 
-    Args:
-        sets: Sets opened with the same options.
-        location: Location of the joined set.
-
     Raises:
         UserError: One of them has classes and another has none.
     """

@@ -32,11 +32,6 @@ class Columns:
 def find_columns(shown: str, schema: pa.Schema, options: SourceOptions) -> Columns:
     """Return the columns of a file.
 
-    Args:
-        shown: File as messages call it.
-        schema: Schema of the file.
-        options: Columns that are given, and whether labels are wanted.
-
     Raises:
         UserError: There is no such column, or no column of images.
     """
@@ -152,11 +147,6 @@ class Values:
 
 def read_values(column: pa.ChunkedArray, name: str, shown: str) -> Values:
     """Return the labels of a column.
-
-    Args:
-        column: Numbers, text, or lists of them, plain or as a dictionary.
-        name: Name of the column.
-        shown: File as messages call it.
 
     Raises:
         UserError: The column holds something else, or is damaged.

@@ -1,4 +1,4 @@
-"""What a check returns: facts, findings and suspected labels, as values, as JSON and as lines for a terminal."""
+"""The result of a check: facts, findings and suspected labels, as values, JSON, terminal output and a page."""
 
 import io
 import json
@@ -109,7 +109,7 @@ def print_result(result: CheckResult, console: Console) -> None:
     if facts["per_class"]:
         console.show(_class_table(facts["per_class"]))
     if not result.findings:
-        console.say("nothing to complain of.")
+        console.say("no problems found.")
     for finding in result.findings:
         advice = f" -> {finding.advice}" if finding.advice else ""
         console.terminal.print(f"{MARKS[finding.level]}  ", end="")
