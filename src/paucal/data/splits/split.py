@@ -148,8 +148,8 @@ def _fold(
     cut = {"val": val_fraction}
     words = f"test is fold {number} of {count}; {_in_words(cut, seed, 'the other folds')}"
     if groups is not None:
-        found = cut_groups(image_set, parts, cut, seed, groups) if val_fraction > 0 else parts
-        return Split(found, f"{words}, in {describe_groups(by or '', groups)}")
+        grouped_parts = cut_groups(image_set, parts, cut, seed, groups) if val_fraction > 0 else parts
+        return Split(grouped_parts, f"{words}, in {describe_groups(by or '', groups)}")
     return Split(_cut(image_set, parts, cut, seed), _description(words, image_set))
 
 

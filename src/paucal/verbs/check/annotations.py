@@ -75,11 +75,11 @@ def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | Non
     return _described(masked, pairs)
 
 
-def for_masks(found: Sequence[Finding]) -> list[Finding]:
+def for_masks(findings: Sequence[Finding]) -> list[Finding]:
     """Return findings, for images with masks or boxes without those on labels of whole images."""
-    if not any(one.name in (MASKS, BOXES) for one in found):
-        return list(found)
-    return [one for one in found if one.name not in OF_CLASSIFIERS]
+    if not any(finding.name in (MASKS, BOXES) for finding in findings):
+        return list(findings)
+    return [finding for finding in findings if finding.name not in OF_CLASSIFIERS]
 
 
 def crop_findings(opening: Sequence[Finding], survey: Survey, device: str) -> list[Finding]:
@@ -144,7 +144,7 @@ def _described(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[Findi
     labelled = max(int(totals.sum()), 1)
     shares = {name: int(count) / labelled for name, count in zip(masked.images.classes, totals, strict=True)}
     shown = ", ".join(f"{name} {percent(share)}" for name, share in list(shares.items())[:12])
-    found = [
+    findings = [
         _masks_finding(pairs),
         Finding("pixels", "note", f"share of the labelled pixels: {shown}"),
         *masked.findings,
@@ -153,17 +153,17 @@ def _described(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[Findi
     if scarce:
         names = ", ".join(scarce[:8]) + (", ..." if len(scarce) > 8 else "")
         words = f"{counted(len(scarce), 'class', 'classes')} with under {percent(SCARCE)} of the pixels: {names}"
-        found.append(Finding("scarce-classes", "warning", words, "label more of them, or join classes"))
+        findings.append(Finding("scarce-classes", "warning", words, "label more of them, or join classes"))
     empty = int((masked.pixels.sum(1) == 0).sum())
     if empty:
         words = f"{counted(empty, 'mask')} without a labelled pixel"
-        found.append(Finding("empty-masks", "warning", words, "label them, or leave these images out"))
+        findings.append(Finding("empty-masks", "warning", words, "label them, or leave these images out"))
     # Classes without pixels are left out, since there is nothing to report on them.
     present = totals > 0
     names = tuple(name for name, there in zip(masked.images.classes, present, strict=True) if there)
     rows = masked.images.multi_hot
     assert rows is not None
-    return replace(masked.images, classes=names, multi_hot=rows[:, present]), found
+    return replace(masked.images, classes=names, multi_hot=rows[:, present]), findings
 
 
 def open_with_boxes(data: str) -> tuple[ImageSet, list[Finding]] | None:
@@ -199,13 +199,13 @@ def _has_classes(data: str) -> bool:
     return len(classes) > 1
 
 
-def box_findings(found: Sequence[AnnotatedImage], keys: Sequence[str]) -> list[Finding]:
+def box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> list[Finding]:
     """Return what is wrong with boxes, or good to know of them."""
     places = {key: place for place, key in enumerate(keys)}
-    known = [one for one in found if one.key in places]
-    corners = [np.asarray(one.boxes, dtype=np.float64).reshape(-1, 4) for one in known]
+    known = [annotated for annotated in annotations if annotated.key in places]
+    corners = [np.asarray(annotated.boxes, dtype=np.float64).reshape(-1, 4) for annotated in known]
     sides = [boxes[:, 2:] - boxes[:, :2] for boxes in corners]
-    at = [places[one.key] for one in known]
+    at = [places[annotated.key] for annotated in known]
     return [
         *_sized(sides),
         *_few(known),

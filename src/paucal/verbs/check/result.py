@@ -62,7 +62,7 @@ class CheckResult:
 
     def of(self, name: str) -> Finding | None:
         """Return the finding of a kind, such as "duplicates-across-parts"; None if there is none."""
-        return next((one for one in self.findings if one.name == name), None)
+        return next((finding for finding in self.findings if finding.name == name), None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -259,9 +259,9 @@ def _suspects(result: CheckResult) -> list[Section]:
     if result.suspects is None:
         return []
     rows = []
-    for one in result.suspects[:MOST_THUMBS]:
-        said = f"labelled {one.given} ({percent(one.confidence, '.0f')}), rather {one.suggested} "
-        rows.append([_thumb(result, one.position, f"{said}({percent(one.suggested_confidence, '.0f')})")])
+    for suspect in result.suspects[:MOST_THUMBS]:
+        caption = f"labelled {suspect.given} ({percent(suspect.confidence, '.0f')}), rather {suspect.suggested} "
+        rows.append([_thumb(result, suspect.position, f"{caption}({percent(suspect.suggested_confidence, '.0f')})")])
     more = len(result.suspects) - len(rows)
     return [
         Section(
@@ -308,8 +308,8 @@ def contact_sheet(images: ImageSet, seed: int = 0) -> Image.Image:
     if images.classes:
         for label, name in enumerate(images.classes[:MOST_ROWS]):
             members = images.members(label)
-            chosen = np.sort(generator.permutation(members)[:COLUMNS])
-            rows.append((f"{name} ({len(members)})", chosen.tolist()))
+            sample = np.sort(generator.permutation(members)[:COLUMNS])
+            rows.append((f"{name} ({len(members)})", sample.tolist()))
     else:
         some = np.sort(generator.permutation(len(images))[: 6 * COLUMNS]).tolist()
         rows = [("", some[begin : begin + COLUMNS]) for begin in range(0, len(some), COLUMNS)]
