@@ -156,7 +156,7 @@ class MapReader:
 def name_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
     """List the classes of each map once, and say for each entry which of the list it is.
 
-    This runs where a batch is put together, on the CPU, so that the number U of classes needs no synchronisation.
+    It runs on the CPU when a batch is collated, so that the number U of classes needs no synchronisation.
 
     Args:
         indices: (B, k, H, W) int64 classes.
@@ -175,7 +175,7 @@ def name_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _covered(images: ImageSet, positions: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return (N, 2) shares of the width and height that the largest square about the centre has, where it is asked."""
+    """Return the (N, 2) shares of width and height in the largest central square; 1 for other positions."""
     shares = np.ones((len(images), 2), dtype=np.float32)
     for position in positions.tolist():
         height, width = images.store.size(position)

@@ -27,7 +27,7 @@ from paucal.types import UserError
 
 FORMAT = 1
 INDEX, VALUES, CLASSES, DONE = "index.json", "values.npy", "indices.npy", "done.npy"
-# Of whoever writes, or is about to (`paucal.runs.lock`, `paucal.runs.files`).
+# Names of files that a writing process creates (`paucal.runs.lock`, `paucal.runs.files`).
 _OF_WRITERS = ("lock.json", ".lock.json.", ".paucal-")
 MAX_INDEX_BYTES = 512 << 20  # three times the index of ImageNet's 1.3 million images
 Covered = Literal["image", "square"]

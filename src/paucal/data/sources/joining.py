@@ -47,7 +47,8 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
     labelled = {bool(image_set.classes) for image_set in sets}
     if len(labelled) > 1:
         raise UserError(
-            f"{location}: some of these places have classes and others have none; give sources that all have labels, or none."
+            f"{location}: some of these sources have classes and others have none; give sources that all have labels, "
+            "or none."
         )
     names = _names(sets)
     classes = tuple(sorted({name for image_set in sets for name in image_set.classes}))
