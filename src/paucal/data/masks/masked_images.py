@@ -241,11 +241,7 @@ def is_smaller_than_image(
 
 
 def _require_joinable(files: Sequence[tuple[Path, ...]], coding: MaskCoding) -> None:
-    """Refuse several masks of one image if they have more classes than a background and a foreground.
-
-    Raises:
-        UserError: They have more.
-    """
+    """Refuse several masks of one image if they have more classes than a background and a foreground."""
     several = next((paths for paths in files if len(paths) > 1), None)
     if several and (coding.count != 2 or coding.values[0] != 0):
         raise UserError(
@@ -292,11 +288,7 @@ def _class_names(coding: MaskCoding) -> tuple[str, ...]:
 
 
 def require_enough(masked: MaskedImages) -> None:
-    """Refuse masks of fewer images than training needs.
-
-    Raises:
-        UserError: Fewer than three have labelled pixels.
-    """
+    """Refuse masks of fewer images than training needs."""
     labelled = int((masked.pixels.sum(1) > 0).sum())
     if labelled < FEWEST:
         raise UserError(

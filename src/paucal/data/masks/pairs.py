@@ -217,11 +217,7 @@ def _above(key: str, below: int = 0) -> str:
 
 
 def _parts(matches: Matches, sides: Sides, bases: Iterable[Path]) -> tuple[dict[str, str], list[str]]:
-    """Return the part of each image that is used, and sentences on images without one.
-
-    Raises:
-        UserError: A list and a folder declare different parts for one image.
-    """
+    """Return the part of each image that is used, and sentences on images without one."""
     folders = {file.key: file.part for file in sides.images if file.key in matches.masks}
     lists = read_part_lists(bases, [file.key for file in sides.images])
     notes = list(lists.notes)

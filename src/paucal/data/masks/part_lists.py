@@ -73,11 +73,7 @@ def read_part_lists(bases: Iterable[Path], keys: Sequence[str]) -> ListedParts:
 
 
 def _find(base: Path) -> tuple[Path, dict[str, Path]]:
-    """Return the folder whose lists count, and the list of each part.
-
-    Raises:
-        UserError: A part has two lists.
-    """
+    """Return the folder whose lists count, and the list of each part."""
     for names in FOLDERS:
         folder = base
         for name in names:
@@ -155,9 +151,6 @@ def _join_lists(lists: Mapping[str, list[str]], files: Mapping[str, Path], befor
         lists: Keys of the images in the list of each part.
         files: Path of the list of each part.
         before: Parts from the lists of another folder.
-
-    Raises:
-        UserError: An image is in two lists.
     """
     parts: dict[str, str] = dict(before)
     for part in ("train", "val", "test"):

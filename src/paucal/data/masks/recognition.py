@@ -80,11 +80,7 @@ def without_masks(images: ImageSet) -> ImageSet:
 
 
 def refuse_masks(images: ImageSet) -> None:
-    """Refuse images with masks if images with classes are expected.
-
-    Raises:
-        UserError: There are masks among the images.
-    """
+    """Refuse images with masks if images with classes are expected."""
     if masks := masks_among(images.keys, images.store):
         raise UserError(
             f"{images.location} has masks among its images, {masks.describe()}: `paucal segment` learns from masks; to "

@@ -19,7 +19,7 @@ from paucal.runner.job import FinishedRun
 from paucal.runner.processes import wait_for_all
 from paucal.runs import RunFolder, write_atomically
 from paucal.tasks.segmentation.assembly import SegmentationSetup, full_inference
-from paucal.tasks.segmentation.evaluation import SCORE, count_and_write_masks
+from paucal.tasks.segmentation.evaluation import count_and_write_masks
 from paucal.tasks.segmentation.model import SegmentationModel, load_segmenter
 from paucal.tasks.segmentation.pictures import (
     class_colours,
@@ -40,6 +40,7 @@ from paucal.tasks.segmentation.windows import describe_scales
 from paucal.training import Outcome
 from paucal.wording import counted, percent
 
+SCORE = "val_mean_iou"  # column of metrics.csv by which the best epoch is selected
 DRAWN = 4  # images in each of the two pictures
 
 
