@@ -169,7 +169,7 @@ def test_cityscapes__has_pictures_and_instances_beside_its_masks(tmp_path):
         (["images/a.png", "masks/liver/a.png", "masks/lung/a.png"], "in two folders"),
         (
             [f"{kind}.png" for n in "12" for kind in (f"images/{n}", f"masks/{n}/liver", f"masks/{n}/lung")],
-            "are called 'liver', 'lung', as classes are",
+            "named like classes, 'liver', 'lung': join",
         ),
         (
             ["t/images/21_training.tif", "t/1st_manual/21_manual1.gif", "t/mask/21_training_mask.gif"],
