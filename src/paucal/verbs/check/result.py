@@ -17,7 +17,7 @@ from paucal.data.checking.survey import Survey
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet
 from paucal.data.stores import Store
-from paucal.report.checking import Section, Thumb, write_page
+from paucal.report.standalone import Section, Thumb, write_check_page
 from paucal.runner.console import Console
 from paucal.runs import write_atomically, write_text
 from paucal.types import UserError
@@ -216,7 +216,7 @@ def write_check(folder: Path, result: CheckResult, seed: int) -> None:
     sheet = contact_sheet(result.checked.images, seed)
     write_atomically(folder / SHEET, lambda file: sheet.save(file, "PNG"))
     facts = result.facts
-    write_page(
+    write_check_page(
         folder / PAGE,
         title=f"Data check of {facts['name']}",
         figures=_figures(result),

@@ -9,7 +9,7 @@ from paucal.data.classes import read_class_list
 from paucal.data.images import ImageSet
 from paucal.data.maps.reader import LabelMaps
 from paucal.data.maps.store import require_maps
-from paucal.evaluation.figures import save_figure
+from paucal.evaluation.plots import save_figure
 from paucal.labeling.map_figure import map_picture
 from paucal.reading import named_path
 from paucal.runner.console import Console, RecordingConsole

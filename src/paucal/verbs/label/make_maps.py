@@ -18,7 +18,7 @@ from paucal.data.loader import make_eval_loader
 from paucal.data.maps.store import MapFacts, MapWriter, content_hashes
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import WholeImage
-from paucal.evaluation.seen_images import keys_told
+from paucal.evaluation.seen_images import keys_with_seen_labels
 from paucal.labeling import DenseTeacher, write_maps
 from paucal.labeling.published_maps import MOST_CLASSES, find_maps, mean_over_cells, read_map, read_maps
 from paucal.labeling.teacher import TeacherCheck, check_teacher
@@ -58,7 +58,7 @@ class Teacher:
 
     def trained_on(self, images: ImageSet) -> frozenset[str]:
         """Return the keys of the images whose labels it was trained on."""
-        return frozenset() if self.run is None else keys_told(self.run, images)
+        return frozenset() if self.run is None else keys_with_seen_labels(self.run, images)
 
 
 @dataclass(frozen=True)
