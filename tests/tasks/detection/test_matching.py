@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paucal.metrics.bootstrap import Bootstrap
+from paucal.metrics.intervals import Bootstrap
 from paucal.metrics.measures import value_of
 from paucal.tasks.detection.annotations import Boxes
 from paucal.tasks.detection.judging import Found, coco_scores

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.metrics.measures import Weights
-from paucal.metrics.ranking import precision_at
+from paucal.metrics.measures import Weights, precision_at
 from paucal.tasks.detection.annotations import Boxes
 from paucal.tasks.detection.instance_masks.run_lengths import RunLengths, mask_overlaps
 from paucal.tasks.detection.judging import OVERLAPS, RECALLS, Found

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from paucal.metrics.bootstrap import Bootstrap
-from paucal.metrics.intervals import Score, percentile
+from paucal.metrics.intervals import Bootstrap, Score, percentile
 from paucal.runs import csv_text
 from paucal.tasks.detection.annotations import Boxes
 from paucal.tasks.detection.judging import MASKS, Found, coco_scores

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from paucal.data.decode import WHOLE
 from paucal.data.loader import make_ordered_loader
-from paucal.evaluation.figures import save_figure
+from paucal.evaluation.plots import save_figure
 from paucal.metrics.intervals import Score
 from paucal.runner.console import Console
 from paucal.runner.images import decoded, reading_for
-from paucal.runs import RunFolder, open_model, write_text
+from paucal.runs import RunFolder, open_model_folder, write_text
 from paucal.tasks.detection.annotations import BoxedImages
 from paucal.tasks.detection.batch import BoxedDataset, collate_boxes
 from paucal.tasks.detection.card import DetectorCard, load_detector
@@ -26,8 +26,7 @@ from paucal.tasks.detection.opening import open_boxed
 from paucal.tasks.detection.pictures import precision_recall_figure
 from paucal.tasks.detection.views import evaluation_view
 from paucal.types import UserError
-from paucal.verbs.eval.choosing import choose_judged, say_notes
-from paucal.verbs.eval.places import report_folder
+from paucal.verbs.eval.images import choose_images, report_folder, say_notes
 from paucal.verbs.eval.settings import EvalSettings
 from paucal.wording import counted
 
@@ -59,14 +58,14 @@ class DetectedSet:
     mask_per_class: Mapping[str, float | None] = field(default_factory=dict)
 
 
-def judge_detector(model: str, data: Sequence[str], settings: EvalSettings, console: Console) -> list[DetectedSet]:
+def evaluate_detector(model: str, data: Sequence[str], settings: EvalSettings, console: Console) -> list[DetectedSet]:
     """Judge the detector of a run on each set of images with boxes, on its own where there is none.
 
     Raises:
         UserError: there is no such run, its detector does not know a class of the boxes, or there is nothing to judge.
     """
     require_metrics()
-    run = open_model(model)
+    run = open_model_folder(model)
     detector, card, _ = load_detector(run, settings.device)
     found = []
     for target in data or [None]:
@@ -90,7 +89,7 @@ def _images(
     with console.progress("reading images") as advance:
         reading = reading_for([max(card.resize_to)], WHOLE)
         boxed = replace(boxed, images=decoded(boxed.images, settings, reading, advance))
-    judged = choose_judged(run, boxed.images, settings.part, target)
+    judged = choose_images(run, boxed.images, settings.part, target)
     say_notes(console, boxed.images, card.preprocessing.reading, judged)
     return boxed, judged.positions
 
