@@ -14,7 +14,7 @@ from paucal.data.boxes.tree import is_archive
 from paucal.data.checking.findings import Finding
 from paucal.data.images import ImageSet
 from paucal.data.sources.opening import open_images
-from paucal.tasks.detection.annotations import SMALLEST, boxed_images
+from paucal.tasks.detection.images import SMALLEST, check_annotations
 from paucal.types import UserError
 from paucal.verbs.check.masks import BOXES
 from paucal.wording import counted, percent
@@ -46,7 +46,7 @@ def open_with_boxes(data: str) -> tuple[ImageSet, list[Finding]] | None:
         return None if _has_classes(data) else _alone(place, problem)
     images = annotations.images
     try:
-        boxed = boxed_images(tree, annotations).images
+        boxed = check_annotations(tree, annotations).images
     except UserError as problem:
         boxed = without_labels(tree, annotations)
         return boxed, [*_opening(images, boxed.keys), _refused(problem), *box_findings(images, boxed.keys)]
@@ -170,7 +170,7 @@ def _bare(places: Sequence[int], total: int) -> list[Finding]:
     if not places:
         return []
     many = len(places) > MOST * total
-    words = f"{counted(len(places), 'image')} of {total} without a box: they teach what is no object"
+    words = f"{counted(len(places), 'image')} of {total} without a box: they are used as negatives"
     advice = "look whether all of them were annotated; leave those out that were not" if many else ""
     return [Finding("images-without-boxes", "warning" if many else "note", words, advice, tuple((p,) for p in places))]
 

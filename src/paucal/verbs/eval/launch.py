@@ -90,9 +90,9 @@ def _judge_places(model: str, data: Sequence[str], task: str, settings: EvalSett
     check_places(model, data, settings, [MASKS] if task == SEGMENTATION else [])
     # Loaded only now, because they bring what counts boxes and masks.
     if task == DETECTION:
-        from paucal.verbs.eval.detection import judge_detector
+        from paucal.verbs.eval.detection import evaluate_detector
 
-        found = Evaluation(model, detection=judge_detector(model, data, settings, console))
+        found = Evaluation(model, detection=evaluate_detector(model, data, settings, console))
     else:
         from paucal.verbs.eval.segmentation import evaluate_segmenter
 
