@@ -24,7 +24,7 @@ from torchvision.models.detection import fasterrcnn_mobilenet_v3_large_320_fpn
 from torchvision.transforms.v2 import functional as change
 
 from measuring import store, surroundings
-from paucal.data.splits.file import read_split
+from paucal.data.splits.split_csv import read_split
 from paucal.runner.run_folder import stored_settings
 from paucal.runs import RunFolder, open_run
 from paucal.tasks.detection.detections import Detections

@@ -49,7 +49,7 @@ def test_check__takes_images_without_labels(tmp_path, capsys):
 
 
 def test_check__judges_labels_by_the_pixels_where_there_are_no_weights(monkeypatch):
-    monkeypatch.setattr("paucal.verbs.check.features.weights_at_hand", lambda: None)
+    monkeypatch.setattr("paucal.verbs.check.labels.weights_at_hand", lambda: None)
     monkeypatch.setattr("paucal.verbs.check.launch.weights_at_hand", lambda: None)
     found = paucal.check("digits", labels=True)
     assert "pixels alone" in found.judged_by

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from paucal.data.given import given_images, given_path, given_sources
+from paucal.data.arguments import list_images, list_sources, path_text
 from paucal.types import UserError
 
 PICTURE = Image.new("RGB", (4, 3))
@@ -28,17 +28,17 @@ ARRAY = np.zeros((3, 4, 3), np.uint8)
     ],
 )
 def test_paths__are_taken_one_by_one(given, expected):
-    assert given_sources(given) == expected
+    assert list_sources(given) == expected
 
 
-@pytest.mark.parametrize("read", [given_images, given_sources])
+@pytest.mark.parametrize("read", [list_images, list_sources])
 def test_images__in_memory_are_taken_as_they_are(read):
     grey, batch = np.zeros((3, 4), np.float32), np.arange(2 * 3 * 4 * 3, dtype=np.uint8).reshape(2, 3, 4, 3)
     for one in (PICTURE, ARRAY, grey):
         assert read(one)[0] is one
         assert read([one, PICTURE])[1] is PICTURE
     assert [found.tolist() for found in read(batch)] == batch.tolist()
-    assert given_sources(["a.jpg", ARRAY, PICTURE]) == ["a.jpg", ARRAY, PICTURE]
+    assert list_sources(["a.jpg", ARRAY, PICTURE]) == ["a.jpg", ARRAY, PICTURE]
 
 
 class Table:
@@ -69,7 +69,7 @@ STRANGE = [
 ]
 
 
-@pytest.mark.parametrize("read", [given_images, given_sources])
+@pytest.mark.parametrize("read", [list_images, list_sources])
 @pytest.mark.parametrize(("given", "message"), STRANGE)
 def test_others__are_refused_in_a_sentence(given, message, read):
     with pytest.raises(UserError) as problem:
@@ -84,13 +84,13 @@ def test_paths__are_refused_where_images_are_expected(given):
     with pytest.raises(
         UserError, match=rf"^image {number} is a path \('a.jpg'\), expected PIL images .*: open it first.$"
     ):
-        given_images(given)
+        list_images(given)
 
 
 def test_path__is_text_or_has_one():
-    assert given_path("runs/1", "the run") == "runs/1"
-    assert given_path(Path("runs") / "1", "the run") == str(Path("runs/1"))
-    assert given_path(b"runs/1", "the run") == "runs/1"
+    assert path_text("runs/1", "the run") == "runs/1"
+    assert path_text(Path("runs") / "1", "the run") == str(Path("runs/1"))
+    assert path_text(b"runs/1", "the run") == "runs/1"
     for value, kind in ((None, "NoneType"), (["runs/1"], "list"), (3, "int"), (ARRAY, "array of 3 axes")):
         with pytest.raises(UserError, match=f"^the run is of the type {kind}, expected a path, such as 'runs/1'.$"):
-            given_path(value, "the run")
+            path_text(value, "the run")

@@ -5,10 +5,10 @@ import pytest
 from PIL import Image
 
 from paucal import memory
-from paucal.data import cache
-from paucal.data.cache import CachedStore, cache_images
+from paucal.data.decoded import in_memory as cache
+from paucal.data.decoded.in_memory import CachedStore, cache_images
 from paucal.data.sources.opening import open_images
-from paucal.data.verify import verify_images
+from paucal.data.unreadable import verify_images
 from paucal.types import UserError
 
 

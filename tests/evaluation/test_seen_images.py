@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from paucal.data.images import ImageSet
-from paucal.data.splits.file import write_split
 from paucal.data.splits.split import Split
+from paucal.data.splits.split_csv import write_split
 from paucal.evaluation.seen_images import keys_told, lessons, require_unseen, seen_by_start, seen_unlabelled
 from paucal.runs import RunFolder
 from paucal.types import UserError

@@ -8,7 +8,7 @@ from PIL import Image
 from paucal.data.maps.reader import LabelMaps
 from paucal.data.maps.store import MapFacts, MapWriter, content_hash
 from paucal.data.sources.opening import open_images
-from paucal.labeling.picture import map_picture, most_likely
+from paucal.labeling.map_figure import map_picture, most_likely
 
 
 def drawn(tmp_path, covered="image", size=(40, 20)):  # size as PIL has it: width first

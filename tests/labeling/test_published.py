@@ -11,8 +11,8 @@ from rich.console import Console as Terminal
 
 from paucal.data.maps.reader import LabelMaps
 from paucal.data.sources.opening import open_images
-from paucal.labeling import published
-from paucal.labeling.published import find_maps, mean_over_cells, read_map
+from paucal.labeling import published_maps as published
+from paucal.labeling.published_maps import find_maps, mean_over_cells, read_map
 from paucal.runner.console import Console
 from paucal.types import UserError
 from paucal.verbs.label.make_maps import convert_published
@@ -158,8 +158,8 @@ def refused(path, match, classes=4):
         (torch.ones(2, 4, 4).half(), "expected \\(2, k, rows, columns\\)"),
         (torch.ones(2, 1, 4, 4, dtype=torch.long), "int64, expected"),
         (torch.ones(1).half().expand(2, 5, 900, 900), "claims more than is stored"),
-        (torch.full((2, 1, 2, 2), float("nan")), "that are none"),
-        (torch.full((2, 1, 2, 2), 1.5), "that are none"),
+        (torch.full((2, 1, 2, 2), float("nan")), "NaN or infinite logits"),
+        (torch.full((2, 1, 2, 2), 1.5), "fractional class numbers"),
         (torch.full((2, 1, 2, 2), -1.0), "names class -1 of 4"),
         (torch.full((2, 1, 2, 2), 4.0), "names class 4 of 4"),
         ([torch.ones(2, 1, 2, 2)], "no plain tensor"),

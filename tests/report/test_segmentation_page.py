@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paucal.report.inputs import read_run
-from paucal.report.segmentation import read_found, write_segmentation_report
+from paucal.report.segmentation import read_scores, write_segmentation_report
 from paucal.tasks.segmentation.scores import Tally, segmentation_report
 from paucal.types import UserError
 
@@ -28,22 +28,22 @@ def made(tmp_path, **changes):
 
 def test_page__has_every_class_the_weakest_first_and_what_nobody_knows(tmp_path):
     run = made(tmp_path)
-    found = read_found(read_run(run))
-    assert [row.name for row in found.classes][-1] == "never"
-    values = [float(row.iou.split()[0]) for row in found.classes[:-1]]
+    scores = read_scores(read_run(run))
+    assert [row.name for row in scores.classes][-1] == "never"
+    values = [float(row.iou.split()[0]) for row in scores.classes[:-1]]
     assert values == sorted(values)
-    assert found.classes[-1].iou == "none"
+    assert scores.classes[-1].iou == "none"
     page = write_segmentation_report(run).read_text()
     assert "&lt;b&gt;road&lt;/b&gt;" in page
     assert "<b>road</b>" not in page
     assert "No test mask shows never" in page
     assert "6 test images are few" in page
     assert "that of the last epoch" in page
-    assert f"{found.mean_iou[0]} of what both cover" in page
+    assert f"{scores.mean_iou[0]} of their union" in page
 
 
 def test_page__of_a_run_without_a_test_says_so(tmp_path):
-    assert "has not been judged" in write_segmentation_report(tmp_path).read_text()
+    assert "has not been evaluated" in write_segmentation_report(tmp_path).read_text()
 
 
 @pytest.mark.parametrize(

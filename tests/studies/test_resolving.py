@@ -8,8 +8,8 @@ import torch
 
 from paucal.backbones import BackboneSpec, fit_to_image_size
 from paucal.backbones.empty_models import build_empty
-from paucal.data.sources.digits import open_digits
-from paucal.data.splits.classes import read_class_list
+from paucal.data.classes import read_class_list
+from paucal.data.sources.opening import open_digits
 from paucal.methods.pretraining import resolve_pretraining
 from paucal.methods.training import resolve_training
 from paucal.rules.backbone import backbone_spec, model_arguments

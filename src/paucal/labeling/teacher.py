@@ -31,8 +31,8 @@ class DenseTeacher(nn.Module):
     convolutional networks and its own.
 
     Args:
-        model: timm model in evaluation mode. Its convolutions are laid out channels last, in place: the same values,
-            and faster where a processor has many of them to do (benchmarks/token_labels.py).
+        model: Timm model in evaluation mode. Its convolutions are changed to channels-last layout in place, which gives
+            the same values faster on a processor (benchmarks/token_labels.py).
         image_size: (height, width) of its input in pixels.
 
     Raises:
@@ -178,7 +178,7 @@ def strongest(maps: Tensor, top: int) -> tuple[Tensor, Tensor]:
 
     Args:
         maps: (B, K, H, W).
-        top: k.
+        top: Number k of classes kept at each cell.
 
     Returns:
         values (B, k, H, W) float16 and indices (B, k, H, W) int64.

@@ -1,4 +1,4 @@
-"""The report of a segmentation run: the overlap of each class, and the images where it goes wrong."""
+"""The report of a segmentation run: the overlap of each class, and the images with most mistakes."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ from paucal.wording import counted, percent
 
 METRICS = "evaluation/test/segmentation.json"
 MOST_CLASSES, MOST_TEXT = 300, 300
-FEW_IMAGES = 20
+FEW_IMAGES = 20  # test images; fewer give a warning
 CAPTIONS = {
-    "worst_images": "The test images with the least overlap: image, labels, answers, and where they differ (red).",
+    "worst_images": "The test images with the least overlap: image, labels, predictions, and mistakes (red).",
     "best_images": "The test images with the most overlap.",
     "train_batch": "Crops as the network sees them in training, above their masks.",
 }
@@ -26,7 +26,7 @@ CAPTIONS = {
 
 @dataclass(frozen=True)
 class ClassRow:
-    """The scores of one class, as text."""
+    """The scores of one class as text."""
 
     name: str
     iou: str
@@ -35,15 +35,15 @@ class ClassRow:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a run has reached on its test images; everything may be missing.
+class SegmentationScores:
+    """The scores of a run on its test images; the defaults stand for a run without a test.
 
     Attributes:
-        images: their number.
-        mean_iou: with its interval, as text.
-        accuracy: share of the pixels that are right, with its interval.
-        classes: the weakest first.
-        unseen: classes that no test mask shows.
+        images: Number of images.
+        mean_iou: Mean IoU and its interval as text.
+        accuracy: Share of the pixels that are right and its interval as text.
+        classes: Scores of the classes, the lowest first.
+        unseen: Names of the classes that no test mask shows.
     """
 
     images: int = 0
@@ -54,23 +54,23 @@ class Found:
 
 
 def write_segmentation_report(run: Path) -> Path:
-    """Write `report.html` into the folder of a run of `paucal segment` from what lies there, and return its path.
+    """Write `report.html` into the folder of a run of `paucal segment` from its files, and return its path.
 
     Raises:
-        UserError: the folder does not exist, or one of its files is too large or damaged.
+        UserError: The folder does not exist, or one of its files is too large or damaged.
     """
     files = read_run(run)
-    found, shown = read_found(files), pictures(files)
+    scores = read_scores(files)
     page = template("segmentation.html").render(
         title=files.summary.title or f"Run {run.resolve().name}",
         files=files,
         summary=files.summary,
-        found=found,
-        headline=headline(files, found),
-        warnings=warnings(found),
+        scores=scores,
+        headline=headline(files, scores),
+        warnings=warnings(scores),
         table=table(files),
         captions=CAPTIONS,
-        pictures=shown,
+        pictures=pictures(files),
         shell_run=shlex.quote(str(run)),
         again=again(files),
     )
@@ -79,19 +79,19 @@ def write_segmentation_report(run: Path) -> Path:
     return path
 
 
-def read_found(files: RunFiles) -> Found:
-    """Read the scores of a run.
+def read_scores(files: RunFiles) -> SegmentationScores:
+    """Read the test scores of a run.
 
     Raises:
-        UserError: they are not what such a run writes.
+        UserError: The file of the scores is damaged.
     """
     path = files.run.path / METRICS
     if not path.is_file():
-        return Found()
+        return SegmentationScores()
     content = files.run.read_json(METRICS)
     try:
         rows = sorted(content["classes"][:MOST_CLASSES], key=lambda row: (row["value"] is None, row["value"] or 0.0))
-        return Found(
+        return SegmentationScores(
             images=int(content["images"]),
             mean_iou=_score(content["mean_iou"]),
             accuracy=_score(content["pixel_accuracy"]),
@@ -102,38 +102,38 @@ def read_found(files: RunFiles) -> Found:
         raise UserError(f"{str(path)!r} is damaged ({problem!r}): restore it or train again.") from problem
 
 
-def headline(files: RunFiles, found: Found) -> list[str]:
+def headline(files: RunFiles, scores: SegmentationScores) -> list[str]:
     """Return the result in a few sentences."""
-    if not found.images:
-        return ["The model has not been judged on test images yet."]
-    words = [
-        f"On {counted(found.images, 'test image')} that were kept away from its training, the areas that the model "
-        f"found and those of the labels share {found.mean_iou[0]} of what both cover together (mean IoU over the "
-        f"classes), and {found.accuracy[0]} of the pixels have the right class."
+    if not scores.images:
+        return ["The model has not been evaluated on test images yet."]
+    sentences = [
+        f"On {counted(scores.images, 'test image')} that were not used in training, the predicted and the labelled "
+        f"areas overlap by {scores.mean_iou[0]} of their union (mean IoU over the classes), and "
+        f"{scores.accuracy[0]} of the pixels have the right class."
     ]
-    if found.mean_iou[1]:
-        words.append(
-            f"With this many images, the mean IoU on further images of the same kind most likely lies between "
-            f"{found.mean_iou[1]} % (95 % interval over images)."
+    if scores.mean_iou[1]:
+        sentences.append(
+            f"With this many images, the mean IoU on further images of the same kind is most likely between "
+            f"{scores.mean_iou[1]} % (95 % interval over images)."
         )
     if not files.summary.selected:
-        words.append("No images were kept for validation: the model is that of the last epoch.")
-    return words
+        sentences.append("No images were kept for validation: the model is that of the last epoch.")
+    return sentences
 
 
-def warnings(found: Found) -> list[str]:
-    """Return what a careful reader should know before trusting the result; often empty."""
-    words = []
-    if 0 < found.images < FEW_IMAGES:
-        words.append(f"{counted(found.images, 'test image')} are few: the interval is as rough as the score.")
-    if found.unseen:
-        names = ", ".join(found.unseen[:8]) + (", ..." if len(found.unseen) > 8 else "")
-        words.append(f"No test mask shows {names}: nothing is known of how well the model finds it.")
-    return words
+def warnings(scores: SegmentationScores) -> list[str]:
+    """Return reasons to doubt the result."""
+    sentences = []
+    if 0 < scores.images < FEW_IMAGES:
+        sentences.append(f"{counted(scores.images, 'test image')} are few: score and interval are both rough.")
+    if scores.unseen:
+        names = ", ".join(scores.unseen[:8]) + (", ..." if len(scores.unseen) > 8 else "")
+        sentences.append(f"No test mask shows {names}: the model has no score there.")
+    return sentences
 
 
 def table(files: RunFiles) -> Mapping[str, str]:
-    """Return what was trained as names and texts, without what is unknown."""
+    """Return the known facts of the training as names and texts."""
     summary = files.summary
     rows = {
         "model": summary.model,
@@ -148,7 +148,7 @@ def table(files: RunFiles) -> Mapping[str, str]:
 
 
 def _score(value: Mapping[str, Any]) -> tuple[str, str]:
-    """Return a score and its interval as text."""
+    """Return a score and its interval as text; "" without an interval."""
     middle, low, high = (None if value[name] is None else float(value[name]) for name in ("value", "low", "high"))
     if middle is None:
         return "none", ""

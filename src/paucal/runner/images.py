@@ -12,21 +12,20 @@ from torch.utils.data import DataLoader
 
 from paucal.backbones.weights.inputs import ImageInput, input_of_timm
 from paucal.cores import usable_cores
-from paucal.data.channels.counting import count_channels
-from paucal.data.channels.planes import RGB
+from paucal.data.channels.pixel_format import count_channels
+from paucal.data.channels.pixels import RGB
+from paucal.data.classes import choose_classes
 from paucal.data.dataset import ViewDataset
 from paucal.data.decode import WHOLE, Reading
 from paucal.data.decoded.prepare import prepare_images, side_for
-from paucal.data.decoded.read_as import as_opened
-from paucal.data.images import ImageSet
-from paucal.data.loader import TrainLoader, images_together, make_eval_loader, make_train_loader
+from paucal.data.images import ImageSet, without_decoded_copies
+from paucal.data.loader import TrainLoader, inference_batch_size, make_eval_loader, make_train_loader
 from paucal.data.maps.reader import LabelMaps, MapReader
 from paucal.data.named.table import data_root, is_named
 from paucal.data.sampler import StepSampler
-from paucal.data.shards.place import is_remote
+from paucal.data.shards.folders import is_remote
+from paucal.data.sources.joining import SEPARATOR, roots_of
 from paucal.data.sources.opening import BUILT_IN, open_images
-from paucal.data.sources.several import SEPARATOR, roots_of
-from paucal.data.splits.classes import choose_classes
 from paucal.data.splits.split import Split
 from paucal.data.views.normalisation import Normalisation, compute_normalisation
 from paucal.distributed import rank, world_size
@@ -165,7 +164,7 @@ def decoded(images: ImageSet, settings: DataSettings, reading: Reading, advance:
     Raises:
         UserError: Some images cannot be read, and the settings do not allow skipping them.
     """
-    return prepare_images(as_opened(images), reading, on_bad=settings.on_bad_image, progress=advance)[0]
+    return prepare_images(without_decoded_copies(images), reading, on_bad=settings.on_bad_image, progress=advance)[0]
 
 
 def find_images(settings: DataSettings, labelled: bool = True, advance: Advance | None = None) -> ImageSet:
@@ -312,7 +311,7 @@ def eval_loader(
         data.images,
         indices,
         preprocess.transform(),
-        images_together(preprocess.image_size, settings.device or "cpu"),
+        inference_batch_size(preprocess.image_size, settings.device or "cpu"),
         settings.workers or 0,
         rank=rank(),
         world=world_size(),

@@ -14,7 +14,7 @@ from lightning.pytorch import Callback
 from paucal.cores import note_late_import, own_threads
 from paucal.data.checking.survey import image_digests
 from paucal.data.processes import require_guard
-from paucal.data.splits.file import require_same_images, write_split
+from paucal.data.splits.split_csv import require_same_images, write_split
 from paucal.memory import kept_memory
 from paucal.models.trained import save_trained
 from paucal.runner.clock import count_time_from

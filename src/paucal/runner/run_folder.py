@@ -14,9 +14,9 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch import Callback, Trainer
 
 from paucal.data.images import ImageSet
-from paucal.data.sources.several import roots_of
-from paucal.data.splits.file import read_split
+from paucal.data.sources.joining import roots_of
 from paucal.data.splits.split import Split
+from paucal.data.splits.split_csv import read_split
 from paucal.runner.console import Console
 from paucal.runs import RunFolder, create_run, open_run
 from paucal.runs.folder import is_taken

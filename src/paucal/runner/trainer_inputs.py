@@ -9,7 +9,7 @@ from torch import nn
 
 from paucal.cores import usable_cores
 from paucal.data.sampler import steps_per_epoch
-from paucal.data.views.mixing import Mixing
+from paucal.data.views.augmentation import Mixing
 from paucal.models.devices import DEVICES
 from paucal.rules.facts import best_device
 from paucal.runner.processes import launched_shape

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paucal.data.channels.depth import depth_notes, describe_depth, has_other_depth
+from paucal.data.channels.pixel_format import depth_notes, describe_depth, has_other_depth
 from paucal.data.decode import Reading
 from paucal.data.sources.opening import open_images
 

@@ -8,9 +8,9 @@ import pytest
 
 from data.conftest import encode
 from paucal.data.checking.survey import digest_of
-from paucal.data.images import locate
+from paucal.data.sources.joining import roots_of
 from paucal.data.sources.opening import open_images
-from paucal.data.sources.several import roots_of
+from paucal.data.stores import locate
 from paucal.types import UserError
 
 

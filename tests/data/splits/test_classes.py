@@ -2,8 +2,8 @@ from importlib import resources
 
 import pytest
 
+from paucal.data.classes import choose_classes, read_class_list, shipped_lists
 from paucal.data.sources.opening import open_images
-from paucal.data.splits.classes import choose_classes, read_class_list, shipped_lists
 from paucal.types import UserError
 
 

@@ -7,15 +7,15 @@ import pytest
 import torch
 from PIL import Image
 
-from paucal.data.cache import CachedStore
 from paucal.data.dataset import SampleKey, ViewDataset
 from paucal.data.decode import Reading
-from paucal.data.decoded import folder
-from paucal.data.decoded.entry import MappedStore
+from paucal.data.decoded import cache_folder as folder
+from paucal.data.decoded.in_memory import CachedStore
+from paucal.data.decoded.on_disk import MappedStore
 from paucal.data.decoded.prepare import prepare_images
-from paucal.data.decoded.read_as import AsShown
 from paucal.data.sources.opening import open_images
-from paucal.data.views.augment import Augmentation
+from paucal.data.stores import RgbStore
+from paucal.data.views.augmentation import Augmentation
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import EvalTransform, TrainTransform
 
@@ -113,7 +113,7 @@ def test_at_once__leaves_the_generators_alone(photos, no_single):
 def test_at_once__is_not_for_what_needs_more(photos, transform):
     images, _ = prepare_images(open_images(photos), Reading(side=64))
     dataset = ViewDataset(images, [(transform, 1)], seed=4, geometry=True)
-    assert dataset._made_at_once(KEYS) is None
+    assert dataset._batched_samples(KEYS) is None
     assert len(dataset.__getitems__(KEYS)) == len(KEYS)
 
 
@@ -121,11 +121,11 @@ def test_at_once__is_not_for_sets_that_have_one_other_image(photos):
     Image.new("RGB", (SIDE + 1, SIDE)).save(photos / "a" / "0.png")
     images, _ = prepare_images(open_images(photos), Reading(side=64))
     dataset = ViewDataset(images, [(TRAIN, 1)], seed=4)
-    assert dataset._made_at_once([SampleKey(0, 1), SampleKey(0, 0)]) is None
-    assert dataset._made_at_once([SampleKey(0, 1)]) is not None
+    assert dataset._batched_samples([SampleKey(0, 1), SampleKey(0, 0)]) is None
+    assert dataset._batched_samples([SampleKey(0, 1)]) is not None
 
 
 def test_at_once__asks_stores_that_change_what_they_hand_over(photos):
     images, _ = prepare_images(open_images(photos), Reading(side=64))
-    shown = replace(images, store=AsShown(images.store))
-    assert ViewDataset(shown, [(TRAIN, 1)], seed=4)._made_at_once(KEYS) is None
+    shown = replace(images, store=RgbStore(images.store))
+    assert ViewDataset(shown, [(TRAIN, 1)], seed=4)._batched_samples(KEYS) is None

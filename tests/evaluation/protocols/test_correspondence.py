@@ -9,7 +9,7 @@ import torch
 
 from paucal.data.dataset import SampleKey, ViewDataset, collate
 from paucal.data.images import ImageSet
-from paucal.data.sources.stores import ArrayStore
+from paucal.data.stores import ArrayStore
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import EvalTransform
 from paucal.evaluation.protocols.correspondence import cell_centres, correspond, match_cells, true_positions

@@ -13,7 +13,7 @@ from PIL import Image
 from paucal.backbones import BackboneSpec
 from paucal.data.images import ImageSet
 from paucal.data.sources.opening import open_images
-from paucal.data.sources.stores import ArrayStore
+from paucal.data.stores import ArrayStore
 from paucal.evaluation.protocols import extraction as module
 from paucal.evaluation.protocols.extraction import Extraction, augmented_batches, extract
 from paucal.evaluation.protocols.feature_cache import FeatureCache, default_folder, images_fingerprint

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from paucal.backbones import BackboneSpec
 from paucal.data.images import ImageSet
 from paucal.data.named.table import NAMED
-from paucal.data.sources.stores import ArrayStore
+from paucal.data.stores import ArrayStore
 from paucal.evaluation.protocols import judge as module
 from paucal.evaluation.protocols import voc
 from paucal.evaluation.protocols.classifier import LinearClassifier

@@ -6,7 +6,7 @@ import torch
 
 from paucal.backbones import BackboneSpec
 from paucal.data.dataset import SampleKey, ViewDataset, collate
-from paucal.data.sources.digits import open_digits
+from paucal.data.sources.opening import open_digits
 from paucal.data.views.multi_crop import crop_views
 from paucal.data.views.normalisation import Normalisation
 from paucal.evaluation.collapse import PATIENCE, judge

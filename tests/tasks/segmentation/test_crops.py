@@ -1,4 +1,6 @@
-"""Crops of images and their masks, drawn together."""
+"""Crops of images and their masks, drawn together; changes of colours against plain loops."""
+
+import colorsys
 
 import numpy as np
 import pytest
@@ -6,11 +8,18 @@ import torch
 from PIL import Image
 
 from paucal.data.dataset import SampleKey, collate
-from paucal.data.masks.masked_images import image_set, with_masks
+from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
 from paucal.data.randomness import reseed
 from paucal.data.views.normalisation import Normalisation
-from paucal.tasks.segmentation.crops import MASK, CropOptions, CropTransform, MaskedCrops
+from paucal.tasks.segmentation.crops import (
+    MASK,
+    CropOptions,
+    CropTransform,
+    MaskedCrops,
+    distort_colours,
+    multiply_saturation,
+)
 
 STATISTICS = Normalisation((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
@@ -93,8 +102,8 @@ def test_photometric_colours__change_the_image_alone():
     options = {"size": (40, 60), "scale": (1.0, 1.0), "hflip": 0.0}
     changed = [drawn(CropOptions(**options, colour="photometric"), seed, image, mask) for seed in range(12)]
     plain = drawn(CropOptions(**options, colour=0.0), 0, image, mask)
-    assert all(torch.equal(one[1], plain[1]) for one in changed)
-    assert sum(float((one[0] - plain[0]).abs().mean()) > 0.01 for one in changed) > 6
+    assert all(torch.equal(crop[1], plain[1]) for crop in changed)
+    assert sum(float((crop[0] - plain[0]).abs().mean()) > 0.01 for crop in changed) > 6
 
 
 def test_flips__turn_image_and_mask_together():
@@ -142,14 +151,55 @@ def test_samples__depend_on_seed_epoch_image_and_repeat_alone(tmp_path):
             (tmp_path / folder).mkdir(exist_ok=True)
             picture.save(tmp_path / folder / f"{number}.png")
     pairs = find_pairs(tmp_path)
-    made = with_masks(image_set(pairs, str(tmp_path)), pairs)
-    crops = MaskedCrops(made.images, made.masks, CropTransform(CropOptions((24, 24)), STATISTICS), seed=3)
+    masked = read_masks(images_of_pairs(pairs, str(tmp_path)), pairs)
+    crops = MaskedCrops(masked.images, masked.masks, CropTransform(CropOptions((24, 24)), STATISTICS), seed=3)
     keys = [SampleKey(0, 1), SampleKey(0, 2), SampleKey(1, 1), SampleKey(0, 1, 1)]
     together, backwards = crops.__getitems__(keys), crops.__getitems__(keys[::-1])[::-1]
     for one, two in zip(together, backwards, strict=True):
         assert torch.equal(one.views[0], two.views[0])
-    assert len({one.views[0].sum().item() for one in together}) == 4
+    assert len({sample.views[0].sum().item() for sample in together}) == 4
     batch = collate(together)
     assert batch.views[0].shape == (4, 3, 24, 24)
     assert batch.label_maps is not None
     assert batch.label_maps[MASK].shape == (4, 24, 24)
+
+
+def coloured_noise(seed: int, side: int = 12) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (3, side, side), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_saturation__is_multiplied_in_hue_saturation_and_value(seed):
+    image, factor = coloured_noise(seed), (0.5, 0.8, 1.0, 1.2, 1.5, 0.0)[seed]
+    saturated = multiply_saturation(image, factor)
+    for row in range(12):
+        for column in range(12):
+            hue, share, value = colorsys.rgb_to_hsv(*(image[:, row, column] / 255).tolist())
+            expected = colorsys.hsv_to_rgb(hue, min(1.0, share * factor), value)
+            assert saturated[:, row, column].tolist() == pytest.approx([255 * value for value in expected], abs=1.0)
+
+
+def test_each_colour_change__has_a_chance_of_a_half():
+    """Of four changes none is made in a sixteenth of the draws; the largest is that of brightness and contrast."""
+    image = torch.full((3, 4, 4), 100, dtype=torch.uint8)  # grey: neither saturation nor hue can be seen
+    coloured, draws, same, grey = coloured_noise(0), 800, 0, []
+    for seed in range(draws):
+        reseed(seed)
+        same += torch.equal(distort_colours(coloured), coloured)
+        reseed(seed)
+        grey.append(int(distort_colours(image)[0, 0, 0]))
+    assert same / draws == pytest.approx(1 / 16, abs=0.025)
+    assert np.mean([value == 100 for value in grey]) == pytest.approx(1 / 4, abs=0.05)
+    assert min(grey) >= (100 - 32) // 2
+    assert max(grey) <= (100 + 32) * 1.5
+    assert min(grey) < 50 < 150 < max(grey)
+
+
+def test_colour_changes__depend_on_the_generator_alone():
+    def changed(seed):
+        reseed(seed)
+        return distort_colours(coloured_noise(3))
+
+    assert changed(1).dtype == torch.uint8
+    assert torch.equal(changed(1), changed(1))
+    assert len({changed(seed).sum().item() for seed in range(20)}) > 10

@@ -14,7 +14,7 @@ from paucal.data.checking.findings import Finding
 from paucal.data.sources.opening import open_images
 from paucal.tasks.detection.images import open_boxed
 from paucal.types import UserError
-from paucal.verbs.check.masks import BOXES, MASKS, for_masks
+from paucal.verbs.check.annotations import BOXES, MASKS, for_masks
 from tasks.detection.made import change, write_coco, write_voc
 
 

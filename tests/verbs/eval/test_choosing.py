@@ -14,8 +14,8 @@ from PIL import Image
 from paucal.data.checking.survey import image_digests
 from paucal.data.images import ImageSet
 from paucal.data.sources.opening import open_images
-from paucal.data.splits.file import read_rows, write_split
 from paucal.data.splits.split import PARTS, Split
+from paucal.data.splits.split_csv import read_rows, write_split
 from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.verbs.eval.choosing import choose_judged, is_same_place

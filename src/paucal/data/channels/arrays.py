@@ -28,10 +28,10 @@ class ArrayShape(NamedTuple):
     """What the header of an array says.
 
     Attributes:
-        height: in pixels.
-        width: in pixels.
-        channels: how many.
-        axis: of the channels in the file, 0 or 2; None where it has two axes.
+        height: Height in pixels.
+        width: Width in pixels.
+        channels: Number of channels.
+        axis: Axis of the channels in the file, 0 or 2; None for an array of two axes.
     """
 
     height: int
@@ -54,11 +54,12 @@ def npy_shape(source: ImageSource, channels: int | None = None) -> ArrayShape:
     """Return the shape of an array of NumPy from its header.
 
     Args:
-        source: the bytes or the path.
-        channels: how many there should be, which tells their axis; None for the shorter one of the first and the last.
+        source: Encoded bytes, or path of the file.
+        channels: Expected number of channels, which identifies their axis; None takes the shorter of the first and the
+            last axis.
 
     Raises:
-        ValueError: it is no image: of another kind, of too many axes, or cut short.
+        ValueError: It is no image: of another kind, of too many axes, or cut short.
     """
     with _opened(source) as file:
         return _npy_header(file, channels)
@@ -68,7 +69,7 @@ def read_npy(source: ImageSource, channels: int | None = None) -> NDArray[np.gen
     """Return the (H, W, C) values of an array of NumPy.
 
     Raises:
-        ValueError: as `npy_shape`.
+        ValueError: As `npy_shape`.
     """
     with _opened(source) as file:
         shape = _npy_header(file, channels)
@@ -80,7 +81,7 @@ def read_tiff(source: ImageSource, channels: int | None = None) -> NDArray[np.ge
     """Return the (H, W, C) values of a TIFF, whose channels may be samples, planes or pages.
 
     Raises:
-        ValueError: tifffile is not installed, or the file holds something else.
+        ValueError: Tifffile is not installed, or the file holds something else.
     """
     with _tifffile(source) as file:
         series = file.series[0]
@@ -95,7 +96,7 @@ def tiff_shape(source: ImageSource, channels: int | None = None) -> ArrayShape:
     """Return the shape of a TIFF from its header.
 
     Raises:
-        ValueError: as `read_tiff`.
+        ValueError: As `read_tiff`.
     """
     with _tifffile(source) as file:
         return _tiff_shape(file.series[0], channels)
@@ -128,10 +129,10 @@ def _shaped(shape: Sequence[int], dtype: np.dtype, channels: int | None, first: 
     """Return the shape of an image; raises a ValueError or Pillow's error of a bomb where it is none that will do.
 
     Args:
-        shape: of the array.
-        dtype: of its values.
-        channels: how many there should be; None where that is not known.
-        first: whether the first axis is that of the channels; None where the file does not say.
+        shape: Shape of the array.
+        dtype: Type of its values.
+        channels: Expected number of channels; None if unknown.
+        first: Whether the channels are the first axis; None if the file does not say.
     """
     if dtype.kind not in _KINDS or len(shape) not in (2, 3) or min(shape) < 1:
         raise ValueError(f"it holds {dtype} of shape {tuple(shape)}, expected numbers with 2 axes, or 3 with channels")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paucal.data.channels.arrays import ArrayShape, is_npy, is_tiff, npy_shape, read_npy, read_tiff, tiff_shape
-from paucal.data.channels.planes import RGB, Planes
+from paucal.data.channels.pixels import RGB, Planes, deep_values, is_deep, to_8_bits
 from paucal.data.decode import (
     WHOLE,
     ImageSource,
@@ -21,14 +21,13 @@ from paucal.data.decode import (
     check_decodes,
     decode_reduced,
     decode_rgb,
+    decoding_errors,
     image_size,
-    opened,
+    open_image,
     raw_values,
     turned_upright,
-    unreadable_if_it_fails,
     upright_rgb,
 )
-from paucal.data.deep_pixels import deep_values, is_deep, to_8_bits
 
 T = TypeVar("T")
 GREY, GREY_ALPHA, RGBA = 1, 2, 4
@@ -39,25 +38,25 @@ def decode_image(source: ImageSource, name: str, reading: Reading = WHOLE) -> Im
     """Decode an image to a picture of `reading.channels` channels: RGB of Pillow, or `Planes`.
 
     Args:
-        source: the encoded bytes or the path of the file.
-        name: how the image is called in messages.
-        reading: to which size, how many channels, and from which values.
+        source: Encoded bytes, or path of the file.
+        name: Name of the image in messages.
+        reading: Size, number of channels and value range of the result.
 
     Raises:
-        UnreadableImage: as `decode_rgb`; or it has another number of channels.
+        UnreadableImage: As `decode_rgb`; or it has another number of channels.
     """
     if reading.channels == RGB and not is_npy(source):
         return _or_its_channels(lambda: decode_rgb(source, name, reading), source)
     values = channel_values(source, name, reading.channels)
-    with unreadable_if_it_fails(name):
-        return picture_from(values, reading)
+    with decoding_errors(name):
+        return image_from_values(values, reading)
 
 
 def image_shape(source: ImageSource, name: str) -> tuple[int, int]:
     """Return the upright (height, width) from the header, without decoding the pixels.
 
     Raises:
-        UnreadableImage: the header cannot be read.
+        UnreadableImage: The header cannot be read.
     """
     found = array_shape(source, name)
     return image_size(source, name) if found is None else (found.height, found.width)
@@ -67,7 +66,7 @@ def check_image(source: ImageSource, name: str, reading: Reading = WHOLE) -> Non
     """Read an image to its last byte as cheaply as its format allows.
 
     Raises:
-        UnreadableImage: as `decode_image`.
+        UnreadableImage: As `decode_image`.
     """
     if reading.channels == RGB and not is_npy(source):
         _or_its_channels(lambda: check_decodes(source, name, reading), source)
@@ -75,7 +74,7 @@ def check_image(source: ImageSource, name: str, reading: Reading = WHOLE) -> Non
         decode_image(source, name, reading)
 
 
-def look_at(
+def decode_for_display(
     source: ImageSource, name: str, side: int, value_range: tuple[float, float] | None = None
 ) -> tuple[Image.Image, str, tuple[int, int]]:
     """Decode an image for people to look at, and say what it is; see `decode_reduced`.
@@ -83,15 +82,15 @@ def look_at(
     The values of an array are stretched to what is seen, since a single image cannot say what its set's range is.
 
     Raises:
-        UnreadableImage: as `decode_image`.
+        UnreadableImage: As `decode_image`.
     """
     found = array_shape(source, name)
     if found is None:
         return decode_reduced(source, name, side, value_range)
     values = channel_values(source, name, found.channels)
-    with unreadable_if_it_fails(name):
+    with decoding_errors(name):
         ranges = None if values.dtype.itemsize == 1 else tuple(range_of(values[..., c]) for c in range(found.channels))
-        shown = picture_from(values, Reading(side, None, found.channels, ranges))
+        shown = image_from_values(values, Reading(side, None, found.channels, ranges))
         mode = f"{found.channels} channels, {values.dtype}" if found.channels > 1 else f"grey, {values.dtype}"
     return shown.convert("RGB"), mode, (found.height, found.width)
 
@@ -100,9 +99,9 @@ def array_shape(source: ImageSource, name: str, channels: int | None = None) -> 
     """Return the shape of an image that is an array to us, from its header; None of one that Pillow reads.
 
     Raises:
-        UnreadableImage: the header is damaged, or the array is no image.
+        UnreadableImage: The header is damaged, or the array is no image.
     """
-    with unreadable_if_it_fails(name):
+    with decoding_errors(name):
         if is_npy(source):
             return npy_shape(source, channels)
         if is_tiff(source) and not _pillow_reads(source, name):
@@ -114,9 +113,9 @@ def channel_values(source: ImageSource, name: str, channels: int) -> NDArray[np.
     """Return the (H, W, channels) values of an image as they are; those of a single channel for three are grey.
 
     Raises:
-        UnreadableImage: it cannot be decoded, or has another number of channels.
+        UnreadableImage: It cannot be decoded, or has another number of channels.
     """
-    with unreadable_if_it_fails(name):
+    with decoding_errors(name):
         if is_npy(source):
             values = read_npy(source, channels)
         else:
@@ -136,7 +135,7 @@ def deep_channel_values(source: ImageSource, name: str, channels: int = RGB) -> 
     """Return the values of an image of more than 8 bits a channel, (H, W), (H, W, 3) or (H, W, channels); else None.
 
     Raises:
-        UnreadableImage: as `decode_image`.
+        UnreadableImage: As `decode_image`.
     """
     if channels == RGB and not is_npy(source):
         return raw_values(source, name)
@@ -144,11 +143,11 @@ def deep_channel_values(source: ImageSource, name: str, channels: int = RGB) -> 
     return None if values.dtype.itemsize == 1 else values
 
 
-def picture_from(values: NDArray[np.generic], reading: Reading) -> Image.Image:
+def image_from_values(values: NDArray[np.generic], reading: Reading) -> Image.Image:
     """Return (H, W, C) values as a picture, at the size and from the values that a reading says.
 
     Raises:
-        ValueError: there are no ranges and the values are floats or beyond 16 bits.
+        ValueError: There are no ranges and the values are floats or beyond 16 bits.
     """
     ranges = reading.channel_ranges or (reading.value_range,) * values.shape[2]
     if values.dtype.kind == "b":
@@ -160,18 +159,18 @@ def picture_from(values: NDArray[np.generic], reading: Reading) -> Image.Image:
         for channel in range(values.shape[2])
     ]
     picture = Image.merge("RGB", planes) if len(planes) == RGB else Planes(planes)
-    return reduced(picture, reading)
+    return resize_as_read(picture, reading)
 
 
-def as_read(image: Image.Image | NDArray[np.generic], reading: Reading) -> Image.Image:
+def convert_image(image: Image.Image | NDArray[np.generic], reading: Reading) -> Image.Image:
     """Return a picture in memory, or an array of pixels, as the images of a set are read.
 
     Args:
-        image: opened by Pillow, or `Planes`, or values (H, W) or (H, W, C).
-        reading: how.
+        image: Image opened by Pillow, `Planes`, or values (H, W) or (H, W, C).
+        reading: Size, number of channels and value range of the result.
 
     Raises:
-        ValueError: its pixels have no known range, or it has another number of channels.
+        ValueError: Its pixels have no known range, or it has another number of channels.
     """
     if isinstance(image, np.ndarray):
         values = image[..., None] if image.ndim == 2 else image
@@ -181,20 +180,20 @@ def as_read(image: Image.Image | NDArray[np.generic], reading: Reading) -> Image
             values = np.repeat(values, RGB, axis=2)
         if values.shape[2] != reading.channels:
             raise ValueError(f"it has {values.shape[2]} channels, {_expected(reading.channels)}")
-        return picture_from(values, reading)
+        return image_from_values(values, reading)
     if isinstance(image, Planes):
         if len(image.planes) != reading.channels:
             raise ValueError(f"it has {len(image.planes)} channels, {_expected(reading.channels)}")
-        return reduced(image, reading)
+        return resize_as_read(image, reading)
     if reading.channels == RGB:
         return upright_rgb(image, reading)
     values = _values_of(image, reading.channels)
     if values is None:
         raise ValueError(f"it is {image.mode}, {_expected(reading.channels)}")
-    return picture_from(values, reading)
+    return image_from_values(values, reading)
 
 
-def reduced(picture: Image.Image, reading: Reading) -> Image.Image:
+def resize_as_read(picture: Image.Image, reading: Reading) -> Image.Image:
     """Return a picture at the size that a reading hands it over with."""
     size = reading.reduced(picture.size)
     return picture if size == picture.size else picture.resize(size, Image.Resampling.HAMMING, reducing_gap=2.0)
@@ -211,16 +210,16 @@ def range_of(values: NDArray[np.generic], outside: float = 0.0) -> tuple[float, 
 
 def _pillow_reads(source: ImageSource, name: str) -> bool:
     try:
-        with opened(source, name):
+        with open_image(source, name):
             return True
     except UnreadableImage:
         return False
 
 
 def _pillow_values(source: ImageSource, name: str, channels: int) -> NDArray[np.generic] | None:
-    """Return the (H, W, C) values of an image that Pillow reads; None where it cannot have so many channels."""
+    """Return the (H, W, C) values of an image that Pillow reads; None if it cannot have so many channels."""
     try:
-        with opened(source, name) as image:
+        with open_image(source, name) as image:
             return _values_of(image, channels)
     except UnreadableImage:
         if is_tiff(source):

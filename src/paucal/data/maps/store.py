@@ -19,11 +19,9 @@ import PIL
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.decoded.folder import usable_folder
-from paucal.data.decoded.known import DIGEST, KnownImages
-from paucal.data.decoded.read_as import whole_image
-from paucal.data.images import ImageSet, locate_original
-from paucal.data.sources.stores import EncodedStore, Stamp
+from paucal.data.decoded.cache_folder import DIGEST, StoredDigests, usable_folder
+from paucal.data.images import ImageSet, full_size_image
+from paucal.data.stores import EncodedStore, Stamp, locate_original
 from paucal.reading import parse_json, read_bytes, require_regular
 from paucal.types import UserError
 
@@ -193,7 +191,7 @@ def content_hashes(
         digests, known = memory.look_up(stamps)
     new = np.flatnonzero(~known)
     for done, row in enumerate(new.tolist()):
-        found = bytes.fromhex(content_hash(whole_image(images, int(positions[row]))))
+        found = bytes.fromhex(content_hash(full_size_image(images, int(positions[row]))))
         digests[row] = np.frombuffer(found, dtype=np.uint8)
         if advance is not None:
             advance(len(stamps) - len(new) + done + 1, len(stamps))
@@ -204,13 +202,13 @@ def content_hashes(
     return [digest.tobytes().hex() for digest in digests]
 
 
-def _memory(images: ImageSet) -> KnownImages | None:
+def _memory(images: ImageSet) -> StoredDigests | None:
     """Return the stored hashes of images that are read in this way, by this Pillow; None without a cache."""
     folder = usable_folder()
     if folder is None:
         return None
     whole = replace(images.reading, side=None)
-    return KnownImages(folder, f"{images.location}\ncontents {PIL.__version__} {whole}")
+    return StoredDigests(folder, f"{images.location}\ncontents {PIL.__version__} {whole}")
 
 
 def _stamp(images: ImageSet, position: int) -> Stamp | None:

@@ -1,50 +1,54 @@
-"""What the values of masks mean: which class each one is, and which pixels nobody has labelled."""
+"""The classes of masks: which value means which class, and which value means "not labelled"."""
 
+import csv
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.masks.class_names import NamedClasses
-from paucal.data.masks.measuring import Seen
-from paucal.data.masks.mixing import (
+from paucal.data.masks.consistency import (
     HIGH,
     VOID,
-    is_binary,
-    refuse_blurred,
+    is_black_and_white,
     refuse_blurred_colours,
-    refuse_codings,
+    refuse_blurred_levels,
     refuse_faint,
-    refuse_kinds,
     refuse_lossy,
-    refuse_nearly,
+    refuse_mixed_codings,
+    refuse_mixed_kinds,
+    refuse_near_levels,
     refuse_specks,
 )
-from paucal.data.masks.pixels import unpacked
+from paucal.data.masks.mask_files import MaskFacts, pack_colours, unpack_colour
+from paucal.reading import read_decoded
 from paucal.types import UserError
 
 Coding = Literal["index", "binary", "grey", "colour"]
-IGNORED = 255  # the class number of pixels that count for nothing
+IGNORED = 255  # class number of pixels that do not count
 MOST_CLASSES = 255
-SPREAD, FEW_LEVELS = 8, 32  # how grey levels that stand for classes are told from numbers
-MIDDLE = 128
+SPREAD, FEW_LEVELS = 8, 32  # grey levels of classes are at least so far apart and at most so many
+MIDDLE = 128  # lowest marked grey level
+MOST_BYTES = 1 << 20  # of a file of classes
+HEADINGS = {"name", "class", "label", "r", "g", "b", "red", "green", "blue", "value", "index", "id", "color", "colour"}
 
 
 @dataclass(frozen=True)
 class MaskCoding:
-    """The classes of a set of masks.
+    """The values of the classes in a set of masks.
 
     Attributes:
         kind: "index", "binary", "grey" or "colour".
-        values: the mask value of each class, in the order of the classes; colours are packed numbers.
-        ignore: the value that means "not labelled"; None for none.
+        values: Mask value of each class, in the order of the classes; colours are packed numbers.
+        ignore: Value that means "not labelled"; None if there is no such value.
 
     Raises:
-        UserError: the values are no sound list, as in a damaged model card.
+        UserError: The values are invalid, as in a damaged model card.
     """
 
     kind: Coding
@@ -62,7 +66,7 @@ class MaskCoding:
 
     @property
     def count(self) -> int:
-        """The number of classes."""
+        """Number of classes."""
         return len(self.values)
 
     @cached_property
@@ -74,10 +78,10 @@ class MaskCoding:
         return np.asarray(self.values, dtype=np.int64)[self._order]
 
     def encode(self, values: NDArray[np.int32], name: str) -> NDArray[np.uint8]:
-        """Return the (H, W) class numbers of a mask's values, `IGNORED` where nobody has labelled.
+        """Return the (H, W) class numbers of a mask's values; `IGNORED` for unlabelled pixels.
 
         Raises:
-            UserError: a value is of no class.
+            UserError: A value belongs to no class.
         """
         if self.kind == "binary":
             labelled = values if self.ignore is None else values[values != self.ignore]
@@ -89,73 +93,155 @@ class MaskCoding:
             known, classes = self._ordered[places] == values, self._order[places]
         ignored = np.zeros_like(known) if self.ignore is None else values == self.ignore
         if not (known | ignored).all():
-            self._refuse(int(values[~(known | ignored)][0]), name)
+            stray = self.format_value(int(values[~(known | ignored)][0]))
+            raise UserError(
+                f"mask {name} has the value {stray}, and the classes are {self.describe()}: correct the mask, name the "
+                "class in --classes, or give --ignore if the value means that a pixel is not labelled."
+            )
         return np.where(ignored, IGNORED, classes).astype(np.uint8)
 
     def decode(self, classes: NDArray[np.integer]) -> NDArray[np.uint8 | np.uint16]:
         """Return class numbers as a mask of this coding: (H, W), or (H, W, 3) of colours."""
         if self.kind == "colour":
-            return np.asarray([unpacked(value) for value in self.values], dtype=np.uint8)[classes]
+            return np.asarray([unpack_colour(value) for value in self.values], dtype=np.uint8)[classes]
         return np.asarray(self.values)[classes].astype(np.uint8 if max(self.values) < 256 else np.uint16)
 
     def describe(self) -> str:
-        """Return one sentence about the values."""
-        words = {
+        """Return a phrase about the values."""
+        text = {
             "index": f"the value is the number of the class, {self.values[0]} to {self.values[-1]}",
             "binary": f"two classes, 0 and {self.values[1]}",
             "grey": f"grey levels {', '.join(map(str, self.values[:8]))}{', ...' if self.count > 8 else ''}",
             "colour": f"{self.count} colours",
         }[self.kind]
-        if self.ignore is None:
-            return words
-        return f"{words}; {self.shown(self.ignore)} is not labelled"
+        return text if self.ignore is None else f"{text}; {self.format_value(self.ignore)} is not labelled"
 
-    def shown(self, value: int) -> str:
-        """Return a value for people."""
-        return "({}, {}, {})".format(*unpacked(value)) if self.kind == "colour" else str(value)
+    def format_value(self, value: int) -> str:
+        """Return a value as text: a number, or red, green and blue."""
+        return "({}, {}, {})".format(*unpack_colour(value)) if self.kind == "colour" else str(value)
 
-    def _refuse(self, value: int, name: str) -> None:
-        raise UserError(
-            f"mask {name} has the value {self.shown(value)}, and the classes are {self.describe()}: correct the mask, "
-            "name the class in --classes, or give --ignore where the value means that nobody has labelled."
-        )
+
+@dataclass(frozen=True)
+class NamedClasses:
+    """The classes in a file of class names.
+
+    Attributes:
+        names: Class names in the order of the file.
+        values: Mask value of each class, a colour as a packed number; None if the file has names alone.
+        colours: Whether the values are colours.
+        note: Sentence on the assumed encoding of the file; "" for none.
+    """
+
+    names: tuple[str, ...]
+    values: tuple[int, ...] | None = None
+    colours: bool = False
+    note: str = ""
+
+
+def read_class_names(path: Path) -> NamedClasses:
+    """Read a text file of one name a line, or a CSV of names with a value (two columns) or a colour (four columns).
+
+    A line of headings is recognised by its words ("name", "r", "g", "b", "value", ...); the name may be in the first or
+    in the last column.
+
+    Raises:
+        UserError: The file is missing or no text, a row has another form, or a name or a value occurs twice.
+    """
+    try:
+        text, _, note = read_decoded(path, MOST_BYTES)
+    except FileNotFoundError:
+        raise UserError(f"--classes: there is no such file: {str(path)!r}; check the path.") from None
+    try:
+        rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text, newline=""))]
+    except csv.Error as problem:
+        raise UserError(f"--classes: {str(path)!r} cannot be read ({problem}); give one name a line.") from None
+    rows = [row for row in rows if any(row)]
+    if rows and rows[0] and len(rows) > 1 and {cell.lower() for cell in rows[0]} <= HEADINGS:
+        rows = rows[1:]
+    if not rows:
+        raise UserError(f"--classes: {str(path)!r} names no class; expected one name a line.")
+    classes = [_read_row(row, path) for row in rows]
+    widths = {len(numbers) for _, numbers in classes}
+    if len(widths) > 1:
+        raise UserError(f"--classes: the rows of {str(path)!r} differ in length; give each the same columns.")
+    names = tuple(name for name, _ in classes)
+    _refuse_twice(names, path)
+    if widths == {0}:
+        return NamedClasses(names, note=note)
+    colours = widths == {3}
+    values = tuple(int(pack_colours(numbers)) if colours else numbers[0] for _, numbers in classes)  # type: ignore[arg-type]
+    _refuse_twice(values, path)
+    return NamedClasses(names, values, colours, note)
+
+
+def _read_row(row: list[str], path: Path) -> tuple[str, list[int]]:
+    """Return the name in a row and its numbers: none, a value, or a colour."""
+    for name, rest in ((row[0], row[1:]), (row[-1], row[:-1])):
+        if len(rest) in (0, 1, 3) and all(cell.isascii() and cell.isdigit() for cell in rest) and name:
+            numbers = [int(cell) for cell in rest if len(cell) < 6]
+            most = 255 if len(rest) == 3 else 65535
+            if len(numbers) == len(rest) and all(number <= most for number in numbers):
+                return name, numbers
+    raise UserError(
+        f"--classes: the row {','.join(row)[:80]!r} of {str(path)!r} is not of the form NAME, NAME,VALUE or NAME,R,G,B."
+    )
+
+
+def _refuse_twice(entries: tuple[object, ...], path: Path) -> None:
+    twice = next((entry for place, entry in enumerate(entries) if entry in entries[:place]), None)
+    if twice is not None:
+        raise UserError(f"--classes: {str(path)!r} has {str(twice)[:80]!r} twice; give each class once.")
 
 
 def find_coding(
-    seen: Seen, wanted: Coding | None = None, ignore: Sequence[int] | None = None, named: NamedClasses | None = None
+    facts: MaskFacts,
+    given: Coding | None = None,
+    ignore: Sequence[int] | None = None,
+    named: NamedClasses | None = None,
 ) -> MaskCoding:
-    """Choose what the values of masks mean.
+    """Choose the meaning of the values of masks.
 
     Args:
-        seen: Facts of all files.
-        wanted: What the user says; None to tell it from the values.
+        facts: Facts of all files.
+        given: Kind of the values as the user gives it; None to infer it from the values.
         ignore: Value, or red, green and blue, that means "not labelled".
         named: Classes from a file.
 
     Raises:
-        UserError: The values do not fit what was said, files of the set have different codings, or nothing sensible can
-            be told from them.
+        UserError: The values contradict what was given, files of the set have different codings, or the values cannot
+            be those of classes.
     """
-    if wanted is None:
-        refuse_kinds(seen, colours_are_meant=named is not None and named.colours)
-    colour = seen.in_colour or (seen.has_palette and (wanted == "colour" or (named is not None and named.colours)))
-    seen = seen.as_colours() if colour else seen
-    void = _ignored(ignore, colour)
-    if wanted in (None, "index") and not colour:
-        refuse_codings(seen, void)
-        refuse_specks(seen, void)
+    has_named_colours = named is not None and named.colours
+    if given is None and not has_named_colours:
+        refuse_mixed_kinds(facts)
+    in_colour = facts.has_colour or (facts.has_palette and (given == "colour" or has_named_colours))
+    facts = facts.as_colours() if in_colour else facts
+    void = _ignored_value(ignore, in_colour)
+    if given in (None, "index") and not in_colour:
+        refuse_mixed_codings(facts, void)
+        refuse_specks(facts, void)
     if named is not None and named.values is not None:
-        return _named(seen, wanted, void, named, named.values, colour)
-    values = [value for value in seen.values if value != void]
-    if wanted is None and values:
-        refuse_lossy(seen)
-    kind = wanted or _told(seen, values, colour)
-    _require_kind(kind, seen, values, colour)
+        if named.colours != in_colour:
+            raise UserError(
+                f"--classes gives {'colours' if named.colours else 'values'} and the masks are "
+                f"{'in colour' if in_colour else 'grey'}: give a file that fits the masks."
+            )
+        kind: Coding = "colour" if in_colour else given or "index"
+        if kind == "index" and void is None and VOID in facts.values and VOID not in named.values:
+            void = VOID
+        return MaskCoding(kind, named.values, void)
+    values = [value for value in facts.values if value != void]
+    if given is None and values:
+        refuse_lossy(facts)
+    kind = given or _infer_kind(facts, values, in_colour)
+    _require_kind(kind, facts, values, in_colour)
     if kind == "binary":
-        refuse_faint(seen, void)
-    coding = {"binary": _binary, "index": _index, "grey": _levels, "colour": _levels}[kind](
-        kind, values, void, len(named.names) if named else None
-    )
+        refuse_faint(facts, void)
+        coding = _binary(values, void)
+    elif kind == "index":
+        coding = _index(values, void, len(named.names) if named else 0)
+    else:
+        coding = _levels(kind, values, void)
     if named is not None and len(named.names) != coding.count:
         raise UserError(
             f"--classes names {len(named.names)} classes, and the masks have {coding.count} ({coding.describe()}): "
@@ -164,82 +250,64 @@ def find_coding(
     return coding
 
 
-def require_fit(coding: MaskCoding, seen: Seen, ignore: Sequence[int] | None = None) -> None:
-    """Refuse masks whose files do not have the coding that is known of others, where their values do not show it.
+def require_fit(coding: MaskCoding, facts: MaskFacts, ignore: Sequence[int] | None = None) -> None:
+    """Refuse masks of another coding than a run's, as far as their values do not show it by themselves.
 
     Args:
-        coding: Meaning of the values, as a run has learnt it.
-        seen: Facts of all files.
-        ignore: Value that the user calls "not labelled".
-
-    Raises:
-        UserError: They have another coding.
+        coding: Meaning of the values in the run.
+        facts: Facts of all files.
+        ignore: Value that means "not labelled" as the user gives it.
     """
     if coding.kind == "binary":
-        refuse_faint(seen, coding.ignore)
-    elif coding.kind == "index" and ignore is None and not seen.in_colour:
-        refuse_kinds(seen)
-        refuse_codings(seen)
-        marked = set(seen.values) - {0}
+        refuse_faint(facts, coding.ignore)
+    elif coding.kind == "index" and ignore is None and not facts.has_colour:
+        refuse_mixed_kinds(facts)
+        refuse_mixed_codings(facts)
+        marked = set(facts.values) - {0}
         if coding.ignore == VOID and marked == {VOID}:
             raise UserError(
-                f"the masks have no value but 0 and 255, and {coding.describe()}: no pixel would be of a class but the "
-                "first; store them with the numbers of the classes."
+                f"the masks have no value but 0 and 255, and {coding.describe()}: every labelled pixel would be of the "
+                "first class; store them with the numbers of the classes."
             )
 
 
-def _named(
-    seen: Seen, wanted: Coding | None, void: int | None, named: NamedClasses, values: tuple[int, ...], colour: bool
-) -> MaskCoding:
-    """Return the coding that a file of classes with values says."""
-    if named.colours != colour:
-        raise UserError(
-            f"--classes gives {'colours' if named.colours else 'values'} and the masks are "
-            f"{'in colour' if colour else 'grey'}: give a file that fits the masks."
-        )
-    kind: Coding = "colour" if colour else wanted or "index"
-    if kind == "index" and void is None and VOID in seen.values and VOID not in values:
-        void = VOID  # where nobody has said another
-    return MaskCoding(kind, values, void)
-
-
-def _ignored(ignore: Sequence[int] | None, colour: bool) -> int | None:
+def _ignored_value(ignore: Sequence[int] | None, in_colour: bool) -> int | None:
     if ignore is None:
         return None
-    if colour and len(ignore) == 3 and max(ignore) < 256:
+    if in_colour and len(ignore) == 3 and max(ignore) < 256:
         return ignore[0] << 16 | ignore[1] << 8 | ignore[2]
-    if not colour and len(ignore) == 1:
+    if not in_colour and len(ignore) == 1:
         return ignore[0]
-    expected = "red, green and blue from 0 to 255, as the masks are in colour" if colour else "one grey value"
+    expected = "red, green and blue from 0 to 255, as the masks are in colour" if in_colour else "one grey value"
     raise UserError(f"--ignore is {' '.join(map(str, ignore))}, expected {expected}.")
 
 
-def _told(seen: Seen, values: list[int], colour: bool) -> Coding:
-    """Tell the kind of masks from their values."""
-    if colour:
+def _infer_kind(facts: MaskFacts, values: list[int], in_colour: bool) -> Coding:
+    """Infer the kind of masks from their values."""
+    if in_colour:
         if len(values) <= MOST_CLASSES:
-            refuse_blurred_colours(seen)
+            refuse_blurred_colours(facts)
         return "colour"
-    if is_binary(seen, values):
+    if is_black_and_white(facts, values):
         return "binary"
-    if seen.has_palette:  # the number of a colour in its palette
+    if facts.has_palette:
         return "index"
-    if not any(file.bits == 16 for file in seen.files):
-        refuse_nearly(seen, values)
-        refuse_blurred(seen, values)
+    if not any(file.bits == 16 for file in facts.files):
+        refuse_near_levels(facts, values)
+        refuse_blurred_levels(facts, values)
     below = [value for value in values if value != VOID]
     gaps = [b - a for a, b in pairwise(values)]
-    spread = len(values) > 1 and min(gaps) >= SPREAD and len(values) <= FEW_LEVELS and max(below) >= HIGH
-    return "grey" if spread else "index"
+    are_levels = len(values) > 1 and min(gaps) >= SPREAD and len(values) <= FEW_LEVELS and max(below) >= HIGH
+    return "grey" if are_levels else "index"
 
 
-def _require_kind(kind: Coding, seen: Seen, values: list[int], colour: bool) -> None:
-    if (kind == "colour") != colour:
+def _require_kind(kind: Coding, facts: MaskFacts, values: list[int], in_colour: bool) -> None:
+    if (kind == "colour") != in_colour:
         raise UserError(
-            f"--mask-values is {kind!r} and the masks are {'in colour' if colour else 'grey'}: leave it out, or "
+            f"--mask-values is {kind!r} and the masks are {'in colour' if in_colour else 'grey'}: leave it out, or "
             "convert the masks."
         )
-    deep = next((file.name for file in seen.files if file.bits == 16), "")
+    deep = next((file.name for file in facts.files if file.bits == 16), "")
     if deep and kind != "index":
         raise UserError(
             f"mask {deep} has 16 bits a pixel, which are read as numbers of classes only, and its values reach "
@@ -249,39 +317,37 @@ def _require_kind(kind: Coding, seen: Seen, values: list[int], colour: bool) -> 
         raise UserError("no pixel of the masks is labelled: give other masks, or another --ignore.")
 
 
-def _binary(kind: Coding, values: list[int], void: int | None, names: int | None) -> MaskCoding:
+def _binary(values: list[int], void: int | None) -> MaskCoding:
     top = 1 if max(values) == 1 else 255
     if len({value >= min(top, MIDDLE) for value in values}) < 2:
         raise UserError(
             f"all labelled pixels of the masks are of one class (values {min(values)} to {max(values)}): masks of two "
             "classes have 0 and 255; check the masks."
         )
-    return MaskCoding(kind, (0, top), void)
+    return MaskCoding("binary", (0, top), void)
 
 
-def _index(kind: Coding, values: list[int], void: int | None, names: int | None) -> MaskCoding:
+def _index(values: list[int], void: int | None, n_names: int) -> MaskCoding:
     void = VOID if void is None and VOID in values else void
     top = max((value for value in values if value != void), default=0)
-    count = max(top + 1, (names or 0) + (void is not None and void <= top))
+    count = max(top + 1, n_names + (void is not None and void <= top))
     classes = tuple(value for value in range(count) if value != void)
     if len(classes) > MOST_CLASSES:
         raise UserError(
             f"masks by index have values up to {top}, and {MOST_CLASSES} classes are the most: number them from 0 on, "
-            "or say what the values mean with --mask-values grey or --classes."
+            "or give the meaning of the values with --mask-values grey or --classes."
         )
     if len(classes) < 2:
-        raise UserError(
-            "all labelled pixels of the masks are of one class: there is nothing to tell apart; check the masks."
-        )
-    return MaskCoding(kind, classes, void)
+        raise UserError("all labelled pixels of the masks are of one class, and two are needed: check the masks.")
+    return MaskCoding("index", classes, void)
 
 
-def _levels(kind: Coding, values: list[int], void: int | None, names: int | None) -> MaskCoding:
+def _levels(kind: Coding, values: list[int], void: int | None) -> MaskCoding:
     if len(values) > MOST_CLASSES:
         raise UserError(
             f"the masks have {len(values)} {'colours' if kind == 'colour' else 'grey levels'}, and {MOST_CLASSES} "
-            "classes are the most: masks have one for each class; store them without loss (PNG)."
+            "classes are the most: give each class one value, and store masks without loss (PNG)."
         )
     if len(values) < 2:
-        raise UserError("all labelled pixels of the masks have one value: there is nothing to tell apart; check them.")
+        raise UserError("all labelled pixels of the masks have one value, and two classes are needed: check the masks.")
     return MaskCoding(kind, tuple(values), void)

@@ -1,4 +1,4 @@
-"""Images with a class for every pixel: opened, checked once, and kept where they fit in memory."""
+"""Images with a class for every pixel: all masks read and checked once, and kept if they fit in memory."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,36 +10,39 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paucal.data.checking.findings import Finding
-from paucal.data.decode import UnreadableImage, read_orientation
+from paucal.data.decode import Orientation, UnreadableImage, ambiguity_note, read_orientation
 from paucal.data.images import ImageSet
-from paucal.data.masks.class_names import NamedClasses
-from paucal.data.masks.coding import IGNORED, Coding, MaskCoding, find_coding, require_fit
-from paucal.data.masks.doubts import ambiguous, interpolated, inverted, stray_values
-from paucal.data.masks.measuring import FileFacts, Seen, facts_of
+from paucal.data.masks.coding import IGNORED, Coding, MaskCoding, NamedClasses, find_coding, require_fit
+from paucal.data.masks.mask_files import FileFacts, MaskFacts, count_values, read_mask
 from paucal.data.masks.pairs import Pairs
-from paucal.data.masks.pixels import read_raw
-from paucal.data.orientation import Orientation
-from paucal.data.sources.stores import FileStore
+from paucal.data.stores import FileStore
 from paucal.memory import available_memory
 from paucal.types import UserError
 from paucal.wording import counted
 
 Report = Callable[[int, int], None]
-SHARE = 0.1  # of the free memory that decoded masks may take
-MOST_TIMES = 4  # the pixels of its image, beyond which a mask is not read to say that it does not fit
-MOST_DISTINCT = 1 << 16  # values, beyond which masks are photographs
-FEWEST = 3  # images: one to train on, one to select with, one to report on
-RATIO = 0.02  # by which the shapes of a mask and its image may differ: sides are rounded when images are resized
+SHARE = 0.1  # most of the free memory that decoded masks may take
+MOST_TIMES = 4  # a mask with more pixels than so many of its images is not decoded
+MOST_DISTINCT = 1 << 16  # masks with more different values are photographs
+FEWEST = 3  # images: one each for training, validation and test
+RATIO = 0.02  # largest difference in shape of a mask and its image: sides are rounded when images are resized
+
+# Findings.
+STRAY, TURNED, INVERTED, RESIZED = "stray-values", "turned-images", "perhaps-inverted", "perhaps-resized"
+FEWEST_STEPS = 10  # fewer pixels with values between their neighbours' are no sign of interpolation
+RARE = 10_000  # a stray value has one pixel in so many, or fewer
+FEW, MANY = 0.35, 0.65  # shares of an image that a class covers in one half of the masks and in the other
+SIDES = 0.25  # least share of the masks in each half
 
 
 class MaskStore:
-    """Class numbers by position.
+    """Class numbers of images by position.
 
     Args:
         files: Mask files of each image; several are joined.
-        sizes: (N, 2) upright heights and widths of the images.
+        sizes: (N, 2) heights and widths of the upright images.
         coding: Meaning of the values.
-        kept: Decoded masks by position, where they fit in memory.
+        kept: Decoded masks by position; None if they are read from their files.
     """
 
     def __init__(
@@ -55,33 +58,35 @@ class MaskStore:
         return len(self._files)
 
     def read(self, index: int) -> NDArray[np.uint8]:
-        """Return the (H, W) class numbers of an image, `IGNORED` where nobody has labelled.
+        """Return the (H, W) class numbers of an image; `IGNORED` for unlabelled pixels.
 
         Raises:
-            UserError: The file has changed since it was looked at.
+            UserError: The file has changed since it was checked.
         """
         if self._kept is not None:
             return self._kept[index]
-        return joined([self._read(file, index) for file in self._files[index]])
+        return join_masks([self._read_file(file, index) for file in self._files[index]])
 
-    def _read(self, file: Path, index: int) -> NDArray[np.uint8]:
+    def _read_file(self, file: Path, index: int) -> NDArray[np.uint8]:
         height, width = map(int, self._sizes[index])
-        raw = read_raw(file, file.name, MOST_TIMES * height * width)
-        require_size(raw.shape, (height, width), file.name)
-        values = raw.among(self._coding.kind == "colour", file.name)
-        return enlarged(self._coding.encode(values, file.name), (height, width))
+        raw = read_mask(file, file.name, MOST_TIMES * height * width)
+        is_smaller_than_image(raw.shape, (height, width), file.name)
+        mask = self._coding.encode(raw.values_for(self._coding.kind == "colour", file.name), file.name)
+        if mask.shape == (height, width):
+            return mask
+        return np.asarray(Image.fromarray(mask).resize((width, height), Image.Resampling.NEAREST))
 
 
 @dataclass(frozen=True)
 class MaskedImages:
-    """Images, their masks, and what the classes are.
+    """Images with their masks and classes.
 
     Attributes:
-        images: Images with the classes that each one shows as its row of `multi_hot`.
+        images: Images; a row of `multi_hot` tells the classes in an image.
         masks: Class numbers by position.
         coding: Meaning of the values in the mask files.
-        pixels: (N, K) int64, the pixels of each class in each image.
-        findings: What people should look at before they trust the masks.
+        pixels: (N, K) int64 numbers of pixels of each class in each image.
+        findings: Possible mistakes in the masks.
     """
 
     images: ImageSet
@@ -92,10 +97,10 @@ class MaskedImages:
 
     def doubts(self) -> list[str]:
         """Return the findings as sentences."""
-        return [f"{one.text}; {one.advice}" for one in self.findings]
+        return [f"{finding.text}; {finding.advice}" for finding in self.findings]
 
 
-def image_set(pairs: Pairs, location: str) -> ImageSet:
+def images_of_pairs(pairs: Pairs, location: str) -> ImageSet:
     """Return the images of pairs as a set without classes; nothing is read yet."""
     keys = [pair.key for pair in pairs.pairs]
     return ImageSet(
@@ -110,74 +115,61 @@ def image_set(pairs: Pairs, location: str) -> ImageSet:
     )
 
 
-def with_masks(
+def read_masks(
     images: ImageSet,
     pairs: Pairs,
-    wanted: Coding | None = None,
+    given: Coding | None = None,
     ignore: Sequence[int] | None = None,
     named: NamedClasses | None = None,
     report: Report = lambda done, total: None,
     coding: MaskCoding | None = None,
 ) -> MaskedImages:
-    """Look at every mask once, and choose what their values mean.
+    """Read every mask twice: to choose the meaning of the values, and to count the pixels of each class.
 
     Args:
-        images: Images of the pairs, in any order; some of the pairs may have been left out since.
+        images: Images of the pairs in any order; some may have been left out.
         pairs: Images and masks.
-        wanted: What the values mean; None to tell it from them.
+        given: Kind of the values as the user gives it; None to infer it from the values.
         ignore: Value that means "not labelled".
         named: Classes from a file.
-        report: Called with (masks done, masks in all), twice over.
-        coding: What the values mean, where it is known already, as in a run that goes on.
+        report: Called with (masks done, all masks), where each mask counts twice.
+        coding: Meaning of the values in a resumed run; None to choose it.
 
     Raises:
-        UserError: A mask cannot be read, is of another size or shape than its image, or has values of no class; or
+        UserError: A mask cannot be read, has another size or shape than its image, or has values of no class; or the
             masks have different codings.
     """
     by_key = {pair.key: pair.masks for pair in pairs.pairs}
     files, total = [by_key[key] for key in images.keys], len(images)
     sizes = np.asarray([images.store.size(index) for index in range(total)], dtype=np.int64)
-    look = _look(
-        files,
-        [_turn(pairs.root / key, size) for key, size in zip(images.keys, sizes.tolist(), strict=True)],
-        lambda done: report(done, 2 * total),
-    )
+    orientations = [_orientation(pairs.root / key, size) for key, size in zip(images.keys, sizes.tolist(), strict=True)]
+    facts, smaller, ambiguous = _measure_files(files, orientations, lambda done: report(done, 2 * total))
     if coding is None:
-        coding = find_coding(look.seen, wanted, ignore, named)
+        coding = find_coding(facts, given, ignore, named)
     else:
-        require_fit(coding, look.seen, ignore)
+        require_fit(coding, facts, ignore)
     _require_joinable(files, coding)
-    masks, pixels = _read_all(files, sizes, coding, lambda done: report(total + done, 2 * total))
-    notes = (*images.notes, f"masks: {coding.describe()}", *_size_note(look.smaller))
-    notes += (named.note,) if named is not None and named.note else ()
-    found = replace(images, classes=_names(coding, named), multi_hot=(pixels > 0).astype(np.int8), notes=notes)
-    told = wanted is None and named is None
+    masks, pixels = _decode_all(files, sizes, coding, lambda done: report(total + done, 2 * total))
+    notes = [*images.notes, f"masks: {coding.describe()}"]
+    if smaller:
+        text = counted(len(smaller), "mask is smaller than its image", "masks are smaller than their images")
+        shown = smaller[0] + (", ..." if smaller[1:] else "")
+        notes.append(f"{text} and enlarged by the nearest pixel ({shown})")
+    if named is not None and named.note:
+        notes.append(named.note)
     findings = (
-        *(stray_values(look.seen, coding) if told else ()),
-        *interpolated(look.seen, coding),
-        *inverted(pixels),
-        *ambiguous(look.ambiguous, images),
+        *(stray_values(facts, coding) if given is None and named is None else ()),
+        *interpolated_masks(facts, coding),
+        *inverted_masks(pixels),
+        *turned_images(ambiguous, images),
     )
-    return MaskedImages(found, masks, coding, pixels, findings)
+    classes = _class_names(coding) if named is None else named.names
+    shown_classes = (pixels > 0).astype(np.int8)
+    images = replace(images, classes=classes, multi_hot=shown_classes, notes=tuple(notes))
+    return MaskedImages(images, masks, coding, pixels, findings)
 
 
-def _read_all(
-    files: Sequence[tuple[Path, ...]], sizes: NDArray[np.int64], coding: MaskCoding, report: Callable[[int], None]
-) -> tuple[MaskStore, NDArray[np.int64]]:
-    """Return the masks, kept in memory where they fit, and the (N, K) pixels of each class in each."""
-    roomy = int(sizes.prod(1).sum()) <= SHARE * available_memory()
-    store = MaskStore(files, sizes, coding)
-    pixels, kept = np.zeros((len(files), coding.count), dtype=np.int64), {}
-    for index in range(len(files)):
-        mask = store.read(index)
-        pixels[index] = np.bincount(mask.ravel(), minlength=IGNORED + 1)[: coding.count]
-        if roomy:
-            kept[index] = mask
-        report(index + 1)
-    return MaskStore(files, sizes, coding, kept if roomy else None), pixels
-
-
-def _turn(path: Path, size: Sequence[int]) -> Orientation:
+def _orientation(path: Path, size: Sequence[int]) -> Orientation:
     """Return the EXIF orientation of an image; arrays have none."""
     upright = (size[0], size[1])
     try:
@@ -186,60 +178,80 @@ def _turn(path: Path, size: Sequence[int]) -> Orientation:
         return Orientation(1, upright, upright)
 
 
-@dataclass
-class _Look:
-    """What one look at all masks has shown.
+def _measure_files(
+    files: Sequence[tuple[Path, ...]], orientations: Sequence[Orientation], report: Callable[[int], None]
+) -> tuple[MaskFacts, list[str], list[int]]:
+    """Count the values in all masks, and check their sizes.
 
-    Attributes:
-        seen: Facts of each file.
-        smaller: Names of masks that are smaller than their images.
-        ambiguous: Positions of images whose size does not show whether the mask was drawn before or after their turn.
+    Returns:
+        Facts of the files; names of the masks that are smaller than their images; positions of the images whose size
+        does not tell whether the mask was drawn before or after their turn.
     """
-
-    seen: Seen
-    smaller: list[str]
-    ambiguous: list[int]
-
-
-def _look(files: Sequence[tuple[Path, ...]], turned: Sequence[Orientation], report: Callable[[int], None]) -> _Look:
     facts: list[FileFacts] = []
+    smaller: list[str] = []
+    ambiguous: list[int] = []
     values: set[int] = set()
-    found = _Look(Seen(()), [], [])
-    for number, (paths, turn) in enumerate(zip(files, turned, strict=True)):
+    for index, (paths, orientation) in enumerate(zip(files, orientations, strict=True)):
         for path in paths:
-            raw = read_raw(path, path.name, MOST_TIMES * math.prod(turn.upright))
-            if require_size(raw.shape, turn.upright, path.name, turn.stored):
-                found.smaller.append(path.name)
-            facts.append(facts_of(raw, path.name))
+            raw = read_mask(path, path.name, MOST_TIMES * math.prod(orientation.upright))
+            if is_smaller_than_image(raw.shape, orientation.upright, path.name, orientation.stored):
+                smaller.append(path.name)
+            facts.append(count_values(raw, path.name))
             values |= facts[-1].values
             if len(values) > MOST_DISTINCT:
                 raise UserError(
                     f"the masks have more than {MOST_DISTINCT:,} different values ({path.name} is one of them): they "
                     "are photographs, or stored with loss; give masks with one value for each class."
                 )
-        if turn.is_ambiguous and read_orientation(paths[0], paths[0].name).value == 1:
-            found.ambiguous.append(number)
-        report(number + 1)
-    found.seen = Seen(tuple(facts))
-    return found
+        if orientation.is_ambiguous and read_orientation(paths[0], paths[0].name).value == 1:
+            ambiguous.append(index)
+        report(index + 1)
+    return MaskFacts(tuple(facts)), smaller, ambiguous
 
 
-def require_enough(masked: MaskedImages) -> None:
-    """Refuse masks of fewer images than training needs.
+def is_smaller_than_image(
+    mask: tuple[int, int], image: tuple[int, int], name: str, stored: tuple[int, int] | None = None
+) -> bool:
+    """Return whether a mask has to be enlarged to its image.
+
+    Args:
+        mask: (height, width) of the mask.
+        image: (height, width) of the upright image.
+        name: Name of the mask for messages.
+        stored: (height, width) of the image before its EXIF tag turns it; None for the same.
 
     Raises:
-        UserError: Fewer than three have labelled pixels.
+        UserError: The mask is larger than its image, or has another shape.
     """
-    labelled = int((masked.pixels.sum(1) > 0).sum())
-    if labelled < FEWEST:
+    if tuple(mask) == tuple(image):
+        return False
+    same_shape = abs(mask[0] / mask[1] / (image[0] / image[1]) - 1) <= RATIO
+    if same_shape and mask[0] <= image[0] and mask[1] <= image[1]:
+        return True
+    if stored is not None and tuple(mask) == tuple(stored):
         raise UserError(
-            f"{counted(labelled, 'image')} with labelled pixels: expected {FEWEST} or more, to train on, to choose "
-            "with and to report on."
+            f"mask {name} has {mask[0]}x{mask[1]} pixels (height x width) and its image {image[0]}x{image[1]} once its "
+            "EXIF tag turns it: the mask was drawn before the turn; store the image upright, or without the tag."
+        )
+    problem = "is turned, or of another image" if mask[::-1] == tuple(image) else "is of another size"
+    raise UserError(
+        f"mask {name} has {mask[0]}x{mask[1]} pixels (height x width) and its image {image[0]}x{image[1]}: it "
+        f"{problem}; give a mask of the image's size, or a smaller one of its shape."
+    )
+
+
+def _require_joinable(files: Sequence[tuple[Path, ...]], coding: MaskCoding) -> None:
+    """Refuse several masks of one image if they have more classes than a background and a foreground."""
+    several = next((paths for paths in files if len(paths) > 1), None)
+    if several and (coding.count != 2 or coding.values[0] != 0):
+        raise UserError(
+            f"{several[0].name} and {several[1].name} are masks of one image, and masks have {coding.count} classes "
+            f"({coding.describe()}): masks of two classes, marked and not, can be joined; give one mask for each image."
         )
 
 
-def joined(masks: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """Return the masks of one image as one: marked where any marks, else not labelled where any is not.
+def join_masks(masks: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """Join the masks of an image: marked if any marks a pixel, else unlabelled if any has it unlabelled.
 
     Args:
         masks: (H, W) class numbers of two classes.
@@ -251,61 +263,23 @@ def joined(masks: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     return np.where((stacked == 1).any(0), 1, unmarked).astype(np.uint8)
 
 
-def _require_joinable(files: Sequence[tuple[Path, ...]], coding: MaskCoding) -> None:
-    """Refuse several masks of one image where they have more classes than a background and what is marked.
-
-    Raises:
-        UserError: They have more.
-    """
-    several = next((paths for paths in files if len(paths) > 1), None)
-    if several and (coding.count != 2 or coding.values[0] != 0):
-        raise UserError(
-            f"{several[0].name} and {several[1].name} are masks of one image, and masks have {coding.count} classes "
-            f"({coding.describe()}): masks of two classes, marked and not, can be joined; give one mask for each image."
-        )
-
-
-def require_size(
-    mask: tuple[int, int], image: tuple[int, int], name: str, stored: tuple[int, int] | None = None
-) -> bool:
-    """Return whether a mask has to be enlarged to its image.
-
-    Args:
-        mask: (height, width).
-        image: (height, width) as it is seen.
-        name: of the mask.
-        stored: (height, width) of the image before its EXIF tag turns it; None for the same.
-
-    Raises:
-        UserError: it is larger than its image, or of another shape.
-    """
-    if tuple(mask) == tuple(image):
-        return False
-    same = abs(mask[0] / mask[1] / (image[0] / image[1]) - 1) <= RATIO
-    if same and mask[0] <= image[0] and mask[1] <= image[1]:
-        return True
-    if stored is not None and tuple(mask) == tuple(stored):
-        raise UserError(
-            f"mask {name} has {mask[0]}x{mask[1]} pixels (height x width) and its image {image[0]}x{image[1]} once its "
-            "EXIF tag turns it: the mask was drawn before the turn; store the image upright, or without the tag."
-        )
-    words = "is turned, or of another image" if mask[::-1] == tuple(image) else "is of another size"
-    raise UserError(
-        f"mask {name} has {mask[0]}x{mask[1]} pixels (height x width) and its image {image[0]}x{image[1]}: it {words}; "
-        "give a mask of the image's size, or a smaller one of its shape."
-    )
+def _decode_all(
+    files: Sequence[tuple[Path, ...]], sizes: NDArray[np.int64], coding: MaskCoding, report: Callable[[int], None]
+) -> tuple[MaskStore, NDArray[np.int64]]:
+    """Return the masks, kept in memory if they fit, and the (N, K) pixels of each class in each."""
+    fits = int(sizes.prod(1).sum()) <= SHARE * available_memory()
+    store = MaskStore(files, sizes, coding)
+    pixels, kept = np.zeros((len(files), coding.count), dtype=np.int64), {}
+    for index in range(len(files)):
+        mask = store.read(index)
+        pixels[index] = np.bincount(mask.ravel(), minlength=IGNORED + 1)[: coding.count]
+        if fits:
+            kept[index] = mask
+        report(index + 1)
+    return MaskStore(files, sizes, coding, kept if fits else None), pixels
 
 
-def enlarged(mask: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Return a mask at the size of its image, by the nearest pixel."""
-    if mask.shape == size:
-        return mask
-    return np.asarray(Image.fromarray(mask).resize((size[1], size[0]), Image.Resampling.NEAREST))
-
-
-def _names(coding: MaskCoding, named: NamedClasses | None) -> tuple[str, ...]:
-    if named is not None:
-        return named.names
+def _class_names(coding: MaskCoding) -> tuple[str, ...]:
     if coding.kind == "binary":
         return ("background", "foreground")
     if coding.kind == "colour":
@@ -313,8 +287,72 @@ def _names(coding: MaskCoding, named: NamedClasses | None) -> tuple[str, ...]:
     return tuple(f"class {value}" if coding.kind == "index" else f"grey {value}" for value in coding.values)
 
 
-def _size_note(smaller: Sequence[str]) -> list[str]:
-    if not smaller:
+def require_enough(masked: MaskedImages) -> None:
+    """Refuse masks of fewer images than training needs."""
+    labelled = int((masked.pixels.sum(1) > 0).sum())
+    if labelled < FEWEST:
+        raise UserError(
+            f"{counted(labelled, 'image')} with labelled pixels: expected {FEWEST} or more, for training, validation "
+            "and test."
+        )
+
+
+def stray_values(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
+    """Find grey levels and colours that count as classes and occur in hardly any pixel of a single mask."""
+    if coding.kind not in ("grey", "colour") or len(facts.files) < 3:
         return []
-    words = counted(len(smaller), "mask is smaller than its image", "masks are smaller than their images")
-    return [f"{words} and brought to its size by the nearest pixel ({smaller[0]}{', ...' if smaller[1:] else ''})"]
+    facts = facts.as_colours() if coding.kind == "colour" else facts
+    total, strays = sum(facts.pixels.values()), []
+    for value in coding.values:
+        files = facts.with_value(value)
+        if len(files) == 1 and facts.pixels[value] * RARE <= total:
+            strays.append(f"{coding.format_value(value)} in {counted(facts.pixels[value], 'pixel')} of {files[0].name}")
+    if not strays:
+        return []
+    text = counted(len(strays), "stray value counts as a class", "stray values count as classes")
+    shown = ", ".join(strays[:5]) + (", ..." if len(strays) > 5 else "")
+    return [Finding(STRAY, "misleads", f"{text}: {shown}", "correct the masks, or name the classes with --classes")]
+
+
+def interpolated_masks(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
+    """Find masks of class numbers whose edges have the numbers between, as after resizing by interpolation."""
+    odd = [file for file in facts.files if file.steps >= FEWEST_STEPS and 2 * file.steps > file.jumps]
+    if coding.kind != "index" or not odd:
+        return []
+    text = (
+        f"in {counted(len(odd), 'mask')} ({odd[0].name}{', ...' if odd[1:] else ''}) numbers change step by step at "
+        "edges, as after resizing by interpolation: the numbers between are then no classes"
+    )
+    return [Finding(RESIZED, "warning", text, "look at them; resize masks by the nearest pixel")]
+
+
+def inverted_masks(pixels: NDArray[np.int64]) -> list[Finding]:
+    """Find masks of two classes that fall into two halves, as if some were inverted.
+
+    Args:
+        pixels: (N, K) pixels of each class in each image.
+    """
+    labelled = pixels.sum(1)
+    both = np.flatnonzero((pixels > 0).all(1)) if pixels.shape[1] == 2 else np.zeros(0, dtype=np.int64)
+    if len(both) < 4:
+        return []
+    share = pixels[both, 1] / labelled[both]
+    few, many = share <= FEW, share >= MANY
+    are_opposite = abs(share[few].mean() + share[many].mean() - 1) < 0.1 if few.any() and many.any() else False
+    if not are_opposite or not (few | many).all() or min(few.mean(), many.mean()) < SIDES:
+        return []
+    odd = both[many if many.sum() <= few.sum() else few]
+    text = (
+        f"the second class covers {100 * share[few].mean():.0f} % of {counted(int(few.sum()), 'image')} and "
+        f"{100 * share[many].mean():.0f} % of {counted(int(many.sum()), 'image')}, and nothing between: some masks may "
+        "be inverted"
+    )
+    return [Finding(INVERTED, "warning", text, "look at some of each", tuple((int(place),) for place in odd))]
+
+
+def turned_images(ambiguous: Sequence[int], images: ImageSet) -> list[Finding]:
+    """Find turned images whose size does not tell whether their masks were drawn before the turn."""
+    if not ambiguous:
+        return []
+    text, _, advice = ambiguity_note([images.keys[place] for place in ambiguous], "masks").rpartition("; ")
+    return [Finding(TURNED, "warning", text, advice, tuple((place,) for place in ambiguous))]

@@ -1,4 +1,4 @@
-"""What the names of folders and files say in sets with masks: which side a folder is, and whose mask a file may be."""
+"""Names of folders and files in sets with masks: folders of images or masks, and the image that a mask belongs to."""
 
 import re
 import unicodedata
@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from paucal.data.part_names import FOLDER_WORDS, WHOLE_WORDS, folder_words
 from paucal.data.sources.folder import IMAGE_SUFFIXES
+from paucal.data.splits.part_names import FOLDER_WORDS, WHOLE_WORDS, folder_words
 
-# As published sets and labelling programs call the two folders, in small letters, without signs, parts and formats.
+# Names of the two folders in published sets and labelling programs; lower case, without signs, parts and formats.
 _IMAGE_FOLDER = re.compile(
     r"images?|imgs?|(?:jpeg|rgb|original|raw)images|photos?|pictures|rgb|inputs?|originals?|leftimg8bit|frames|stillsraw"
 )
@@ -18,7 +18,7 @@ _MASK_FOLDER = re.compile(
     r"(?:ground)?truths?|segs?|segmentations?|segmentationclass(?:es)?|targets?|trimaps?|1stmanual|semantic|"
     r"label(?:ids|maps?|images|segmentation)|maskimages|stuffthingmaps|labeledapproved"
 )
-# VOC's masks of objects, whose numbers are no classes.
+# "other" are VOC's masks of objects, which number objects rather than classes.
 _SIDES = (("image", _IMAGE_FOLDER), ("mask", _MASK_FOLDER), ("other", re.compile("segmentationobjects?")))
 _FORMATS = ("png", "jpg", "jpeg", "tif", "tiff", "bmp", "gif")
 _PART = "|".join(sorted(WHOLE_WORDS, key=len, reverse=True))
@@ -29,9 +29,9 @@ TOKENS = (
     r"gt(?:fine|coarse)?|ground[\W_]?truths?|truth|targets?|trimaps?|manual\d?"
 )
 _BY_STRICT = ((True, TOKENS), (False, rf"{TOKENS}|l"))
-_GAP = r"[\s_.,+~-]+"  # what stands between the words of a file's name
+_GAP = r"[\s_.,+~-]+"  # between the words of a file's name
 _COUNT = r"(?:[\s_.,+~-]*)\(?(\d{1,6})\)?"  # _1, 1, (1)
-# What is drawn beside masks: pictures of them, and other kinds of labels.
+# Pictures of masks, and other kinds of labels.
 _DECOYS = re.compile(
     r"colou?r(?:s|ed|ized|masks?)?|instances?|instance(?:train)?ids|panoptic|overlays?|previews?|vis|viz|visuali[sz]ed|"
     r"thumbs?|edges?|depth",
@@ -47,7 +47,7 @@ _LAST_WORD = re.compile(rf"(.+?){_GAP}[^\s_.,+~-]+")
 
 
 def fold(text: str) -> str:
-    """Return a name in the one form in which names are compared, whatever their case and their Unicode form.
+    """Return a name in the form in which names are compared, independent of case and Unicode form.
 
     Example:
         >>> fold("E\u0301tang") == fold("\u00c9TANG")
@@ -58,11 +58,11 @@ def fold(text: str) -> str:
 
 @dataclass(frozen=True)
 class FolderRole:
-    """What the name of a folder says.
+    """The content of a folder according to its name.
 
     Attributes:
-        side: "image", "mask", "other" for labels of another kind, or "" where it says nothing.
-        part: "train", "val", "test", or "" where it says none.
+        side: "image", "mask", "other" for labels of another kind, or "" for unknown.
+        part: "train", "val", "test", or "" for unknown.
     """
 
     side: str
@@ -71,7 +71,7 @@ class FolderRole:
 
 @lru_cache(maxsize=1 << 12)
 def folder_role(name: str) -> FolderRole:
-    """Return what the name of a folder says: all of it must be understood.
+    """Return the role in the name of a folder; every word of the name must be known.
 
     Example:
         >>> folder_role("trainannot"), folder_role("Training_Images")
@@ -93,7 +93,7 @@ def folder_role(name: str) -> FolderRole:
 
 
 def ends_as_masks(name: str) -> bool:
-    """Whether the last words of a folder's name say that it holds masks, whatever stands before them.
+    """Whether the last words of a folder's name mean masks.
 
     Example:
         >>> ends_as_masks("ISIC2018_Task1_Training_GroundTruth"), ends_as_masks("photos")
@@ -106,15 +106,15 @@ def ends_as_masks(name: str) -> bool:
 
 
 def is_decoy_folder(name: str) -> bool:
-    """Whether a folder's name says that it holds pictures of masks, or labels of another kind."""
+    """Whether a folder's name means pictures of masks, or labels of another kind."""
     return any(_DECOYS.fullmatch(word) for word in folder_words(name))
 
 
-def says_decoy(words: str) -> bool:
-    """Whether what follows the name of an image says that a file is a picture of a mask, or a label of another kind.
+def is_decoy_name(words: str) -> bool:
+    """Whether the words of a file's name mean a picture of a mask, or a label of another kind.
 
     Example:
-        >>> says_decoy("_gtFine_color"), says_decoy("_tumor")
+        >>> is_decoy_name("_gtFine_color"), is_decoy_name("_tumor")
         (True, False)
     """
     return any(_DECOYS.fullmatch(word) for word in re.split(_GAP, words))
@@ -125,12 +125,12 @@ def _side(joined: str) -> str:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """One way to read the name of a mask.
+class MaskName:
+    """The parts of a mask's name, parsed in one of several ways.
 
     Attributes:
-        base: Name of the image that it would belong to; "" for the image of the folder.
-        kind: Words that say that it is a mask, folded, such as "mask" or "labelids"; "" for none.
+        base: Name of the image that the mask would belong to; "" for the image of the folder.
+        kind: Folded words for masks, such as "mask" or "labelids"; "" for none.
         number: Number of the mask among several of one image; "" for none.
     """
 
@@ -149,59 +149,59 @@ _WHOLE_NUMBERED = {strict: re.compile(rf"({tokens}){_COUNT}", re.IGNORECASE) for
 _BEGINS = re.compile(rf"({TOKENS})(?:{_GAP}(.+)|(\d.*))", re.IGNORECASE)
 
 
-def mask_readings(stem: str, strict: bool = False) -> Iterator[Reading]:
-    """Yield how the name of a mask without its suffix may be read, the nearest first, numbers left alone.
+def parse_mask_name(stem: str, strict: bool = False) -> Iterator[MaskName]:
+    """Yield the parses of a mask's name without a number, the longest base first.
 
     Args:
         stem: Name without suffix.
         strict: Whether "l" at the end, as in CamVid's `0001TP_006690_L.png`, does not count as a word for masks.
 
     Example:
-        >>> [reading.base for reading in mask_readings("a_seg_mask")]
+        >>> [name.base for name in parse_mask_name("a_seg_mask")]
         ['a_seg', 'a']
     """
     if _WHOLE[strict].fullmatch(stem):
-        yield Reading("", fold(stem))
+        yield MaskName("", fold(stem))
     kinds, base = [], stem
     while match := _ENDS[strict].fullmatch(base):
         base, kinds = match[1], [fold(match[2]), *kinds]
-        yield Reading(base, " ".join(kinds))
+        yield MaskName(base, " ".join(kinds))
     if match := _BEGINS.fullmatch(stem):
-        yield Reading(match[2] or match[3], fold(match[1]))
+        yield MaskName(match[2] or match[3], fold(match[1]))
 
 
-def numbered_readings(stem: str, strict: bool = False) -> Iterator[Reading]:
-    """Yield how the name of a mask may be read whose words for masks a number follows.
+def parse_numbered_name(stem: str, strict: bool = False) -> Iterator[MaskName]:
+    """Yield the parses of a mask's name that ends in a word for masks and a number.
 
     In `a_mask_1` the number may count the masks of `a`, or belong to the name of an image `a_1`.
 
     Example:
-        >>> [(one.base, one.number) for one in numbered_readings("a_mask_1")]
+        >>> [(name.base, name.number) for name in parse_numbered_name("a_mask_1")]
         [('a', '1'), ('a_1', '')]
     """
     if match := _WHOLE_NUMBERED[strict].fullmatch(stem):
-        yield Reading("", fold(match[1]), match[2])
+        yield MaskName("", fold(match[1]), match[2])
     match = _ENDS_NUMBERED[strict].fullmatch(stem)
     if match is None:
         return
     base, gap, kind, number = match[1], match[2], fold(match[3]), match[4]
-    yield Reading(base, kind, number)
-    for inner in mask_readings(base, strict):
-        yield Reading(inner.base, f"{inner.kind} {kind}", number)
-    yield Reading(f"{base}{gap}{number}", kind)
+    yield MaskName(base, kind, number)
+    for inner in parse_mask_name(base, strict):
+        yield MaskName(inner.base, f"{inner.kind} {kind}", number)
+    yield MaskName(f"{base}{gap}{number}", kind)
 
 
-def bare_number(stem: str) -> Reading | None:
-    """Return how a name that ends in a number is read where the number counts the masks of an image."""
+def parse_counted_name(stem: str) -> MaskName | None:
+    """Parse a name that ends in a number, taken as the count of an image's masks; None without a number."""
     match = _NUMBERED.fullmatch(stem)
-    return Reading(match[1], "", match[2]) if match else None
+    return MaskName(match[1], "", match[2]) if match else None
 
 
-def image_cores(stem: str) -> Iterator[str]:
-    """Yield the name of an image without the words that say that it is one.
+def image_bases(stem: str) -> Iterator[str]:
+    """Yield the name of an image without words for images.
 
     Example:
-        >>> list(image_cores("aachen_000000_leftImg8bit")), list(image_cores("img001"))
+        >>> list(image_bases("aachen_000000_leftImg8bit")), list(image_bases("img001"))
         (['aachen_000000'], ['001'])
     """
     if _IMAGE_WHOLE.fullmatch(stem):
@@ -212,11 +212,11 @@ def image_cores(stem: str) -> Iterator[str]:
         yield match[1] or match[2]
 
 
-def name_of_object(stem: str) -> str:
-    """Return what a mask's own name says beside numbers and words for masks, folded; "" for nothing.
+def object_name(stem: str) -> str:
+    """Return the folded words of a mask's name other than numbers and words for masks; "" for none.
 
     Example:
-        >>> name_of_object("mask_1"), name_of_object("Liver_mask")
+        >>> object_name("mask_1"), object_name("Liver_mask")
         ('', 'liver')
     """
     words = re.split(_GAP, re.sub(r"\d+", " ", fold(stem)).replace(" ", "_"))
@@ -234,11 +234,11 @@ def without_suffix(name: str) -> str:
     return name[: len(name) - len(suffix)]
 
 
-def prefixes(stem: str) -> Iterator[str]:
+def shorter_names(stem: str) -> Iterator[str]:
     """Yield a name without its last word, its last two, and so on.
 
     Example:
-        >>> list(prefixes("a_tumor_1"))
+        >>> list(shorter_names("a_tumor_1"))
         ['a_tumor', 'a']
     """
     while match := _LAST_WORD.fullmatch(stem):

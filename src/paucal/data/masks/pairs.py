@@ -1,4 +1,4 @@
-"""The images of a set and their masks, in whichever folders and under whichever names they are published."""
+"""Pairs of images and masks, found in the layouts of folders and names in which sets are published."""
 
 import os
 import unicodedata
@@ -7,19 +7,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from paucal.data.masks.matching import File, Matches, left_out, match
+from paucal.data.masks.matching import File, Matches, describe_left_out, match
 from paucal.data.masks.naming import (
     ends_as_masks,
     fold,
     folder_role,
-    image_cores,
-    mask_readings,
-    numbered_readings,
+    image_bases,
+    parse_mask_name,
+    parse_numbered_name,
     without_suffix,
 )
 from paucal.data.masks.part_lists import read_part_lists
-from paucal.data.part_names import part_among_words
 from paucal.data.sources.folder import find_images
+from paucal.data.splits.part_names import part_among_words
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -32,8 +32,8 @@ class Pair:
 
     Attributes:
         key: Path of the image relative to the root of the images, with forward slashes.
-        masks: Files; several are joined.
-        part: Part that folders or lists declare: "train", "val", "test", or "" for none.
+        masks: Mask files; several are joined.
+        part: Part declared by folders or lists: "train", "val", "test", or "" for none.
     """
 
     key: str
@@ -46,9 +46,9 @@ class Pairs:
     """The images of a set that have masks.
 
     Attributes:
-        root: Folder that the keys are relative to.
+        root: Folder to which the keys are relative.
         pairs: Images with their masks, sorted by key.
-        notes: Sentences on files that were left out and on parts.
+        notes: Sentences on parts and on files that are left out.
     """
 
     root: Path
@@ -58,11 +58,11 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Sides:
-    """The files of a set, told apart by their names.
+    """The images and masks of a set, distinguished by their names.
 
     Attributes:
-        images: Images.
-        masks: Masks.
+        images: Image files.
+        masks: Mask files.
         others: Keys of labels of another kind, such as those in VOC's `SegmentationObject`.
     """
 
@@ -72,18 +72,18 @@ class Sides:
 
 
 def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None) -> Pairs:
-    """Match images to masks.
+    """Find the images with masks in a folder, or in two folders.
 
     Args:
-        data: Folder with a folder of images and one of masks in it, at its top (`images/`, `masks/`, parts below
-            them), or within parts (`train/images/`, `train/masks/`, or `train/`, `trainannot/`); or with images and
-            masks side by side (`x.jpg`, `x_mask.png`).
-        images: Folder of the images, in the place of `data`; goes with `masks`.
+        data: Folder that contains a folder of images and one of masks, at its top (`images/`, `masks/`, parts below
+            them) or within parts (`train/images/`, `train/masks/`, or `train/`, `trainannot/`), or images and masks
+            side by side (`x.jpg`, `x_mask.png`).
+        images: Folder of the images instead of `data`; needs `masks`.
         masks: Folder of the masks.
 
     Raises:
-        UserError: A folder is missing, nothing matches, several files claim to be the mask or the image of one name, or
-            lists of parts do not fit.
+        UserError: A folder is missing, no names match, several files may be the mask or the image of one name, or lists
+            of parts contradict the images.
     """
     if (images is None) != (masks is None):
         raise UserError("--images and --masks go together: give both, or a folder that has both in it.")
@@ -99,7 +99,7 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
 
 
 def tell_sides(keys: Sequence[str]) -> Sides:
-    """Tell images from masks by the names of their folders, or of the files themselves.
+    """Distinguish images from masks by the names of their folders, or of the files themselves.
 
     Args:
         keys: Paths relative to one folder, with forward slashes.
@@ -118,54 +118,53 @@ def tell_sides(keys: Sequence[str]) -> Sides:
 
 
 def _two_folders(images: Path, masks: Path) -> Sides:
-    """Tell apart the files of two folders, of which one may lie in the other, or which may be one."""
+    """Return the files of two folders; one may be inside the other, or both may be the same."""
     if images.resolve() == masks.resolve():
         return _side_by_side(find_images(images))
     of_images, of_masks = (
-        [key for key in find_images(one) if not _is_inside(one / key, other, one)]
-        for one, other in ((images, masks), (masks, images))
+        [key for key in find_images(own) if not _is_inside(own / key, other, own)]
+        for own, other in ((images, masks), (masks, images))
     )
     return Sides(tuple(map(_file, of_images)), tuple(map(_file, of_masks)))
 
 
 def _is_inside(path: Path, other: Path, own: Path) -> bool:
-    """Whether a file lies in the other folder, where that one lies in its own."""
+    """Whether a file is in the other folder, and that folder is in its own."""
     return other.resolve().is_relative_to(own.resolve()) and path.resolve().is_relative_to(other.resolve())
 
 
 def _side_by_side(keys: Sequence[str]) -> Sides:
-    """Tell images from masks that lie beside them, by their names."""
+    """Distinguish images from masks in the same folders by the names of the files."""
     files = [_file(key, whole=True) for key in keys]
-    bases = {(file.place, fold(name)): file for file in files for name in (*image_cores(file.stem), file.stem)}
-    masks = [
-        file
-        for file in files
-        for readings in [[*mask_readings(file.stem, strict=True), *numbered_readings(file.stem, strict=True)]]
-        for named in [{fold(base) for one in readings for base in (one.base, without_suffix(one.base))}]
-        if any(bases.get((file.place, base), file) is not file for base in named)
-    ] or _twins(files)
-    taken = {file.key for file in masks}
-    images = [file.key for file in files if file.key not in taken]
-    return Sides(tuple(map(_file, images)), tuple(_file(file.key) for file in masks))
+    bases = {(file.place, fold(name)): file for file in files for name in (*image_bases(file.stem), file.stem)}
+    masks = []
+    for file in files:
+        names = (*parse_mask_name(file.stem, strict=True), *parse_numbered_name(file.stem, strict=True))
+        image_names = {fold(base) for name in names for base in (name.base, without_suffix(name.base))}
+        if any(bases.get((file.place, base), file) is not file for base in image_names):
+            masks.append(file)
+    mask_keys = {file.key for file in masks or _twins(files)}
+    images = tuple(_file(file.key) for file in files if file.key not in mask_keys)
+    return Sides(images, tuple(_file(file.key) for file in files if file.key in mask_keys))
 
 
 def _twins(files: Sequence[File]) -> list[File]:
-    """Return the masks of a set in which `x.png` is the mask of `x.jpg`; none where anything else lies there."""
+    """Return the masks of a set in which `x.png` is the mask of `x.jpg`; none if there is any other file."""
     twins: dict[tuple[tuple[str, ...], str], list[File]] = defaultdict(list)
     for file in files:
         twins[file.place, fold(file.stem)].append(file)
-    masks = [[file for file in pair if not file.key.lower().endswith(_JPEG)] for pair in twins.values()]
-    sound = all(len(pair) == 2 and len(one) == 1 for pair, one in zip(twins.values(), masks, strict=True))
-    return [one[0] for one in masks] if sound else []
+    others = [[file for file in pair if not file.key.lower().endswith(_JPEG)] for pair in twins.values()]
+    are_pairs = all(len(pair) == 2 and len(masks) == 1 for pair, masks in zip(twins.values(), others, strict=True))
+    return [masks[0] for masks in others] if are_pairs else []
 
 
 def _file(key: str, loose: bool = False, whole: bool = False) -> File:
-    """Return how a file is compared with others.
+    """Return a file as it is compared with others.
 
     Args:
         key: Path of the file.
-        loose: Whether a single word of a folder's name may say the part.
-        whole: Whether all folders count, also those that say that it is an image or a mask.
+        loose: Whether a single word in a folder's name may declare the part.
+        whole: Whether all folders count, also those named after images or masks.
     """
     path = PurePosixPath(key)
     roles = [(name, folder_role(name)) for name in path.parts[:-1]]
@@ -178,14 +177,21 @@ def _file(key: str, loose: bool = False, whole: bool = False) -> File:
 
 
 def _side(key: str) -> str:
-    """Return the side that the innermost folder says which says one; "" for none."""
+    """Return the side of the innermost folder whose name has one; "" for none."""
     return next((side for name in reversed(PurePosixPath(key).parts[:-1]) if (side := folder_role(name).side)), "")
 
 
 def _paired(root: Path, mask_root: Path, sides: Sides, bases: Iterable[Path]) -> Pairs:
-    """Match the two sides, and find the part of each image."""
-    found = match(sides.images, sides.masks)
-    if not found.masks:
+    """Match the two sides, and find the part of each image.
+
+    Args:
+        root: Folder to which the keys of the images are relative.
+        mask_root: Folder to which the keys of the masks are relative.
+        sides: Images and masks.
+        bases: Folders that may contain lists of parts.
+    """
+    matches = match(sides.images, sides.masks)
+    if not matches.masks:
         raise UserError(
             f"none of the {counted(len(sides.images), 'image')} has a mask of its name: the first image is "
             f"{sides.images[0].key if sides.images else 'missing'!r}, the first mask "
@@ -193,30 +199,26 @@ def _paired(root: Path, mask_root: Path, sides: Sides, bases: Iterable[Path]) ->
         )
     above = {_above(file.key) for file in sides.images} - {""}
     within = {_above(file.key, below=1) for file in sides.masks} - {""}
-    bases = [*bases, *(root / one for one in sorted(above)), *(mask_root / one for one in sorted(within))]
-    parts, notes = _parts(found, sides, bases)
+    bases = [*bases, *(root / path for path in sorted(above)), *(mask_root / path for path in sorted(within))]
+    parts, notes = _parts(matches, sides, bases)
     pairs = [
         Pair(key, tuple(mask_root / mask for mask in masks), parts[key])
-        for key, masks in sorted(found.masks.items())
+        for key, masks in sorted(matches.masks.items())
         if key in parts
     ]
-    return Pairs(root, tuple(pairs), (*found.notes(), *notes))
+    return Pairs(root, tuple(pairs), (*matches.notes(), *notes))
 
 
 def _above(key: str, below: int = 0) -> str:
-    """Return the folders above the outermost one that says that it holds images or masks, and so many from it on."""
+    """Return the folders above the outermost one named after images or masks, and so many from it on."""
     parts = PurePosixPath(key).parts[:-1]
     place = next((place + below for place, name in enumerate(parts) if folder_role(name).side), len(parts))
     return "/".join(parts[:place])
 
 
-def _parts(found: Matches, sides: Sides, bases: Iterable[Path]) -> tuple[dict[str, str], list[str]]:
-    """Return the part of each image that is used, and sentences on images without one.
-
-    Raises:
-        UserError: A list and a folder say different parts of one image.
-    """
-    folders = {file.key: file.part for file in sides.images if file.key in found.masks}
+def _parts(matches: Matches, sides: Sides, bases: Iterable[Path]) -> tuple[dict[str, str], list[str]]:
+    """Return the part of each image that is used, and sentences on images without one."""
+    folders = {file.key: file.part for file in sides.images if file.key in matches.masks}
     lists = read_part_lists(bases, [file.key for file in sides.images])
     notes = list(lists.notes)
     if lists.parts:
@@ -232,12 +234,14 @@ def _parts(found: Matches, sides: Sides, bases: Iterable[Path]) -> tuple[dict[st
                 f"the lists of parts name {lists.missing[0]}, and there is no such image, while they do not name "
                 f"{unlisted[0]!r}: correct the lists, or move them away."
             )
-        notes += left_out(unlisted, "image with a mask that no list names", "images with masks that no list names")
+        notes += describe_left_out(
+            unlisted, "image with a mask that no list names", "images with masks that no list names"
+        )
         return {key: lists.parts[key] for key in folders if key in lists.parts}, notes
     bare = [key for key, part in folders.items() if not part]
     if bare and len(bare) < len(folders):
         notes.append(
-            f"{counted(len(bare), 'image lies', 'images lie')} in no folder of a part, so the folders of parts do not "
+            f"{counted(len(bare), 'image is', 'images are')} in no folder of a part, so the folders of parts do not "
             f"count: {', '.join(bare[:3])}"
         )
         folders = dict.fromkeys(folders, "")
@@ -245,7 +249,7 @@ def _parts(found: Matches, sides: Sides, bases: Iterable[Path]) -> tuple[dict[st
 
 
 def _lacking(data: Path, sides: Sides) -> str:
-    """Return the sentence on a folder in which no masks, or no images beside them, were found."""
+    """Return the message on a folder without masks, or without images beside them."""
     lacking = "images" if not sides.images else "masks"
     others = Counter(
         os.path.splitext(name)[1].lower() for _, _, names in os.walk(data) for name in names if not name.startswith(".")
@@ -267,5 +271,5 @@ def _lacking(data: Path, sides: Sides) -> str:
 
 def _require_folder(path: Path, flag: str) -> None:
     if not path.is_dir():
-        there = "is no folder" if path.exists() else "does not exist"
-        raise UserError(f"{flag}: {str(path)!r} {there}; give a folder of image files.")
+        problem = "is no folder" if path.exists() else "does not exist"
+        raise UserError(f"{flag}: {str(path)!r} {problem}; give a folder of image files.")

@@ -10,7 +10,7 @@ import numpy as np
 from paucal.data.images import ImageSet
 from paucal.data.named.readers import Piece, fetch_portion, read_portion
 from paucal.data.named.table import NAMED, Lists, NamedSet, data_root, home_of, how_to_get
-from paucal.data.sources.several import JoinedStore
+from paucal.data.stores import JoinedStore
 from paucal.reading import read_text
 from paucal.types import UserError
 from paucal.wording import shortened

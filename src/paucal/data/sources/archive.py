@@ -17,9 +17,9 @@ from pathlib import Path, PureWindowsPath
 
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet
-from paucal.data.part_names import PARTS
 from paucal.data.sources.folder import IMAGE_SUFFIXES, Place, ignored, open_place
-from paucal.data.sources.stores import EncodedStore, Reopened
+from paucal.data.splits.part_names import PARTS
+from paucal.data.stores import EncodedStore, Reopened
 from paucal.reading import require_regular
 from paucal.types import UserError
 
@@ -51,8 +51,8 @@ class ArchiveStore(Reopened, EncodedStore):
     """Images in a zip or tar file, each read when it is asked for.
 
     Args:
-        file: the archive.
-        entries: of the images.
+        file: Archive file.
+        entries: Members that are images.
     """
 
     kept = ("_file", "_entries", "_zipped")
@@ -72,7 +72,7 @@ class ArchiveStore(Reopened, EncodedStore):
         """Return the bytes of an image.
 
         Raises:
-            UnreadableImage: they are damaged, encrypted, or more than the archive says.
+            UnreadableImage: They are damaged, encrypted, or more than the archive says.
         """
         entry = self._entries[index]
         if entry.size > MOST_IMAGE:
@@ -112,7 +112,7 @@ def open_archive(file: Path, labelled: bool = True) -> ImageSet:
     is that of a part.
 
     Raises:
-        UserError: it is damaged, compressed as a whole, holds a name that leads out of it, or is no folder of images.
+        UserError: It is damaged, compressed as a whole, holds a name that leads out of it, or is no folder of images.
     """
     shown = archive_entries(file)
     images = sorted((one for one in shown if one.name.lower().endswith(IMAGE_SUFFIXES)), key=lambda one: one.name)

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from paucal.data.images import ImageSet
-from paucal.data.part_names import PARTS, files_of_set, part_name, train_files
 from paucal.data.sources.folder import parts_of
 from paucal.data.sources.labels import (
     Labels,
@@ -25,10 +24,11 @@ from paucal.data.sources.labels import (
 )
 from paucal.data.sources.locating import ListedImage, locate, plain_path
 from paucal.data.sources.source import SourceOptions
-from paucal.data.sources.stores import FileStore
 from paucal.data.sources.table_columns import FLAGS, Columns, find_columns
 from paucal.data.sources.table_rows import LIST_SUFFIX, MOST_LIST_BYTES, TableRow, read_list, read_table
+from paucal.data.splits.part_names import PARTS, files_of_set, part_name, train_files
 from paucal.data.splits.split import held_out_part
+from paucal.data.stores import FileStore
 from paucal.reading import is_regular
 from paucal.types import UserError
 from paucal.wording import counted, was

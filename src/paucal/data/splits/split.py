@@ -6,19 +6,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.class_names import are_measurements
+from paucal.data.classes import are_measurements
 from paucal.data.images import ImageSet, Targets
 from paucal.data.randomness import derive_seed
-from paucal.data.shards.texts import sorted_positions
 from paucal.data.splits.groups import (
     cut_groups,
-    described,
+    describe_groups,
     fold_parts,
     group_numbers,
     iterative_parts,
     parse_fold,
-    refuse_torn,
+    refuse_divided_groups,
 )
+from paucal.data.string_arrays import sorted_positions
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -51,7 +51,7 @@ class Split:
 
 
 def held_out_part(declared: Collection[str]) -> str:
-    """Return the part that `make_split` takes for the test, of those that a set declares; "" where it cuts one.
+    """Return the part that `make_split` takes for the test, of those that a set declares; "" if the test part is cut.
 
     Example:
         >>> held_out_part(["train", "val"]), held_out_part(["train", "val", "test"]), held_out_part(["train"])
@@ -103,7 +103,7 @@ def make_split(
         return _own_parts(image_set, val_fraction, groups)
     parts, cut, words = _to_cut(image_set, seed, val_fraction, test_fraction)
     if groups is not None:
-        words = f"{words.replace('cut per class', 'cut by class')}, in {described(group_by or '', groups)}"
+        words = f"{words.replace('cut per class', 'cut by class')}, in {describe_groups(group_by or '', groups)}"
         return Split(cut_groups(image_set, parts, cut, seed, groups), words)
     return Split(_cut(image_set, parts, cut, seed), _description(words, image_set))
 
@@ -113,7 +113,7 @@ def _own_parts(image_set: ImageSet, val_fraction: float, groups: NDArray[np.int6
     declared = np.asarray(image_set.declared)
     parts = np.where((declared == "val") & (val_fraction == 0), "train", declared).astype("<U6")
     if groups is not None:
-        refuse_torn(parts, groups)
+        refuse_divided_groups(parts, groups)
     _refuse_small_classes(image_set, parts == "train", 1)
     if val_fraction == 0:
         return Split(parts, f"test is the data's own folder; train is its train and val folders, {UNSELECTED}")
@@ -149,7 +149,7 @@ def _fold(
     words = f"test is fold {number} of {count}; {_in_words(cut, seed, 'the other folds')}"
     if groups is not None:
         found = cut_groups(image_set, parts, cut, seed, groups) if val_fraction > 0 else parts
-        return Split(found, f"{words}, in {described(by or '', groups)}")
+        return Split(found, f"{words}, in {describe_groups(by or '', groups)}")
     return Split(_cut(image_set, parts, cut, seed), _description(words, image_set))
 
 

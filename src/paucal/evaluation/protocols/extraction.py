@@ -13,7 +13,7 @@ from paucal.data.dataset import SampleKey, ViewDataset, collate
 from paucal.data.images import ImageSet
 from paucal.data.loader import MOST_TOGETHER, make_eval_loader
 from paucal.data.randomness import derive_seed
-from paucal.data.views.augment import Augmentation
+from paucal.data.views.augmentation import Augmentation
 from paucal.data.views.transforms import TrainTransform
 from paucal.evaluation.protocols.classifier import require_finite
 from paucal.evaluation.protocols.feature_cache import FeatureCache, feature_key, images_fingerprint

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from paucal.data.images import ImageSet
-from paucal.data.sources.stores import EncodedStore
+from paucal.data.stores import EncodedStore
 from paucal.evaluation.protocols.classifier import count_broken, rows_at_once
 from paucal.types import UserError
 

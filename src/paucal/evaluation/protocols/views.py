@@ -7,7 +7,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
-from paucal.data.views.augment import RESAMPLING, Augmentation
+from paucal.data.views.augmentation import RESAMPLING, Augmentation
 from paucal.data.views.transforms import EvalTransform, TrainTransform, ViewTransform, cover_size
 
 Change = Literal["mirror", "crop"]

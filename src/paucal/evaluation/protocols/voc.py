@@ -9,7 +9,7 @@ from torchvision.datasets import VOCDetection
 
 from paucal.data.images import ImageSet
 from paucal.data.named.table import data_root
-from paucal.data.sources.stores import FileStore
+from paucal.data.stores import FileStore
 from paucal.evaluation.protocols.judged_data import JudgedData
 from paucal.reading import read_text
 from paucal.types import UserError

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from paucal.backbones.spec import BackboneSpec
-from paucal.data.channels.counting import spoken
+from paucal.data.channels.pixel_format import describe_channels
 from paucal.data.checking.findings import Finding
-from paucal.data.shards.texts import taken
+from paucal.data.string_arrays import take_strings
 from paucal.data.views.normalisation import Normalisation
 from paucal.evaluation.seen_images import seen_by_start
 from paucal.evaluation.thresholds import USUAL
@@ -114,7 +114,7 @@ def assemble(
         with bars("reading label maps") as advance:
             data = with_label_maps(data, settings.labels, settings.method, advance)
     fed = run_preprocessing(settings, data, start.input and start.input(settings.model or ""), run)
-    held_out = frozenset(key for part in ("val", "test") for key in taken(images.keys, data.part(part)))
+    held_out = frozenset(key for part in ("val", "test") for key in take_strings(images.keys, data.part(part)))
     settle_terms(settings, objective, RunImages(images, held_out, Normalisation(fed.mean, fed.std)))
     balance(settings, data, objective)
     card = ModelCard(spec, images.classes, fed)
@@ -131,7 +131,7 @@ def assemble(
         *([choice.remark] if choice.remark else ()),
         *([SEVERAL_PROCESSES] if choice.candidates and settings.processes > 1 else ()),
         *images.notes,
-        *filter(None, [spoken(images.reading.channels)]),
+        *filter(None, [describe_channels(images.reading.channels)]),
         *([SEVERAL_LABELS] if images.multi_hot is not None else ()),
         *([NO_PROBE] if images.stream is not None and choice.candidates else ()),
         *warnings(findings),

@@ -8,13 +8,12 @@ from PIL import Image
 from torch import nn
 
 from paucal.backbones.weights.inputs import ImageInput, input_of_scratch
-from paucal.data.batch_cache import KeptBatches
 from paucal.data.dataset import ViewDataset
-from paucal.data.images import spread
-from paucal.data.loader import TrainLoader
-from paucal.data.views.augment import Augmentation
+from paucal.data.images import evenly_spaced
+from paucal.data.loader import KeptBatches, TrainLoader
+from paucal.data.views.augmentation import Augmentation
 from paucal.data.views.normalisation import Normalisation
-from paucal.data.views.preview import MOST_IMAGES, sheet
+from paucal.data.views.sheets import MOST_IMAGES, sheet
 from paucal.data.views.transforms import TrainTransform, ViewTransform
 from paucal.evaluation.classification import quick_scores
 from paucal.evaluation.multi_label import quick_multi_label_scores
@@ -149,7 +148,7 @@ def deployed_sheet(data: SplitImages, card: ModelCard, settings: TrainSettings) 
     """Return a picture of validation or else training images exactly as the deployed model will see them."""
     indices = data.part("val") if len(data.part("val")) else data.part("train")
     alone = replace(settings, workers=0)
-    batch = next(iter(eval_loader(data, indices[spread(len(indices), MOST_IMAGES)], card.preprocessing, alone)))
+    batch = next(iter(eval_loader(data, indices[evenly_spaced(len(indices), MOST_IMAGES)], card.preprocessing, alone)))
     statistics = Normalisation(card.preprocessing.mean, card.preprocessing.std)
     return sheet(batch, statistics, card.classes)
 

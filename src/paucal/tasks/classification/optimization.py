@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from paucal.data.views.mixing import Mixing
+from paucal.data.views.augmentation import Mixing
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.card import ModelCard
 from paucal.objectives import Objective

@@ -13,11 +13,10 @@ from paucal.data.boxes.annotations import AnnotatedImage, AnnotationSet, Corners
 from paucal.data.boxes.opening import read_boxes
 from paucal.data.boxes.tree import Tree
 from paucal.data.channels.decoding import array_shape
-from paucal.data.class_names import alike_names
-from paucal.data.decode import read_orientation
+from paucal.data.classes import alike_names
+from paucal.data.decode import ambiguity_note, read_orientation
 from paucal.data.images import ImageSet
-from paucal.data.orientation import ambiguity_note
-from paucal.data.sources.stores import EncodedStore
+from paucal.data.stores import EncodedStore
 from paucal.reading import named_path
 from paucal.tasks.detection.masks import RunLengths, masks_of_outlines
 from paucal.types import UserError

@@ -9,7 +9,7 @@ import torch
 
 from paucal.backbones.spec import BackboneSpec
 from paucal.backbones.weights.inputs import ImageInput, input_of_timm
-from paucal.data.channels.counting import spoken
+from paucal.data.channels.pixel_format import describe_channels
 from paucal.data.images import ImageSet
 from paucal.data.sources.opening import open_images
 from paucal.data.sources.tables import hold_out_listed
@@ -93,7 +93,7 @@ def assemble(
     loaded = load_start(start, named, objective, ())
     remarks = [
         *images.notes,
-        *filter(None, [spoken(images.reading.channels)]),
+        *filter(None, [describe_channels(images.reading.channels)]),
         *renamed,
         *check_length(settings, facts.n_train),
         *(loaded.lines() if loaded else ()),

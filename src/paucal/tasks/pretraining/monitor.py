@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from paucal.backbones import FeatureBackbone
 from paucal.backbones.layout import Size
-from paucal.data.batch_cache import KeptBatches
 from paucal.data.decode import Reading
 from paucal.data.images import ImageSet
-from paucal.data.loader import images_together, make_eval_loader
+from paucal.data.loader import KeptBatches, inference_batch_size, make_eval_loader
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import make_split
 from paucal.distributed import rank, world_size
@@ -76,7 +75,7 @@ def knn_monitor(
     height, width = preprocess.image_size
     batches = KeptBatches(
         lambda workers: make_eval_loader(
-            *(images, used, preprocess.transform(), images_together(preprocess.image_size, device)),
+            *(images, used, preprocess.transform(), inference_batch_size(preprocess.image_size, device)),
             *(workers, rank(), world_size()),
         ),
         n_bytes=len(used) * height * width * 3 * 4,

@@ -28,12 +28,9 @@ from paucal.tasks.segmentation.objective import PixelObjective
 from paucal.tasks.segmentation.rules import RULES
 from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.tasks.segmentation.windows import WindowOptions
-from paucal.training import CosineWarmup, Optimization
-from paucal.training.schedules import LinearWarmup
 from paucal.types import UserError, height_and_width
 from paucal.wording import counted
 
-START_LR = 1e-6  # share of the peak at the first step of the warm-up, as in the papers' programs
 WARMUP = 0.05  # share of the epochs, by default
 AUXILIARY_WIDTH = 256  # most channels of the auxiliary head, by default
 
@@ -55,7 +52,7 @@ class SegmentationSetup(RunSetup[SegmentSettings]):
         return self.card
 
     def describe(self) -> str:
-        """Return one line on backbone, head, weights and crops."""
+        """Describe backbone, head, weights and crops in one line."""
         height, width = self.card.backbone.image_size
         return (
             f"{self.card.backbone.name} with UperNet of width {self.seg_card.head.width}, {self.weights_text}, crops "
@@ -113,7 +110,7 @@ def _lengths(
 
 
 def _build(
-    settings: SegmentSettings, data: SegmentationData, fed: ImageInput | None, run: RunFolder | None
+    settings: SegmentSettings, data: SegmentationData, start_input: ImageInput | None, run: RunFolder | None
 ) -> tuple[SegmentationCard, PixelObjective, list[str]]:
     """Build card and objective; the initial weights depend on the seed alone."""
     with torch.random.fork_rng(devices=[]), explain_memory_errors():
@@ -123,7 +120,7 @@ def _build(
         card = SegmentationCard(
             backbone=spec,
             classes=data.images.classes,
-            preprocessing=_preprocessing(settings, data, fed, run),
+            preprocessing=_preprocessing(settings, data, start_input, run),
             head=Head(settings.width or 64, settings.dropout),
             coding=data.masked.coding,
             overlap=settings.overlap,
@@ -145,12 +142,12 @@ def _build(
 
 
 def _preprocessing(
-    settings: SegmentSettings, data: SegmentationData, fed: ImageInput | None, run: RunFolder | None
+    settings: SegmentSettings, data: SegmentationData, start_input: ImageInput | None, run: RunFolder | None
 ) -> Preprocessing:
     """Return the stored preprocessing of a resumed run, else one with the start's mean and deviation."""
     if stored := stored_card(run, SegmentationCard):
         return stored.preprocessing
-    statistics = normalisation(settings, data, fed or input_of_timm(settings.model or ""))
+    statistics = normalisation(settings, data, start_input or input_of_timm(settings.model or ""))
     size, value_range = height_and_width(settings.img_size or USUAL_SIDE), data.images.reading.value_range
     return Preprocessing(size, 1.0, "bilinear", statistics.mean, statistics.std, value_range=value_range)
 
@@ -168,25 +165,6 @@ def fine_tuning(settings: SegmentSettings) -> FineTuning:
         )
     freeze = None if settings.freeze in (None, "none") else settings.freeze
     return FineTuning(settings.layer_decay or 1.0, freeze, settings.freeze_epochs, settings.eval_mode)  # type: ignore[arg-type]
-
-
-def optimization(setup: SegmentationSetup) -> Optimization:
-    """Return AdamW with its learning-rate schedule."""
-    settings, plan = setup.settings, setup.plan
-    peak = settings.lr or 0.0
-    schedule = (LinearWarmup if settings.schedule == "linear" else CosineWarmup)(
-        peak=peak,
-        horizon=plan.total_steps,
-        warmup=round((settings.warmup_epochs or 0.0) * plan.steps_per_epoch),
-        start=peak * START_LR,
-        floor=settings.min_lr or 0.0,
-    )
-    return Optimization(
-        schedule,
-        weight_decay=settings.weight_decay,
-        clip=settings.clip or None,
-        average_decay=settings.average or None,
-    )
 
 
 def crop_options(settings: SegmentSettings) -> CropOptions:

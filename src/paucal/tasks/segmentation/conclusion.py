@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from paucal.data.masks.pixels import read_raw
+from paucal.data.masks.mask_files import read_mask
 from paucal.distributed import rank
 from paucal.evaluation.curves import curves_figure, with_speed
 from paucal.evaluation.figures import save_figure
@@ -19,7 +19,7 @@ from paucal.runner.job import FinishedRun
 from paucal.runner.processes import wait_for_all
 from paucal.runs import RunFolder, write_atomically
 from paucal.tasks.segmentation.assembly import SegmentationSetup, full_inference
-from paucal.tasks.segmentation.evaluation import SCORE, count_and_write_masks
+from paucal.tasks.segmentation.evaluation import count_and_write_masks
 from paucal.tasks.segmentation.model import SegmentationModel, load_segmenter
 from paucal.tasks.segmentation.pictures import (
     class_colours,
@@ -40,6 +40,7 @@ from paucal.tasks.segmentation.windows import describe_scales
 from paucal.training import Outcome
 from paucal.wording import counted, percent
 
+SCORE = "val_mean_iou"  # column of metrics.csv by which the best epoch is selected
 DRAWN = 4  # images in each of the two pictures
 
 
@@ -107,7 +108,7 @@ def _draw_extremes(run: RunFolder, setup: SegmentationSetup, tallies: list[Tally
     def compare(row: Tally) -> Image.Image:
         key = data.images.keys[row.index]
         path = png_path(run.evaluation("test") / "masks", key)
-        predicted = coding.encode(read_raw(path, path.name).among(coding.kind == "colour", path.name), path.name)
+        predicted = coding.encode(read_mask(path, path.name).values_for(coding.kind == "colour", path.name), path.name)
         image, mask = data.images.store.read(row.index), data.masks.read(row.index)
         return draw_comparison(image, mask, predicted, colours, f"{key}: mean IoU {percent(row.mean_iou)}")
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from paucal.data.decode import WHOLE
 from paucal.data.images import ImageSet
-from paucal.data.masks.class_names import read_class_names
-from paucal.data.masks.masked_images import MaskedImages, MaskStore, image_set, require_enough, with_masks
+from paucal.data.masks.coding import read_class_names
+from paucal.data.masks.masked_images import MaskedImages, MaskStore, images_of_pairs, read_masks, require_enough
 from paucal.data.masks.pairs import find_pairs
-from paucal.data.splits.file import read_split
 from paucal.data.splits.split import Split, make_split
+from paucal.data.splits.split_csv import read_split
 from paucal.models.saved import stored_card
 from paucal.reading import named_path
 from paucal.runner.images import SplitImages, decoded
@@ -79,10 +79,10 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
     card = stored_card(run, SegmentationCard)
     reading = card.preprocessing.reading if card is not None else WHOLE
     with bars("reading images") as advance:
-        images = decoded(image_set(pairs, location), settings, replace(reading, side=None), advance)
+        images = decoded(images_of_pairs(pairs, location), settings, replace(reading, side=None), advance)
     named = None if settings.classes is None else read_class_names(Path(settings.classes))
     with bars("reading masks") as advance:
-        masked = with_masks(images, pairs, settings.mask_values, settings.ignore, named, advance, card and card.coding)
+        masked = read_masks(images, pairs, settings.mask_values, settings.ignore, named, advance, card and card.coding)
     require_enough(masked)
     split = _split(settings, masked.images) if run is None else stored_split(run, masked.images)
     return SegmentationData(masked.images, split, masked=masked)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from paucal.data.masks.coding import IGNORED, MaskCoding
-from paucal.data.masks.pixels import unpacked
+from paucal.data.masks.mask_files import unpack_colour
 from paucal.data.views.normalisation import Normalisation
 from paucal.runs import write_atomically
 from paucal.tasks.segmentation.crops import MASK
@@ -16,11 +16,11 @@ from paucal.tasks.segmentation.model import SegmentationCard
 from paucal.types import Batch
 from paucal.wording import shortened
 
-STRENGTH = 0.45  # of a class's colour over the image
-SHOWN_SIDE = 320  # pixels of an image in a comparison
-GAP, LINE, LEGEND = 6, 14, 18  # pixels
-COLUMNS = ("image", "labels", "answers", "mistakes")
-NARROWEST = 56  # pixels of the longest title of a column
+STRENGTH = 0.45  # opacity of the colours over an image
+SHOWN_SIDE = 320  # longer side of an image in a comparison, in pixels
+GAP, LINE, LEGEND = 6, 14, 18  # gap, line of text and line of a legend, in pixels
+COLUMNS = ("image", "labels", "predicted", "mistakes")
+NARROWEST = 56  # least width of a column for its title, in pixels
 MOST_NAMES, MOST_LETTERS = 12, 24  # in a legend
 MOST_CROPS = 8
 IGNORED_COLOUR = (128, 128, 128)
@@ -55,7 +55,7 @@ def png_path(folder: Path, key: str) -> Path:
 def class_colours(coding: MaskCoding) -> NDArray[np.uint8]:
     """Return the (K, 3) colours of the classes: those of masks in colour, else those of PASCAL VOC, black first."""
     if coding.kind == "colour":
-        return np.asarray([unpacked(value) for value in coding.values], dtype=np.uint8)
+        return np.asarray([unpack_colour(value) for value in coding.values], dtype=np.uint8)
     return np.asarray([voc_colour(number) for number in range(coding.count)], dtype=np.uint8)
 
 

@@ -8,29 +8,34 @@ from paucal.rules.resolve import Choice
 
 CPU_MODEL, GPU_MODEL = "tf_efficientnet_lite0", "swin_tiny_patch4_window7_224"
 FEW, SOME = 100, 500  # training images
-STEPS = 40  # per epoch, between two validations
-MOST_CROPS = 64
-CELL = 32  # pixels of the deepest map's cells; sides of crops are multiples
+STEPS = 40  # least optimizer steps of an epoch, as it ends with a validation
+MOST_CROPS = 64  # of an image in an epoch
+CELL = 32  # pixels of a cell of the deepest map; sides of crops are multiples of it
 
 
 def model(facts: DataAndMachine) -> Choice:
-    """The model of the trained start; without one a small network on a CPU, the papers' on a GPU."""
+    """Take the model of the trained start, else a small network on a CPU and the papers' backbone on a GPU."""
     if facts.start is not None and facts.start.model is not None:
         return facts.start.model, f"the model of {facts.start.where}"
     if facts.device == "cpu":
-        return CPU_MODEL, "small enough for a processor"
+        return CPU_MODEL, "small enough for a CPU"
     return GPU_MODEL, "the backbone of the DrLoc and EsViT papers"
 
 
 def img_size(facts: DataAndMachine) -> Choice:
-    """The papers' 512 on a GPU, half of it on a processor, and no more than the images have."""
+    """Take the papers' 512 pixels on a GPU and 256 on a CPU, but no more than the images have."""
     side, why = crop_side(facts.device, facts.median_side)
     return [side], why
 
 
 def crop_side(device: str, median_side: int) -> tuple[int, str]:
-    """Return the side of the crops in pixels for images of a shorter side, and why."""
-    usual, why = (512, "the papers' crop") if device != "cpu" else (256, "a processor trains on small crops")
+    """Return the side of the crops in pixels, and the reason.
+
+    Args:
+        device: Device of the training.
+        median_side: Median of the images' shorter sides in pixels.
+    """
+    usual, why = (512, "the papers' crop") if device != "cpu" else (256, "small crops for a CPU")
     least = -(-median_side // CELL) * CELL
     if least < usual:
         return max(CELL, least), f"the images' shorter side is {median_side} pixels (median)"
@@ -38,30 +43,30 @@ def crop_side(device: str, median_side: int) -> tuple[int, str]:
 
 
 def batch_size(facts: DataAndMachine) -> Choice:
-    """The papers' 16 on a GPU; 4 on a processor, since more steps teach more than larger ones."""
+    """Take the papers' 16 on a GPU and 4 on a CPU, as more steps are better than larger ones."""
     if facts.device == "cpu":
-        return 4, "many small steps: on a processor crops take the same time in any batch"
-    return 16, "the papers' crops in a step"
+        return 4, "many small steps: on a CPU a crop takes the same time in any batch"
+    return 16, "the papers' batch"
 
 
 def width(facts: DataAndMachine) -> Choice:
-    """The papers' 512 where there are images and a GPU for it."""
+    """Take the papers' 512 channels on a GPU with many images, else fewer."""
     if facts.device == "cpu":
-        return 64, "a processor would spend its time in a wider head"
+        return 64, "a wider head would take most of a CPU's time"
     if facts.n_train <= SOME:
         return 256, f"half the papers' width for {facts.n_train} images"
     return 512, "the papers' width"
 
 
 def crops(facts: DataAndMachine, batch_size: int, accumulate: int) -> Choice:
-    """So many that an epoch is worth a look at the validation images."""
+    """Take so many crops that an epoch is long enough for a validation after it."""
     wanted = -(-STEPS * batch_size * accumulate // max(facts.n_train, 1))
     count = max(1, min(MOST_CROPS, wanted))
-    return count, f"about {STEPS} steps between two looks at the validation images" if count > 1 else "once an epoch"
+    return count, f"about {STEPS} steps between two validations" if count > 1 else "once an epoch"
 
 
 def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choice:
-    """A wait that people take, where nobody says how long a run is, nor a recipe."""
+    """Limit the time unless the epochs or a recipe set the length of the run."""
     if epochs is not None or recipe is not None:
         return None, ""
     if facts.device == "cuda":
@@ -70,43 +75,43 @@ def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choic
 
 
 def lr(facts: DataAndMachine) -> Choice:
-    """A fresh head learns at a rate that a trained backbone would not survive, see `backbone_lr`."""
-    return 1e-3, "tried for a fresh head on few images"
+    """Take a learning rate for a fresh head; a trained backbone needs a smaller one, see `backbone_lr`."""
+    return 1e-3, "best in trials of a fresh head on few images"
 
 
 def backbone_lr(facts: DataAndMachine) -> Choice:
-    """A tenth for trained weights, whatever the head's."""
+    """Take a tenth of the head's learning rate for a trained backbone."""
     if facts.start is None:
-        return 1.0, "the backbone begins at random, as the head does"
+        return 1.0, "the backbone has random weights, as the head has"
     if facts.start.undertrained:
         return 1.0, describe_undertrained(facts.start)
-    return 0.1, f"a tenth of the head's: {facts.start.where} shall not be forgotten"
+    return 0.1, f"a tenth of the head's, to change {facts.start.where} little"
 
 
 def min_lr(lr: float | None) -> Choice:
-    """A hundredth of the peak."""
+    """Take a hundredth of the peak."""
     return (lr or 0.0) / 100, "a hundredth of the peak"
 
 
 def freeze(facts: DataAndMachine) -> Choice:
-    """The stem of trained weights, where images are few: edges and colours are known already, and it saves time."""
+    """Freeze the stem of trained weights for few images: it already detects edges and colours, and it saves time."""
     if facts.start is not None and facts.start.undertrained:
         return "none", describe_undertrained(facts.start)
     if facts.start is not None and facts.n_train <= SOME:
-        return "stem", f"{facts.n_train} training images: edges and colours are known to {facts.start.where}"
-    return "none", "enough images to train all of it" if facts.start is not None else "nothing is known yet"
+        return "stem", f"{facts.n_train} training images, and {facts.start.where} already detects edges and colours"
+    return "none", "enough images to train all of it" if facts.start is not None else "the weights are random"
 
 
 def scale(facts: DataAndMachine) -> Choice:
-    """The papers' half to double where images are many; less where few could not show it."""
+    """Take the papers' half to double, and less for few images."""
     if facts.n_train <= FEW:
-        return [0.7, 1.4], f"{facts.n_train} training images: sizes in the test images are likely to be alike"
+        return [0.7, 1.4], f"{facts.n_train} training images: sizes in the test images are likely to be similar"
     return [0.5, 2.0], "the papers' range"
 
 
 def colour(facts: DataAndMachine) -> Choice:
-    """Light changes of colour."""
-    return 0.2, "light: labels are few, and so are the steps"
+    """Take light changes of colour."""
+    return 0.2, "light, for few labels and few steps"
 
 
 RULES = resolve.rules_by_name(

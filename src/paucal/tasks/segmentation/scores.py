@@ -174,7 +174,7 @@ def _in_order(tallies: Iterable[Tally]) -> list[Tally]:
 def report_table(report: SegmentationReport) -> Table:
     """Return the scores of the classes as a table for the terminal, the lowest IoU first."""
     table = Table(title="test images", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in ("class", "IoU", "95 % interval", "pixels", "found"):
+    for heading in ("class", "IoU", "95 % interval", "pixels", "recall"):
         table.add_column(heading, justify="left" if heading == "class" else "right")
     values = [score.value for score in report.per_class]
     ranked = sorted(range(len(values)), key=lambda place: (not np.isfinite(values[place]), values[place]))

@@ -19,7 +19,7 @@ class MaskSettings(MaskFileSettings):
     )
     split: str | None = option("divide the images as this split.csv does", group="data")
     group_by: str | None = option(
-        "keep images of a group in one part: 'duplicates', or a pattern in the names such as 'patient[0-9]+'",
+        "keep the images of a group in one part: 'duplicates', or a pattern in the names such as 'patient[0-9]+'",
         group="data",
     )
 
@@ -44,16 +44,16 @@ class HeadSettings:
         high=4096,
     )
     backbone_lr: float | None = option(
-        "factor on the learning rate of the backbone, beside the head's 1", group="fine-tuning", low=0.0001, high=10
+        "factor on the learning rate of the backbone", group="fine-tuning", low=0.0001, high=10
     )
     layer_decay: float | None = option(
-        "factor on the learning rate from one layer to the one below it, such as 0.9",
+        "factor on the learning rate from each layer to the layer below it, such as 0.9",
         group="fine-tuning",
         low=0.01,
         high=1,
     )
     freeze: Literal["none", "stem", "backbone"] | int | None = option(
-        "what of the backbone never changes: none, stem, backbone (all), or a number of stages", group="fine-tuning"
+        "frozen part of the backbone: none, stem, backbone (all of it), or a number of stages", group="fine-tuning"
     )
     eval_mode: bool = option(
         "keep the backbone in evaluation mode: running statistics stay as they are and nothing is dropped",
@@ -67,7 +67,7 @@ class SegmentScheduleSettings:
     """The length of the training and the optimizer."""
 
     time: str | None = option(
-        "plan the run to end after this time, such as 15m, 2h or 1d, in place of --epochs; by default a quarter of an "
+        "plan the run to end after this time, such as 15m, 2h or 1d, instead of --epochs; by default a quarter of an "
         "hour, half an hour on a GPU"
     )
     crops: int | None = option("random crops of each image in an epoch", low=1, high=10_000)
@@ -78,7 +78,7 @@ class SegmentScheduleSettings:
     clip: float = option("L2 norm to which gradients are clipped; 0 for no clipping", 5.0, low=0)
     average: float | None = option("decay of the moving average of the weights; 0 for none", 0.0, low=0, high=0.999999)
     freeze_epochs: int = option(
-        "epochs at the beginning in which the backbone is held still and only the head learns",
+        "epochs at the beginning in which the backbone is frozen and only the head learns",
         0,
         group="fine-tuning",
         low=0,
@@ -103,7 +103,7 @@ class CropSettings:
     vflip: float = option("probability of a vertical flip", 0.0, group="augmentation", low=0, high=1)
     colour: float | Literal["photometric"] | None = option(
         "strength of changes to brightness, contrast and saturation, such as 0.2, or 0 for none; photometric makes the "
-        "papers' changes, each with a chance of a half",
+        "papers' changes, each with probability one half",
         group="augmentation",
         low=0,
         high=1,
@@ -115,13 +115,14 @@ class InferenceSettings:
     """How the network is run on whole images after the training."""
 
     test_mode: Literal["windows", "whole"] = option(
-        "whether the network sees an image in windows of the size of the crops, or as a whole", "windows", group="test"
+        "run the network on windows of the size of the crops, or on whole images", "windows", group="test"
     )
-    overlap: float = option("share of a window that the next one sees again", 0.33, group="test", low=0, high=0.9)
+    overlap: float = option("share of a window that the next window covers again", 0.33, group="test", low=0, high=0.9)
     scales: list[float] | None = option(
-        "sizes of the image over which answers are averaged, such as 0.75 1 1.25; by default its own", group="test"
+        "factors on an image's sides over which predictions are averaged, such as 0.75 1 1.25; by default 1",
+        group="test",
     )
-    mirror: bool = option("average with the answer for the mirror image", False, group="test")
+    mirror: bool = option("average with the prediction for the mirror image", False, group="test")
 
 
 @dataclass(frozen=True)

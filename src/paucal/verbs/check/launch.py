@@ -10,22 +10,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from paucal.data.channels.counting import count_channels
-from paucal.data.checking.duplicates import CANDIDATE_SIDE, Pair, alike_pairs, exact_groups, joined
-from paucal.data.checking.findings import Checked, Finding, ranked, refusal
-from paucal.data.checking.labels import label_findings, size_findings, split_problem
+from paucal.data.channels.pixel_format import count_channels, with_value_ranges
+from paucal.data.checking.findings import (
+    CheckedSet,
+    Finding,
+    label_findings,
+    refusal_finding,
+    size_findings,
+    sort_findings,
+    split_problem,
+)
 from paucal.data.checking.pictures import UNREADABLE, picture_findings
+from paucal.data.checking.related import CANDIDATE_SIDE, Pair, exact_groups, merge_groups, similar_pairs
 from paucal.data.checking.survey import Survey, survey_images
+from paucal.data.classes import choose_classes
 from paucal.data.decode import WHOLE, Reading
-from paucal.data.decoded.read_as import ReadAs, smaller
-from paucal.data.decoded.value_range import with_ranges
-from paucal.data.images import ImageSet
+from paucal.data.images import ImageSet, reduce_images
+from paucal.data.sources.joining import roots_of
 from paucal.data.sources.opening import open_images
-from paucal.data.sources.several import roots_of
-from paucal.data.sources.stores import FileStore
 from paucal.data.sources.table_rows import TABLE_SUFFIXES
-from paucal.data.splits.classes import choose_classes
 from paucal.data.splits.split import Split, make_split
+from paucal.data.stores import ConvertedStore, FileStore
 from paucal.reading import named_path
 from paucal.rules.model import SIDES
 from paucal.runner.clock import duration
@@ -37,13 +42,19 @@ from paucal.settings.options import USUAL_SIDE, check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.tasks.classification.assembly import chosen_image_size
 from paucal.types import NoLabelsError, UserError
-from paucal.verbs.check.boxes import BAD_BOXES, open_with_boxes
-from paucal.verbs.check.features import Reader, open_reader, weights_at_hand
-from paucal.verbs.check.masks import BAD_MASKS, BOXES, MASKS, crop_findings, for_masks, open_masked
-from paucal.verbs.check.result import CheckResult, facts_of, tell
+from paucal.verbs.check.annotations import (
+    BAD_BOXES,
+    BAD_MASKS,
+    BOXES,
+    MASKS,
+    crop_findings,
+    for_masks,
+    open_masked,
+    open_with_boxes,
+)
+from paucal.verbs.check.labels import FeatureReader, SuspectLabel, find_suspects, open_reader, weights_at_hand
+from paucal.verbs.check.result import CheckResult, facts_of, print_result, require_ours, write_check
 from paucal.verbs.check.settings import CheckSettings
-from paucal.verbs.check.suspects import SuspectLabel, find_suspects
-from paucal.verbs.check.writing import require_ours, write_check
 from paucal.wording import counted, percent, was
 
 MOST_CONFIRMED = 2000  # images whose features are read to confirm near duplicates: a minute on a laptop
@@ -55,16 +66,16 @@ def check(data: str | os.PathLike[str] = "digits", **settings: Any) -> CheckResu
     """Look at every image of a set once, and say what the set holds and what is wrong; the same as `paucal check`.
 
     Args:
-        data: anything that `paucal.train`, `paucal.segment` or `paucal.detect` takes, or a folder of images without
+        data: Anything that `paucal.train`, `paucal.segment` or `paucal.detect` takes, or a folder of images without
             labels.
-        **settings: any field of `paucal.verbs.check.settings.CheckSettings`, such as `labels=True`.
+        **settings: Any field of `paucal.verbs.check.settings.CheckSettings`, such as `labels=True`.
 
     Returns:
         Facts, findings (the gravest first) and suspected labels; `result.misleads` is what the exit code says.
 
     Raises:
-        UserError: there are no images, or a setting does not do.
-        TypeError: a setting does not exist.
+        UserError: There are no images, or a setting does not do.
+        TypeError: A setting does not exist.
 
     Example:
         >>> found = paucal.check("photos/", labels=True)  # doctest: +SKIP
@@ -88,11 +99,11 @@ def check_set(settings: CheckSettings, console: Console) -> CheckResult:
     if settings.on_bad_image == "skip":
         images, survey, opening = without_unreadable(images, survey, opening)
     checked, dividing = divide(images, settings.seed, _verb(opening))
-    pairs, reader = alike_pairs(survey, smaller(images, CANDIDATE_SIDE).store), None
+    pairs, reader = similar_pairs(survey, reduce_images(images, CANDIDATE_SIDE).store), None
     if settings.labels or (pairs and (settings.model or weights_at_hand())):
         reader = open_reader(settings, _side(survey))
     if reader is not None and reader.trained:
-        pairs = _confirmed(pairs, reader, images, settings, console, max(1, _side(survey) // 2))
+        pairs = _confirm_pairs(pairs, reader, images, settings, console, max(1, _side(survey) // 2))
     found = [
         *opening,
         *channels,
@@ -104,8 +115,8 @@ def check_set(settings: CheckSettings, console: Console) -> CheckResult:
     ]
     suspects, judged = None, ""
     if settings.labels and reader is not None:
-        suspects, judged = _judge_labels(images, survey, pairs, reader, settings, console)
-    result = CheckResult(checked, facts_of(checked, survey), ranked(for_masks(found)), suspects, judged, folder)
+        suspects, judged = _find_label_errors(images, survey, pairs, reader, settings, console)
+    result = CheckResult(checked, facts_of(checked, survey), sort_findings(for_masks(found)), suspects, judged, folder)
     console.note(f"checked in {duration(time.monotonic() - begin)}")
     if folder is not None:
         write_check(folder, result, settings.seed)
@@ -114,14 +125,14 @@ def check_set(settings: CheckSettings, console: Console) -> CheckResult:
 
 def show(result: CheckResult, console: Console) -> None:
     """Show a result on a terminal, and where its page lies."""
-    tell(result, console)
+    print_result(result, console)
     if result.folder is not None:
         console.say(f"everything lies in {result.folder}: check.html (open it in a browser), check.json")
     elif any(one.groups for one in result.findings) or result.suspects:
         console.say("--output FOLDER writes a page with all of these images.")
 
 
-def divide(images: ImageSet, seed: int, verb: str = "train") -> tuple[Checked, list[Finding]]:
+def divide(images: ImageSet, seed: int, verb: str = "train") -> tuple[CheckedSet, list[Finding]]:
     """Return a set with its own parts, or with those that a run would cut, and what is wrong with them.
 
     Args:
@@ -132,12 +143,12 @@ def divide(images: ImageSet, seed: int, verb: str = "train") -> tuple[Checked, l
     declared = np.asarray(images.declared, dtype="<U6")
     own, whole = len(set(images.declared)) > 1, np.where(declared == "", "train", declared)
     if not images.labelled and images.multi_hot is None:
-        return Checked(images, whole, bool(declared.any()), "not divided"), []
+        return CheckedSet(images, whole, bool(declared.any()), "not divided"), []
     try:
         parts = make_split(images, seed=seed).parts
     except UserError as problem:
-        return Checked(images, whole, bool(declared.any()), "not divided"), [split_problem(problem)]
-    return Checked(images, declared if own else parts, own, f"as paucal {verb} would cut them"), []
+        return CheckedSet(images, whole, bool(declared.any()), "not divided"), [split_problem(problem)]
+    return CheckedSet(images, declared if own else parts, own, f"as paucal {verb} would cut them"), []
 
 
 def without_unreadable(
@@ -171,7 +182,7 @@ def _verb(opening: Sequence[Finding]) -> str:
     return "detect" if names & {BOXES, BAD_BOXES} else "train"
 
 
-def _small(checked: Checked, survey: Survey) -> list[Finding]:
+def _small(checked: CheckedSet, survey: Survey) -> list[Finding]:
     """Return findings on images far smaller than `paucal train` would look at them; none of a set of tiny images."""
     good = survey.readable
     if not len(good) or not checked.images.classes or _side(survey) <= SIDES[0]:
@@ -199,7 +210,7 @@ def _open(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
         if isinstance(problem, NoLabelsError) or _has_only_paths(images, settings):
             advice = "without labels these images do for paucal pretrain and paucal predict"
             return images, [Finding("unlabelled", "warning", f"there are no labels to train with: {problem}", advice)]
-        return images, [refusal("refused", problem, "paucal train would refuse these images: ")]
+        return images, [refusal_finding("refused", problem, "paucal train would refuse these images: ")]
     if settings.classes is not None:
         images = choose_classes(images, settings.classes)
     return images, []
@@ -215,7 +226,7 @@ def _without_labels(settings: CheckSettings, problem: UserError) -> ImageSet:
     """Open the images of a place that cannot be opened with labels; of one that cannot be opened at all, none.
 
     Raises:
-        UserError: the place is not there, or a flag is wrong: a mistake of the call, not of the data.
+        UserError: The place is not there, or a flag is wrong: a mistake of the call, not of the data.
     """
     if str(problem).startswith("--"):
         raise problem
@@ -233,17 +244,17 @@ def as_pictures(images: ImageSet, channels: int | None) -> tuple[ImageSet, list[
     """Return a set as training reads it, with its channels and its range of values, and what is wrong with those.
 
     Args:
-        images: as they were opened.
-        channels: that somebody says they have.
+        images: Opened images.
+        channels: Number of channels given by the user; None counts them.
     """
     found: list[Finding] = []
     try:
         reading = Reading(channels=channels or count_channels(images))
     except UserError as problem:
-        found, reading = [refusal("channels", problem)], WHOLE
-    reading, notes = with_ranges(reading, images)
+        found, reading = [refusal_finding("channels", problem)], WHOLE
+    reading, notes = with_value_ranges(reading, images)
     found += [Finding("values", "warning", note) for note in notes]
-    return replace(images, store=ReadAs(images.store, reading), reading=reading), found
+    return replace(images, store=ConvertedStore(images.store, reading), reading=reading), found
 
 
 def _place(settings: CheckSettings) -> Path | None:
@@ -262,8 +273,13 @@ def _side(survey: Survey) -> int:
     return int(np.median(survey.sizes[good].min(axis=1))) if len(good) else USUAL_SIDE
 
 
-def _confirmed(
-    pairs: Sequence[Pair], reader: Reader, images: ImageSet, settings: CheckSettings, console: Console, detail: int
+def _confirm_pairs(
+    pairs: Sequence[Pair],
+    reader: FeatureReader,
+    images: ImageSet,
+    settings: CheckSettings,
+    console: Console,
+    detail: int,
 ) -> list[Pair]:
     """Return pairs with the cosine of their features; as they were where they are too many, with a note."""
     positions = np.asarray([(pair.first, pair.second) for pair in pairs], dtype=np.int64).reshape(-1, 2)
@@ -285,8 +301,13 @@ def _confirmed(
     return [replace(pair, features=one) for pair, one in zip(pairs, torch.cat(cosines).tolist(), strict=True)]
 
 
-def _judge_labels(
-    images: ImageSet, survey: Survey, pairs: Sequence[Pair], reader: Reader, settings: CheckSettings, console: Console
+def _find_label_errors(
+    images: ImageSet,
+    survey: Survey,
+    pairs: Sequence[Pair],
+    reader: FeatureReader,
+    settings: CheckSettings,
+    console: Console,
 ) -> tuple[list[SuspectLabel] | None, str]:
     if images.multi_hot is not None:
         console.say("note: --labels judges one label for each image (confident learning), and these have several")
@@ -297,7 +318,7 @@ def _judge_labels(
         return None, ""
     with console.progress("reading features") as advance:
         features = reader.read(images, indices, settings, _telling(advance, console))
-    together = joined([*exact_groups(survey.digests), *([pair.first, pair.second] for pair in pairs)])
+    together = merge_groups([*exact_groups(survey.digests), *([pair.first, pair.second] for pair in pairs)])
     number = np.arange(len(images))
     for group in together:
         number[group] = group[0]

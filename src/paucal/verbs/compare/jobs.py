@@ -9,8 +9,8 @@ import torch
 
 from paucal.data.checking.survey import digest_of
 from paucal.data.decode import UnreadableImage
-from paucal.data.images import ImageSet, locate, spread
-from paucal.data.sources.stores import EncodedStore
+from paucal.data.images import ImageSet, evenly_spaced
+from paucal.data.stores import EncodedStore, locate
 from paucal.runner.console import Console
 from paucal.runner.images import find_images
 from paucal.runner.job import AnyJob, RunSetup
@@ -113,7 +113,7 @@ def open_images(verb: str, settings: Mapping[str, Any], console: Console) -> Gri
 
         def masks() -> Iterator[bytes]:
             yield segmented.masked.pixels.tobytes()  # of each class in every image
-            chosen = spread(len(segmented.images), MAX_READ).tolist()
+            chosen = evenly_spaced(len(segmented.images), MAX_READ).tolist()
             yield from (segmented.masks.read(index).tobytes() for index in chosen)
 
         return GridImages(verb, segmented.images, masks)
@@ -134,7 +134,7 @@ def fingerprint(images: ImageSet) -> str:
         # The size of the file, if it is known without reading it.
         stamp = store.stamp(place) if isinstance(store, EncodedStore) else None
         digest.update(b"-" if stamp is None else str(stamp.size).encode())
-    for index in spread(len(images), MAX_READ).tolist():
+    for index in evenly_spaced(len(images), MAX_READ).tolist():
         try:
             digest.update(digest_of(images.store, index))
         except UnreadableImage:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.channels.depth import depth_notes
+from paucal.data.channels.pixel_format import depth_notes
 from paucal.data.decode import Reading
 from paucal.data.images import ImageSet
-from paucal.data.splits.file import read_split
 from paucal.data.splits.split import held_out_part
+from paucal.data.splits.split_csv import read_split
 from paucal.evaluation.seen_images import Identities, Lesson, readable_lessons
 from paucal.runner.console import Console
 from paucal.runner.images import pin_data

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from paucal.data.images import ImageSet
-from paucal.data.loader import images_together, make_eval_loader
-from paucal.data.splits.file import read_split
+from paucal.data.loader import inference_batch_size, make_eval_loader
+from paucal.data.splits.split_csv import read_split
 from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.evaluation.primary_metric import primary_metric
 from paucal.evaluation.real_labels import Answers, RealAccuracy, answers_of, read_real_labels, real_accuracy
@@ -99,7 +99,7 @@ def _judge(
 def _predict(model: TrainedModel, judged: Judged, settings: EvalSettings, console: Console) -> Predictions:
     images, indices, _ = judged
     fed = model.card.preprocessing
-    together = settings.batch_size or images_together(fed.image_size, model.device.type)
+    together = settings.batch_size or inference_batch_size(fed.image_size, model.device.type)
     check_batch_memory(min(together, len(indices)), fed.image_size)
     on_gpu = model.device.type == "cuda"
     loader = make_eval_loader(images, indices, fed.transform(), together, settings.workers, pin_memory=on_gpu)

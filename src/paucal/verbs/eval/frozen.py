@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from paucal.data.channels.depth import depth_notes
+from paucal.data.channels.pixel_format import depth_notes
 from paucal.data.decode import Reading
-from paucal.data.loader import images_together
+from paucal.data.loader import inference_batch_size
 from paucal.evaluation.protocols.comparison import MOST_MODELS, Row, compare
 from paucal.evaluation.protocols.datasets import TABLE9
 from paucal.evaluation.protocols.extraction import Extraction
@@ -237,7 +237,7 @@ def _told_apart(subjects: Sequence[Subject]) -> list[Subject]:
 
 
 def _together(settings: EvalSettings, subject: Subject) -> int:
-    return settings.batch_size or images_together(subject.preprocessing.image_size, subject.device.type)
+    return settings.batch_size or inference_batch_size(subject.preprocessing.image_size, subject.device.type)
 
 
 def _options(settings: EvalSettings, first: Subject) -> JudgeOptions:

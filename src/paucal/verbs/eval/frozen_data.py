@@ -6,8 +6,8 @@ from typing import Protocol
 
 from paucal.data.decode import WHOLE, Reading
 from paucal.data.images import ImageSet
-from paucal.data.splits.file import read_split
 from paucal.data.splits.split import Split
+from paucal.data.splits.split_csv import read_split
 from paucal.evaluation.protocols import voc
 from paucal.evaluation.protocols.judged_data import JudgedData, judged_data, limit, with_parts
 from paucal.evaluation.seen_images import Identities, readable_lessons

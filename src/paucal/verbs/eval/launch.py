@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from paucal.data.given import given_path
+from paucal.data.arguments import path_text
 from paucal.evaluation.protocols.judge import PROTOCOLS, Protocol
 from paucal.models.tasks import CLASSIFICATION, DETECTION, SEGMENTATION, task_of
 from paucal.runner.console import Console, RecordingConsole
@@ -46,7 +46,7 @@ def evaluate(subject: Source, /, data: Source | Sequence[Source] | None = None, 
     chosen = from_python(EvalSettings, settings, "paucal.evaluate", "eval")
     sources = [] if data is None else [data] if isinstance(data, str | os.PathLike) else data
     return judge_model(
-        given_path(subject, "the model"), [os.fspath(one) for one in sources], chosen, console=RecordingConsole()
+        path_text(subject, "the model"), [os.fspath(one) for one in sources], chosen, console=RecordingConsole()
     )
 
 

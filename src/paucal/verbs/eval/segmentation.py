@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paucal.data.masks.masked_images import image_set, with_masks
+from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
 from paucal.data.splits.split import Split
 from paucal.runner.console import Console
@@ -93,9 +93,9 @@ def _opened(
     """Open other images with masks; the values mean what they meant in the training."""
     pairs = find_pairs(Path(target))
     with console.progress("reading images") as advance:
-        images = decoded(image_set(pairs, target), settings, model.reading, advance)
+        images = decoded(images_of_pairs(pairs, target), settings, model.reading, advance)
     with console.progress("reading masks") as advance:
-        masked = with_masks(images, pairs, ignore=ignore, report=advance, coding=model.card.coding)
+        masked = read_masks(images, pairs, ignore=ignore, report=advance, coding=model.card.coding)
     for note in (*masked.images.notes, *masked.doubts()):
         console.say(f"note: {note}")
     split = Split(np.full(len(masked.images), "test", dtype="<U6"), "judged alone")

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from paucal.backbones.weights.trained import licence_of
-from paucal.data.given import given_path
+from paucal.data.arguments import path_text
 from paucal.evaluation.results import read_report
 from paucal.export.comparison import Comparison, answers, compare, fed, timed
 from paucal.export.graph import Graph, graph_of
@@ -76,7 +76,7 @@ def export_model(run: str | os.PathLike[str], /, **settings: Any) -> Export:
         PosixPath('exports/1')
     """
     return export_all(
-        given_path(run, "the run"),
+        path_text(run, "the run"),
         from_python(ExportSettings, settings, "paucal.export_model", "export"),
         RecordingConsole(),
     )

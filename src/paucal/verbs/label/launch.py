@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paucal.data.classes import read_class_list
 from paucal.data.images import ImageSet
 from paucal.data.maps.reader import LabelMaps
 from paucal.data.maps.store import require_maps
-from paucal.data.splits.classes import read_class_list
 from paucal.evaluation.figures import save_figure
-from paucal.labeling.picture import map_picture
+from paucal.labeling.map_figure import map_picture
 from paucal.reading import named_path
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.images import load_images

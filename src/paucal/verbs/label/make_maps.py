@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paucal.data.channels.planes import RGB
+from paucal.data.channels.pixels import RGB
 from paucal.data.images import ImageSet
 from paucal.data.loader import make_eval_loader
 from paucal.data.maps.store import MapFacts, MapWriter, content_hashes
@@ -20,7 +20,7 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import WholeImage
 from paucal.evaluation.seen_images import keys_told
 from paucal.labeling import DenseTeacher, write_maps
-from paucal.labeling.published import MOST_CLASSES, find_maps, mean_over_cells, read_map, read_maps
+from paucal.labeling.published_maps import MOST_CLASSES, find_maps, mean_over_cells, read_map, read_maps
 from paucal.labeling.teacher import TeacherCheck, check_teacher
 from paucal.models.named import find_named, open_named
 from paucal.runner.console import Console

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 
-from paucal.data.given import Given, given_sources
+from paucal.data.arguments import ImageInMemory, list_sources
 from paucal.models.saved import read_card
 from paucal.reading import named_path
 from paucal.runner.console import Console, LoggedConsole
@@ -30,7 +30,7 @@ from paucal.tasks.detection.views import evaluation_view
 from paucal.types import UserError
 from paucal.verbs.predict.settings import AnswerSettings, PredictSettings
 
-Source = str | os.PathLike[str] | Given
+Source = str | os.PathLike[str] | ImageInMemory
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def detect_objects(
     detector, card, device = load_detector(run, settings.device)
     # Boxes are in pixels of the image itself, so it is read in full size.
     whole = replace(card.preprocessing.reading, side=None)
-    opened = open_sources(given_sources(sources), console, whole)
+    opened = open_sources(list_sources(sources), console, whole)
     total, results = sum(map(len, opened)), []
     with console.progress("detecting") as advance:
         for name, image in read_all(opened, whole, settings.on_bad_image, console):

@@ -1,0 +1,212 @@
+"""Checks that all mask files of a set have the same coding; a message names the flag that says which one is meant."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+
+from paucal.data.masks.mask_files import COLOUR, GREY, PALETTE, FileFacts, MaskFacts, list_files, unpack_colour
+from paucal.types import UserError
+from paucal.wording import counted
+
+VOID = 255  # grey value that means "not labelled" in masks by index, as in PASCAL VOC
+HIGH = 64  # grey values from here on mean "marked" rather than the number of a class
+RARE = 0.1  # files with both codings are mistakes below this share of the others
+SPECKS = 200  # a value with this many times fewer pixels than the others is a speck
+NEAR, APART = 7, 16  # grey levels: values so close belong to one class, values so far apart to two
+ENDS = 15  # values so close to black or white were black or white
+FEW_EDGES = 3  # so many colours may occur on edges alone, as thin objects
+NOISY, NOISY_TOP = 32, 200  # a file with more grey levels and brighter ones was blurred or resized
+WHITE = 255
+BINARY, OR_GREY = "--mask-values binary (two classes)", "or grey (a class for each level)"
+
+
+def refuse_mixed_kinds(facts: MaskFacts) -> None:
+    """Refuse sets of files in colour, with palettes and with numbers, if their values mean different things."""
+    by_kind: dict[str, list[FileFacts]] = defaultdict(list)
+    for file in facts.files:
+        by_kind[file.kind].append(file)
+    colour, palette, grey = by_kind[COLOUR], by_kind[PALETTE], by_kind[GREY]
+    if colour:
+        _refuse_beside_colours(colour, palette, grey)
+    else:
+        top = max((value for file in palette for value in file.values - {VOID}), default=0)
+        levels = [file for file in grey if max(file.values - {VOID}, default=0) >= max(HIGH, top + 1)]
+        if palette and levels:
+            raise _two_ways(palette, "with a palette", levels, "with grey levels", "the colours of palettes are meant")
+        _refuse_palettes(palette)
+
+
+def _refuse_beside_colours(colour: list[FileFacts], palette: list[FileFacts], grey: list[FileFacts]) -> None:
+    """Refuse palettes and numbers beside colours, and black-and-white files if no file in colour has white."""
+    if palette:
+        raise _two_ways(colour, "in colour", palette, "with a palette", "the colours of palettes are meant")
+    three = [*colour, *(file for file in grey if file.bits == 24)]
+    shown = {value >> 16 for file in three for value in file.as_colours().values if value % 0x010101 == 0}
+    numbers = [file for file in grey if file.bits in (8, 16) and not file.values <= shown | {0, WHITE}]
+    if numbers:
+        raise _two_ways(colour, "in colour", numbers, "with numbers or grey levels", "each level is a colour")
+    white = [file for file in grey if file.bits in (1, 8) and file.values - {0}]
+    if white and WHITE not in shown:
+        raise _two_ways(colour, "in colour", white, "in black and white", "white is a class of its own")
+
+
+def _two_ways(
+    files: Sequence[FileFacts], way: str, others: Sequence[FileFacts], other_way: str, meant: str
+) -> UserError:
+    """Return the refusal of two groups of files, with what `--mask-values colour` would mean."""
+    return UserError(
+        f"the masks are stored in two ways: {list_files(files)} {way}, {list_files(others)} {other_way}: store all "
+        f"alike, or give --mask-values colour if {meant}."
+    )
+
+
+def _refuse_palettes(files: Sequence[FileFacts]) -> None:
+    """Refuse palettes that give one number two colours."""
+    first: dict[int, tuple[int, FileFacts]] = {}
+    for file in files:
+        for value, colour in (file.palette or {}).items():
+            before, other = first.setdefault(value, (colour, file))
+            if before != colour:
+                raise UserError(
+                    f"the palettes of the masks differ: the number {value} is {unpack_colour(before)} in {other.name} "
+                    f"and {unpack_colour(colour)} in {file.name}: give --mask-values colour if the colours are meant, "
+                    "or index if the numbers are."
+                )
+
+
+def refuse_mixed_codings(facts: MaskFacts, void: int | None = None) -> None:
+    """Refuse grey files if some hold class numbers, others 0 and one high value such as 255, and hardly any both."""
+    low: list[FileFacts] = []
+    both: list[FileFacts] = []
+    high: dict[int, list[FileFacts]] = defaultdict(list)
+    for file in facts.files:
+        marked = sorted(file.values - {0, void})
+        if not marked or marked[-1] > WHITE or (file.bits == 1 and _is_white(facts)):
+            continue
+        if marked[-1] < HIGH:
+            low.append(file)
+        elif marked == [VOID] and 0 not in file.values:
+            continue  # an unlabelled image, unless other files show that 255 marks something
+        elif len(marked) == 1 and (file.kind == GREY or marked[0] == VOID):
+            high[marked[0]].append(file)
+        else:
+            both.append(file)
+    highs = [file for files in high.values() for file in files]
+    if low and highs and len(high) <= 2 and len(both) < max(1, RARE * min(len(low), len(highs))):
+        none = "hardly any has" if both else "none has"
+        void_words = " or --ignore 255 (those pixels are not labelled)" if VOID in high else ""
+        raise UserError(f"{_two_codings(highs, low)}, and {none} both: store all alike, or give {BINARY}{void_words}.")
+    if not low and not both and len(high) == 2:
+        raise UserError(
+            f"{_two_codings(*high.values())}, and none has both: store all alike, or give {BINARY} {OR_GREY}."
+        )
+
+
+def _two_codings(one: Sequence[FileFacts], other: Sequence[FileFacts]) -> str:
+    parts = (f"{_list_values(sorted(files[0].values))} in {list_files(files)}" for files in (one, other))
+    return f"the masks have two codings: {', '.join(parts)}"
+
+
+def _is_white(facts: MaskFacts) -> bool:
+    """Whether the 8-bit grey files are black and white, so that 1 in a 1-bit file is white too."""
+    values = frozenset().union(*(file.values for file in facts.files if file.bits != 1))
+    return WHITE in values and values <= {0, WHITE}
+
+
+def is_black_and_white(facts: MaskFacts, values: Sequence[int]) -> bool:
+    """Whether masks are black and white; the white of 1-bit files is 1."""
+    return set(values) <= {0, WHITE} or (_is_white(facts) and not facts.has_palette and set(values) <= {0, 1, WHITE})
+
+
+def refuse_specks(facts: MaskFacts, void: int | None) -> None:
+    """Refuse masks of 0 and 255 with a few pixels of a small number, which would turn 255 into "not labelled"."""
+    pixels = {value: count for value, count in facts.pixels.items() if value != void}
+    small = {value: count for value, count in pixels.items() if 0 < value < HIGH}
+    if small and set(pixels) - set(small) == {0, VOID} and sum(small.values()) * SPECKS < min(pixels[0], pixels[VOID]):
+        raise UserError(
+            f"the masks have the values 0 and 255, and {counted(sum(small.values()), 'pixel')} of "
+            f"{_list_values(small)} ({list_files(facts.with_value(min(small)))}): give {BINARY} or --ignore 255 (those "
+            "pixels are not labelled), or correct the masks."
+        )
+
+
+def refuse_near_levels(facts: MaskFacts, values: Sequence[int]) -> None:
+    """Refuse sorted values close to those of classes that are far apart, such as 254 beside 0 and 255."""
+    below = [value for value in values if value != VOID]
+    if max(below, default=0) < HIGH:
+        return  # class numbers
+    groups: list[list[int]] = [[values[0]]]
+    for before, value in pairwise(values):
+        groups[-1].append(value) if value - before <= NEAR else groups.append([value])
+    odd = []
+    for group in groups:
+        usual = max(group, key=lambda value: facts.pixels[value])
+        others = [value for value in group if value != usual]
+        if group[-1] >= VOID - NEAR or sum(facts.pixels[value] for value in others) * 100 < facts.pixels[usual]:
+            odd += others if group[-1] - group[0] <= 2 * NEAR else []
+    apart = all(after[0] - before[-1] >= APART for before, after in pairwise(groups))
+    if len(values) > 2 and all(value <= ENDS or value >= VOID - ENDS for value in values):
+        apart, odd = True, [value for value in values if value not in (0, VOID)]
+    if apart and odd and len(groups) > 1:
+        where = list_files(facts.with_value(odd[0]))
+        raise UserError(
+            f"the masks have values that are close to those of a class, {_list_values(odd)} ({where}) among "
+            f"{_list_values(values)}: store one value for each class, or give {BINARY} {OR_GREY}."
+        )
+
+
+def refuse_blurred_levels(facts: MaskFacts, values: Sequence[int]) -> None:
+    """Refuse many of the sorted values if they occur on edges alone, as after blurring or resizing."""
+    noisy = [file for file in facts.files if len(file.values) > NOISY and max(file.values) > NOISY_TOP]
+    edges = [value for value in values[1:-1] if value not in facts.solid]
+    on_edges = [file for file in facts.files if not file.values.isdisjoint(edges)]
+    rare = sum(facts.pixels[value] for value in edges) < sum(facts.pixels.values()) / 2
+    many = len(edges) > 2 or len(on_edges) > max(2, 0.2 * len(facts.files))
+    blurred = noisy or (on_edges if values[0] == 0 and max(values) >= NOISY_TOP and many and rare else [])
+    if blurred:
+        worst = max(blurred, key=lambda file: len(file.values))
+        raise UserError(
+            f"mask {worst.name} has {len(worst.values)} grey levels from {min(worst.values)} to {max(worst.values)}, "
+            f"as after blurring or resizing ({len(blurred)} of {counted(len(facts.files), 'mask')} like that): store "
+            "masks as PNG with one value for each class, or give --mask-values binary (marked from 128 on), grey or "
+            "index."
+        )
+
+
+def refuse_blurred_colours(facts: MaskFacts) -> None:
+    """Refuse colours that occur on edges alone, if most colours do."""
+    edges = [value for value in facts.values if value not in facts.solid]
+    if len(edges) > max(FEW_EDGES, len(facts.values) - len(edges)):
+        worst = max(facts.files, key=lambda file: len(file.values))
+        raise UserError(
+            f"mask {worst.name} has {len(worst.values)} colours, and {len(edges)} of the {len(facts.values)} of all "
+            "masks occur on edges alone, as after blurring or resizing: store masks as PNG with one colour for each "
+            "class, or give --classes with the colours."
+        )
+
+
+def refuse_lossy(facts: MaskFacts) -> None:
+    """Refuse a lossy format, unless all masks are black and white: ones may be read as zeros."""
+    lossy = [file for file in facts.files if file.lossy]
+    if lossy and not set(facts.values) <= {0, WHITE, 0xFFFFFF}:
+        worst = max(lossy, key=lambda file: len(file.values))
+        raise UserError(
+            f"mask {worst.name} is in a lossy format ({counted(len(worst.values), 'value')}): store masks as PNG with "
+            "one value for each class, or give --mask-values binary (marked from 128 on), index or colour."
+        )
+
+
+def refuse_faint(facts: MaskFacts, void: int | None) -> None:
+    """Refuse masks of two classes with marked pixels below 128, which would count as background."""
+    for file in facts.files:
+        marked = file.values - {0, void}
+        if marked and 1 < max(marked) < 128 and (len(marked) == 1 or max(marked) >= HIGH):
+            raise UserError(
+                f"mask {file.name} has values up to {max(marked)}: masks of two classes are marked with 1 or "
+                "with 128 to 255; change its values."
+            )
+
+
+def _list_values(values: Sequence[int] | dict[int, int]) -> str:
+    shown = [str(value) for value in values]
+    return " and ".join(shown) if len(shown) < 3 else ", ".join(shown[:6]) + (", ..." if len(shown) > 6 else "")

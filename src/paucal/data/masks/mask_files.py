@@ -1,0 +1,261 @@
+"""Mask files: their stored values without any conversion, and counts by which different codings can be told apart."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from paucal.data.decode import UnreadableImage, open_image, turned_upright
+
+GREY, PALETTE, COLOUR = "grey", "palette", "colour"
+LOSSY = ("JPEG", "MPO")  # formats that change values
+GREY_UNIT, WHITE = 0x010101, 0xFFFFFF  # packed colours of grey level 1 and of white
+
+
+@dataclass(frozen=True)
+class RawMask:
+    """The content of a mask file.
+
+    Attributes:
+        values: (H, W) int32 grey levels, palette indices, or colours as 65536 R + 256 G + B.
+        kind: "grey", "palette" or "colour".
+        bits: Bits of a value: 1, 8 or 16; 24 for grey levels that are stored with three channels.
+        lossy: Whether the format is lossy.
+        palette: (256,) packed colours of the palette indices; None without a palette.
+    """
+
+    values: NDArray[np.int32]
+    kind: str
+    bits: int = 8
+    lossy: bool = False
+    palette: NDArray[np.int32] | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(height, width) in pixels."""
+        return self.values.shape[0], self.values.shape[1]
+
+    def values_for(self, in_colour: bool, name: str) -> NDArray[np.int32]:
+        """Return the values as the whole set of masks has them.
+
+        Args:
+            in_colour: Whether the masks of the set are in colour; grey levels and palette indices become colours then.
+            name: Name of the mask for messages.
+
+        Raises:
+            UnreadableImage: The mask cannot be one of this set.
+        """
+        if not in_colour:
+            if self.kind == COLOUR:
+                raise UnreadableImage(f"mask {name} is in colour, and the masks of this set are grey: store all alike")
+            return self.values
+        if self.bits == 16:
+            raise UnreadableImage(f"mask {name} has 16 bits a pixel, and others are in colour: store all alike")
+        if self.palette is not None:
+            return self.palette[self.values]
+        return self.values if self.kind == COLOUR else self.values * (WHITE if self.bits == 1 else GREY_UNIT)
+
+
+def read_mask(path: Path, name: str, most: int | None = None) -> RawMask:
+    """Read a mask file and turn it upright; its values stay as they are stored.
+
+    A colour image with equal channels everywhere counts as grey, and so does one bit per pixel (0 and 1). Transparency
+    is dropped.
+
+    Args:
+        path: Path of the file.
+        name: Name of the mask for messages.
+        most: Largest number of pixels; None for the limit of all images.
+
+    Raises:
+        UnreadableImage: The file is no image, is damaged, holds floats, or has too many pixels.
+    """
+    with open_image(path, f"{name} (a mask)") as image:
+        if most is not None and image.width * image.height > most:
+            raise ValueError(f"it has {image.height}x{image.width} pixels, many more than its image")
+        lossy = image.format in LOSSY or (image.format == "WEBP" and not _is_lossless_webp(path))
+        upright = turned_upright(image)
+        values, kind, bits = _stored_values(upright)
+        palette = _palette(upright) if kind == PALETTE else None
+    return RawMask(values, kind, bits, lossy, palette)
+
+
+def _stored_values(image: Image.Image) -> tuple[NDArray[np.int32], str, int]:
+    """Return values, kind and bits of a mask; see `RawMask`."""
+    mode = image.mode
+    if mode == "F":
+        raise ValueError("it holds floats, and a mask holds whole numbers")
+    if mode == "1":
+        return np.asarray(image).astype(np.int32), GREY, 1
+    if mode in ("P", "PA"):
+        return np.asarray(image.getchannel(0)).astype(np.int32), PALETTE, 8
+    if mode in ("L", "LA", "La"):
+        return np.asarray(image.getchannel(0)).astype(np.int32), GREY, 8
+    if mode.startswith("I"):
+        wide = np.asarray(image).astype(np.int64)
+        if wide.min() < 0 or wide.max() > 65535:
+            raise ValueError(f"it holds values from {wide.min()} to {wide.max()}, and 0 to 65535 are read")
+        return wide.astype(np.int32), GREY, 16
+    rgb = np.asarray(image.convert("RGB"))
+    if (rgb[..., 0] == rgb[..., 1]).all() and (rgb[..., 0] == rgb[..., 2]).all():
+        return rgb[..., 0].astype(np.int32), GREY, 24
+    return pack_colours(rgb), COLOUR, 8
+
+
+def _palette(image: Image.Image) -> NDArray[np.int32]:
+    """Return the packed colours of a palette; indices beyond its end are black."""
+    colours = np.zeros((256, 3), dtype=np.uint8)
+    stored = np.asarray(image.getpalette("RGB") or [], dtype=np.uint8)[: 3 * 256]
+    colours.reshape(-1)[: len(stored)] = stored
+    return pack_colours(colours)
+
+
+def _is_lossless_webp(path: Path) -> bool:
+    """Whether the header of a WebP file says that it is lossless ("VP8L" after the RIFF header)."""
+    with path.open("rb") as file:
+        return b"VP8L" in file.read(64)
+
+
+def pack_colours(rgb: NDArray) -> NDArray[np.int32]:
+    """Return (..., 3) colours as single numbers.
+
+    Example:
+        >>> pack_colours(np.array([[0, 0, 255], [128, 0, 0]])).tolist()
+        [255, 8388608]
+    """
+    red, green, blue = np.moveaxis(np.asarray(rgb), -1, 0)
+    return (red.astype(np.int32) << 16) | (green.astype(np.int32) << 8) | blue.astype(np.int32)
+
+
+def unpack_colour(number: int) -> tuple[int, int, int]:
+    """Return the red, green and blue of a packed colour."""
+    return number >> 16 & 255, number >> 8 & 255, number & 255
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """Counts of the values in one mask file.
+
+    Attributes:
+        name: Name of the file for messages.
+        pixels: Number of pixels of each value: a grey level, a palette index, or a packed colour.
+        solid: Values that fill a block of 2x2 pixels somewhere; the others occur on edges and lines alone.
+        kind: "grey", "palette" or "colour".
+        bits: Bits of a value, as in `RawMask`.
+        lossy: Whether the format is lossy.
+        palette: Packed colour of each value, if the file has a palette.
+        steps: Number of pixels whose value lies between those to the left and right, as interpolation leaves them.
+        jumps: Number of pairs of neighbours in a row whose values differ by 2 or more.
+    """
+
+    name: str
+    pixels: dict[int, int]
+    solid: frozenset[int]
+    kind: str = GREY
+    bits: int = 8
+    lossy: bool = False
+    palette: dict[int, int] | None = None
+    steps: int = 0
+    jumps: int = 0
+
+    @cached_property
+    def values(self) -> frozenset[int]:
+        """All values."""
+        return frozenset(self.pixels)
+
+    def as_colours(self) -> "FileFacts":
+        """Return the same facts with packed colours as values."""
+        if self.palette is not None:
+            table = self.palette
+        else:
+            unit = {COLOUR: 1, GREY: WHITE if self.bits == 1 else GREY_UNIT}[self.kind]
+            table = {value: value * unit for value in self.pixels}
+        pixels: dict[int, int] = {}
+        for value, count in self.pixels.items():
+            pixels[table[value]] = pixels.get(table[value], 0) + count
+        return replace(self, pixels=pixels, solid=frozenset(table[value] for value in self.solid))
+
+
+@dataclass(frozen=True)
+class MaskFacts:
+    """Counts of the values in all mask files of a set.
+
+    Attributes:
+        files: Facts of each file.
+    """
+
+    files: tuple[FileFacts, ...]
+
+    @cached_property
+    def pixels(self) -> dict[int, int]:
+        """Number of pixels of each value in all files, sorted by value."""
+        total: dict[int, int] = {}
+        for file in self.files:
+            for value, count in file.pixels.items():
+                total[value] = total.get(value, 0) + count
+        return dict(sorted(total.items()))
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """All values, sorted."""
+        return tuple(self.pixels)
+
+    @cached_property
+    def solid(self) -> frozenset[int]:
+        """Values that are solid in a file."""
+        return frozenset(value for file in self.files for value in file.solid)
+
+    @property
+    def has_colour(self) -> bool:
+        """Whether a file is in colour."""
+        return any(file.kind == COLOUR for file in self.files)
+
+    @property
+    def has_palette(self) -> bool:
+        """Whether a file has a palette."""
+        return any(file.kind == PALETTE for file in self.files)
+
+    def as_colours(self) -> "MaskFacts":
+        """Return the same facts with packed colours as values."""
+        return MaskFacts(tuple(file.as_colours() for file in self.files))
+
+    def with_value(self, value: int) -> list[FileFacts]:
+        """Return the files that contain a value."""
+        return [file for file in self.files if value in file.values]
+
+
+def count_values(raw: RawMask, name: str) -> FileFacts:
+    """Count the values of a mask file."""
+    if int(raw.values.max(initial=0)) < 1 << 16:  # faster than sorting
+        values, numbers = np.arange(int(raw.values.max(initial=0)) + 1), raw.values.astype(np.int64)
+    else:
+        values = np.unique(raw.values)
+        numbers = np.searchsorted(values, raw.values)  # faster than `return_inverse` for few colours
+    counts = np.bincount(numbers.ravel(), minlength=len(values))
+    corner = numbers[:-1, :-1]
+    same = (corner == numbers[1:, :-1]) & (corner == numbers[:-1, 1:]) & (corner == numbers[1:, 1:])
+    solid = np.bincount(corner[same], minlength=len(values)) > 0
+    slope = np.diff(numbers, axis=1)
+    present = np.flatnonzero(counts).tolist()
+    return FileFacts(
+        name=name,
+        pixels={int(values[place]): int(counts[place]) for place in present},
+        solid=frozenset(int(values[place]) for place in present if solid[place]),
+        kind=raw.kind,
+        bits=raw.bits,
+        lossy=raw.lossy,
+        palette=None if raw.palette is None else {int(values[p]): int(raw.palette[values[p]]) for p in present},
+        steps=int(((slope[:, :-1] > 0) & (slope[:, 1:] > 0) | (slope[:, :-1] < 0) & (slope[:, 1:] < 0)).sum()),
+        jumps=int((np.abs(slope) > 1).sum()),
+    )
+
+
+def list_files(files: Iterable[FileFacts]) -> str:
+    """Return the name of the first file and the number of the others."""
+    names = [file.name for file in files]
+    others = len(names) - 1
+    return names[0] if not others else f"{names[0]} and {others} other{'s' if others > 1 else ''}"
