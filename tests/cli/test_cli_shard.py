@@ -64,7 +64,7 @@ def test_shard__refuses_what_would_lose_or_mix_something(photos, capsys, monkeyp
     assert "1 unreadable image was left out" in capsys.readouterr().out
     monkeypatch.setattr(launch.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
     assert main(["shard", str(photos), str(photos.parent / "other")]) == 2
-    assert "GiB are free there" in capsys.readouterr().err
+    assert "GiB are free" in capsys.readouterr().err
     assert sorted(entry.name for entry in photos.parent.iterdir()) == ["full", "out", "photos"]
 
 

@@ -54,7 +54,7 @@ def test_verify__names_only_the_first_few(make_folder):
 def test_verify__refuses_when_nothing_is_readable_even_if_told_to_skip(make_folder):
     folder = make_folder("a/1.png", "b/1.png")
     _break(folder, "a/1.png", "b/1.png")
-    with pytest.raises(UserError, match=r"2 of 2 images cannot be read.*check what"):
+    with pytest.raises(UserError, match=r"2 of 2 images cannot be read.*check the files in"):
         verify_images(open_images(folder), on_bad="skip")
 
 

@@ -18,7 +18,7 @@ def run(argv: Sequence[str]) -> int:
     values, _ = parse(parser, argv)
     from paucal.data.decoded.cache_folder import MOST_BYTES, OFF, VARIABLE, cache_folder, clear_cache, list_entries
     from paucal.data.shards.folders import clear_fetched, fetched_bytes
-    from paucal.evaluation.protocols.feature_cache import default_folder
+    from paucal.evaluation.protocols.features import default_folder
     from paucal.runner.plain_console import PlainConsole
     from paucal.wording import counted
 

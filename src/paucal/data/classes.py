@@ -214,10 +214,6 @@ def choose_classes(images: ImageSet, source: str | Path) -> ImageSet:
     The classes keep their order in the set and are renumbered from 0. Declared parts stay as they are. If images may
     have several labels, all images stay, some of them without a label.
 
-    Args:
-        images: Set with classes.
-        source: Path or name of the list, as in `read_class_list`.
-
     Raises:
         UserError: The set has no classes, the file names fewer than two or one that the set does not have.
     """

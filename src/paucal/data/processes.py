@@ -23,9 +23,6 @@ def start_method() -> str:
 def require_guard(workers: int | None) -> None:
     """Refuse to start loader processes from a script that each of them would run again.
 
-    Args:
-        workers: Number of loader processes.
-
     Raises:
         UserError: The call is not below `if __name__ == "__main__":` in a script, and processes are not forked.
     """

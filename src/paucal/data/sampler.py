@@ -119,10 +119,6 @@ def balanced_order(
 
     Every class gets n / K of n draws; the remainder goes to random classes. Images of a class are drawn in random
     order, and again from the start once all were drawn, so their numbers of draws differ by at most one.
-
-    Args:
-        labels: (n,) classes.
-        generator: Generator for the order.
     """
     classes = np.unique(labels)
     shares = np.full(len(classes), len(labels) // len(classes))

@@ -236,12 +236,7 @@ class ArrayStore:
 
 
 class ConvertedStore(NestedStore):
-    """The images of another store, converted as a `Reading` describes; sizes stay those of the original images.
-
-    Args:
-        original: Store of the images.
-        reading: Size, channels and value ranges of the converted images.
-    """
+    """The images of another store, converted as a `Reading` describes; sizes stay those of the original images."""
 
     def __init__(self, original: Store, reading: Reading) -> None:
         self.original, self.reading = original, reading

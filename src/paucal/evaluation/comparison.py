@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from paucal.metrics.bootstrap import Bootstrap
-from paucal.metrics.intervals import Score, percentile
+from paucal.metrics.intervals import Bootstrap, Score, percentile
 from paucal.metrics.measures import Weights
 
 LEVEL = 0.95

@@ -57,10 +57,6 @@ def find_maps(images: ImageSet, folder: Path) -> tuple[NDArray[np.int64], list[P
 def read_map(path: Path, classes: int) -> tuple[Tensor, Tensor]:
     """Read one published file.
 
-    Args:
-        path: Path of the file.
-        classes: Number K of class names.
-
     Returns:
         values (k, H, W) float16 and indices (k, H, W) int64.
 

@@ -120,16 +120,7 @@ def check_teacher(
     device: torch.device,
     batch_size: int = 32,
 ) -> TeacherCheck:
-    """Return a teacher's accuracy on labelled images.
-
-    Args:
-        teacher: Teacher whose outputs are in the order of the set's classes.
-        images: Labelled set.
-        positions: Positions of the sample.
-        transform: Preprocessing of the teacher.
-        device: Device of the teacher.
-        batch_size: Images in a batch.
-    """
+    """Return a teacher's accuracy on labelled images."""
     right = torch.zeros(2)
     for batch in make_eval_loader(images, positions, transform, batch_size):
         maps, whole = teacher(batch.views[0].to(device))

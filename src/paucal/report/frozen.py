@@ -5,9 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paucal.evaluation.protocols.comparison import MOST_MODELS, Row
-from paucal.evaluation.protocols.figure import MATCHES, SCORES
-from paucal.evaluation.protocols.table import FOLDER, JSON_NAME, remarks, shown
+from paucal.evaluation.protocols.table import (
+    FOLDER,
+    JSON_NAME,
+    MATCHES_PICTURE,
+    MOST_MODELS,
+    SCORES_PICTURE,
+    Row,
+    remarks,
+    shown,
+)
 from paucal.runs import RunFolder
 from paucal.types import UserError
 
@@ -73,7 +80,7 @@ def read_frozen(run: RunFolder) -> FrozenFeatures | None:
 
 def frozen_pictures(run: RunFolder) -> dict[str, Path]:
     """Return the pictures beside the table by name, those that are there."""
-    paths = [run.evaluation(FOLDER) / name for name in (SCORES, MATCHES)]
+    paths = [run.evaluation(FOLDER) / name for name in (SCORES_PICTURE, MATCHES_PICTURE)]
     return {path.stem: path for path in paths if path.is_file()}
 
 

@@ -29,7 +29,7 @@ from paucal.data.sources.opening import BUILT_IN, open_images
 from paucal.data.splits.split import Split
 from paucal.data.views.normalisation import Normalisation, compute_normalisation
 from paucal.distributed import rank, world_size
-from paucal.evaluation.primary_metric import PrimaryMetric, primary_metric
+from paucal.evaluation.results import PrimaryMetric, primary_metric
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.saved import stored_card
 from paucal.rules.facts import DataAndMachine, best_device

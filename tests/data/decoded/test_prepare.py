@@ -176,7 +176,7 @@ def test_prepare__makes_do_without_a_disk(photos, monkeypatch, tmp_path):
 @pytest.mark.parametrize("room", [10, 12 * 80 * 64 * 3 - 1])
 def test_prepare__makes_do_where_the_disk_is_too_small(photos, monkeypatch, room, cache):
     monkeypatch.setattr(prepare, "free_bytes", lambda _: room)
-    monkeypatch.setattr(prepare, "_estimate", lambda _: 1.0)  # the sample promised less
+    monkeypatch.setattr(prepare, "estimate_bytes", lambda _: 1.0)  # the sample promised less
     kept, _ = prepare_images(open_images(photos), SMALL)
     assert isinstance(kept.store, CachedStore)
     assert list(cache.glob("*.pixels")) == list(cache.glob(".*")) == []

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paucal.metrics.bootstrap import Bootstrap
+from paucal.metrics.intervals import Bootstrap
 from paucal.metrics.measures import value_of
 from paucal.tasks.detection.detections import Detections
 from paucal.tasks.detection.evaluation import MeanPrecision, box_overlaps, coco_scores, match_detections, match_overlaps

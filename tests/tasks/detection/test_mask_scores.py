@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from faster_coco_eval import COCO, COCOeval_faster
 
-from paucal.metrics.bootstrap import Bootstrap
+from paucal.metrics.intervals import Bootstrap
 from paucal.metrics.measures import value_of
 from paucal.tasks.detection.detections import Detections, coco_document
 from paucal.tasks.detection.evaluation import MeanPrecision, coco_scores, match_detections

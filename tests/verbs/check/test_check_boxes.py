@@ -85,7 +85,7 @@ def test_boxes_that_detect_refuses__mislead(tmp_path: Path):
     change(file, annotations=rows)
     found = paucal.check(file)
     assert found.misleads
-    assert texts(found, "outside-boxes") == ["1 box outside of the image they are of, in 1 image"]
+    assert texts(found, "outside-boxes") == ["1 box outside of their image, in 1 image"]
     assert keys(found, "outside-boxes") == ["0.png"]
     assert "outside of it" in texts(found, "bad-boxes")[0]
     assert next(one.advice for one in found.findings if one.name == "bad-boxes") == "correct it"
@@ -159,7 +159,7 @@ def test_tiny_boxes__are_those_with_a_shorter_side_under_8_pixels(tmp_path: Path
     found = paucal.check(file.parent)
     assert texts(found, "tiny-boxes") == [f"{count} box under 8 pixels, in 1 image"] * count
     assert [one.advice[:30] for one in found.findings if one.name == "tiny-boxes"] == [
-        "that is their shorter side: la"
+        "on their shorter side: remove "
     ] * count
 
 

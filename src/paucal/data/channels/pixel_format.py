@@ -132,17 +132,19 @@ def with_value_ranges(reading: Reading, images: ImageSet) -> tuple[Reading, list
     """
     if (reading.value_range if reading.channels == RGB else reading.channel_ranges) is not None:
         return reading, []
-    looked = list(_deep(images, reading.channels))
-    if not looked:
+    sampled = list(_deep(images, reading.channels))
+    if not sampled:
         return reading, []
     if reading.channels == RGB:
-        values, notes = measured_values(looked, _OUTSIDE)
+        values, notes = measured_values(sampled, _OUTSIDE)
         return replace(reading, value_range=range_of(values, _OUTSIDE) if len(values) else None), notes
     ranges, notes = [], []
     for channel in range(reading.channels):
-        values, told = measured_values([replace(one, values=one.values[:, channel]) for one in looked], _OUTSIDE)
+        values, channel_notes = measured_values(
+            [replace(image, values=image.values[:, channel]) for image in sampled], _OUTSIDE
+        )
         ranges.append(range_of(values, _OUTSIDE))
-        notes += [f"channel {channel + 1}: {note}" for note in told]
+        notes += [f"channel {channel + 1}: {note}" for note in channel_notes]
     return replace(reading, channel_ranges=tuple(ranges)), notes
 
 
@@ -199,13 +201,13 @@ def measured_values(looked: Sequence[Values], outside: float) -> tuple[NDArray[n
         looked: Values of some images, (n,) each.
         outside: Share of the values that a range may leave out, so that a rarer number changes nothing.
     """
-    values = np.concatenate([one.values for one in looked])
+    values = np.concatenate([image.values for image in looked])
     declared = np.concatenate(
-        [np.full(len(one.values), np.nan if one.no_data is None else one.no_data) for one in looked]
+        [np.full(len(image.values), np.nan if image.no_data is None else image.no_data) for image in looked]
     )
     finite, notes = np.isfinite(values), []
     if not finite.all():
-        images = sum(not np.isfinite(one.values).all() for one in looked)
+        images = sum(not np.isfinite(image.values).all() for image in looked)
         where = f"(in {images} of {len(looked)} images looked at)"
         notes.append(f"{_share(~finite)} of the values are NaN or infinite {where}; NaN is read as black")
     good = finite & (values != declared)
@@ -213,12 +215,12 @@ def measured_values(looked: Sequence[Values], outside: float) -> tuple[NDArray[n
         good &= ~beyond
         notes.append(f"{_share(beyond)} of the values are beyond {_BEYOND:g}, and are taken for no data")
     for number in _far_values(values[good], outside):
-        told = f"{number:g} ({_share(values == number)} of the values) lies far from all others"
+        message = f"{number:g} ({_share(values == number)} of the values) lies far from all others"
         if re.fullmatch(_NO_DATA, f"{number:.1f}"):
             good &= values != number
-            notes.append(f"{told}, and is taken for no data")
+            notes.append(f"{message}, and is taken for no data")
         else:
-            notes.append(f"{told}, which get few of 256 levels: where it stands for no data, write NaN")
+            notes.append(f"{message}, which get few of 256 levels: where it stands for no data, write NaN")
     return values[good], notes
 
 
@@ -230,7 +232,7 @@ def _far_values(values: NDArray[np.float64], outside: float) -> list[float]:
     """Return the lowest and the highest value where many have it and it lies far from the others."""
     if not len(values):
         return []
-    found = []
+    far = []
     for extreme, sign in ((float(values.min()), 1), (float(values.max()), -1)):
         others = values[values != extreme]
         if not len(others) or 1 - len(others) / len(values) < max(outside, 2 / len(values)):
@@ -238,5 +240,5 @@ def _far_values(values: NDArray[np.float64], outside: float) -> list[float]:
         low, high = np.quantile(others, (outside, 1 - outside))
         gap = math.fabs((low if sign > 0 else high) - extreme)
         if high > low and gap > high - low:
-            found.append(extreme)
-    return found
+            far.append(extreme)
+    return far

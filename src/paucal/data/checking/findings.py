@@ -73,13 +73,7 @@ class CheckedSet:
 
 
 def refusal_finding(name: str, problem: UserError, begin: str = "") -> Finding:
-    """Return the finding that a run would refuse a set.
-
-    Args:
-        name: Name of the kind of finding.
-        problem: Error that the run would raise.
-        begin: Words before it.
-    """
+    """Return the finding that a run would refuse a set."""
     return Finding(name, "misleads", f"{begin}{str(problem).rstrip('.')}")
 
 
@@ -96,10 +90,10 @@ def misleads(findings: Sequence[Finding]) -> bool:
 def label_findings(checked: CheckedSet) -> list[Finding]:
     """Return the findings about labels, parts and names."""
     images = checked.images
-    found = [Finding("source", "note", note.rstrip(".;")) for note in images.notes]
+    findings = [Finding("source", "note", note.rstrip(".;")) for note in images.notes]
     if images.classes:
-        found += [*_odd_names(images), *_one_sided(checked), *_rare(checked), *_imbalance(checked)]
-    return [*found, *_names(checked)]
+        findings += [*_odd_names(images), *_one_sided(checked), *_rare(checked), *_imbalance(checked)]
+    return [*findings, *_names(checked)]
 
 
 def split_problem(problem: UserError) -> Finding:
@@ -137,9 +131,9 @@ def size_findings(sizes: np.ndarray, wanted: int, positions: np.ndarray) -> list
 
 def _odd_names(images: ImageSet) -> list[Finding]:
     """Return findings on class names that look the same, mean a missing label, or are measurements."""
-    found, quoted = [], [" and ".join(map(repr, group)) for group in alike_names(images.classes)]
+    findings, quoted = [], [" and ".join(map(repr, group)) for group in alike_names(images.classes)]
     if quoted:
-        found.append(
+        findings.append(
             Finding(
                 "alike-classes",
                 "warning",
@@ -151,22 +145,22 @@ def _odd_names(images: ImageSet) -> list[Finding]:
     if missing := [repr(name) for name in images.classes if name in NO_LABEL]:
         are = "is" if len(missing) == 1 else "are"
         text = f"{_named(missing)} {are} learnt as a class, and may mean images without a label"
-        found.append(Finding("missing-labels", "warning", text, "leave the label of such images empty"))
+        findings.append(Finding("missing-labels", "warning", text, "leave the label of such images empty"))
     if are_measurements(images.classes, 0.0):
         text = f"the classes look like measurements ({_named(list(images.classes))}), and classes are learnt here"
-        found.append(Finding("measurements", "warning", text, "join them to ranges, such as 'low' and 'high'"))
-    return found
+        findings.append(Finding("measurements", "warning", text, "join them to ranges, such as 'low' and 'high'"))
+    return findings
 
 
 def _one_sided(checked: CheckedSet) -> list[Finding]:
     """Return findings on classes that are missing in train, or in another part."""
-    images, found = checked.images, []
+    images, findings = checked.images, []
     counts = {part: images.class_counts(np.flatnonzero(checked.parts == part)) for part in _PARTS}
     there = [part for part in _PARTS if (checked.parts == part).any()]
     if "train" in there:
         unseen = [name for place, name in enumerate(images.classes) if not counts["train"][place]]
         if unseen:
-            found.append(
+            findings.append(
                 Finding(
                     "untrained-classes",
                     "misleads",
@@ -178,7 +172,7 @@ def _one_sided(checked: CheckedSet) -> list[Finding]:
     for part in there[1:]:
         lost = [name for place, name in enumerate(images.classes) if counts["train"][place] and not counts[part][place]]
         if lost:
-            found.append(
+            findings.append(
                 Finding(
                     "unjudged-classes",
                     "warning",
@@ -187,7 +181,7 @@ def _one_sided(checked: CheckedSet) -> list[Finding]:
                     f"add images of these classes to {part}, or leave the cut to paucal (one folder per class)",
                 )
             )
-    return found
+    return findings
 
 
 def _rare(checked: CheckedSet) -> list[Finding]:

@@ -37,8 +37,8 @@ def picture_findings(checked: CheckedSet, survey: Survey, pairs: Sequence[Pair])
     """
     exact = exact_groups(survey.digests)
     near = [pair for pair in pairs if pair.features is None or pair.features >= SAME]
-    found = [*_unreadable(survey, checked), *exact_findings(checked, exact), *_near(checked, near, exact)]
-    return [*found, *_blank(survey), *_modes(survey), *giveaway_findings(checked, survey)]
+    findings = [*_unreadable(survey, checked), *exact_findings(checked, exact), *_near(checked, near, exact)]
+    return [*findings, *_blank(survey), *_modes(survey), *giveaway_findings(checked, survey)]
 
 
 def exact_findings(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list[Finding]:
@@ -46,10 +46,10 @@ def exact_findings(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list
     across = [group for group in groups if checked.is_divided(group)]
     conflicts = [group for group in groups if len(checked.labels_of(group)) > 1]
     inside = [group for group in groups if not checked.is_divided(group) and len(checked.labels_of(group)) < 2]
-    found = []
+    findings = []
     if across:
         where = "lie in several parts" if checked.declared else "would fall into several parts"
-        found.append(
+        findings.append(
             Finding(
                 "duplicates-across-parts",
                 "misleads",
@@ -59,7 +59,7 @@ def exact_findings(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list
             )
         )
     if conflicts:
-        found.append(
+        findings.append(
             Finding(
                 "conflicting-labels",
                 "misleads",
@@ -69,7 +69,7 @@ def exact_findings(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list
             )
         )
     if inside:
-        found.append(
+        findings.append(
             Finding(
                 "duplicates",
                 "warning",
@@ -78,7 +78,7 @@ def exact_findings(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list
                 _plain(inside),
             )
         )
-    return found
+    return findings
 
 
 def _near(checked: CheckedSet, pairs: Sequence[Pair], exact: Sequence[Sequence[int]]) -> list[Finding]:
@@ -88,14 +88,14 @@ def _near(checked: CheckedSet, pairs: Sequence[Pair], exact: Sequence[Sequence[i
     copies = {group[0]: group for group in exact}
     groups = merge_groups([[*copies.get(p.first, [p.first]), *copies.get(p.second, [p.second])] for p in pairs])
     confirmed = "" if pairs[0].features is None else " (as frozen features confirm)"
-    found, across = [], [group for group in groups if checked.is_divided(group)]
+    findings, across = [], [group for group in groups if checked.is_divided(group)]
     if across:
         test = np.flatnonzero(checked.parts == "test")
         shown = {i for group in across if any(checked.parts[j] == "train" for j in group) for i in group}
         share = len(shown & set(test.tolist())) / max(len(test), 1)
         lie = "would fall" if not checked.declared else "lies" if len(across) == 1 else "lie"
         twins = f" ({percent(share)} of the test images have a twin to train on)" if share else ""
-        found.append(
+        findings.append(
             Finding(
                 "near-duplicates-across-parts",
                 "misleads" if share >= MANY_NEAR else "warning",
@@ -106,7 +106,7 @@ def _near(checked: CheckedSet, pairs: Sequence[Pair], exact: Sequence[Sequence[i
         )
     differing = [group for group in groups if len(checked.labels_of(group)) > 1]
     if differing:
-        found.append(
+        findings.append(
             Finding(
                 "alike-with-other-labels",
                 "warning",
@@ -118,7 +118,7 @@ def _near(checked: CheckedSet, pairs: Sequence[Pair], exact: Sequence[Sequence[i
         )
     inside = [group for group in groups if not checked.is_divided(group) and len(checked.labels_of(group)) < 2]
     if inside:
-        found.append(
+        findings.append(
             Finding(
                 "near-duplicates",
                 "note",
@@ -128,7 +128,7 @@ def _near(checked: CheckedSet, pairs: Sequence[Pair], exact: Sequence[Sequence[i
                 _plain(inside),
             )
         )
-    return found
+    return findings
 
 
 def _unreadable(survey: Survey, checked: CheckedSet) -> list[Finding]:
@@ -161,18 +161,18 @@ def _blank(survey: Survey) -> list[Finding]:
 def _modes(survey: Survey) -> list[Finding]:
     """Return findings on modes that differ within the set, since a model may learn the mode, and on deep images."""
     counts = Counter(mode for mode in survey.modes if mode)
-    found = []
+    findings = []
     if len(counts) > 1:
         usual = counts.most_common(1)[0][0]
         odd = tuple((i,) for i, mode in enumerate(survey.modes) if mode and mode != usual)
         kinds = ", ".join(f"{mode}: {count}" for mode, count in counts.most_common())
         text = f"the files have pixels of {len(counts)} kinds ({kinds}); all are read as RGB"
-        found.append(Finding("modes", "note", text, "make sure that no class has a kind of its own", odd))
+        findings.append(Finding("modes", "note", text, "make sure that no class has a kind of its own", odd))
     if any(mode.startswith(_DEEP) for mode in counts):
         deep = sum(count for mode, count in counts.items() if mode.startswith(_DEEP))
         text = f"{counted(deep, 'image')} have more than 8 bits a channel"
-        found.append(Finding("deep", "note", text, "see the documentation on how their range is chosen"))
-    return found
+        findings.append(Finding("deep", "note", text, "see the documentation on how their range is chosen"))
+    return findings
 
 
 def _copies(groups: Sequence[Sequence[int]]) -> str:

@@ -75,15 +75,9 @@ class Survey:
 
 
 def survey_images(images: ImageSet, workers: int | None = None, progress: ReportProgress | None = None) -> Survey:
-    """Decode every image once, JPEG at a reduced size, and read all of its bytes.
-
-    Args:
-        images: Images to read; their `reading` has the value range of images of more than 8 bits.
-        workers: Number of threads; None for one per processor core.
-        progress: Function called with (images done, images in all) from the calling thread.
-    """
+    """Decode every image once, JPEG at a reduced size, and read all of its bytes."""
     count = len(images)
-    found = Survey(
+    survey = Survey(
         sizes=np.zeros((count, 2), dtype=np.int64),
         modes=[""] * count,
         digests=[b""] * count,
@@ -99,12 +93,12 @@ def survey_images(images: ImageSet, workers: int | None = None, progress: Report
             images.store.check(index)  # an image of other channels can be decoded for display, but not read by a run
         digest = digest_of(images.store, index)
         grey = small_grey(picture)
-        found.sizes[index], found.modes[index], found.digests[index] = size, mode, digest
-        found.hashes[index] = hash_of(grey)
-        found.brightness[index], found.contrast[index] = grey.mean() / 255, grey.std() / 255
+        survey.sizes[index], survey.modes[index], survey.digests[index] = size, mode, digest
+        survey.hashes[index] = hash_of(grey)
+        survey.brightness[index], survey.contrast[index] = grey.mean() / 255, grey.std() / 255
 
-    found.unreadable.update(for_each(count, look, workers, progress))
-    return found
+    survey.unreadable.update(for_each(count, look, workers, progress))
+    return survey
 
 
 def image_digests(images: ImageSet) -> Iterator[str]:
@@ -199,13 +193,13 @@ def near_pairs(hashes: NDArray[np.uint64], most: int = MOST_DISTANCE) -> NDArray
         raise ValueError(f"expected a distance of 0 to {MOST_DISTANCE} bits, got {most}")
     different, first, numbers = np.unique(hashes, return_index=True, return_inverse=True)
     copies = np.flatnonzero(first[numbers] != np.arange(len(hashes)))
-    found = [np.stack([first[numbers[copies]], copies], axis=1)]
+    pairs = [np.stack([first[numbers[copies]], copies], axis=1)]
     for band in range(_BANDS):
         quarter = ((different >> np.uint64(band * _BAND_BITS)) & np.uint64(0xFFFF)).astype(np.int64)
         for left, right in _sharing(quarter):
             close = hamming(different[left], different[right]) <= most
-            found.append(np.sort(np.stack([first[left[close]], first[right[close]]], axis=1), axis=1))
-    return np.unique(np.concatenate(found), axis=0).astype(np.int64).reshape(-1, 2)
+            pairs.append(np.sort(np.stack([first[left[close]], first[right[close]]], axis=1), axis=1))
+    return np.unique(np.concatenate(pairs), axis=0).astype(np.int64).reshape(-1, 2)
 
 
 def _sharing(quarter: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:

@@ -166,10 +166,6 @@ class StoredDigests:
 
     They are looked up by path, size and time of change, so a changed file is read again. If several runs write at once,
     the last one wins, and the digests of the others are computed again.
-
-    Args:
-        folder: Cache folder.
-        location: Location of the set of images.
     """
 
     def __init__(self, folder: Path, location: str) -> None:

@@ -1,6 +1,5 @@
 """All images of a set decoded once into one block of memory that loader workers share."""
 
-import math
 import shutil
 import threading
 from dataclasses import replace
@@ -95,8 +94,9 @@ def cache_images(
     """
     if budget is None:
         budget = min(MOST_BYTES, int(_SHARE_OF_FREE * available_memory()))
-    capacity = _capacity(image_set, budget)
-    pixels = None if capacity is None else _allocate(capacity)
+    estimate = estimate_bytes(image_set, _SAMPLE)
+    # The margin covers an unlucky sample; memory that is allocated but not written to is not used.
+    pixels = _allocate(min(budget, int(_MARGIN * estimate))) if 0 < estimate <= budget else None
     if pixels is None:
         return verify_images(image_set, on_bad, workers, progress)
     filler = _Filler(image_set.store, pixels)
@@ -133,13 +133,11 @@ class _Filler:
         self.offsets[index], self.shapes[index] = start, image.shape[:2]
 
 
-def _capacity(image_set: ImageSet, budget: int) -> int | None:
-    """Return the bytes to allocate, estimated from a sample of headers; None if the budget is too small."""
-    sizes = [image_set.reading.reduced((height, width)) for height, width in image_set.sample_sizes(_SAMPLE).tolist()]
-    each = sum(height * width for height, width in sizes) / len(sizes) if sizes else math.inf
-    estimate = each * image_set.reading.channels * len(image_set)
-    # The margin covers an unlucky sample; memory that is allocated but not written to is not used.
-    return min(budget, int(_MARGIN * estimate)) if estimate <= budget else None
+def estimate_bytes(images: ImageSet, sample: int = 64) -> float:
+    """Return the estimated size of a set's decoded images in bytes, from a sample of headers; 0 if none is readable."""
+    sizes = [images.reading.reduced((height, width)) for height, width in images.sample_sizes(sample).tolist()]
+    pixels = sum(height * width for height, width in sizes) / max(len(sizes), 1)
+    return pixels * images.reading.channels * len(images)
 
 
 def _allocate(size: int) -> Tensor | None:

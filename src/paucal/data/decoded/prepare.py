@@ -27,7 +27,7 @@ from paucal.data.decoded.cache_folder import (
     source_digest,
     usable_folder,
 )
-from paucal.data.decoded.in_memory import cache_images
+from paucal.data.decoded.in_memory import cache_images, estimate_bytes
 from paucal.data.decoded.on_disk import Entry, EntryWriter, FullError, MappedStore, find_entry, read_table
 from paucal.data.images import ImageSet
 from paucal.data.stores import ConvertedStore, EncodedStore, locate
@@ -37,7 +37,6 @@ from paucal.wording import counted
 
 FORMAT = 1  # of entries; to be raised if images are reduced in another way
 TRIED = 256  # images of a streamed set that are verified
-_SAMPLE = 64  # images whose headers estimate the size of a set
 _SIDES = (64, 128, 512)  # pixels
 
 
@@ -88,19 +87,12 @@ def prepare_images(
     seen = replace(image_set, store=ConvertedStore(image_set.store, reading), reading=reading)
     encoded = all(isinstance(locate(image_set.store, index)[0], EncodedStore) for index in range(len(image_set)))
     folder = usable_folder() if encoded else None
-    if folder is not None and _estimate(seen) <= (room := free_bytes(folder)):
+    if folder is not None and estimate_bytes(seen) <= (room := free_bytes(folder)):
         try:
             return _PreparationPass(image_set, seen, folder, room, workers, progress).run(on_bad)
         except (FullError, OSError):  # less free disk than reported, or none
             pass
     return cache_images(seen, on_bad=on_bad, workers=workers, progress=progress)
-
-
-def _estimate(images: ImageSet) -> float:
-    """Return the estimated size of the decoded images in bytes, from a sample of headers."""
-    sizes = [images.reading.reduced((height, width)) for height, width in images.sample_sizes(_SAMPLE).tolist()]
-    pixels = float(np.mean([height * width for height, width in sizes])) if sizes else 0.0
-    return pixels * images.reading.channels * len(images)
 
 
 class _PreparationPass:
@@ -225,13 +217,6 @@ def stream_images(
     """Return a streamed set with its reading; an unreadable image ends the run when it is read.
 
     With "skip" every image is decoded once beforehand, since every process must leave out the same images.
-
-    Args:
-        image_set: Streamed set.
-        reading: Size, channels and value ranges of the decoded images.
-        on_bad: Treatment of unreadable images: "refuse" or "skip".
-        workers: Number of threads; None for one per processor core.
-        progress: Function called with (images done, images in all).
 
     Returns:
         The set, and the keys of the images left out.

@@ -27,7 +27,7 @@ from paucal.types import UserError
 
 FORMAT = 1
 INDEX, VALUES, CLASSES, DONE = "index.json", "values.npy", "indices.npy", "done.npy"
-# Of whoever writes, or is about to (`paucal.runs.lock`, `paucal.runs.files`).
+# Names of files that a writing process creates (`paucal.runs.lock`, `paucal.runs.files`).
 _OF_WRITERS = ("lock.json", ".lock.json.", ".paucal-")
 MAX_INDEX_BYTES = 512 << 20  # three times the index of ImageNet's 1.3 million images
 Covered = Literal["image", "square"]
@@ -174,11 +174,6 @@ def content_hashes(
 
     Files of the same path, size and time of change are not decoded again: the hashes are kept in the cache of images,
     as those of their bytes are.
-
-    Args:
-        images: Set of images.
-        positions: Positions of the images in it.
-        advance: Function called with (images done, images in all).
 
     Raises:
         UnreadableImage: An image cannot be read.

@@ -130,11 +130,6 @@ def _by_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSet:
 
     torchvision's SUN397 has all images and none of the ten partitions, of which papers report the first.
 
-    Args:
-        entry: Set, which may have lists.
-        images: All of its images.
-        root: Folder of published sets.
-
     Raises:
         UserError: One list of a partition is missing and another is not; or a line of one is not an image of the set,
             or was named before.

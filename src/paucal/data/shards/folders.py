@@ -95,9 +95,6 @@ class RemoteShardFolder:
 
     The first image of a shard downloads the whole shard, in one process for all. When the space is needed, the least
     recently used shards are removed first.
-
-    Args:
-        url: URL of the folder.
     """
 
     def __init__(self, url: str) -> None:

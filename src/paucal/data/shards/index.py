@@ -97,10 +97,6 @@ class ShardIndex:
 def read_index(file: IO[bytes], shown: str) -> ShardIndex:
     """Read an index from an open file.
 
-    Args:
-        file: Seekable binary file.
-        shown: Name of the file in messages.
-
     Raises:
         UserError: The index is damaged, of another version, or names a shard outside of its folder.
     """

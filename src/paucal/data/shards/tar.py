@@ -52,11 +52,6 @@ class TarContents:
 def index_tar(path: Path, shown: str, label_field: str = JSON_FIELD) -> TarContents:
     """Return the images of one tar file.
 
-    Args:
-        path: Path of the file.
-        shown: Name of the file in messages.
-        label_field: Field of JSON files that holds the label.
-
     Raises:
         UserError: The file is damaged or compressed, or holds a name that leads out of it, or a key twice.
     """

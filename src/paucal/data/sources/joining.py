@@ -1,4 +1,4 @@
-"""Several places as one set: images that were collected in several folders, tables or archives."""
+"""Several locations as one set: images collected in several folders, tables or archives."""
 
 import os
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ SEPARATOR = os.pathsep  # ":", and ";" on Windows, as in lists of paths everywhe
 
 
 def roots_of(location: str | Path) -> list[str]:
-    """Return the places that a location names: several where they are joined by ":" (";" on Windows), else itself.
+    """Return the locations joined by ":" (";" on Windows) in one location, or the location itself.
 
-    A file or folder of that very name wins, and so does a name that is no list of things that exist.
+    It is not split if a file or folder of that name exists, or if none of its pieces exists.
 
     Example:
         >>> roots_of("digits")
         ['digits']
     """
     text = str(location)
-    if "://" in text:  # a URL; several of them are not told apart from one
+    if "://" in text:  # a URL, whose ":" separates nothing
         return [text]
     pieces = text.split(SEPARATOR)
     if len(pieces) < 2 or _exists(text) or not any(_exists(piece) for piece in pieces):
@@ -34,46 +34,48 @@ def roots_of(location: str | Path) -> list[str]:
 
 
 def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
-    """Return one set of several: classes are joined by their names, and keys begin with the name of their place.
+    """Return one set of several: classes are joined by name, and keys begin with the name of their set.
 
-    Where some places have parts of their own and others have none, the images of the others are training images; where
-    the images of some may have several labels, those of all may.
-
-    Args:
-        sets: Sets opened with the same options.
-        location: Location of the joined set.
+    If some sets have parts of their own, the images of the others are training images. If the images of some may have
+    several labels, those of all may.
 
     Raises:
-        UserError: One of them has classes and another has none.
+        UserError: One set has classes and another has none.
     """
-    if any(one.multi_hot is not None for one in sets) and all(one.classes for one in sets):
-        sets = [one.as_multi_hot() for one in sets]
-    labelled = {bool(one.classes) for one in sets}
+    if any(image_set.multi_hot is not None for image_set in sets) and all(image_set.classes for image_set in sets):
+        sets = [image_set.as_multi_hot() for image_set in sets]
+    labelled = {bool(image_set.classes) for image_set in sets}
     if len(labelled) > 1:
-        raise UserError(f"{location}: some of these places have classes and others have none; give alike ones")
+        raise UserError(
+            f"{location}: some of these sources have classes and others have none; give sources that all have labels, "
+            "or none."
+        )
     names = _names(sets)
-    classes = tuple(sorted({name for one in sets for name in one.classes}))
-    known = [replace(one, classes=()) if not one.classes else one.with_classes(classes) for one in sets]
-    rows = [one.multi_hot for one in known if one.multi_hot is not None]
-    parts = any(part for one in sets for part in one.declared)
+    classes = tuple(sorted({name for image_set in sets for name in image_set.classes}))
+    renumbered = [
+        replace(image_set, classes=()) if not image_set.classes else image_set.with_classes(classes)
+        for image_set in sets
+    ]
+    multi_hot = [image_set.multi_hot for image_set in renumbered if image_set.multi_hot is not None]
+    parts = any(part for image_set in sets for part in image_set.declared)
     return ImageSet(
         name="+".join(names),
         location=location,
         classes=classes,
-        keys=[f"{name}/{key}" for name, one in zip(names, sets, strict=True) for key in one.keys],
-        labels=np.concatenate([one.labels for one in known]),
-        declared=[part or ("train" if parts else "") for one in sets for part in one.declared],
-        store=JoinedStore([one.store for one in sets]),
-        stream=concatenate_streams([one.stream for one in sets], [len(one) for one in sets]),
-        hints=replace(sets[0].hints, train_per_class=None, official_parts=""),  # of that set alone
-        notes=tuple(f"{name}: {note}" for name, one in zip(names, sets, strict=True) for note in one.notes),
-        multi_hot=None if not rows else np.concatenate(rows),
+        keys=[f"{name}/{key}" for name, image_set in zip(names, sets, strict=True) for key in image_set.keys],
+        labels=np.concatenate([image_set.labels for image_set in renumbered]),
+        declared=[part or ("train" if parts else "") for image_set in sets for part in image_set.declared],
+        store=JoinedStore([image_set.store for image_set in sets]),
+        stream=concatenate_streams([image_set.stream for image_set in sets], [len(image_set) for image_set in sets]),
+        hints=replace(sets[0].hints, train_per_class=None, official_parts=""),  # those hold for the first set only
+        notes=tuple(f"{name}: {note}" for name, image_set in zip(names, sets, strict=True) for note in image_set.notes),
+        multi_hot=None if not multi_hot else np.concatenate(multi_hot),
     )
 
 
 def _names(sets: Sequence[ImageSet]) -> list[str]:
-    """Return a different name for every set, the same wherever they are copied to together."""
-    names = [one.name for one in sets]
+    """Return a different name for every set, which stays the same if the sets are copied."""
+    names = [image_set.name for image_set in sets]
     return [name if names.count(name) == 1 else f"{name}-{place + 1}" for place, name in enumerate(names)]
 
 

@@ -216,9 +216,6 @@ class FileFinder:
     A path means the file of exactly that name if there is one. Otherwise it means the files whose names differ from it
     only in Unicode form, in case or in bytes that are not UTF-8, and failing that the images of that name with any
     suffix.
-
-    Args:
-        root: Folder that the paths are relative to.
     """
 
     def __init__(self, root: Path) -> None:

@@ -66,11 +66,6 @@ def open_parquet(root: Path, files: Sequence[Path], options: SourceOptions) -> I
     of some sets) are left out of a labelled set, with a note. If rows have lists of labels, images may have several, or
     none if a list is empty.
 
-    Args:
-        root: Folder that the keys are relative to.
-        files: Parquet or Arrow files.
-        options: Columns, and whether labels are wanted.
-
     Raises:
         UserError: A file is not a Parquet file, lacks the columns or numbers its classes differently from the others,
             or labels lie outside of the class names.

@@ -40,12 +40,7 @@ class Rows:
 
 
 class RowFile:
-    """One Parquet or Arrow file; it is opened anew for each query, so that a set may have thousands.
-
-    Args:
-        place: Folder or storage of the file.
-        shard: The file.
-    """
+    """One Parquet or Arrow file; it is opened anew for each query, so that a set may have thousands."""
 
     def __init__(self, place: ShardFolder, shard: Shard) -> None:
         self.place, self.shard = place, shard

@@ -131,10 +131,6 @@ def find_tables(folder: Path, options: SourceOptions) -> dict[str, Path]:
     They are the train table with those beside it, or the only table with a path and a class, in the folder or in one
     called `annotations` or the like; or one table in each folder of a part.
 
-    Args:
-        folder: Path of the folder.
-        options: Columns of paths and of classes, if they are given.
-
     Raises:
         UserError: There are several; one has to be named.
     """

@@ -244,11 +244,6 @@ def hold_out_listed(images: ImageSet, folder: Path, root: Path | None = None) ->
     Which lists test is as in `open_list` and `make_split`: a test list, otherwise the val list beside a train list. All
     sets of lists count, whichever of them a later run may be trained on.
 
-    Args:
-        images: Every image below the folder.
-        folder: Folder that may have list files.
-        root: Folder that the paths are relative to, as in `locate`.
-
     Raises:
         UserError: A line of such a list is not a path.
     """

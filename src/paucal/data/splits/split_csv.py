@@ -27,15 +27,13 @@ _DIGEST = "digest"  # a further column: digest of the image in hexadecimal digit
 def write_split(path: Path, image_set: ImageSet, split: Split, digests: Iterable[str] | None = None) -> None:
     """Write one row per image; an unlabelled image has the label -1 and an empty class.
 
-    Of an image with several labels the row has the numbers and the names of all, with ";" between them ("|" or ","
-    where a name has that).
+    The row of an image with several labels has all numbers and names, separated by ";" ("|" or "," if a name has ";").
 
     Args:
         path: Path of the file.
         image_set: N images.
         split: Parts of the images.
-        digests: N digests, by which the images are known again wherever they lie and whatever they are called; None
-            writes no such column.
+        digests: N digests, which identify the images even if they are moved or renamed; None omits the column.
 
     Raises:
         ValueError: The split was made for another number of images.
@@ -68,26 +66,26 @@ def read_split(path: Path, image_set: ImageSet) -> Split:
     keys = [form(key) for key in image_set.keys]
     table = {form(row["key"]): row for row in rows}
     if len(table) != len(rows):
-        raise UserError(f"{path} names an image twice; give the split.csv of a run as it was written")
+        raise UserError(f"{path} names an image twice; give the split.csv of a run unchanged.")
     missing = [key for key in keys if key not in table]
     surplus = sorted(set(table) - set(keys))
     if missing or surplus:
         raise UserError(
             f"{path} does not fit {image_set.location}: {_some(missing)} of the images are not in the file "
-            f"and {_some(surplus)} of the file are not among the images; give the data the split was made for"
+            f"and {_some(surplus)} of the file are not among the images; give the data that the split was made for."
         )
     for key, name in zip(keys, class_cells(image_set), strict=True):
-        if not are_alike(table[key]["class"], name):  # a program for tables may have made 1 of 001
+        if not are_alike(table[key]["class"], name):  # a spreadsheet program may have changed 001 to 1
             raise UserError(
                 f"{path} has {key} in class '{table[key]['class']}', but in {image_set.location} it is in "
-                f"'{name}'; give the data the split was made for"
+                f"'{name}'; give the data that the split was made for."
             )
     parts = np.asarray([table[key]["split"] for key in keys], dtype="<U6")
     return Split(parts, f"the split stored in {path.name}")
 
 
 def require_same_images(path: Path, image_set: ImageSet) -> None:
-    """Refuse a set whose images, labels or order are not those that a run has written down.
+    """Refuse a set whose images, labels or order differ from the split file of a run.
 
     Raises:
         UserError: An image differs (the first is named), or the file is missing or not as `write_split` writes it.
@@ -98,17 +96,17 @@ def require_same_images(path: Path, image_set: ImageSet) -> None:
             own = "none" if row is None else repr(row["key"])
             raise UserError(
                 f"image {index + 1} of {image_set.location} is {key or 'none'!r}, and the run's is {own}: give the "
-                "images of the run, under the same names and in the same order"
+                "images of the run, under the same names and in the same order."
             )
         digest = row.get(_DIGEST)
         same = not digest or digest == digest_of(image_set.store, index).hex()
         if row["label"] != str(labels[index]) or not same:
             what = "another label" if same else "other content"
-            raise UserError(f"{key!r} has {what} in {image_set.location} than in the run: give the images of the run")
+            raise UserError(f"{key!r} has {what} in {image_set.location} than in the run: give the images of the run.")
 
 
 def class_cells(image_set: ImageSet) -> list[str]:
-    """Return the class of each image as a split file names it: several names in a cell where it has several."""
+    """Return the class cell of each image in a split file, which may hold several names."""
     separator = next((sign for sign in _SEPARATORS if not any(sign in name for name in image_set.classes)), ";")
     return [separator.join(image_set.classes_of(index)) for index in range(len(image_set))]
 
@@ -120,7 +118,7 @@ def _numbers(image_set: ImageSet) -> list[object]:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a split file as text, whichever images it names.
+    """Return the rows of a split file as text, of any images.
 
     Raises:
         UserError: The file is missing or not as `write_split` writes it.
@@ -128,12 +126,12 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     try:
         found = read_table(path, exact=True).rows
     except OSError as error:
-        raise UserError(f"{path} cannot be read as a split ({error}); give the split.csv of a run") from None
+        raise UserError(f"{path} cannot be read as a split ({error}); give the split.csv of a run.") from None
     columns = [name.strip() for name in found[0].cells] if found else []
     if columns not in (_COLUMNS, [*_COLUMNS, _DIGEST]):
-        told, more = [name[:MOST_NAME] for name in columns[: len(_COLUMNS)]], len(columns) - len(_COLUMNS)
+        shown, more = [name[:MOST_NAME] for name in columns[: len(_COLUMNS)]], len(columns) - len(_COLUMNS)
         others = f" and {more} more" if more > 0 else ""
-        raise UserError(f"{path} has the columns {told}{others}; expected {_COLUMNS}, as a run writes them")
+        raise UserError(f"{path} has the columns {shown}{others}; expected {_COLUMNS}, as a run writes them.")
     rows = [dict.fromkeys(_COLUMNS, str(None)) | dict(zip(columns, row.cells, strict=False)) for row in found[1:]]
     for row in rows:
         if row["split"] not in PARTS:
@@ -143,10 +141,9 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def _in_order(path: Path, image_set: ImageSet) -> NDArray[np.str_] | None:
-    """Return the parts of a file that lists the images in the order of the set, as a run has written it.
+    """Return the parts of a file whose rows are in the order of the set; None if anything differs.
 
-    Nothing is kept but the parts: the rows of a million images as text would take a gigabyte. None if anything is
-    otherwise; `read_split` then says what.
+    Only the parts are held in memory, since the rows of a million images as text would take a gigabyte.
     """
     if not is_regular(path) or path.stat().st_size > MOST_BYTES:
         return None
@@ -161,7 +158,7 @@ def _in_order(path: Path, image_set: ImageSet) -> NDArray[np.str_] | None:
                 if len(row) < len(_COLUMNS) or row[0] != key or row[2] != names[label] or row[3] not in PARTS:
                     return None
                 parts[position] = row[3]
-    except (OSError, csv.Error, ValueError):  # the last where there are more or fewer rows than images
+    except (OSError, csv.Error, ValueError):  # ValueError: another number of rows than images
         return None
     return parts
 

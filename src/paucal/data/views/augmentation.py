@@ -168,9 +168,6 @@ class LocatedRandAugment:
     to those before it.
 
 
-    Args:
-        policy: RandAugment of timm, whose operations are changed in place.
-
     Example:
         >>> from timm.data.auto_augment import rand_augment_transform
         >>> policy = LocatedRandAugment(rand_augment_transform("rand-m9-n1-p1", {}, ["TranslateXRel"]))

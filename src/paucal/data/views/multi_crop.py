@@ -109,7 +109,7 @@ class FittedFirst:
     Args:
         transform: Transform of the fitted image.
         size: (height, width), of which only the ratio counts.
-        resize: "letterbox" or "squash"; see `transforms.fitted`.
+        resize: "letterbox" or "squash"; see `transforms.fit_shape`.
         normalisation: Normalisation whose mean is the colour of bars.
     """
 

@@ -71,12 +71,7 @@ def _plain(name: str) -> str:
 
 
 def crop_sheet(batch: Batch, normalisation: Normalisation) -> Image.Image:
-    """Draw a row for each of up to 6 images: its crops from left to right.
-
-    Args:
-        batch: Batch whose views are all drawn, at one scale.
-        normalisation: Normalisation of the views, which is undone.
-    """
+    """Draw a row for each of up to 6 images: its crops from left to right."""
     images = min(MOST_ROWS, len(batch))
     views = [normalisation.shown(view[:images].detach().float().cpu()) for view in batch.views]
     places, width, height = _places([(view.shape[-2], view.shape[-1]) for view in views])

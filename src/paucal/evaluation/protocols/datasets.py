@@ -6,7 +6,7 @@ its images have several classes each, the others as published sets of `data/name
 
 from dataclasses import dataclass
 
-from paucal.metrics.named import MetricName
+from paucal.metrics.measures import MetricName
 
 
 @dataclass(frozen=True)

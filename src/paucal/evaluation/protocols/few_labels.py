@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paucal.data.randomness import derive_seed
-from paucal.evaluation.protocols.classifier import pieces, require_finite, require_same_width
-from paucal.evaluation.protocols.double import in_double
+from paucal.evaluation.protocols.classifier import pieces, require_finite, require_same_width, to_double
 from paucal.evaluation.protocols.logistic import DEFAULT, Solver, fit_logistic
 from paucal.metrics.measures import hits
 
@@ -103,9 +102,9 @@ def few_label_curve(
 
 
 def _scores(train: tuple[Tensor, Tensor], chosen: Tensor, test: Tensor, n_classes: int, solver: Solver) -> Tensor:
-    features, labels = in_double(train[0][chosen]), train[1][chosen.to(train[1].device)]
+    features, labels = to_double(train[0][chosen]), train[1][chosen.to(train[1].device)]
     centre = features.mean(0)
     scale = (features - centre).square().mean().sqrt().clamp(min=1e-12)
     classifier = fit_logistic((features - centre) / scale, labels, n_classes, STRENGTH, solver)
-    scores = [classifier.scores((in_double(part) - centre) / scale) for part in pieces(test)]
+    scores = [classifier.scores((to_double(part) - centre) / scale) for part in pieces(test)]
     return torch.cat(scores).cpu()

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paucal.evaluation.protocols.double import in_double
+from paucal.evaluation.protocols.classifier import to_double
 
 TEMPERATURE = 0.07
 NEIGHBOURS = (10, 20, 100, 200)
@@ -49,7 +49,7 @@ def knn_scores(
         raise ValueError(f"expected training images and k >= 1, got {len(train)} and {list(neighbours)}")
     used = clamped(neighbours, len(train))
     similarity, index = nearest(train, test, max(used))
-    votes = (in_double(similarity) / temperature).exp()
+    votes = (to_double(similarity) / temperature).exp()
     index = index.to(votes.device)
     classes = labels.to(votes.device)[index]
     empty = votes.new_zeros(len(test), n_classes)

@@ -2,24 +2,179 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
+from matplotlib.figure import Figure
 from rich.markup import escape
 from rich.table import Table
 
-from paucal.evaluation.protocols.comparison import Row, averages, tally
-from paucal.evaluation.protocols.judge import PROTOCOLS
-from paucal.metrics.intervals import Score
+from paucal.evaluation.curves import COLOURS
+from paucal.evaluation.plots import GREY, shorten
+from paucal.evaluation.protocols.evaluate import PROTOCOLS, TOP_5, Line, Outcome
+from paucal.evaluation.results import stored_score
+from paucal.metrics.intervals import Bootstrap, Score
+from paucal.models.frozen import FLOOR
 from paucal.runs import csv_text, write_text
+from paucal.types import UserError
 from paucal.wording import percent
 
+Verdict = Literal["win", "tie", "loss"]
 COLUMNS = (
     *("data", "protocol", "setting", "score", "unit", "images", "model", "value", "low", "high", "note"),
     *("gain_of_first", "gain_low", "gain_high", "verdict"),
 )
 CSV_NAME, JSON_NAME = "table.csv", "results.json"
 FOLDER = "frozen-features"  # in the evaluations of a run
+MOST_MODELS = 16  # columns of a table
+_DIGITS = {"%": 3, "px": 2}  # a tenth of a point, as papers print; a hundredth of a pixel
+MARKERS = "osD^v"  # of the models whose colours come again
+MOST_LINES = 60
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line.
+
+    Attributes:
+        data: name of the data set.
+        line: protocol, setting and score.
+        images: test images it is taken over.
+        scores: per model; shares in [0, 1], distances in pixels.
+        notes: per model.
+        gains: per other model the first one's score minus that one's, on the same images.
+    """
+
+    data: str
+    line: Line
+    images: int
+    scores: Mapping[str, Score]
+    notes: Mapping[str, str]
+    gains: Mapping[str, Score]
+
+    def verdict(self, other: str) -> Verdict:
+        """Return whether the first model wins against another, at the digits that are printed, as papers count."""
+        first, *_ = self.scores.values()
+        digits = _DIGITS[self.line.unit]
+        gain = round(first.value, digits) - round(self.scores[other].value, digits)
+        if abs(gain) < 10**-digits / 2:
+            return "tie"
+        return "win" if (gain > 0) == (self.line.unit == "%") else "loss"
+
+    def clear(self, other: str) -> bool:
+        """Return whether the interval of the paired difference leaves out 0."""
+        return self.gains[other].excludes_zero
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {
+            "data": self.data,
+            **asdict(self.line),
+            "images": self.images,
+            "scores": {name: asdict(score) for name, score in self.scores.items()},
+            "notes": dict(self.notes),
+            "gains": {
+                name: {**asdict(gain), "verdict": self.verdict(name), "clear": self.clear(name)}
+                for name, gain in self.gains.items()
+            },
+        }
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "Row":
+        """Return a row from what `to_dict` gave.
+
+        Raises:
+            UserError: the value is something else.
+        """
+        try:
+            return cls(
+                str(content["data"]),
+                _line(content),
+                int(content["images"]),
+                {str(name): stored_score(score) for name, score in content["scores"].items()},
+                {str(name): str(note) for name, note in content["notes"].items()},
+                {str(name): stored_score(gain) for name, gain in content["gains"].items()},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
+            raise UserError(f"expected a line of a table of frozen features ({problem!r}): judge again.") from problem
+
+
+def _line(content: Mapping[str, Any]) -> Line:
+    if content["protocol"] not in PROTOCOLS or content["unit"] not in _DIGITS:
+        raise ValueError(f"unknown protocol {content['protocol']!r} or unit {content['unit']!r}")
+    setting, score = str(content["setting"]), str(content["score"])
+    return Line(content["protocol"], setting, score, content["unit"], bool(content["headline"]))
+
+
+def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], bootstrap: Bootstrap) -> list[Row]:
+    """Return the lines of a data set.
+
+    Args:
+        data: its name.
+        outcomes: per model, the one that others are compared with first.
+        bootstrap: how intervals are made; all models share the resampled sets.
+
+    Raises:
+        UserError: a model was judged on other images than the first.
+    """
+    first, *others = outcomes
+    found = {name: {outcome.line: outcome for outcome in listed} for name, listed in outcomes.items()}
+    rows = []
+    for outcome in outcomes[first]:
+        line, count = outcome.line, outcome.n_images
+        here = {name: lines[line] for name, lines in found.items() if line in lines}
+        if any(one.n_images != count for one in here.values()):
+            numbers = ", ".join(f"{name}: {one.n_images}" for name, one in here.items())
+            raise UserError(f"models are compared on the same test images only, and these were scored on {numbers}.")
+        rows.append(
+            Row(
+                data,
+                line,
+                count,
+                {name: bootstrap.interval(one.measure, count) for name, one in here.items()},
+                {name: one.note for name, one in here.items()},
+                {
+                    name: bootstrap.difference(outcome.measure, here[name].measure, count)
+                    for name in others
+                    if name in here
+                },
+            )
+        )
+    return rows
+
+
+def tally(rows: Sequence[Row], other: str) -> dict[str, int]:
+    """Count wins, ties and losses against another model over the printed lines, and how many of them are clear.
+
+    A data set counts once for each protocol and setting, as in papers: top-5 stands beside an accuracy that counts.
+    """
+    counted = [row for row in rows if row.line.headline and row.line.score != TOP_5 and other in row.gains]
+    verdicts = [row.verdict(other) for row in counted]
+    names: tuple[Verdict, ...] = ("win", "tie", "loss")
+    return {
+        **{name: verdicts.count(name) for name in names},
+        "clear_wins": sum(row.clear(other) and row.verdict(other) == "win" for row in counted),
+        "clear_losses": sum(row.clear(other) and row.verdict(other) == "loss" for row in counted),
+    }
+
+
+def averages(rows: Sequence[Row], protocol: str) -> dict[str, float]:
+    """Return each model's plain mean over data sets of a protocol's first printed score (Table 10's last line)."""
+    firsts: dict[str, Row] = {}
+    for row in rows:
+        if row.line.protocol == protocol and row.line.headline:
+            firsts.setdefault(row.data, row)
+    names = [name for row in list(firsts.values())[:1] for name in row.scores]
+    return {
+        name: sum(row.scores[name].value for row in firsts.values()) / len(firsts)
+        for name in names
+        if all(name in row.scores for row in firsts.values())
+    }
+
+
+SCORES_PICTURE, MATCHES_PICTURE = "frozen_features.png", "correspondence.png"
 
 
 def shown(score: Score, unit: str, sign: bool = False) -> str:
@@ -139,3 +294,52 @@ def _as_csv(rows: Sequence[Row]) -> str:
             compared = ("",) * 4 if gain is None else (gain.value, gain.low, gain.high, row.verdict(name))
             cells.append((*about, score.value, score.low, score.high, row.notes.get(name, ""), *compared))
     return csv_text(COLUMNS, *cells)
+
+
+def shown_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return the lines that the picture can show: printed ones that are shares, the first 60."""
+    return [row for row in rows if row.line.headline and row.line.unit == "%"][:MOST_LINES]
+
+
+def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
+    """Draw the share of each printed line for all models with its interval, the first model's below none.
+
+    Args:
+        rows: of `shown_rows`, at least one.
+        level: of the intervals.
+    """
+    names = list(rows[0].scores)
+    room = max(0.42, 0.14 * len(names))  # inches of a line
+    figure = Figure(figsize=(5.4, 1.5 + room * max(len(rows), 2)), layout="constrained")
+    axes = figure.subplots()
+    sets = len({row.data for row in rows})
+    most = 0.2 if len(names) < 4 else 0.34
+    apart = np.linspace(-most, most, len(names)) if len(names) > 1 else np.zeros(1)
+    for name, offset, (colour, marker) in zip(names, apart, _styles(names), strict=True):
+        drawn = [(place, row.scores[name]) for place, row in enumerate(rows) if name in row.scores]
+        places = np.array([place for place, _ in drawn]) + offset
+        values = np.array([100 * score.value for _, score in drawn])
+        reach = np.abs(100 * np.array([score.ends for _, score in drawn]).reshape(-1, 2).T - values)
+        label = shorten(name, 34)
+        axes.errorbar(values, places, xerr=reach, fmt=marker, color=colour, ms=4.5, lw=1.3, capsize=2, label=label)
+    axes.set_yticks(range(len(rows)), [_row_title(row, sets > 1) for row in rows], fontsize=9)
+    axes.set(xlim=(-2, 102), ylim=(len(rows) - 0.5, -0.5))
+    axes.set_xlabel(f"% of the test images, {percent(level, 'g')} interval")
+    axes.grid(axis="x", alpha=0.3)
+    axes.hlines(np.arange(1, len(rows)) - 0.5, -2, 102, color=GREY, lw=0.3)
+    figure.legend(loc="outside upper center", fontsize=9, frameon=False, ncols=min(len(names), 2))
+    return figure
+
+
+def _styles(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return colour and marker of each model, no two alike: the judged one stands out, the random one steps back."""
+    return [
+        (GREY if name == FLOOR else COLOURS[place % len(COLOURS)], MARKERS[place // len(COLOURS)])
+        for place, name in enumerate(names)
+    ]
+
+
+def _row_title(row: Row, named: bool) -> str:
+    line = row.line
+    words = " ".join(word for word in (line.protocol, line.setting, line.score) if word)
+    return f"{shorten(row.data)}: {words}" if named else words

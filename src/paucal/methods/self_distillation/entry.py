@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from paucal.backbones.spec import BackboneSpec
-from paucal.evaluation.collapse import Verdict, judge
+from paucal.evaluation.collapse import Verdict, find_collapse
 from paucal.methods.contract import HealthScale, PretrainingMethod, Row
 from paucal.methods.self_distillation.rules import RULES
 from paucal.methods.self_distillation.settings import SelfDistillationSettings
@@ -76,7 +76,7 @@ def _check(settings: Any) -> None:
 
 def _judge(settings: Any, rows: Sequence[Row], scale: HealthScale, patience: int | None) -> Verdict | None:
     words = {} if patience is None else {"patience": patience}
-    return judge(
+    return find_collapse(
         rows, settings.out_dim or 2, scale.feature_dim, batch=scale.batch, grace_steps=scale.grace_steps, **words
     )
 

@@ -10,8 +10,8 @@ from paucal.data.channels.pixel_format import describe_channels
 from paucal.data.checking.findings import Finding
 from paucal.data.string_arrays import take_strings
 from paucal.data.views.normalisation import Normalisation
+from paucal.evaluation.calibration import DEFAULT_THRESHOLD
 from paucal.evaluation.seen_images import seen_by_start
-from paucal.evaluation.thresholds import USUAL
 from paucal.methods.contract import RunImages
 from paucal.methods.fine_tuning import check_tuning
 from paucal.methods.training import build_objective, method_of, resolve_training, settle_terms, unused_by
@@ -119,7 +119,7 @@ def assemble(
     balance(settings, data, objective)
     card = ModelCard(spec, images.classes, fed)
     if images.multi_hot is not None:
-        card = card.with_thresholds([USUAL] * len(images.classes))  # until validation images choose others
+        card = card.with_thresholds([DEFAULT_THRESHOLD] * len(images.classes))  # until validation images choose others
     if fit_memory:
         settings, reasons["batch_size"] = fit_batch(settings, data, objective, card)
         given = {name: origin for name, origin in given.items() if name not in ("batch_size", "accumulate")}

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from paucal.distributed import rank
-from paucal.evaluation.calibration import fit_temperature
+from paucal.evaluation.calibration import choose_thresholds, fit_temperature
 from paucal.evaluation.predictions import Predictions, predict_all
-from paucal.evaluation.thresholds import choose_thresholds
 from paucal.models.trained import TrainedModel, load_trained, save_trained
 from paucal.runner.console import Console
 from paucal.runner.images import eval_loader

@@ -15,8 +15,7 @@ from paucal.data.views.augmentation import Augmentation
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.sheets import MOST_IMAGES, sheet
 from paucal.data.views.transforms import TrainTransform, ViewTransform
-from paucal.evaluation.classification import quick_scores
-from paucal.evaluation.multi_label import quick_multi_label_scores
+from paucal.evaluation.classification import quick_multi_label_scores, quick_scores
 from paucal.evaluation.predictions import predict_all
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.card import ModelCard

@@ -10,7 +10,7 @@ from PIL import Image
 
 from paucal.distributed import rank
 from paucal.evaluation.curves import curves_figure, with_speed
-from paucal.evaluation.figures import save_figure
+from paucal.evaluation.plots import save_figure
 from paucal.memory import peak_memory
 from paucal.metrics.intervals import Score
 from paucal.report.detection import write_detection_report

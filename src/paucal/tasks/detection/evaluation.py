@@ -15,10 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paucal.metrics.bootstrap import Bootstrap
-from paucal.metrics.intervals import Score, percentile
-from paucal.metrics.measures import Weights
-from paucal.metrics.ranking import precision_at
+from paucal.metrics.intervals import Bootstrap, Score, percentile
+from paucal.metrics.measures import Weights, precision_at
 from paucal.runs import csv_text
 from paucal.tasks.detection.detections import Detections
 from paucal.tasks.detection.images import Boxes

@@ -18,7 +18,7 @@ from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import make_split
 from paucal.distributed import rank, world_size
 from paucal.evaluation.predictions import Predictions, predict_all
-from paucal.evaluation.protocols.judged_data import balanced, judged_data
+from paucal.evaluation.protocols.data import balanced, evaluation_data
 from paucal.evaluation.protocols.knn import HEADLINE, knn_scores
 from paucal.metrics.measures import hits
 from paucal.models.preprocessing import Preprocessing
@@ -119,7 +119,7 @@ def _open(
         raise UserError(f"--monitor: {problem}") from problem
     with _asking_for_labels():
         # Images of a val part are neighbours too: nothing is selected here.
-        data = judged_data(images, make_split(images, seed, val_fraction=0.0))
+        data = evaluation_data(images, make_split(images, seed, val_fraction=0.0))
     queries = balanced(data.labels, data.parts["test"], max(1, most // QUERY_EVERY), seed)
     return images, balanced(data.labels, data.parts["train"], most - len(queries), seed), queries
 

@@ -11,7 +11,7 @@ from PIL import Image
 from paucal.data.masks.mask_files import read_mask
 from paucal.distributed import rank
 from paucal.evaluation.curves import curves_figure, with_speed
-from paucal.evaluation.figures import save_figure
+from paucal.evaluation.plots import save_figure
 from paucal.memory import peak_memory
 from paucal.report.segmentation import write_segmentation_report
 from paucal.runner.console import Console

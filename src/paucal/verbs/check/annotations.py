@@ -1,4 +1,4 @@
-"""Images with masks, as `paucal check` looks at them."""
+"""Images with masks or boxes in `paucal check`: how they are opened, and findings on them."""
 
 import os
 import re
@@ -30,29 +30,29 @@ from paucal.verbs.check.settings import CheckSettings
 from paucal.wording import counted, percent
 
 MASKS, BAD_MASKS, BOXES, SMALL_CROPS = "masks", "bad-masks", "boxes", "small-crops"
-# Findings whose advice is for labels of whole images; alike images may well show other objects.
+# Findings on labels of whole images, which do not apply to images with masks or boxes.
 OF_CLASSIFIERS = ("imbalance", "alike-with-other-labels", "small-images")
-SCARCE = 0.001  # of the labelled pixels: a class that has fewer is hardly learnt
+SCARCE = 0.001  # share of the labelled pixels; a class with fewer is hardly learnt
 BAD_BOXES = "bad-boxes"
-FEW = 10  # boxes: a class that has fewer is hardly learnt, and its score says nothing
-TINY = 8.0  # pixels of the shorter side: a cell or two of the finest map
-SMALL, LARGE = 32.0**2, 96.0**2  # pixels: COCO's bounds of the areas of small and large objects
-SHOWN = 12  # classes that are named
+FEW = 10  # boxes; a class with fewer is hardly learnt, and its score is chance
+TINY = 8.0  # pixels of the shorter side: one or two cells of the finest feature map
+SMALL, LARGE = 32.0**2, 96.0**2  # pixels: COCO's limits of the areas of small and large objects
+SHOWN = 12  # classes named in a finding
 _WITH_ADVICE = re.compile(r"(.*): ([a-z][^:'\"{}]*)", re.DOTALL)  # no colon within a quoted value
-MOST = 0.5  # share of images without a box from which on it is likelier that they were never annotated
-_OUTSIDE = ("outside-boxes", "outside of the image they are of", "correct them, or look whether images were exchanged")
+MOST = 0.5  # share of images without a box above which they were probably never annotated
+_OUTSIDE = ("outside-boxes", "outside of their image", "correct them, or check whether images were exchanged")
 _TINY = (
     "tiny-boxes",
     f"under {TINY:g} pixels",
-    "that is their shorter side: label no smaller ones, or cut the images into parts and enlarge them",
+    "on their shorter side: remove such small boxes, or cut the images into parts and enlarge them",
 )
-_REPEATED = ("repeated-boxes", "drawn twice on one object", "remove one of each, or the second counts as a mistake")
+_REPEATED = ("repeated-boxes", "drawn twice on one object", "remove one of each, or the second counts as an error")
 
 
 def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | None:
-    """Open images with masks as `paucal segment` does; None if masks are evidently not meant.
+    """Open images with masks as `paucal segment` does; None if there are no masks.
 
-    What `paucal segment` would refuse is a finding, with its sentence.
+    An error that `paucal segment` would raise is a finding.
     """
     root = Path(os.path.expanduser(settings.data))  # pathlib's raises where there is no such user
     places = [None if text is None else Path(os.path.expanduser(text)) for text in (settings.images, settings.masks)]
@@ -75,20 +75,20 @@ def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | Non
     return _described(masked, pairs)
 
 
-def for_masks(found: Sequence[Finding]) -> list[Finding]:
-    """Return findings without advice for labels of whole images, where these images have masks or boxes."""
-    if not any(one.name in (MASKS, BOXES) for one in found):
-        return list(found)
-    return [one for one in found if one.name not in OF_CLASSIFIERS]
+def for_masks(findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings, for images with masks or boxes without those on labels of whole images."""
+    if not any(finding.name in (MASKS, BOXES) for finding in findings):
+        return list(findings)
+    return [finding for finding in findings if finding.name not in OF_CLASSIFIERS]
 
 
 def crop_findings(opening: Sequence[Finding], survey: Survey, device: str) -> list[Finding]:
-    """Return a finding on images that fill less than half the side of the crops that `paucal segment` would choose.
+    """Return a finding on images of less than half the side of the crops that `paucal segment` would choose.
 
     Args:
-        opening: Findings of `open_masked`; of other images nothing is said.
-        survey: What was seen of the images.
-        device: Device whose crops are meant.
+        opening: Findings of opening the set; without masks there is no finding.
+        survey: Survey of the images.
+        device: Training device, which determines the crops.
     """
     short = survey.sizes[survey.readable].min(axis=1)
     if not len(short) or not any(one.name == MASKS for one in opening):
@@ -115,7 +115,7 @@ def _has_masks(root: Path) -> bool:
 
 
 def _without_masks(root: Path, problem: UserError) -> ImageSet:
-    """Return the images of a folder whose masks cannot be found.
+    """Return the images of a folder whose masks were not found.
 
     Raises:
         UserError: There are no images.
@@ -144,7 +144,7 @@ def _described(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[Findi
     labelled = max(int(totals.sum()), 1)
     shares = {name: int(count) / labelled for name, count in zip(masked.images.classes, totals, strict=True)}
     shown = ", ".join(f"{name} {percent(share)}" for name, share in list(shares.items())[:12])
-    found = [
+    findings = [
         _masks_finding(pairs),
         Finding("pixels", "note", f"share of the labelled pixels: {shown}"),
         *masked.findings,
@@ -153,28 +153,28 @@ def _described(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[Findi
     if scarce:
         names = ", ".join(scarce[:8]) + (", ..." if len(scarce) > 8 else "")
         words = f"{counted(len(scarce), 'class', 'classes')} with under {percent(SCARCE)} of the pixels: {names}"
-        found.append(Finding("scarce-classes", "warning", words, "label more of them, or join classes"))
+        findings.append(Finding("scarce-classes", "warning", words, "label more of them, or join classes"))
     empty = int((masked.pixels.sum(1) == 0).sum())
     if empty:
         words = f"{counted(empty, 'mask')} without a labelled pixel"
-        found.append(Finding("empty-masks", "warning", words, "label them, or leave these images out"))
-    # What nobody shows is no class of the check: nothing could be said of its images.
+        findings.append(Finding("empty-masks", "warning", words, "label them, or leave these images out"))
+    # Classes without pixels are left out, since there is nothing to report on them.
     present = totals > 0
     names = tuple(name for name, there in zip(masked.images.classes, present, strict=True) if there)
     rows = masked.images.multi_hot
     assert rows is not None
-    return replace(masked.images, classes=names, multi_hot=rows[:, present]), found
+    return replace(masked.images, classes=names, multi_hot=rows[:, present]), findings
 
 
 def open_with_boxes(data: str) -> tuple[ImageSet, list[Finding]] | None:
-    """Open a place with boxes in any layout that `paucal detect` reads or knows by name; None for any other place.
+    """Open a location with boxes in any layout that `paucal detect` knows; None for any other location.
 
-    Boxes that `paucal detect` would refuse are a finding, with its sentence.
+    An error that `paucal detect` would raise is a finding.
     """
     place = Path(os.path.expanduser(data))
     try:
         found = find_boxes(place)
-    except UserError:  # a damaged archive, which is a finding of whoever opens the images
+    except UserError:  # a damaged archive, which is reported when the images are opened
         return None
     if found is None or (found.are_among_classes and _has_classes(data)):
         return None
@@ -199,18 +199,13 @@ def _has_classes(data: str) -> bool:
     return len(classes) > 1
 
 
-def box_findings(found: Sequence[AnnotatedImage], keys: Sequence[str]) -> list[Finding]:
-    """Return what is wrong with boxes, or good to know of them.
-
-    Args:
-        found: Images with their annotations.
-        keys: Keys of the images in the order of the set.
-    """
+def box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> list[Finding]:
+    """Return what is wrong with boxes, or good to know of them."""
     places = {key: place for place, key in enumerate(keys)}
-    known = [one for one in found if one.key in places]
-    corners = [np.asarray(one.boxes, dtype=np.float64).reshape(-1, 4) for one in known]
+    known = [annotated for annotated in annotations if annotated.key in places]
+    corners = [np.asarray(annotated.boxes, dtype=np.float64).reshape(-1, 4) for annotated in known]
     sides = [boxes[:, 2:] - boxes[:, :2] for boxes in corners]
-    at = [places[one.key] for one in known]
+    at = [places[annotated.key] for annotated in known]
     return [
         *_sized(sides),
         *_few(known),
@@ -300,7 +295,7 @@ def _bare(places: Sequence[int], total: int) -> list[Finding]:
         return []
     many = len(places) > MOST * total
     words = f"{counted(len(places), 'image')} of {total} without a box: they are used as negatives"
-    advice = "look whether all of them were annotated; leave those out that were not" if many else ""
+    advice = "check whether all of them were annotated; leave out those that were not" if many else ""
     return [Finding("images-without-boxes", "warning" if many else "note", words, advice, tuple((p,) for p in places))]
 
 
@@ -312,7 +307,7 @@ def _refused(problem: UserError) -> Finding:
 
 
 def _without_boxes(place: Path, problem: UserError) -> tuple[ImageSet, list[Finding]]:
-    """Return the images of a place whose annotations cannot be read, by themselves."""
+    """Open the images of a location whose annotations cannot be read."""
     is_annotation = place.is_file() and not is_archive(place)
     try:
         images = open_images(str(place.parent if is_annotation else place), labelled=False)

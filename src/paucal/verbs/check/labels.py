@@ -1,4 +1,4 @@
-"""Frozen features for a check: of a run, of trained weights that are at hand, or else the pixels themselves."""
+"""Labels that are probably wrong, found with frozen features: of a run, of available weights, or plain pixels."""
 
 import warnings
 from collections.abc import Callable
@@ -32,8 +32,8 @@ from paucal.types import UserError
 from paucal.verbs.check.settings import CheckSettings
 
 Advance = Callable[[int, int], None]
-USUAL, FOR_SMALL, SMALL = 160, 128, 64  # pixels; a check needs no more to tell pictures apart
-PIXELS = 16  # side to which images are reduced where there are no weights
+USUAL, FOR_SMALL, SMALL = 160, 128, 64  # pixels: usual input size, that for small images, and the side of these
+PIXELS = 16  # side to which images are reduced without weights
 FOLDS = 5
 
 
@@ -55,7 +55,7 @@ class FeatureReader:
 
     @property
     def trained(self) -> bool:
-        """Whether there are trained weights; pixels say little about photographs."""
+        """Whether there are trained weights; plain pixels are poor features of photographs."""
         return self.module is not None
 
     def read(
@@ -80,7 +80,7 @@ class FeatureReader:
             return _pixels(reduce_images(images, 4 * PIXELS), indices, progress)
         images = reduce_images(images, 2 * max(self.preprocess.image_size))  # as a run keeps its images
         transform = ReducedInput(self.preprocess.transform(), detail)
-        if self.preprocess.channels == RGB != images.reading.channels:  # such weights see the first three
+        if self.preprocess.channels == RGB != images.reading.channels:  # the weights get the first three channels
             images = replace(images, store=RgbStore(images.store))
         loader = make_eval_loader(images, indices, transform, settings.batch_size, settings.workers, pin_memory=False)
         return predict_in_order(self.module, loader, indices, self.device, progress)
@@ -88,7 +88,7 @@ class FeatureReader:
 
 @dataclass(frozen=True)
 class ReducedInput:
-    """Reduces an image before a transform; it is picklable, so that loader workers can be spawned.
+    """Reduces an image before a transform; picklable, so that loader workers can be spawned.
 
     Attributes:
         transform: Transform of the reduced image.
@@ -99,7 +99,7 @@ class ReducedInput:
     side: int | None
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
-        """Return what the transform makes of the image."""
+        """Return the view and the geometry of the reduced image."""
         shorter = min(image.size)
         if self.side is not None and shorter > self.side:
             width, height = (max(1, round(length * self.side / shorter)) for length in image.size)
@@ -109,18 +109,18 @@ class ReducedInput:
 
 def weights_at_hand() -> Trained | None:
     """Return the first trained weights that need no network; None if there are none."""
-    return next((one for one in TRAINED if one.device == "cpu" and at_hand(one)), None)
+    return next((weights for weights in TRAINED if weights.device == "cpu" and at_hand(weights)), None)
 
 
 def open_reader(settings: CheckSettings, side: int) -> FeatureReader:
-    """Return a reader of the model that was asked for, of weights at hand, or of pixels.
+    """Return a reader of the requested model, else of available weights, else of plain pixels.
 
     Args:
         settings: Settings of the check.
         side: Median of the images' shorter sides in pixels.
 
     Raises:
-        UserError: There is no such model, its weights cannot be had, or it has no linear classifier to read before.
+        UserError: There is no such model, its weights are not available, or it has no linear classifier.
     """
     check_size(settings.img_size)
     name = settings.model or getattr(weights_at_hand(), "name", None)
@@ -128,23 +128,25 @@ def open_reader(settings: CheckSettings, side: int) -> FeatureReader:
         return FeatureReader("")
     of_run = isinstance(find_named(name, "--model"), RunFolder)
     if of_run and settings.img_size is not None:
-        raise UserError("--img-size: a run's model looks at images of its own size: leave it out.")
+        raise UserError("--img-size: the model of a run has its own input size: leave it out.")
     size = None if of_run else settings.img_size or [FOR_SMALL if side <= SMALL else USUAL]
     model = open_named(name, settings.device, size, "--model")
     if linear_classifier(model.module) is None:
-        raise UserError(f"--model: {name} has no linear classifier whose inputs could be read; choose another model.")
+        raise UserError(
+            f"--model: {name} has no linear classifier, whose inputs are the features; choose another model."
+        )
     preprocess = model.card.preprocessing if of_run else replace(model.card.preprocessing, crop_ratio=1.0)
     return FeatureReader(name, ClassifierInputs(model.module).eval(), preprocess, str(model.device))
 
 
 def _pixels(images: ImageSet, indices: NDArray[np.int64], progress: Advance | None) -> Tensor:
-    found = np.empty((len(indices), PIXELS * PIXELS * 3), dtype=np.float32)
+    features = np.empty((len(indices), PIXELS * PIXELS * 3), dtype=np.float32)
     for place, index in enumerate(indices.tolist()):
         small = images.store.read(index).resize((PIXELS, PIXELS), Image.Resampling.BOX)
-        found[place] = np.asarray(small, dtype=np.float32).reshape(-1) / 255
+        features[place] = np.asarray(small, dtype=np.float32).reshape(-1) / 255
         if progress is not None and place % 256 == 255:
             progress(place + 1, len(indices))
-    return torch.from_numpy(found)
+    return torch.from_numpy(features)
 
 
 @dataclass(frozen=True)
@@ -179,49 +181,49 @@ def find_suspects(
     seed: int,
     console: Console,
 ) -> tuple[list[SuspectLabel], float]:
-    """Return labels that are probably wrong, the most suspect first, and the share that was predicted as given.
+    """Return labels that are probably wrong, the most suspect first, and the share of labels that were predicted.
 
     Args:
         images: Set of images.
         indices: (N,) positions of labelled images.
-        features: (N, D) of these.
-        groups: (N,) numbers; images of one group are never on both sides, since a copy would tell the label.
+        features: (N, D) features of these images.
+        groups: (N,) group numbers; a group stays in one fold, since a copy would give the label away.
         seed: Seed of the folds.
         console: Console that shows progress.
     """
     labels = images.labels[indices]
     with console.progress("fitting classifiers") as advance:
         shares = out_of_fold(features, torch.from_numpy(labels), len(images.classes), groups, seed, advance)
-    found = [
+    suspects = [
         SuspectLabel(
-            int(indices[one.position]),
-            images.classes[one.given],
-            images.classes[one.suggested],
-            one.confidence,
-            one.suggested_confidence,
+            int(indices[found.position]),
+            images.classes[found.given],
+            images.classes[found.suggested],
+            found.confidence,
+            found.suggested_confidence,
         )
-        for one in suspected_labels(shares, labels)
+        for found in suspected_labels(shares, labels)
     ]
-    return found, float((shares.argmax(1) == labels).mean())
+    return suspects, float((shares.argmax(1) == labels).mean())
 
 
 def out_of_fold(
     features: Tensor, labels: Tensor, n_classes: int, groups: NDArray[np.int64], seed: int = 0, progress: Any = None
 ) -> NDArray[np.float64]:
-    """Return (N, K) probabilities of logistic regressions on standardised features, each of images left out.
+    """Return (N, K) out-of-fold probabilities of logistic regressions on standardised features.
 
-    The strength of the penalty is the one that `paucal train` would choose for its first model.
+    The penalty is the one that `paucal train` would choose for its first model.
 
     Args:
-        features: (N, D) float32.
-        labels: (N,) in [0, K).
-        n_classes: K.
-        groups: (N,) numbers of groups that stay together.
+        features: (N, D) float32 features.
+        labels: (N,) labels in [0, K).
+        n_classes: Number K of classes.
+        groups: (N,) numbers of groups, each of which stays in one fold.
         seed: Seed of the folds.
         progress: Function called with (fits done, fits in all).
 
     Raises:
-        UserError: The features are no finite numbers, or there is one class alone.
+        UserError: Features are NaN or infinite, or there is only one class.
     """
     strength = fit_head(features, labels, n_classes, seed).strength
     shares = np.zeros((len(labels), n_classes))
@@ -239,5 +241,5 @@ def out_of_fold(
 def _folds(labels: NDArray[np.int64], groups: NDArray[np.int64], seed: int) -> list[tuple[NDArray, NDArray]]:
     folds = StratifiedGroupKFold(min(FOLDS, len(np.unique(groups))), shuffle=True, random_state=seed % 2**32)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of classes with fewer images than folds, which is fine here
+        warnings.simplefilter("ignore", UserWarning)  # on classes with fewer images than folds, which is fine here
         return [pair for pair in folds.split(labels, labels, groups) if len(pair[0]) and len(pair[1])]

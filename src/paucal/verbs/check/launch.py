@@ -1,4 +1,4 @@
-"""`paucal.check`: what a data set holds and what is wrong with it."""
+"""`paucal.check`: the contents of a data set, and what is wrong with it."""
 
 import os
 import time
@@ -57,13 +57,13 @@ from paucal.verbs.check.result import CheckResult, facts_of, print_result, requi
 from paucal.verbs.check.settings import CheckSettings
 from paucal.wording import counted, percent, was
 
-MOST_CONFIRMED = 2000  # images whose features are read to confirm near duplicates: a minute on a laptop
-_AT_ONCE = 1 << 14  # pairs whose features are held together
+MOST_CONFIRMED = 2000  # images whose features confirm near duplicates: a minute on a laptop
+_AT_ONCE = 1 << 14  # pairs whose features are held at a time
 
 
 @shows_settings(CheckSettings)
 def check(data: str | os.PathLike[str] = "digits", **settings: Any) -> CheckResult:
-    """Look at every image of a set once, and say what the set holds and what is wrong; the same as `paucal check`.
+    """Read every image of a set once, and report its contents and what is wrong; the same as `paucal check`.
 
     Args:
         data: Anything that `paucal.train`, `paucal.segment` or `paucal.detect` takes, or a folder of images without
@@ -71,29 +71,29 @@ def check(data: str | os.PathLike[str] = "digits", **settings: Any) -> CheckResu
         **settings: Any field of `paucal.verbs.check.settings.CheckSettings`, such as `labels=True`.
 
     Returns:
-        Facts, findings (the gravest first) and suspected labels; `result.misleads` is what the exit code says.
+        Facts, findings (the gravest first) and suspected labels; the exit code of the command is `result.misleads`.
 
     Raises:
-        UserError: There are no images, or a setting does not do.
+        UserError: There are no images, or a setting is invalid.
         TypeError: A setting does not exist.
 
     Example:
-        >>> found = paucal.check("photos/", labels=True)  # doctest: +SKIP
-        >>> found.misleads, [one.text for one in found.findings]  # doctest: +SKIP
+        >>> result = paucal.check("photos/", labels=True)  # doctest: +SKIP
+        >>> result.misleads, [finding.text for finding in result.findings]  # doctest: +SKIP
         (True, ['3 images are the same as another image, and would fall into several parts: ...'])
     """
     console = RecordingConsole()
-    found = check_set(from_python(CheckSettings, {**settings, "data": data}, "paucal.check", "check"), console)
-    return replace(found, said=tuple(console.said))
+    result = check_set(from_python(CheckSettings, {**settings, "data": data}, "paucal.check", "check"), console)
+    return replace(result, said=tuple(console.said))
 
 
 def check_set(settings: CheckSettings, console: Console) -> CheckResult:
-    """Check a set of images, and write the page where a folder for it is given; see `check`."""
+    """Check a set of images, and write the page if there is an output folder; see `check`."""
     check_ranges(settings)
     folder = _place(settings)
     images, opening = _open(settings)
     images, channels = as_pictures(images, settings.channels)
-    begin = time.monotonic()
+    start_time = time.monotonic()
     with console.progress("looking at images") as advance:
         survey = survey_images(images, progress=advance)
     if settings.on_bad_image == "skip":
@@ -117,23 +117,23 @@ def check_set(settings: CheckSettings, console: Console) -> CheckResult:
     if settings.labels and reader is not None:
         suspects, judged = _find_label_errors(images, survey, pairs, reader, settings, console)
     result = CheckResult(checked, facts_of(checked, survey), sort_findings(for_masks(found)), suspects, judged, folder)
-    console.note(f"checked in {duration(time.monotonic() - begin)}")
+    console.note(f"checked in {duration(time.monotonic() - start_time)}")
     if folder is not None:
         write_check(folder, result, settings.seed)
     return result
 
 
 def show(result: CheckResult, console: Console) -> None:
-    """Show a result on a terminal, and where its page lies."""
+    """Print a result, and the path of its page."""
     print_result(result, console)
     if result.folder is not None:
-        console.say(f"everything lies in {result.folder}: check.html (open it in a browser), check.json")
+        console.say(f"Results are in {result.folder}: check.html (open it in a browser), check.json")
     elif any(one.groups for one in result.findings) or result.suspects:
         console.say("--output FOLDER writes a page with all of these images.")
 
 
 def divide(images: ImageSet, seed: int, verb: str = "train") -> tuple[CheckedSet, list[Finding]]:
-    """Return a set with its own parts, or with those that a run would cut, and what is wrong with them.
+    """Return a set with its own parts, or with those that a run would cut, and findings on them.
 
     Args:
         images: The set.
@@ -154,9 +154,9 @@ def divide(images: ImageSet, seed: int, verb: str = "train") -> tuple[CheckedSet
 def without_unreadable(
     images: ImageSet, survey: Survey, opening: Sequence[Finding]
 ) -> tuple[ImageSet, Survey, list[Finding]]:
-    """Return a set, what was seen of it and what was found of it, without the images that a run would leave out.
+    """Return a set, its survey and its findings without the images that a run would leave out.
 
-    Where no image can be read nothing is left out: a run would be refused.
+    If no image is readable nothing is left out, since a run would be refused.
     """
     good = survey.readable
     if len(good) in (0, len(images)):
@@ -175,7 +175,7 @@ def _renumbered(groups: tuple[tuple[int, ...], ...], place: Mapping[int, int]) -
 
 
 def _verb(opening: Sequence[Finding]) -> str:
-    """Return the verb that learns from images that were opened with these findings."""
+    """Return the verb that trains on a set, from the findings of opening it."""
     names = {one.name for one in opening}
     if names & {MASKS, BAD_MASKS}:
         return "segment"
@@ -183,7 +183,7 @@ def _verb(opening: Sequence[Finding]) -> str:
 
 
 def _small(checked: CheckedSet, survey: Survey) -> list[Finding]:
-    """Return findings on images far smaller than `paucal train` would look at them; none of a set of tiny images."""
+    """Return findings on images far below the input size of `paucal train`, except in a set of tiny images."""
     good = survey.readable
     if not len(good) or not checked.images.classes or _side(survey) <= SIDES[0]:
         return []
@@ -192,7 +192,7 @@ def _small(checked: CheckedSet, survey: Survey) -> list[Finding]:
 
 
 def _open(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
-    """Open a set with its labels, or with the classes of its masks or boxes; without any where it has none."""
+    """Open a set with its labels, or with the classes of its masks or boxes, or else unlabelled."""
     masked = open_masked(settings) or open_with_boxes(settings.data)
     if masked is not None:
         return masked
@@ -208,7 +208,7 @@ def _open(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
     except UserError as problem:
         images = _without_labels(settings, problem)
         if isinstance(problem, NoLabelsError) or _has_only_paths(images, settings):
-            advice = "without labels these images do for paucal pretrain and paucal predict"
+            advice = "paucal pretrain and paucal predict take images without labels"
             return images, [Finding("unlabelled", "warning", f"there are no labels to train with: {problem}", advice)]
         return images, [refusal_finding("refused", problem, "paucal train would refuse these images: ")]
     if settings.classes is not None:
@@ -217,23 +217,23 @@ def _open(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
 
 
 def _has_only_paths(images: ImageSet, settings: CheckSettings) -> bool:
-    """Return whether a table says nothing of its images but where they lie."""
+    """Return whether a table has only the paths of its images."""
     is_table = settings.data.lower().endswith(TABLE_SUFFIXES)
     return is_table and bool(len(images)) and not images.columns and settings.label_column is None
 
 
 def _without_labels(settings: CheckSettings, problem: UserError) -> ImageSet:
-    """Open the images of a place that cannot be opened with labels; of one that cannot be opened at all, none.
+    """Open a location without labels, since it failed with labels; return an empty set if that fails too.
 
     Raises:
-        UserError: The place is not there, or a flag is wrong: a mistake of the call, not of the data.
+        UserError: The location does not exist, or a flag is wrong, so the mistake is in the call and not in the data.
     """
     if str(problem).startswith("--"):
         raise problem
     try:
         return open_images(settings.data, labelled=False, root=settings.data_root)
     except UserError:
-        places = [Path(os.path.expanduser(one)) for one in roots_of(settings.data)]
+        places = [Path(os.path.expanduser(root)) for root in roots_of(settings.data)]
         if not all(place.exists() for place in places):
             raise problem from None
     nothing = np.zeros(0, dtype=np.int64)
@@ -241,7 +241,7 @@ def _without_labels(settings: CheckSettings, problem: UserError) -> ImageSet:
 
 
 def as_pictures(images: ImageSet, channels: int | None) -> tuple[ImageSet, list[Finding]]:
-    """Return a set as training reads it, with its channels and its range of values, and what is wrong with those.
+    """Return a set with the channels and value ranges that training would use, and findings on them.
 
     Args:
         images: Opened images.
@@ -281,19 +281,19 @@ def _confirm_pairs(
     console: Console,
     detail: int,
 ) -> list[Pair]:
-    """Return pairs with the cosine of their features; as they were where they are too many, with a note."""
+    """Return pairs with the cosine of their features; unchanged, with a note, if there are too many images."""
     positions = np.asarray([(pair.first, pair.second) for pair in pairs], dtype=np.int64).reshape(-1, 2)
-    told, rows = np.unique(positions, return_inverse=True)
-    if len(told) > MOST_CONFIRMED:
+    different, rows = np.unique(positions, return_inverse=True)
+    if len(different) > MOST_CONFIRMED:
         console.say(
-            f"note: {len(told)} images look like another one, too many to compare what they show (the most are "
-            f"{MOST_CONFIRMED}): some may share no more than a background"
+            f"note: {len(different)} images look like another one, more than the {MOST_CONFIRMED} whose content is "
+            "compared: some may only share a background"
         )
-    if not 0 < len(told) <= MOST_CONFIRMED:
+    if not 0 < len(different) <= MOST_CONFIRMED:
         return list(pairs)
     with console.progress("comparing what looks alike") as advance:
-        features = reader.read(images, told, settings, _telling(advance, console), detail)
-    unit = (features - features.mean(0)) if len(told) > 100 else features
+        features = reader.read(images, different, settings, _with_estimate(advance, console), detail)
+    unit = (features - features.mean(0)) if len(different) > 100 else features
     unit = unit / unit.norm(dim=1, keepdim=True).clamp(min=1e-8)
     cosines = [
         (unit[some[:, 0]] * unit[some[:, 1]]).sum(1) for some in torch.from_numpy(rows.reshape(-1, 2)).split(_AT_ONCE)
@@ -310,36 +310,38 @@ def _find_label_errors(
     console: Console,
 ) -> tuple[list[SuspectLabel] | None, str]:
     if images.multi_hot is not None:
-        console.say("note: --labels judges one label for each image (confident learning), and these have several")
+        console.say(
+            "note: --labels checks one label for each image (confident learning), and these images have several"
+        )
         return None, ""
     indices = survey.readable[images.labels[survey.readable] >= 0]
     if not images.labelled or len(np.unique(images.labels[indices])) < 2:
-        console.say("note: --labels judges labels, and there are none to judge")
+        console.say("note: --labels has no effect: there are no labels of two or more classes")
         return None, ""
     with console.progress("reading features") as advance:
-        features = reader.read(images, indices, settings, _telling(advance, console))
+        features = reader.read(images, indices, settings, _with_estimate(advance, console))
     together = merge_groups([*exact_groups(survey.digests), *([pair.first, pair.second] for pair in pairs)])
     number = np.arange(len(images))
     for group in together:
         number[group] = group[0]
     suspects, agreed = find_suspects(images, indices, features, number[indices], settings.seed, console)
     source = f"frozen features of {reader.name}" if reader.trained else (
-        "the pixels alone, since there are no trained weights on this machine: for photographs that is a weak judge "
-        '(pip install "paucal[weights]" gives a better one)'
+        "plain pixels, since there are no trained weights on this machine: they are poor features of photographs "
+        '(pip install "paucal[weights]" gives better ones)'
     )  # fmt: skip
-    told = f"{source}; {counted(len(indices), 'image')}, each by a classifier that has not seen it"
-    return suspects, f"{told}, which agrees with {percent(agreed)} of the labels"
+    judged_by = f"{source}; {counted(len(indices), 'image')}, each by a classifier that was not fitted on it"
+    return suspects, f"{judged_by}, which agrees with {percent(agreed)} of the labels"
 
 
-def _telling(advance: Any, console: Console) -> Any:
-    """Return a progress function that says once, after some images, how long all will take."""
-    begin, told = time.monotonic(), []
+def _with_estimate(advance: Any, console: Console) -> Any:
+    """Return a progress function that prints the remaining time once, after some images."""
+    start_time, is_printed = time.monotonic(), []
 
     def step(done: int, total: int) -> None:
         advance(done, total)
-        if not told and done:
-            told.append(True)
-            left = (time.monotonic() - begin) / done * (total - done)
+        if not is_printed and done:
+            is_printed.append(True)
+            left = (time.monotonic() - start_time) / done * (total - done)
             if left > 20:
                 console.say(f"time: about {duration(left)} to read the features of {total} images")
 

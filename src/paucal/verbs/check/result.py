@@ -1,4 +1,4 @@
-"""What a check returns: facts, findings and suspected labels, as values, as JSON and as lines for a terminal."""
+"""The result of a check: facts, findings and suspected labels, as values, JSON, terminal output and a page."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from paucal.data.checking.survey import Survey
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet
 from paucal.data.stores import Store
-from paucal.report.checking import Section, Thumb, write_page
+from paucal.report.standalone import Section, Thumb, write_check_page
 from paucal.runner.console import Console
 from paucal.runs import write_atomically, write_text
 from paucal.types import UserError
@@ -62,7 +62,7 @@ class CheckResult:
 
     def of(self, name: str) -> Finding | None:
         """Return the finding of a kind, such as "duplicates-across-parts"; None if there is none."""
-        return next((one for one in self.findings if one.name == name), None)
+        return next((finding for finding in self.findings if finding.name == name), None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -109,7 +109,7 @@ def print_result(result: CheckResult, console: Console) -> None:
     if facts["per_class"]:
         console.show(_class_table(facts["per_class"]))
     if not result.findings:
-        console.say("nothing to complain of.")
+        console.say("no problems found.")
     for finding in result.findings:
         advice = f" -> {finding.advice}" if finding.advice else ""
         console.terminal.print(f"{MARKS[finding.level]}  ", end="")
@@ -216,7 +216,7 @@ def write_check(folder: Path, result: CheckResult, seed: int) -> None:
     sheet = contact_sheet(result.checked.images, seed)
     write_atomically(folder / SHEET, lambda file: sheet.save(file, "PNG"))
     facts = result.facts
-    write_page(
+    write_check_page(
         folder / PAGE,
         title=f"Data check of {facts['name']}",
         figures=_figures(result),
@@ -259,9 +259,9 @@ def _suspects(result: CheckResult) -> list[Section]:
     if result.suspects is None:
         return []
     rows = []
-    for one in result.suspects[:MOST_THUMBS]:
-        said = f"labelled {one.given} ({percent(one.confidence, '.0f')}), rather {one.suggested} "
-        rows.append([_thumb(result, one.position, f"{said}({percent(one.suggested_confidence, '.0f')})")])
+    for suspect in result.suspects[:MOST_THUMBS]:
+        caption = f"labelled {suspect.given} ({percent(suspect.confidence, '.0f')}), rather {suspect.suggested} "
+        rows.append([_thumb(result, suspect.position, f"{caption}({percent(suspect.suggested_confidence, '.0f')})")])
     more = len(result.suspects) - len(rows)
     return [
         Section(
@@ -308,8 +308,8 @@ def contact_sheet(images: ImageSet, seed: int = 0) -> Image.Image:
     if images.classes:
         for label, name in enumerate(images.classes[:MOST_ROWS]):
             members = images.members(label)
-            chosen = np.sort(generator.permutation(members)[:COLUMNS])
-            rows.append((f"{name} ({len(members)})", chosen.tolist()))
+            sample = np.sort(generator.permutation(members)[:COLUMNS])
+            rows.append((f"{name} ({len(members)})", sample.tolist()))
     else:
         some = np.sort(generator.permutation(len(images))[: 6 * COLUMNS]).tolist()
         rows = [("", some[begin : begin + COLUMNS]) for begin in range(0, len(some), COLUMNS)]

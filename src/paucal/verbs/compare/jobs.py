@@ -20,7 +20,7 @@ from paucal.tasks.classification.auto_tune.tuning import seconds_per_image
 from paucal.tasks.classification.job import TrainingJob
 from paucal.tasks.pretraining.job import PretrainingJob
 from paucal.verbs.compare.grid import EVAL, verb_settings
-from paucal.verbs.eval.frozen_data import find_judged
+from paucal.verbs.eval.images import find_data
 from paucal.verbs.eval.settings import OpeningSettings
 
 TIMED_STEPS = 2  # after one warm-up step
@@ -92,7 +92,7 @@ def open_images(verb: str, settings: Mapping[str, Any], console: Console) -> Gri
     """
     if verb == EVAL:
         places = {name: settings[name] for name in ("data", "data_root", "download") if name in settings}
-        return GridImages(verb, find_judged(settings["data"], OpeningSettings(**places)))
+        return GridImages(verb, find_data(settings["data"], OpeningSettings(**places)))
     if verb == "detect":
         from paucal.tasks.detection.images import open_boxed
 

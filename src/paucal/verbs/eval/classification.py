@@ -13,23 +13,20 @@ from paucal.data.images import ImageSet
 from paucal.data.loader import inference_batch_size, make_eval_loader
 from paucal.data.splits.split_csv import read_split
 from paucal.evaluation.predictions import Predictions, predict_all
-from paucal.evaluation.primary_metric import primary_metric
 from paucal.evaluation.real_labels import Answers, RealAccuracy, answers_of, read_real_labels, real_accuracy
-from paucal.evaluation.record import record_classification, record_multi_label
-from paucal.evaluation.results import Report
+from paucal.evaluation.record import due_line, record_classification, record_multi_label, report_table
+from paucal.evaluation.results import Report, primary_metric
 from paucal.evaluation.seen_images import seen_unlabelled
-from paucal.evaluation.tables import due_line, report_table
 from paucal.models.trained import TrainedModel, load_trained
 from paucal.runner.console import Console
 from paucal.runner.images import load_images, open_again
 from paucal.runner.memory_check import check_batch_memory
-from paucal.runs import RunFolder, open_model, write_text
+from paucal.runs import RunFolder, open_model_folder, write_text
 from paucal.settings.groups import LabelledDataSettings
 from paucal.settings.options import setting_fields
 from paucal.tasks.classification.mistakes import draw_mistakes
 from paucal.types import UserError
-from paucal.verbs.eval.choosing import choose_judged, is_same_place, say_notes
-from paucal.verbs.eval.places import report_folder
+from paucal.verbs.eval.images import choose_images, is_same_place, report_folder, say_notes
 from paucal.verbs.eval.settings import EvalSettings
 from paucal.wording import counted, percent, was
 
@@ -53,13 +50,13 @@ class ClassifiedSet:
     real: RealAccuracy | None = None
 
 
-def judge_classifier(run: str, data: Sequence[str], settings: EvalSettings, console: Console) -> list[ClassifiedSet]:
+def evaluate_classifier(run: str, data: Sequence[str], settings: EvalSettings, console: Console) -> list[ClassifiedSet]:
     """Judge the classifier of a run on each data set, on its own images where there is none; print and store reports.
 
     Raises:
         UserError: there is no such run, it has no classifier, or it does not know a class of the images.
     """
-    folder = open_model(run)
+    folder = open_model_folder(run)
     model = load_trained(folder, settings.device).require_classifier()
     if settings.mirror:
         model = model.mirrored()
@@ -138,7 +135,7 @@ def _images(
     else:
         images = match_classes(images, model.classes)
     images = _alike(images, model)
-    judged = choose_judged(folder, images, settings.part, target)
+    judged = choose_images(folder, images, settings.part, target)
     for note in images.notes if target is not None else ():
         console.say(f"note: {note}")
     say_notes(console, images, reading, judged)

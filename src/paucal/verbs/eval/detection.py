@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from paucal.data.decode import WHOLE
-from paucal.evaluation.figures import save_figure
+from paucal.evaluation.plots import save_figure
 from paucal.metrics.intervals import Score
 from paucal.runner.console import Console
 from paucal.runner.images import decoded, reading_for
-from paucal.runs import RunFolder, open_model, write_text
+from paucal.runs import RunFolder, open_model_folder, write_text
 from paucal.tasks.detection.batches import EVAL_BATCH, evaluation_loader
 from paucal.tasks.detection.detections import coco_document, detect_all
 from paucal.tasks.detection.evaluation import MASKS, evaluate_detections, format_score, require_metrics
@@ -23,8 +23,7 @@ from paucal.tasks.detection.model import DetectorCard, load_detector
 from paucal.tasks.detection.network.detector import Detector
 from paucal.tasks.detection.pictures import precision_recall_figure
 from paucal.types import UserError
-from paucal.verbs.eval.choosing import choose_judged, say_notes
-from paucal.verbs.eval.places import report_folder
+from paucal.verbs.eval.images import choose_images, report_folder, say_notes
 from paucal.verbs.eval.settings import EvalSettings
 from paucal.wording import counted
 
@@ -63,7 +62,7 @@ def evaluate_detector(model: str, data: Sequence[str], settings: EvalSettings, c
             evaluate on.
     """
     require_metrics()
-    run = open_model(model)
+    run = open_model_folder(model)
     loaded = load_detector(run, settings.device)
     results = []
     for target in data or [None]:
@@ -86,7 +85,7 @@ def _open_images(
     with console.progress("reading images") as advance:
         reading = reading_for([max(card.resize_to)], WHOLE)
         boxed = replace(boxed, images=decoded(boxed.images, settings, reading, advance))
-    chosen = choose_judged(run, boxed.images, settings.part, target)
+    chosen = choose_images(run, boxed.images, settings.part, target)
     say_notes(console, boxed.images, card.preprocessing.reading, chosen)
     return boxed, chosen.positions
 

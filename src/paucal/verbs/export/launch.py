@@ -23,7 +23,7 @@ from paucal.export.quantised import quantised
 from paucal.export.timm_folder import write_timm_folder
 from paucal.models.trained import TrainedModel, load_trained
 from paucal.runner.console import Console, RecordingConsole
-from paucal.runs import RunFolder, open_model, write_atomically, write_text
+from paucal.runs import RunFolder, open_model_folder, write_atomically, write_text
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
@@ -86,7 +86,7 @@ def export_all(run: str, settings: ExportSettings, console: Console) -> Export:
     """Write and compare everything that is asked for; see `export_model`."""
     check_ranges(settings)
     formats = _formats(settings)
-    folder = open_model(run)
+    folder = open_model_folder(run)
     model = load_trained(folder).require_classifier()
     place = settle_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
     graph = graph_of(model, settings.with_preprocessing)

@@ -18,7 +18,7 @@ from paucal.reading import named_path
 from paucal.runner.console import Console, LoggedConsole
 from paucal.runner.input_images import open_sources, read_all
 from paucal.runner.outputs import refuse_inside_images
-from paucal.runs import RunFolder, open_model, write_atomically
+from paucal.runs import RunFolder, open_model_folder, write_atomically
 from paucal.runs.files import try_folder
 from paucal.settings.options import check_ranges
 from paucal.tasks.detection.detections import Detections, coco_document, rescale
@@ -111,7 +111,7 @@ def find_objects(
         for path in paths:
             refuse_inside_images(folder, {"PATHS": path}, flag="--pictures")
         try_folder(folder)
-    run = open_model(Path(source))
+    run = open_model_folder(Path(source))
     rows = detect_objects(run, paths, settings, console, drawn=folder is not None)
     if folder is not None:
         write_pictures(rows, folder)

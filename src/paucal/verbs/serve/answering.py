@@ -10,8 +10,8 @@ from PIL import Image
 from paucal.data.channels.decoding import convert_image, decode_image, image_shape
 from paucal.data.channels.pixel_format import describe_depth, has_other_depth
 from paucal.data.decode import UnreadableImage
+from paucal.evaluation.calibration import marked
 from paucal.evaluation.familiarity import INSIDE, Familiarity
-from paucal.evaluation.thresholds import marked
 from paucal.explain.attribution.methods import METHODS
 from paucal.explain.figures.attribution import scale_of
 from paucal.explain.figures.pictures import overlay, seen

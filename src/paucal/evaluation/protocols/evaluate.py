@@ -1,4 +1,4 @@
-"""One backbone on one data set, by any of the protocols."""
+"""One backbone evaluated on one data set by any of the protocols."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,48 +12,56 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from paucal.data.dataset import SampleKey, ViewDataset, collate
-from paucal.evaluation.protocols.correspondence import TOP, correspond
-from paucal.evaluation.protocols.cross_validation import FOLDS, fit_by_folds, fit_probe_by_folds
-from paucal.evaluation.protocols.extraction import Advance, Extraction, augmented_batches, extract
-from paucal.evaluation.protocols.feature_reader import POOLED, FeatureKind, probe_kind
+from paucal.evaluation.protocols.classifier import FOLDS
+from paucal.evaluation.protocols.correspondence import TOP, Change, correspond, second_view
+from paucal.evaluation.protocols.data import PARTS, POOL, EvaluationData
+from paucal.evaluation.protocols.features import POOLED, Advance, Extraction, FeatureKind, extract, probe_kind
 from paucal.evaluation.protocols.few_labels import PER_CLASS, REPEATS, few_label_curve
-from paucal.evaluation.protocols.judged_data import PARTS, POOL, JudgedData
 from paucal.evaluation.protocols.knn import HEADLINE, NEIGHBOURS, clamped, knn_scores
 from paucal.evaluation.protocols.linear_probe import (
     PUBLISHED,
     Batches,
     ProbeSettings,
+    augmented_batches,
     cached_batches,
     fit_probe,
+    fit_probe_by_folds,
     for_images,
 )
-from paucal.evaluation.protocols.logistic import DEFAULT, Solver, fit_selected
-from paucal.evaluation.protocols.subjects import Subject
-from paucal.evaluation.protocols.views import Change, second_view
-from paucal.metrics.measures import Average, Mean, MeanPerClass, Measure, hits, value_of
-from paucal.metrics.named import TITLES, measure_of
-from paucal.metrics.ranking import RocAuc
+from paucal.evaluation.protocols.logistic import DEFAULT, Solver, fit_by_folds, fit_selected
+from paucal.metrics.measures import (
+    METRIC_TITLES,
+    Average,
+    Mean,
+    MeanPerClass,
+    Measure,
+    RocAuc,
+    hits,
+    measure_of,
+    value_of,
+)
+from paucal.models.frozen import FrozenBackbone
 from paucal.types import UserError
 from paucal.wording import percent
 
 Protocol = Literal["knn", "linear", "logistic", "correspondence", "few-labels"]
 PROTOCOLS: tuple[Protocol, ...] = ("knn", "linear", "logistic", "correspondence", "few-labels")
-SEVERAL_CLASSES: frozenset[Protocol] = frozenset({"logistic", "correspondence"})  # what such images can be judged by
-WIDE, TOP_5 = 5, "top-5"  # answers of the second accuracy, where there are more classes, and its name
+SEVERAL_CLASSES: frozenset[Protocol] = frozenset({"logistic", "correspondence"})  # protocols for multi-label images
+WIDE, TOP_5 = 5, "top-5"  # with more classes than this a second accuracy is reported, by this name
 Bar = Callable[[str], AbstractContextManager[Advance]]
-Rows = tuple[Tensor, Tensor]
+Rows = tuple[Tensor, Tensor]  # features and labels
 
 
 @dataclass(frozen=True)
 class Line:
-    """What a line of the table is about; the same for every model.
+    """A line of the table, the same for every model.
 
     Attributes:
-        protocol: which.
-        setting: of the protocol, such as "k = 20".
-        score: what is measured.
-        unit: "%" for shares, "px" for distances, of which less is better.
-        headline: whether it is printed; all lines are stored.
+        protocol: Protocol of the score.
+        setting: Setting of the protocol, such as "k = 20".
+        score: Name of the score.
+        unit: "%" for shares, "px" for distances, where less is better.
+        headline: Whether the line is printed; all lines are stored.
     """
 
     protocol: Protocol
@@ -65,13 +73,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a model reached on a line.
+    """A model's score on a line.
 
     Attributes:
-        line: which.
-        measure: the score of the test images, or of any resampled set of them.
-        n_images: how many there are.
-        note: what was chosen on validation images, or how repeats differ.
+        line: Line of the table.
+        measure: Score of the test images, or of any resampled set of them.
+        n_images: Number of test images.
+        note: Value that validation images chose, or the spread over repeats.
     """
 
     line: Line
@@ -81,21 +89,20 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class JudgeOptions:
-    """How to judge.
+class ProtocolOptions:
+    """Options of the protocols.
 
     Attributes:
-        features: of k-NN, logistic regression and few labels; the linear probe has the last four blocks unless
-            `probe_features` says otherwise, as published.
-        probe_features: of the linear probe; None for the published ones.
-        extraction: how features are computed.
-        solver: of logistic regression.
-        probe: schedule of the linear probe.
-        augment: whether the linear probe sees new augmented views in every epoch, as published, and not the features
-            of the plain images.
-        changes: second views of the correspondence.
-        neighbours: values of k.
-        seed: of few labels and of second views.
+        features: Features of k-NN, logistic regression and few labels.
+        probe_features: Features of the linear probe; None for the published ones, the last four blocks.
+        extraction: How features are computed and kept.
+        solver: Solver of logistic regression.
+        probe: Schedule of the linear probe.
+        augment: Whether the linear probe sees new augmented views in every epoch, as published, instead of the plain
+            images.
+        changes: Second views of the correspondence protocol.
+        neighbours: Values of k.
+        seed: Seed of few labels and of second views.
     """
 
     features: FeatureKind = POOLED
@@ -109,24 +116,28 @@ class JudgeOptions:
     seed: int = 0
 
 
-def judge(
-    subject: Subject, data: JudgedData, protocols: Sequence[Protocol], options: JudgeOptions, bar: Bar | None = None
+def evaluate_backbone(
+    subject: FrozenBackbone,
+    data: EvaluationData,
+    protocols: Sequence[Protocol],
+    options: ProtocolOptions,
+    bar: Bar | None = None,
 ) -> list[Outcome]:
-    """Judge a backbone on a data set.
+    """Evaluate a backbone on a data set.
 
     Validation images choose lambda (logistic regression) and the learning rate (linear probe). Afterwards they are
-    training images like the others. Where there are none, cross-validation within the training images
-    chooses. Test images choose nothing.
+    training images like the others. Without validation images, cross-validation within the training images chooses.
+    Test images choose nothing.
 
     Args:
-        subject: the backbone.
-        data: images and their parts.
-        protocols: which.
-        options: how.
-        bar: makes a progress bar from a title.
+        subject: Backbone.
+        data: Images and their parts.
+        protocols: Protocols to run.
+        options: Options of the protocols.
+        bar: Function that opens a progress bar with a title.
 
     Raises:
-        UserError: a protocol does not suit the data, or the features are no finite numbers.
+        UserError: A protocol does not suit the data, or a feature is not finite.
     """
     bar = bar or (lambda title: nullcontext(lambda done, total: None))
     if data.labels.ndim == 2 and set(protocols) - SEVERAL_CLASSES:
@@ -155,22 +166,21 @@ def judge(
             elif protocol == "logistic":
                 outcomes += _logistic(parts, data, options)
             else:
-                outcomes += _few(parts, data, options, advance)
+                outcomes += _few_labels(parts, data, options, advance)
     return outcomes
 
 
-def _parts(features: Tensor, data: JudgedData) -> dict[str, Rows]:
-    """Return features and labels of every part and of the pool; none of them is a copy."""
+def _parts(features: Tensor, data: EvaluationData) -> dict[str, Rows]:
+    """Return features and labels of every part and of the pool, as views."""
     labels = data.labels[torch.from_numpy(data.used)]
     return {part: (features[data.rows(part)], labels[data.rows(part)]) for part in (*PARTS, POOL)}
 
 
-def _knn(parts: dict[str, Rows], data: JudgedData, options: JudgeOptions) -> list[Outcome]:
+def _knn(parts: dict[str, Rows], data: EvaluationData, options: ProtocolOptions) -> list[Outcome]:
     (pool, labels), (test, truth) = parts[POOL], parts["test"]
     votes = knn_scores(pool, labels, test, data.n_classes, options.neighbours)
-    asked = clamped(options.neighbours, len(pool))
-    headline = min(asked, key=lambda k: abs(k - HEADLINE))
-    plain = data.metric == "accuracy"  # where another metric is due, accuracy is stored and not shown
+    headline = min(clamped(options.neighbours, len(pool)), key=lambda k: abs(k - HEADLINE))
+    plain = data.metric == "accuracy"  # for another metric, accuracy is stored and not printed
     outcomes = []
     for k, scores in votes.items():
         line = Line("knn", f"k = {k}", "top-1", headline=plain and k == headline)
@@ -179,17 +189,17 @@ def _knn(parts: dict[str, Rows], data: JudgedData, options: JudgeOptions) -> lis
             line = Line("knn", f"k = {k}", TOP_5, headline=plain and k == headline)
             outcomes.append(Outcome(line, Mean(hits(scores, truth, WIDE)), len(truth)))
     if not plain:
-        line = Line("knn", f"k = {headline}", TITLES[data.metric])
+        line = Line("knn", f"k = {headline}", METRIC_TITLES[data.metric])
         outcomes.append(Outcome(line, measure_of(data.metric, votes[headline], truth), len(truth)))
     return outcomes
 
 
 def _linear(
-    subject: Subject,
+    subject: FrozenBackbone,
     parts: dict[str, Rows],
     kind: FeatureKind,
-    data: JudgedData,
-    options: JudgeOptions,
+    data: EvaluationData,
+    options: ProtocolOptions,
     advance: Advance,
 ) -> list[Outcome]:
     schedule = for_images(options.probe, len(parts["train"][1]))
@@ -203,50 +213,50 @@ def _linear(
 
     val = parts["val"][0].float(), parts["val"][1]
     if len(val[1]):
-        found = fit_probe(batches("train"), batches(POOL), val, data.n_classes, schedule, data.metric, advance)
+        probe = fit_probe(batches("train"), batches(POOL), val, data.n_classes, schedule, data.metric, advance)
     else:
-        found = fit_probe_by_folds(parts["train"], batches("train"), data.n_classes, schedule, data.metric, advance)
+        probe = fit_probe_by_folds(parts["train"], batches("train"), data.n_classes, schedule, data.metric, advance)
     test, truth = parts["test"]
-    scores = found.classifier.scores(test).cpu()
+    scores = probe.classifier.scores(test).cpu()
     views = "augmented views" if options.augment else "plain images"
-    note = f"rate {found.rate:g} per 256 images{_chosen(parts)}; {kind}; {views}"
+    note = f"rate {probe.rate:g} per 256 images{_selection_note(parts)}; {kind}; {views}"
     return _of_classifier("linear", scores, truth, data, note)
 
 
-def _logistic(parts: dict[str, Rows], data: JudgedData, options: JudgeOptions) -> list[Outcome]:
+def _logistic(parts: dict[str, Rows], data: EvaluationData, options: ProtocolOptions) -> list[Outcome]:
     if len(parts["val"][1]):
-        found = fit_selected(
-            parts["train"], parts["val"], data.n_classes, data.metric, options.solver, both=parts[POOL]
-        )
+        fit = fit_selected(parts["train"], parts["val"], data.n_classes, data.metric, options.solver, both=parts[POOL])
     else:
-        found = fit_by_folds(parts["train"], data.n_classes, data.metric, options.solver)
+        fit = fit_by_folds(parts["train"], data.n_classes, data.metric, options.solver)
     test, truth = parts["test"]
-    scores = found.classifier.scores(test).cpu()
-    stopped = "" if found.classifier.converged else ", stopped at the limit of iterations"
-    note = f"lambda {found.search.strength:.2g} after {found.fits} fits{_chosen(parts)}{stopped}"
+    scores = fit.classifier.scores(test).cpu()
+    stopped = "" if fit.classifier.converged else ", stopped at the limit of iterations"
+    note = f"lambda {fit.search.strength:.2g} after {fit.fits} fits{_selection_note(parts)}{stopped}"
     return _of_classifier("logistic", scores, truth, data, note)
 
 
 def _of_classifier(
-    protocol: Literal["linear", "logistic"], scores: Tensor, truth: Tensor, data: JudgedData, note: str
+    protocol: Literal["linear", "logistic"], scores: Tensor, truth: Tensor, data: EvaluationData, note: str
 ) -> list[Outcome]:
-    """Return the data set's metric, which has chosen, and of more than five classes top-5, which has chosen nothing."""
+    """Return the data set's metric, which chose the classifier, and top-5 accuracy for more than five classes."""
     measure = measure_of(data.metric, scores, truth)
-    outcomes = [Outcome(Line(protocol, "", TITLES[data.metric]), measure, len(truth), note)]
+    outcomes = [Outcome(Line(protocol, "", METRIC_TITLES[data.metric]), measure, len(truth), note)]
     if truth.ndim == 1 and data.n_classes > WIDE:
         line = Line(protocol, "", TOP_5, headline=data.metric == "accuracy")
         outcomes.append(Outcome(line, Mean(hits(scores, truth, WIDE)), len(truth), note))
     return outcomes
 
 
-def _chosen(parts: dict[str, Rows]) -> str:
-    """Return how a value was chosen, where that is not the usual way."""
+def _selection_note(parts: dict[str, Rows]) -> str:
+    """Return how a value was chosen; "" for validation images, the usual way."""
     if len(parts["val"][1]):
         return ""
     return f" by {FOLDS}-fold cross-validation of the training images, as none are kept for validation"
 
 
-def _few(parts: dict[str, Rows], data: JudgedData, options: JudgeOptions, advance: Advance) -> list[Outcome]:
+def _few_labels(
+    parts: dict[str, Rows], data: EvaluationData, options: ProtocolOptions, advance: Advance
+) -> list[Outcome]:
     curve = few_label_curve(
         parts[POOL], parts["test"], data.n_classes, PER_CLASS, REPEATS, options.seed, options.solver, advance
     )
@@ -259,12 +269,12 @@ def _few(parts: dict[str, Rows], data: JudgedData, options: JudgeOptions, advanc
         if not plain:
             truth = parts["test"][1]
             if data.metric == "roc_auc":
-                due: list[Measure] = [RocAuc(torch.from_numpy(margins), truth) for margins in few.margins]
+                measures: list[Measure] = [RocAuc(torch.from_numpy(margins), truth) for margins in few.margins]
             else:
-                due = [MeanPerClass(row, truth.numpy(), data.n_classes) for row in few.hits]
-            values = np.array([value_of(measure, n_images) for measure in due])
-            line = Line("few-labels", setting, TITLES[data.metric])
-            outcomes.append(Outcome(line, Average(due), n_images, _spread(values)))
+                measures = [MeanPerClass(row, truth.numpy(), data.n_classes) for row in few.hits]
+            values = np.array([value_of(measure, n_images) for measure in measures])
+            line = Line("few-labels", setting, METRIC_TITLES[data.metric])
+            outcomes.append(Outcome(line, Average(measures), n_images, _spread(values)))
     return outcomes
 
 
@@ -273,7 +283,9 @@ def _spread(scores: NDArray[np.float64]) -> str:
     return f"{len(scores)} draws, standard deviation {deviation:.1f}"
 
 
-def _correspondence(subject: Subject, data: JudgedData, options: JudgeOptions, advance: Advance) -> list[Outcome]:
+def _correspondence(
+    subject: FrozenBackbone, data: EvaluationData, options: ProtocolOptions, advance: Advance
+) -> list[Outcome]:
     first, indices = subject.preprocessing.transform(), data.parts["test"]
     outcomes = []
     for number, change in enumerate(options.changes):
@@ -291,10 +303,10 @@ def _correspondence(subject: Subject, data: JudgedData, options: JudgeOptions, a
             TOP,
             lambda done, before=before: advance(before + done, len(indices) * len(options.changes)),
         )
-        known = ~torch.isnan(accuracy)
+        scored = ~torch.isnan(accuracy)
         rows, columns = subject.backbone.grid
         note = f"{rows}x{columns} cells, by chance {percent(1 / (rows * columns))}"
         lines = Line("correspondence", change, "accuracy"), Line("correspondence", change, "distance error", "px")
         for line, values in zip(lines, (accuracy, distance), strict=True):
-            outcomes.append(Outcome(line, Mean(values[known].numpy()), int(known.sum()), note))
+            outcomes.append(Outcome(line, Mean(values[scored].numpy()), int(scored.sum()), note))
     return outcomes

@@ -18,7 +18,7 @@ from paucal.data.splits.split import PARTS, Split
 from paucal.data.splits.split_csv import read_rows, write_split
 from paucal.runs import RunFolder
 from paucal.types import UserError
-from paucal.verbs.eval.choosing import choose_judged, is_same_place
+from paucal.verbs.eval.images import choose_images, is_same_place
 from paucal.verbs.eval.settings import EvalSettings
 
 CYCLE = ("train", "train", "val", "test", "unused")
@@ -66,7 +66,7 @@ def test_split__has_a_digest_of_each_image_and_is_read_back(photos: Path, tmp_pa
     rows = read_rows(run.split)
     assert [row["digest"] for row in rows] == list(image_digests(images))
     assert len({row["digest"] for row in rows}) == 20
-    assert choose_judged(run, images, None, None).positions.tolist() == [3, 8, 13, 18]
+    assert choose_images(run, images, None, None).positions.tolist() == [3, 8, 13, 18]
     assert open_images(run.split, root=photos).class_counts().tolist() == [8, 8]  # without the unused ones
 
 
@@ -99,7 +99,7 @@ def test_own_images__are_judged_by_the_parts_of_the_run_however_they_are_spelled
     given = open_images(spelled)
     parts = dict(zip(image_digests(images), in_turn(images), strict=True))
     for part in (None, "train", "val", "test"):
-        found = choose_judged(run, given, part, spelled)
+        found = choose_images(run, given, part, spelled)
         right = [place for place, digest in enumerate(image_digests(given)) if parts[digest] == (part or "test")]
         assert found.positions.tolist() == right
         assert "(8 train, 4 val, 4 test)" in found.notes[0]
@@ -134,7 +134,7 @@ def test_images__are_left_out_exactly_where_a_plain_reader_finds_their_bytes_in_
     if part and not all(known):  # there are no parts that could be meant
         right = []
     try:
-        found = choose_judged(run, theirs, part, "data").positions.tolist()
+        found = choose_images(run, theirs, part, "data").positions.tolist()
     except UserError:
         found = []
     assert found == right
@@ -145,7 +145,7 @@ def test_images_beside_those_of_the_run__are_judged_and_the_count_is_told(photos
     run = run_on(tmp_path / "run", images, in_turn(images))
     more = folder(tmp_path / "more", range(10, 30))
     given = open_images(more)
-    found = choose_judged(run, given, None, "more")
+    found = choose_images(run, given, None, "more")
     learned = {key for key, part in zip(images.keys, in_turn(images), strict=True) if part in ("train", "val")}
     left = [key for key in given.keys if key not in learned]
     assert names(given, found.positions) == left
@@ -155,20 +155,20 @@ def test_images_beside_those_of_the_run__are_judged_and_the_count_is_told(photos
         f"{len(left)} remain",
     )
     with pytest.raises(UserError, match="--part val: more has no parts: leave --part out"):
-        choose_judged(run, given, "val", "more")
+        choose_images(run, given, "val", "more")
 
 
 def test_images_that_were_all_learned_from__are_refused_with_the_flag_that_judges_on_them(photos: Path, tmp_path: Path):
     images = open_images(photos)
     run = run_on(tmp_path / "run", images, ["train"] * 20)
     with pytest.raises(UserError, match=r"images of .*run alone \(20 train, 0 val, 0 test\): name another part"):
-        choose_judged(run, images, None, "photos")
-    assert len(choose_judged(run, images, "train", "photos").positions) == 20
+        choose_images(run, images, None, "photos")
+    assert len(choose_images(run, images, "train", "photos").positions) == 20
     for number in range(2):  # declared for the training, so that none is left to judge on
         picture(tmp_path / f"parted/train/{'ab'[number]}/new.png", 900 + number)
     shutil.copytree(photos, tmp_path / "parted/test")
     with pytest.raises(UserError, match="all 20 images of parted are training or validation images"):
-        choose_judged(run, open_images(tmp_path / "parted"), None, "parted")
+        choose_images(run, open_images(tmp_path / "parted"), None, "parted")
 
 
 def test_parts_of_other_images__are_obeyed(photos: Path, tmp_path: Path):
@@ -178,13 +178,13 @@ def test_parts_of_other_images__are_obeyed(photos: Path, tmp_path: Path):
         folder(tmp_path / "new" / part, range(100 * (place + 1), 100 * (place + 1) + 4))
     given = open_images(tmp_path / "new")
     for part in ("train", "val", "test", None):
-        found = names(given, choose_judged(run, given, part, "new").positions)
+        found = names(given, choose_images(run, given, part, "new").positions)
         assert {key.split("/")[0] for key in found} == {part or "test"}
         assert len(found) == 4
     shutil.rmtree(tmp_path / "new/test")
     two = open_images(tmp_path / "new")
     for part in (None, "test", "val"):  # the val part is the one that is held out
-        assert {key.split("/")[0] for key in names(two, choose_judged(run, two, part, "new").positions)} == {"val"}
+        assert {key.split("/")[0] for key in names(two, choose_images(run, two, part, "new").positions)} == {"val"}
 
 
 def test_other_images_of_the_same_names__are_judged_and_said(photos: Path, tmp_path: Path):
@@ -196,7 +196,7 @@ def test_other_images_of_the_same_names__are_judged_and_said(photos: Path, tmp_p
         shutil.move(others / f"{'ab'[number % 2]}/{1000 + number}.png", others / f"{'ab'[number % 2]}/{number:03}.png")
     given = open_images(others)
     assert list(given.keys) == list(images.keys)
-    found = choose_judged(run, given, None, "others")
+    found = choose_images(run, given, None, "others")
     assert len(found.positions) == 20
     assert found.notes == (
         f"12 images have the names of training or validation images of {run.path}, and other content, so that it has "
@@ -210,9 +210,9 @@ def test_run_without_digests__knows_its_images_by_their_place(photos: Path, tmp_
     monkeypatch.chdir(tmp_path)
     os.symlink(photos, tmp_path / "link")
     for spelled in ("photos", "link"):
-        assert choose_judged(run, open_images(spelled), None, spelled).positions.tolist() == [3, 8, 13, 18]
+        assert choose_images(run, open_images(spelled), None, spelled).positions.tolist() == [3, 8, 13, 18]
     shutil.copytree(photos, tmp_path / "copy")
-    found = choose_judged(run, open_images("copy"), None, "copy")
+    found = choose_images(run, open_images("copy"), None, "copy")
     assert len(found.positions) == 20
     assert "12 images have the names" in found.notes[0]
     assert found.notes[0].endswith("if they are the same images, the score means little")
@@ -223,23 +223,23 @@ def test_runs_that_a_run_began_with__count_too(photos: Path, tmp_path: Path):
     old = run_on(tmp_path / "old", first, in_turn(first))
     second = open_images(folder(tmp_path / "second", range(100, 110)))
     run = run_on(tmp_path / "run", second, in_turn(second), init=str(old.path))
-    found = choose_judged(run, first, None, "photos")
+    found = choose_images(run, first, None, "photos")
     assert found.positions.tolist() == [place for place in range(20) if CYCLE[place % 5] in ("test", "unused")]
     shutil.move(tmp_path / "second", tmp_path / "elsewhere")  # as on another machine
     given = open_images(tmp_path / "elsewhere")
-    assert choose_judged(run, given, None, "elsewhere").positions.tolist() == [3, 8]
+    assert choose_images(run, given, None, "elsewhere").positions.tolist() == [3, 8]
 
 
 def test_model_without_a_run__says_that_nothing_is_known(photos: Path, tmp_path: Path):
     images = open_images(photos)
     (tmp_path / "alone").mkdir()
-    found = choose_judged(RunFolder(tmp_path / "alone"), images, None, "photos")
+    found = choose_images(RunFolder(tmp_path / "alone"), images, None, "photos")
     assert len(found.positions) == 20
     assert found.notes == (
-        f"whether the model was trained on these images cannot be told: {tmp_path / 'alone'} has no split.csv",
+        f"whether the model was trained on these images is unknown: {tmp_path / 'alone'} has no split.csv",
     )
     write_split(tmp_path / "alone/split.csv", images, Split(np.asarray(in_turn(images)), ""), image_digests(images))
-    assert len(choose_judged(RunFolder(tmp_path / "alone"), images, None, "photos").positions) == 4
+    assert len(choose_images(RunFolder(tmp_path / "alone"), images, None, "photos").positions) == 4
 
 
 def test_same_place__is_opened_as_the_run_opened_it(photos: Path, tmp_path: Path, monkeypatch):

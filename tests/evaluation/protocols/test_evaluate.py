@@ -11,29 +11,28 @@ from paucal.backbones import BackboneSpec
 from paucal.data.images import ImageSet
 from paucal.data.named.table import NAMED
 from paucal.data.stores import ArrayStore
-from paucal.evaluation.protocols import judge as module
-from paucal.evaluation.protocols import voc
+from paucal.evaluation.protocols import data as voc
+from paucal.evaluation.protocols import evaluate as module
 from paucal.evaluation.protocols.classifier import LinearClassifier
-from paucal.evaluation.protocols.comparison import Row, averages, compare, tally
+from paucal.evaluation.protocols.data import evaluation_data, limit, with_parts
 from paucal.evaluation.protocols.datasets import TABLE9
-from paucal.evaluation.protocols.judge import PROTOCOLS, JudgeOptions, Line, Outcome, judge
-from paucal.evaluation.protocols.judged_data import judged_data, limit, with_parts
+from paucal.evaluation.protocols.evaluate import PROTOCOLS, Line, Outcome, ProtocolOptions, evaluate_backbone
 from paucal.evaluation.protocols.linear_probe import ProbeSettings
-from paucal.evaluation.protocols.subjects import Subject, random_backbone
-from paucal.metrics.bootstrap import Bootstrap
-from paucal.metrics.intervals import Score
+from paucal.evaluation.protocols.table import Row, averages, compare, tally
+from paucal.metrics.intervals import Bootstrap, Score
 from paucal.metrics.measures import Mean, value_of
+from paucal.models.frozen import FrozenBackbone, random_backbone
 from paucal.models.preprocessing import Preprocessing
 from paucal.types import UserError
 
 SPEC = BackboneSpec("vit_mini", 0, image_size=(16, 16), arguments={"depth": 1, "embed_dim": 32})
 PREPROCESSING = Preprocessing((16, 16), 1.0, "bicubic", (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
-OPTIONS = JudgeOptions(probe=ProbeSettings(epochs=3))
+OPTIONS = ProtocolOptions(probe=ProbeSettings(epochs=3))
 DRAWS = Bootstrap(draws=100)
 
 
 def subject(name="toy", seed=0):
-    return Subject(name, "random", SPEC, random_backbone(SPEC, seed), PREPROCESSING)
+    return FrozenBackbone(name, "random", SPEC, random_backbone(SPEC, seed), PREPROCESSING)
 
 
 def shades(each=(30, 8, 12), classes=3, name="toy"):
@@ -48,12 +47,12 @@ def shades(each=(30, 8, 12), classes=3, name="toy"):
 
 
 def data_of(images, metric=None):
-    return judged_data(images, with_parts(images, 0, None, None), metric)
+    return evaluation_data(images, with_parts(images, 0, None, None), metric)
 
 
 def test_judge__every_protocol_scores_the_test_images_above_chance():
     data = data_of(shades())
-    outcomes = judge(subject(), data, PROTOCOLS, OPTIONS)
+    outcomes = evaluate_backbone(subject(), data, PROTOCOLS, OPTIONS)
     assert {outcome.line.protocol for outcome in outcomes} == set(PROTOCOLS)
     assert all(outcome.n_images == 36 for outcome in outcomes)
     scores = {(o.line.protocol, o.line.setting, o.line.score): value_of(o.measure, 36) for o in outcomes}
@@ -68,14 +67,14 @@ def test_judge__every_protocol_scores_the_test_images_above_chance():
 
 def test_judge__without_validation_images_chooses_by_folds_of_the_training_images():
     images = shades(each=(30, 0, 12))
-    data = judged_data(images, with_parts(images, 0, 0.0, None))
+    data = evaluation_data(images, with_parts(images, 0, 0.0, None))
     assert data.counts() == {"train": 90, "val": 0, "test": 36}
-    outcomes = judge(subject(), data, ["linear", "logistic", "knn"], OPTIONS)
+    outcomes = evaluate_backbone(subject(), data, ["linear", "logistic", "knn"], OPTIONS)
     linear, logistic = (outcome for outcome in outcomes if outcome.line.protocol in ("linear", "logistic"))
     for outcome in (linear, logistic):
         assert "by 5-fold cross-validation of the training images, as none are kept for validation" in outcome.note
         assert value_of(outcome.measure, 36) > 0.6
-    with_val = judge(subject(), data_of(shades()), ["logistic"], OPTIONS)
+    with_val = evaluate_backbone(subject(), data_of(shades()), ["logistic"], OPTIONS)
     assert "cross-validation" not in with_val[0].note
 
 
@@ -86,7 +85,7 @@ def test_judge__test_images_choose_nothing(monkeypatch):
         if name == "shuffled":
             rows = torch.from_numpy(data.parts["test"])
             of[rows] = of[rows].flip(0)
-        outcomes = judge(subject(), replace(data, labels=of), ["linear", "logistic"], OPTIONS)
+        outcomes = evaluate_backbone(subject(), replace(data, labels=of), ["linear", "logistic"], OPTIONS)
         chosen[name] = [outcome.note for outcome in outcomes]
     assert chosen["same"] == chosen["shuffled"]
     assert "rate" in chosen["same"][0]
@@ -105,7 +104,7 @@ def test_judge__validation_images_choose_and_then_train(monkeypatch):
 
     monkeypatch.setattr(module, "knn_scores", note("knn", module.knn_scores))
     monkeypatch.setattr(module, "cached_batches", note("linear", module.cached_batches))
-    judge(subject(), data_of(shades()), ["knn", "linear"], OPTIONS)
+    evaluate_backbone(subject(), data_of(shades()), ["knn", "linear"], OPTIONS)
     assert [len(features) for features in seen["knn"]] == [90 + 24]
     assert [len(features) for features in seen["linear"]] == [90, 90 + 24]
 
@@ -120,7 +119,7 @@ def test_judge__the_probe_is_trained_again_with_the_validation_images(augment, m
         return original(train, both, *others)
 
     monkeypatch.setattr(module, "fit_probe", note)
-    (found,) = judge(subject(), data, ["linear"], replace(OPTIONS, augment=augment))
+    (found,) = evaluate_backbone(subject(), data, ["linear"], replace(OPTIONS, augment=augment))
     assert seen == [27, 27 + 12]
     assert found.n_images == 15
 
@@ -145,25 +144,25 @@ def test_judge__holds_the_features_once(monkeypatch):
     readers = ("knn_scores", "cached_batches", "fit_selected", "few_label_curve")
     for name in ("extract", *readers):
         note(name)
-    judge(subject(), data_of(shades()), ["knn", "linear", "logistic", "few-labels"], OPTIONS)
+    evaluate_backbone(subject(), data_of(shades()), ["knn", "linear", "logistic", "few-labels"], OPTIONS)
     assert len(extracted) == 2
     assert all(seen[name] and seen[name] <= set(extracted) for name in readers)
 
 
 def test_judge__augmented_probe_sees_views_that_change(monkeypatch):
-    plain = judge(subject(), data_of(shades((8, 2, 3))), ["linear"], OPTIONS)
-    augmented = judge(subject(), data_of(shades((8, 2, 3))), ["linear"], replace(OPTIONS, augment=True))
+    plain = evaluate_backbone(subject(), data_of(shades((8, 2, 3))), ["linear"], OPTIONS)
+    augmented = evaluate_backbone(subject(), data_of(shades((8, 2, 3))), ["linear"], replace(OPTIONS, augment=True))
     assert "plain images" in plain[0].note
     assert "augmented views" in augmented[0].note
 
 
 def test_metrics__are_those_of_table_9_by_name():
     images = shades(name="pets")
-    lines = [outcome.line for outcome in judge(subject(), data_of(images), ["knn", "logistic"], OPTIONS)]
+    lines = [outcome.line for outcome in evaluate_backbone(subject(), data_of(images), ["knn", "logistic"], OPTIONS)]
     assert ("logistic", "mean per class") in {(line.protocol, line.score) for line in lines}
     assert ("knn", "mean per class") in {(line.protocol, line.score) for line in lines}
     two = data_of(shades(classes=2), "roc_auc")
-    found = judge(subject(), two, ["logistic"], OPTIONS)[0]
+    found = evaluate_backbone(subject(), two, ["logistic"], OPTIONS)[0]
     assert found.line.score == "ROC-AUC"
     assert value_of(found.measure, found.n_images) > 0.9
     with pytest.raises(UserError, match="--metric roc_auc does not suit toy, whose 3 classes"):
@@ -175,7 +174,7 @@ def test_metrics__are_those_of_table_9_by_name():
 )
 def test_metrics__that_are_due_are_shown_and_accuracy_only_stored(name, classes, score):
     every = ["knn", "linear", "logistic", "few-labels"]
-    found = judge(subject(), data_of(shades((9, 4, 5), classes, name)), every, OPTIONS)
+    found = evaluate_backbone(subject(), data_of(shades((9, 4, 5), classes, name)), every, OPTIONS)
     lines = [one.line for one in found]
     shown = {
         protocol: {line.score for line in lines if line.headline and line.protocol == protocol} for protocol in every
@@ -200,25 +199,25 @@ def test_top_5__stands_beside_accuracy_where_there_are_more_than_five_classes(au
     data = data_of(shades((9, 4, 5), 7))
     truth = data.labels[torch.from_numpy(data.parts["test"])]
     for protocol in ("linear", "logistic"):
-        found = judge(subject(), data, [protocol], replace(OPTIONS, augment=augment))
+        found = evaluate_backbone(subject(), data, [protocol], replace(OPTIONS, augment=augment))
         assert [(one.line.score, one.line.headline) for one in found] == [("accuracy", True), ("top-5", True)]
         five = seen[35].topk(5).indices
         assert value_of(found[1].measure, 35) == pytest.approx((five == truth[:, None]).any(1).double().mean().item())
         assert value_of(found[0].measure, 35) < value_of(found[1].measure, 35)
         assert found[0].note == found[1].note
-    assert [one.line.score for one in judge(subject(), data_of(shades((9, 4, 5), 5)), ["linear"], OPTIONS)] == [
-        "accuracy"
-    ]
+    assert [
+        one.line.score for one in evaluate_backbone(subject(), data_of(shades((9, 4, 5), 5)), ["linear"], OPTIONS)
+    ] == ["accuracy"]
 
 
 def test_top_5__is_only_stored_where_another_metric_is_due():
-    due = judge(subject(), data_of(shades((9, 4, 5), 7, "pets")), ["linear", "logistic"], OPTIONS)
+    due = evaluate_backbone(subject(), data_of(shades((9, 4, 5), 7, "pets")), ["linear", "logistic"], OPTIONS)
     assert [(one.line.score, one.line.headline) for one in due] == [("mean per class", True), ("top-5", False)] * 2
 
 
 def test_metrics__of_few_labels_are_the_mean_over_draws():
     data = data_of(shades((9, 4, 5), 2, "hateful_memes"))
-    found = judge(subject(), data, ["few-labels"], OPTIONS)
+    found = evaluate_backbone(subject(), data, ["few-labels"], OPTIONS)
     auc = next(one for one in found if one.line.score == "ROC-AUC")
     assert len(auc.measure.measures) == 5
     assert value_of(auc.measure, 10) == pytest.approx(np.mean([value_of(one, 10) for one in auc.measure.measures]))
@@ -230,7 +229,7 @@ def test_table9__has_the_papers_eighteen_sets():
     metrics = [entry.metric for entry in TABLE9.values()]
     assert (metrics.count("mean_per_class"), metrics.count("map11"), metrics.count("roc_auc")) == (4, 1, 1)
     assert sum(entry.test for entry in TABLE9.values()) == 170_478
-    assert set(TABLE9) - set(NAMED) == {voc.NAME}
+    assert set(TABLE9) - set(NAMED) == {voc.VOC_NAME}
 
 
 def test_parts__without_a_test_part_need_consent():
@@ -249,7 +248,7 @@ def per_class_of(data, part):
 def test_parts__of_a_published_number_per_class_are_drawn_by_the_seed():
     images = shades((50, 0, 0))
     published = replace(images, declared=[""] * 150, hints=replace(images.hints, train_per_class=30))
-    data = judged_data(published, with_parts(published, 3, None, None))
+    data = evaluation_data(published, with_parts(published, 3, None, None))
     assert [per_class_of(data, part) for part in ("train", "val", "test")] == [[27] * 3, [3] * 3, [20] * 3]
     assert data.how == (
         "30 images of each class, drawn with seed 3, train, and all others are the test; 9 of those that train validate"

@@ -124,7 +124,7 @@ def test_maps__of_another_set_are_refused(photos, tmp_path):
     images = open_images(photos / "photos")
     with pytest.raises(UserError, match="holds no maps of photos"):
         find_maps(images, photos / "photos")
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         find_maps(images, photos / "nowhere")
     with pytest.raises(UserError, match="maps are found by class folder and file name, and 'digits#0' has none"):
         find_maps(open_images("digits"), photos / "maps")
@@ -154,8 +154,8 @@ def refused(path, match, classes=4):
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        (torch.ones(3, 2, 4, 4).half(), "expected \\(2, k, rows, columns\\)"),
-        (torch.ones(2, 4, 4).half(), "expected \\(2, k, rows, columns\\)"),
+        (torch.ones(3, 2, 4, 4).half(), "expected a map \\(2, k, rows, columns\\)"),
+        (torch.ones(2, 4, 4).half(), "expected a map \\(2, k, rows, columns\\)"),
         (torch.ones(2, 1, 4, 4, dtype=torch.long), "int64, expected"),
         (torch.ones(1).half().expand(2, 5, 900, 900), "claims more than is stored"),
         (torch.full((2, 1, 2, 2), float("nan")), "NaN or infinite logits"),
