@@ -54,8 +54,8 @@ def test_report__ignores_what_nobody_knows_and_classes_without_an_image():
     assert report.per_class[0].ap is not None
     assert report.per_class[0].ap.value == pytest.approx(cat, abs=1e-6)
     assert report.per_class[3].ap is None
-    assert [row.name for row in report.judged] == ["cat", "dog", "bird"]
-    values = [row.ap.value for row in report.judged if row.ap]
+    assert [row.name for row in report.scored] == ["cat", "dog", "bird"]
+    values = [row.ap.value for row in report.scored if row.ap]
     assert report.scores["map"].value == pytest.approx(np.mean(values))
 
 

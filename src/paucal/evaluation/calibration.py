@@ -24,10 +24,10 @@ class Calibration:
     """How a temperature changes the probabilities of a classifier on its test images.
 
     Attributes:
-        temperature: by which logits are divided; 1 where nothing was fitted.
-        images: validation images that it was fitted to.
-        error: expected calibration error on the test images, before and after.
-        loss: mean negative log-likelihood there in nats, before and after.
+        temperature: Divisor of the logits; 1 if nothing was fitted.
+        images: Number of validation images that it was fitted to.
+        error: Expected calibration error on the test images, before and after.
+        loss: Mean negative log-likelihood of the test images in nats, before and after.
     """
 
     temperature: float
@@ -72,9 +72,9 @@ def calibration(plain: Predictions, temperature: float, images: int) -> Calibrat
     """Return what a temperature does to the answers for test images.
 
     Args:
-        plain: answers as the network gives them.
-        temperature: fitted to other images.
-        images: how many these were.
+        plain: Answers of the network without a temperature.
+        temperature: Temperature fitted to other images.
+        images: Number of those images.
     """
     answers = (plain, plain.at_temperature(temperature))
     before, after = (value_of(calibration_error(one), len(one)) for one in answers)

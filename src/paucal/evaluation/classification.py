@@ -53,13 +53,13 @@ def classification_report(
     reach 0 for a perfect model.
 
     Args:
-        predictions: of images with labels in [0, K).
+        predictions: Predictions for images with labels in [0, K).
         classes: K names.
         train_labels: (M,) labels of the training images, which choose the majority class; without them it is
             the majority of the test images, and the report says so.
-        seed: of the resampling.
-        n_bootstrap: resampled sets.
-        level: probability that an interval covers the truth.
+        seed: Seed of the resampling.
+        n_bootstrap: Resampled sets.
+        level: Probability that an interval covers the truth.
 
     Raises:
         UserError: no images, labels missing or out of range, names and logits that differ in number, or
@@ -168,8 +168,8 @@ def multi_label_report(
         predictions: (N, K) logits, and labels of 1, 0 and -1 (image ignored for that class).
         classes: K names.
         thresholds: (K,) probabilities from which on a class is an answer, for F1 and the counts by class.
-        seed: of the resampling.
-        level: probability that an interval covers the truth.
+        seed: Seed of the resampling.
+        level: Probability that an interval covers the truth.
 
     Raises:
         UserError: no image is known to be of any class, or logits that are not finite.

@@ -1,4 +1,4 @@
-"""Whether self-distillation goes wrong, told from the numbers it writes about itself.
+"""Signs of collapse, read from the numbers that a pre-training run writes about itself.
 
 Four things happen to people who pre-train on images of their own. The teacher gives every image the same answer
 ("constant output"; the loss falls towards 0); it gives every image all answers ("uniform output"; the loss stays at
@@ -53,9 +53,9 @@ class Verdict:
     """What went wrong.
 
     Attributes:
-        kind: one of four.
-        sentence: what was seen, with numbers.
-        advice: what to change, in sentences.
+        kind: Kind of failure.
+        sentence: Symptom as a sentence, with numbers.
+        advice: Changes to make, in sentences.
     """
 
     kind: Kind
@@ -71,7 +71,7 @@ class Scale:
         head: "view" or "region".
         out_dim: K.
         feature_dim: D.
-        batch: images whose features are compared at once; None where it is unknown and taken for many.
+        batch: Images whose features are compared at once; None where it is unknown and taken for many.
     """
 
     head: str
@@ -107,13 +107,13 @@ def find_collapse(
     """Say what is wrong with a run after its newest epoch; None where nothing is.
 
     Args:
-        rows: one per epoch so far, with `COLUMNS`, "step", "skipped_steps", "train_loss", and "train_view" and
+        rows: One per epoch so far, with `COLUMNS`, "step", "skipped_steps", "train_loss", and "train_view" and
             "train_region" where the losses are known apart.
         out_dim: K, prototypes of a head.
         feature_dim: D.
-        batch: images per process, on which entropies and ranks are computed.
-        grace_steps: optimizer steps of which nothing but non-finite numbers counts; see `grace_period`.
-        patience: epochs in a row that must show the sign.
+        batch: Images per process, on which entropies and ranks are computed.
+        grace_steps: Optimizer steps of which nothing but non-finite numbers counts; see `grace_period`.
+        patience: Epochs in a row that must show the sign.
 
     Raises:
         ValueError: there are fewer than two prototypes, or no epoch of patience.
@@ -127,18 +127,18 @@ def find_collapse(
         raise ValueError(f"expected at least 2 prototypes and 1 epoch of patience, got {out_dim} and {patience}")
     if (broken := not_finite(rows)) is not None:
         return broken
-    judged = [row for row in rows if row.get("step", math.inf) >= grace_steps]
+    settled = [row for row in rows if row.get("step", math.inf) >= grace_steps]
     for head in ("view", "region"):
         scale = Scale(head, out_dim, feature_dim, batch)
         for sign in (_exploded, _constant, _uniform, on_a_line):
-            found = sign(judged, scale, patience)
+            found = sign(settled, scale, patience)
             if found is not None:
                 return found
     return None
 
 
 def grace_period(total_steps: int, warmup_steps: int) -> int:
-    """Return the steps before which a run is not judged: its warm-up, and 500 or a quarter of it if that is less.
+    """Return the steps before which no collapse is reported: its warm-up, and 500 or a quarter of it if that is less.
 
     Example:
         >>> grace_period(100_000, 3_000), grace_period(400, 40)
@@ -197,7 +197,7 @@ def _uniform(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None
         return None
     first, last = rows[-patience], rows[-1]
     # A run leaves this state exponentially; where that has begun it is no verdict any more.
-    if patience > 1 and _told(last, scale) > LEAVING * max(_told(first, scale), 1e-3):
+    if patience > 1 and _information(last, scale) > LEAVING * max(_information(first, scale), 1e-3):
         return None
     entropy, chance = scale.of(last, "teacher_entropy"), math.log(scale.out_dim)
     value = f"entropy {entropy:.3f}" if entropy == entropy else f"loss {_loss(last, scale):.3f}"
@@ -244,7 +244,7 @@ def _is_same(row: Row, scale: Scale) -> bool:
     return scale.of(row, "batch_entropy") - scale.of(row, "teacher_entropy") <= SAME * scale.most
 
 
-def _told(row: Row, scale: Scale) -> float:
+def _information(row: Row, scale: Scale) -> float:
     """Return what an answer tells of its image in nats, or a bound on it; NaN where neither is known."""
     used = scale.of(row, "batch_entropy")
     return (math.log(scale.out_dim) if used != used else used) - scale.of(row, "teacher_entropy")
@@ -327,12 +327,12 @@ def find_feature_collapse(
     """Say what is wrong with a run after its newest epoch; None where nothing is.
 
     Args:
-        rows: one per epoch so far, with "feature_spread", "effective_rank", "feature_norm", "step", "skipped_steps"
+        rows: One per epoch so far, with "feature_spread", "effective_rank", "feature_norm", "step", "skipped_steps"
             and the losses; columns that a row lacks, or that are NaN there, are taken for healthy.
         feature_dim: D, channels of the features.
-        batch: images per process, on which the rank is computed.
-        grace_steps: optimizer steps of which nothing but non-finite numbers counts.
-        patience: epochs in a row that must show the sign.
+        batch: Images per process, on which the rank is computed.
+        grace_steps: Optimizer steps of which nothing but non-finite numbers counts.
+        patience: Epochs in a row that must show the sign.
 
     Example:
         >>> rows = [{"step": 400.0 * n, "feature_spread": 0.001} for n in range(1, 7)]
@@ -341,11 +341,11 @@ def find_feature_collapse(
     """
     if (broken := not_finite(rows)) is not None:
         return _advised(broken)
-    judged = [row for row in rows if row.get("step", math.inf) >= grace_steps]
-    found = _features_exploded(judged, patience) or _features_equal(judged, patience)
+    settled = [row for row in rows if row.get("step", math.inf) >= grace_steps]
+    found = _features_exploded(settled, patience) or _features_equal(settled, patience)
     if found is not None:
         return found
-    line = on_a_line(judged, Scale("view", 2, feature_dim, batch), patience)
+    line = on_a_line(settled, Scale("view", 2, feature_dim, batch), patience)
     return None if line is None else _advised(line)
 
 

@@ -43,8 +43,8 @@ def with_speed(rows: Sequence[Row], images: int) -> list[Row]:
     """Return the rows with `images_per_second`, between two of them, where both say when they were written.
 
     Args:
-        rows: of `metrics.csv`.
-        images: of an epoch.
+        rows: Rows of `metrics.csv`.
+        images: Images in an epoch.
     """
     found: list[Row] = []
     before: Row = {"epoch": 0.0, "seconds": 0.0}
@@ -71,10 +71,10 @@ def curves_figure(
     not drawn.
 
     Args:
-        rows: one per epoch; a row may lack columns; "epoch" is the row's number from 1 where it is missing.
-        chance: per column a value that guessing reaches, drawn dashed.
-        best: epoch of the model that was kept; by default the one `best_epoch` names.
-        columns: panels side by side, at most.
+        rows: One per epoch; a row may lack columns; "epoch" is the row's number from 1 where it is missing.
+        chance: Value that guessing reaches, by column, drawn dashed.
+        best: Epoch of the model that was kept; by default the one `best_epoch` names.
+        columns: Panels side by side, at most.
 
     Raises:
         ValueError: there are no rows, or none holds a number to draw.
@@ -184,10 +184,10 @@ def health_figure(rows: Sequence[Row], out_dim: int | None, dim: int, verdict: V
     Columns of the region head (`region_...`) are drawn dashed; a panel without numbers is left out.
 
     Args:
-        rows: one per epoch; "epoch" is the row's number from 1 where it is missing.
+        rows: One per epoch; "epoch" is the row's number from 1 where it is missing.
         out_dim: K, whose ln K is the entropy of an answer that means nothing; None where there are no prototypes.
         dim: D, channels of the features.
-        verdict: what is wrong; None where nothing is.
+        verdict: Failure of the run; None if it is healthy.
 
     Raises:
         ValueError: no row has a number to draw.

@@ -155,9 +155,9 @@ def precision_recall_figure(predictions: Predictions, report: MultiLabelReport) 
     return figure
 
 
-def _ranked_classes(judged: Sequence[tuple[Score, Row]]) -> tuple[Figure, Axes, list[Row]]:
+def _ranked_classes(scored: Sequence[tuple[Score, Row]]) -> tuple[Figure, Axes, list[Row]]:
     """Draw a score of each class with its interval, lowest first; return the rows that are drawn too."""
-    ranked = sorted(judged, key=lambda pair: (pair[0].value, pair[1].name))
+    ranked = sorted(scored, key=lambda pair: (pair[0].value, pair[1].name))
     hidden, ranked = len(ranked) - MAX_ROWS, ranked[:MAX_ROWS]
     figure = Figure(figsize=(6.4, 1.4 + 0.2 * max(len(ranked), 4)), layout="constrained")
     axes, places = figure.subplots(), np.arange(len(ranked))
@@ -211,10 +211,10 @@ class Mistake:
     """One wrong answer.
 
     Attributes:
-        id: of the image in its set.
-        true: index of the class it has.
-        predicted: index of the class it was given.
-        confidence: the model's probability for its answer.
+        id: Position of the image in its set.
+        true: Index of its class.
+        predicted: Index of the predicted class.
+        confidence: The model's probability for its answer.
     """
 
     id: int
@@ -237,10 +237,10 @@ class Disagreement:
     """One class of one image of several labels, of which model and label say different things.
 
     Attributes:
-        id: of the image in its set.
-        label: index of the class.
-        probability: the model's, of the class.
-        labels: indices of the classes that the image has.
+        id: Position of the image in its set.
+        label: Index of the class.
+        probability: Predicted probability of the class.
+        labels: Indices of the classes of the image.
     """
 
     id: int

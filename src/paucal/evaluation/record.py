@@ -48,12 +48,12 @@ def record_classification(
     """Score predictions and write `metrics.json`, `per_class.csv`, `predictions.csv` and the pictures.
 
     Args:
-        folder: where the numbers go; made where it is missing.
-        plots: where the pictures go; made where it is missing.
-        predictions: of images of the set; their ids are positions in it.
-        images: the set, for names and for pictures of mistakes.
-        classes: names in the order of the logits.
-        train_labels: labels of the training images, for the majority line.
+        folder: Folder of the numbers, created if it is missing.
+        plots: Folder of the pictures, created if it is missing.
+        predictions: Predictions for images of the set; their ids are positions in it.
+        images: The set, for names and for pictures of mistakes.
+        classes: Names in the order of the logits.
+        train_labels: Labels of the training images, for the majority line.
 
     Raises:
         UserError: the predictions cannot be scored.
@@ -77,11 +77,11 @@ def record_multi_label(
     """Score predictions on images with several labels, and write the files that `record_classification` names.
 
     Args:
-        folder: where the numbers go; made where it is missing.
-        plots: where the pictures go; made where it is missing.
-        predictions: of images of the set, with (N, K) labels; their ids are positions in it.
-        images: the set, for names and for pictures of what the model contradicts.
-        card: of the model, with its classes and thresholds.
+        folder: Folder of the numbers, created if it is missing.
+        plots: Folder of the pictures, created if it is missing.
+        predictions: Predictions for images of the set, with (N, K) labels; their ids are positions in it.
+        images: The set, for names and for pictures of what the model contradicts.
+        card: Card of the model, with its classes and thresholds.
 
     Raises:
         UserError: the predictions cannot be scored.
@@ -198,7 +198,7 @@ def write_predictions_of_several(
     """Write one CSV row per image: key, its labels, the answers, and a probability per class.
 
     Args:
-        path: of the file.
+        path: Path of the file.
         predictions: N rows with (N, K) labels.
         keys: N names of images, in the order of the rows.
         classes: K names.
@@ -217,7 +217,7 @@ def write_predictions(path: Path, predictions: Predictions, keys: Sequence[str],
     """Write one CSV row per image: key, label (empty if unknown), answer, confidence, probability per class.
 
     Args:
-        path: of the file.
+        path: Path of the file.
         predictions: N rows.
         keys: N names of images, in the order of the rows.
         classes: K names.

@@ -95,11 +95,11 @@ class Bootstrap:
     Draws are the same for a seed, whatever the machine, and no global random state is touched.
 
     Attributes:
-        seed: of the draws; the same for every model, which makes comparisons paired.
-        draws: resampled sets of images.
-        level: share of intervals that hold the truth.
-        multinomial: whether the numbers of times that images are drawn come of one multinomial draw, not of one draw
-            per image. It means the same; the stored intervals of segmentation were drawn so.
+        seed: Seed of the draws; the same for every model, which makes comparisons paired.
+        draws: Number of resampled sets of images.
+        level: Share of intervals that hold the truth.
+        multinomial: Whether the counts of the images come from one multinomial draw instead of one draw per image. Both
+            mean the same; the stored intervals of segmentation were drawn so.
     """
 
     seed: int = 0

@@ -1,7 +1,7 @@
 """Scores of test images that can be taken of any resampled set at once.
 
 A measure is a function of weights: how often each test image counts. All ones give the score itself, the counts of a
-bootstrap draw that of the resampled set. Two models judged with the same weights are compared pair by pair.
+bootstrap draw that of the resampled set. Two models scored with the same weights are compared pair by pair.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,9 +24,9 @@ def hits(scores: Tensor, labels: Tensor, top: int = 1) -> NDArray[np.float64]:
     classes must not decide then.
 
     Args:
-        scores: (N, K), higher is likelier.
+        scores: (N, K) scores, higher is likelier.
         labels: (N,) in [0, K).
-        top: how many answers count.
+        top: Number of answers that count.
 
     Example:
         >>> hits(torch.tensor([[3.0, 1.0, 0.0], [1.0, 1.0, 0.0]]), torch.tensor([0, 0]))
@@ -198,9 +198,9 @@ class AveragePrecision:
     the highest precision at a recall of at least 0, 0.1, ..., 1, as in PASCAL VOC 2007.
 
     Args:
-        scores: (N, K).
+        scores: (N, K) scores.
         labels: (N, K) of 1, 0 and -1 (image ignored for that class).
-        interpolated: whether eleven points are read.
+        interpolated: Whether eleven points are read.
     """
 
     def __init__(self, scores: Tensor, labels: Tensor, interpolated: bool = True) -> None:
@@ -281,8 +281,8 @@ def measure_of(name: MetricName, scores: Tensor, labels: Tensor) -> Measure:
         name: "accuracy" and "mean_per_class" take (N,) labels; "roc_auc" takes (N,) labels of two classes; "map", the
             mean over classes of the average precision, and "map11", of the 11-point interpolated one (PASCAL VOC
             2007), take (N, K) labels 1, 0 or -1 (to be ignored for that class).
-        scores: (N, K).
-        labels: as above.
+        scores: (N, K) scores.
+        labels: Labels of the kind that the metric takes.
 
     Raises:
         ValueError: the labels are not of that kind.

@@ -32,7 +32,7 @@ def headline(files: RunFiles) -> list[str]:
         return [
             f"The mean average precision (mAP) is {percent(score.value)} on {counted(report.images, 'test image')} "
             "kept away from training: asked for the images of a class, the model ranks them that far above the "
-            f"others, on average over {counted(len(report.judged), 'class', 'classes')}. 100 % means that all of them "
+            f"others, on average over {counted(len(report.scored), 'class', 'classes')}. 100 % means that all of them "
             "come first.",
             f"With this many images, the mAP on further images of the same kind most likely lies {_between(score)} "
             f"({percent(report.level, 'g')} interval). An order by chance would reach {percent(report.chance)}.",
@@ -97,8 +97,8 @@ def _multi_label_warnings(report: MultiLabelReport) -> list[str]:
             f"{counted(len(absent), 'class has', 'classes have')} no test image and cannot be judged: "
             f"{_first_names(absent)}."
         )
-    sentences += _few_images([f"{row.name} ({row.images})" for row in report.judged if row.images < FEW_IMAGES])
-    if lost := [f"{row.name} ({row.images})" for row in report.judged if row.ap and row.ap.value <= row.share]:
+    sentences += _few_images([f"{row.name} ({row.images})" for row in report.scored if row.images < FEW_IMAGES])
+    if lost := [f"{row.name} ({row.images})" for row in report.scored if row.ap and row.ap.value <= row.share]:
         count = counted(len(lost), "class is", "classes are")
         sentences.append(f"{count} recognised no better than by chance: {_first_names(lost)}.")
     return sentences

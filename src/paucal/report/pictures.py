@@ -43,7 +43,7 @@ CAPTIONS = {
     "eval_batch": "Images exactly as the finished model sees them.",
     "frozen_features": "Scores of the frozen network, and of the others, with their intervals.",
     "correspondence": "Which cells of two views of a test image the features take for the same: the ten surest pairs "
-    "that can be judged. The network saw the second view in other colours.",
+    "that can be scored. The network saw the second view in other colours.",
     "mistakes": "The wrong answers the model was surest of. Check their labels first.",
 }
 CAPTIONS_OF_SEVERAL = {
@@ -57,11 +57,11 @@ class Picture:
     """One picture of the page.
 
     Attributes:
-        name: of its file.
-        caption: a sentence about it.
-        uri: its content as a data URI.
-        narrow: another form for small screens, where there is one.
-        sheet: whether it is made of many small pictures, which a small screen must not shrink.
+        name: Name of its file.
+        caption: Sentence about it.
+        uri: Content as a data URI.
+        narrow: Data URI of another form for small screens, if there is one.
+        sheet: Whether it consists of many small pictures, which a small screen must not shrink.
     """
 
     name: str

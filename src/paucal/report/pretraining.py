@@ -108,7 +108,7 @@ def headline(files: RunFiles, summary: PretrainingSummary) -> list[str]:
     if not scores:
         sentences.append(
             "No labelled images were watched (--monitor), so nothing is known yet of what the features are worth: "
-            "judge them with paucal eval, or fine-tune them."
+            "evaluate them with paucal eval, or fine-tune them."
         )
         return sentences
     epoch, last = scores[-1]

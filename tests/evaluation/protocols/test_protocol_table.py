@@ -144,7 +144,7 @@ def test_rows__come_back_from_what_was_stored():
     ],
 )
 def test_rows__refuse_what_is_no_line(damage):
-    with pytest.raises(UserError, match="judge again"):
+    with pytest.raises(UserError, match="evaluate again"):
         Row.from_dict({**rows_of()[0].to_dict(), **damage})
 
 

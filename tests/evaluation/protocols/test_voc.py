@@ -46,7 +46,7 @@ def test_voc__has_several_labels_per_image_and_eleven_point_map(folder):
     (found,) = evaluate_backbone(subject(), data, ["logistic"], OPTIONS)
     assert found.line.score == "11-point mAP"
     assert 0 < value_of(found.measure, 12) <= 1
-    with pytest.raises(UserError, match="have several classes each: judge them with --protocol logistic"):
+    with pytest.raises(UserError, match="have several classes each: evaluate them with --protocol logistic"):
         evaluate_backbone(subject(), data, ["knn", "logistic"], OPTIONS)
 
 

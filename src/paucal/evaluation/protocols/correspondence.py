@@ -31,10 +31,10 @@ class Matches:
     """What became of the cells of B images.
 
     Attributes:
-        cells: (B, N) the cell of the second view that each of the first takes, row by row.
-        similarity: (B, N) their cosine.
-        order: (B, N) the cells of the first view by falling similarity; those without a truth are last.
-        accuracy: (B,) share of the scored pairs that are right; no number where no pair has a truth.
+        cells: (B, N) most similar cell of the second view for each cell of the first, row by row.
+        similarity: (B, N) cosines of these pairs.
+        order: (B, N) cells of the first view by falling similarity; those without a true match are last.
+        accuracy: (B,) share of the scored pairs that are right; NaN if no pair has a true match.
         distance: (B,) mean distance of the scored pairs in pixels of the second view.
     """
 
@@ -62,8 +62,8 @@ def true_positions(first: Tensor, second: Tensor, grid: Size) -> Tensor:
 
     Args:
         first: (B, 2, 3) geometry of the first views, as `types.Batch.geometry` defines it.
-        second: (B, 2, 3) of the second views.
-        grid: (rows, columns) of the first views.
+        second: (B, 2, 3) geometry of the second views.
+        grid: (rows, columns) of the first views' cells.
 
     Returns:
         (B, N, 2) positions (x, y) in the second view; outside of [-1, 1] where it does not show the place.
@@ -82,7 +82,7 @@ def match_cells(first: Tensor, second: Tensor, positions: Tensor, image_size: Si
         positions: (B, h * w, 2) of the first view's cells in the second, as `true_positions` gives them; the truth is
             the cell that holds the position, and cells whose position lies outside are not scored.
         image_size: (height, width) of the second view in pixels.
-        top: pairs scored; fewer where fewer have a truth.
+        top: Pairs scored; fewer where fewer have a truth.
     """
     rows, columns = second.shape[2:]
     cosine = _unit_cells(first) @ _unit_cells(second).transpose(1, 2)
@@ -118,11 +118,11 @@ def correspond(
     """Return the accuracy and the distance error in pixels of every image, from the last grid after the final norm.
 
     Args:
-        backbone: in evaluation mode, on `device`.
-        loader: batches of two views with their geometry.
-        device: where to compute.
-        top: pairs scored per image.
-        progress: called with the number of images done.
+        backbone: Backbone in evaluation mode, on `device`.
+        loader: Batches of two views with their geometry.
+        device: Device to compute on.
+        top: Pairs scored per image.
+        progress: Called with the number of images done.
 
     Returns:
         Two (N,) float64 tensors on the CPU.
@@ -175,7 +175,7 @@ def second_view(change: Change, first: EvalTransform) -> ViewTransform:
         change: "mirror" is the published one: mirrored always, colours jittered with probability 0.8, grey always (as
             the program has it; the paper says nothing of always). "crop" takes a box of 40 to 60 % of the image,
             mirrored or not, jittered with probability 0.8, grey with 0.2.
-        first: the transform of the first view.
+        first: The transform of the first view.
     """
     return MirroredView(first) if change == "mirror" else CroppedView(first)
 

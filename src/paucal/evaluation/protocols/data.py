@@ -1,4 +1,4 @@
-"""Images a backbone is judged on: what trains the classifier, what selects, what is reported on."""
+"""The images that a frozen backbone is evaluated on, and their parts: train, val and test."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,13 +30,13 @@ class EvaluationData:
     """A data set with its parts.
 
     Attributes:
-        name: of the set.
-        images: all of them.
+        name: Name of the set.
+        images: All images of the set.
         labels: (N,) int64 in [0, K); or (N, K) of 1, 0 and -1 (ignored) where an image has several classes.
         parts: "train", "val" and "test" to (n,) positions.
         n_classes: K.
-        metric: what is reported.
-        how: one sentence on how the parts came about.
+        metric: Reported metric.
+        how: Sentence on the origin of the parts.
     """
 
     name: str
@@ -71,8 +71,8 @@ def with_parts(images: ImageSet, seed: int, val_fraction: float | None, test_fra
     """Split a set that is no run's own; the test images must be declared, published or asked for.
 
     A model may have been trained on any of a folder's images. Cutting test images from it unasked would make a score
-    of training images. A set that has no official parts and is judged by a published number of training images of each
-    class (Caltech-101: 30) is drawn so, and all others are the test.
+    of training images. For a set without official parts that has a published number of training images of each class
+    (Caltech-101: 30), so many are drawn, and all others are the test.
 
     Raises:
         UserError: there is no test part and no `test_fraction`, or the parts make no sense.
@@ -158,8 +158,8 @@ def balanced(labels: Tensor, indices: NDArray[np.int64], most: int, seed: int) -
     Args:
         labels: (N,) of all images, or (N, K) where an image has several classes, which are then drawn as they come.
         indices: (n,) positions.
-        most: how many to keep.
-        seed: chooses them.
+        most: Number of images to keep.
+        seed: Seed of the choice.
     """
     if len(indices) <= most:
         return indices
@@ -220,7 +220,8 @@ def open_voc(folder: Path) -> EvaluationData:
     """Open `VOCdevkit/VOC2007`, with its own train, val and test parts.
 
     Args:
-        folder: with `JPEGImages` and `ImageSets/Main`; both archives, trainval and test, unpacked over each other.
+        folder: Folder with `JPEGImages` and `ImageSets/Main`; both archives, trainval and test, unpacked over each
+            other.
 
     Raises:
         UserError: a list is missing or damaged, or a part of the archives is.

@@ -142,7 +142,8 @@ def evaluate_backbone(
     bar = bar or (lambda title: nullcontext(lambda done, total: None))
     if data.labels.ndim == 2 and set(protocols) - SEVERAL_CLASSES:
         raise UserError(
-            f"the images of {data.name} have several classes each: judge them with --protocol logistic correspondence."
+            f"the images of {data.name} have several classes each: evaluate them with --protocol logistic "
+            "correspondence."
         )
     probe = options.probe_features or probe_kind(subject.backbone)
     kinds = [options.features] if set(protocols) & {"knn", "logistic", "few-labels"} else []

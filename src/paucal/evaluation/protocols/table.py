@@ -1,4 +1,4 @@
-"""The one table: printed, and stored as CSV and JSON."""
+"""The table of frozen features: every model's scores, printed, drawn, and stored as CSV and JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from paucal.metrics.intervals import Bootstrap, Score
 from paucal.models.frozen import FLOOR
 from paucal.runs import csv_text, write_text
 from paucal.types import UserError
-from paucal.wording import percent
+from paucal.wording import counted, percent
 
 Verdict = Literal["win", "tie", "loss"]
 COLUMNS = (
@@ -36,15 +36,15 @@ MOST_LINES = 60
 
 @dataclass(frozen=True)
 class Row:
-    """One line.
+    """A line of the table with its scores.
 
     Attributes:
-        data: name of the data set.
-        line: protocol, setting and score.
-        images: test images it is taken over.
-        scores: per model; shares in [0, 1], distances in pixels.
-        notes: per model.
-        gains: per other model the first one's score minus that one's, on the same images.
+        data: Name of the data set.
+        line: Protocol, setting and name of the score.
+        images: Number of test images.
+        scores: Score by model; shares in [0, 1], distances in pixels.
+        notes: Note by model.
+        gains: Score of the first model minus that of another, on the same images, by the other model.
     """
 
     data: str
@@ -98,7 +98,9 @@ class Row:
                 {str(name): stored_score(gain) for name, gain in content["gains"].items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
-            raise UserError(f"expected a line of a table of frozen features ({problem!r}): judge again.") from problem
+            raise UserError(
+                f"expected a line of a table of frozen features ({problem!r}): evaluate again."
+            ) from problem
 
 
 def _line(content: Mapping[str, Any]) -> Line:
@@ -112,29 +114,29 @@ def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], bootstrap: Boo
     """Return the lines of a data set.
 
     Args:
-        data: its name.
-        outcomes: per model, the one that others are compared with first.
-        bootstrap: how intervals are made; all models share the resampled sets.
+        data: Name of the data set.
+        outcomes: Outcomes by model; the model that others are compared with comes first.
+        bootstrap: Bootstrap of the intervals; all models share the resampled sets.
 
     Raises:
-        UserError: a model was judged on other images than the first.
+        UserError: A model was evaluated on other images than the first.
     """
     first, *others = outcomes
-    found = {name: {outcome.line: outcome for outcome in listed} for name, listed in outcomes.items()}
+    by_line = {name: {outcome.line: outcome for outcome in listed} for name, listed in outcomes.items()}
     rows = []
     for outcome in outcomes[first]:
         line, count = outcome.line, outcome.n_images
-        here = {name: lines[line] for name, lines in found.items() if line in lines}
-        if any(one.n_images != count for one in here.values()):
-            numbers = ", ".join(f"{name}: {one.n_images}" for name, one in here.items())
+        here = {name: lines[line] for name, lines in by_line.items() if line in lines}
+        if any(other.n_images != count for other in here.values()):
+            numbers = ", ".join(f"{name}: {other.n_images}" for name, other in here.items())
             raise UserError(f"models are compared on the same test images only, and these were scored on {numbers}.")
         rows.append(
             Row(
                 data,
                 line,
                 count,
-                {name: bootstrap.interval(one.measure, count) for name, one in here.items()},
-                {name: one.note for name, one in here.items()},
+                {name: bootstrap.interval(other.measure, count) for name, other in here.items()},
+                {name: other.note for name, other in here.items()},
                 {
                     name: bootstrap.difference(outcome.measure, here[name].measure, count)
                     for name in others
@@ -177,11 +179,11 @@ def averages(rows: Sequence[Row], protocol: str) -> dict[str, float]:
 SCORES_PICTURE, MATCHES_PICTURE = "frozen_features.png", "correspondence.png"
 
 
-def shown(score: Score, unit: str, sign: bool = False) -> str:
+def format_score(score: Score, unit: str, sign: bool = False) -> str:
     """Return a score with its interval as text.
 
     Example:
-        >>> shown(Score(0.912, 0.9, 0.925), "%"), shown(Score(-2.5, -3.0, 1.0), "px", sign=True)
+        >>> format_score(Score(0.912, 0.9, 0.925), "%"), format_score(Score(-2.5, -3.0, 1.0), "px", sign=True)
         ('91.2 [90.0, 92.5]', '-2.50 [-3.00, +1.00]')
     """
     factor, digits = (100, 1) if unit == "%" else (1, 2)
@@ -210,14 +212,14 @@ def protocol_table(rows: Sequence[Row], level: float) -> Table:
             *([escape(row.data)] if several else []),
             f"{row.line.protocol} {row.line.setting}".strip(),
             f"{row.line.score}, {unit}",
-            *(shown(row.scores[name], unit) if name in row.scores else "-" for name in names),
-            *(shown(row.gains[name], unit, sign=True) if name in row.gains else "-" for name in names[1:]),
+            *(format_score(row.scores[name], unit) if name in row.scores else "-" for name in names),
+            *(format_score(row.gains[name], unit, sign=True) if name in row.gains else "-" for name in names[1:]),
         )
     return table
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
-    """Return sentences on averages, wins, ties and losses, and on what was chosen for each model."""
+    """Return sentences on averages, wins, ties and losses, and on the values chosen for each model."""
     lines = []
     sets = len({row.data for row in rows})
     for protocol in PROTOCOLS if sets > 1 else ():
@@ -238,8 +240,8 @@ def _verdicts(counts: Mapping[str, int]) -> str:
         >>> _verdicts({"win": 3, "tie": 1, "loss": 1, "clear_wins": 2, "clear_losses": 0})
         '3 wins, 1 tie, 1 loss; the interval of the difference leaves out 0 in 2 of 3 wins and in 0 of 1 loss'
     """
-    wins, losses = _counted(counts["win"], "win", "wins"), _counted(counts["loss"], "loss", "losses")
-    text = f"{wins}, {_counted(counts['tie'], 'tie', 'ties')}, {losses}"
+    wins, losses = counted(counts["win"], "win", "wins"), counted(counts["loss"], "loss", "losses")
+    text = f"{wins}, {counted(counts['tie'], 'tie', 'ties')}, {losses}"
     parts = [
         f"in {counts[clear]} of {words}"
         for name, clear, words in (("win", "clear_wins", wins), ("loss", "clear_losses", losses))
@@ -248,12 +250,8 @@ def _verdicts(counts: Mapping[str, int]) -> str:
     return f"{text}; the interval of the difference leaves out 0 {' and '.join(parts)}" if parts else text
 
 
-def _counted(count: int, one: str, many: str) -> str:
-    return f"{count} {one if count == 1 else many}"
-
-
 def _notes(rows: Sequence[Row]) -> list[str]:
-    """Return what was chosen for each model, once for all scores and models of a protocol that have it in common."""
+    """Return the values chosen for each model, once for all scores and models of a protocol that share them."""
     about: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
         if not row.line.headline or not any(row.notes.values()):
@@ -269,9 +267,9 @@ def store_table(folder: Path, rows: Sequence[Row], about: Mapping[str, Any]) -> 
     """Write `table.csv` and `results.json`, every line with full precision.
 
     Args:
-        folder: made where it is missing.
-        rows: all lines.
-        about: models, data sets and settings, of JSON types.
+        folder: Folder, created if it is missing.
+        rows: All lines.
+        about: Models, data sets and settings, of JSON types.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / CSV_NAME, _as_csv(rows))
@@ -305,8 +303,8 @@ def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
     """Draw the share of each printed line for all models with its interval, the first model's below none.
 
     Args:
-        rows: of `shown_rows`, at least one.
-        level: of the intervals.
+        rows: Rows of `shown_rows`, at least one.
+        level: Level of the intervals.
     """
     names = list(rows[0].scores)
     room = max(0.42, 0.14 * len(names))  # inches of a line
@@ -332,7 +330,7 @@ def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
 
 
 def _styles(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return colour and marker of each model, no two alike: the judged one stands out, the random one steps back."""
+    """Return colour and marker of each model, no two alike: grey for random weights."""
     return [
         (GREY if name == FLOOR else COLOURS[place % len(COLOURS)], MARKERS[place // len(COLOURS)])
         for place, name in enumerate(names)

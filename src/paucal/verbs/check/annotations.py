@@ -23,7 +23,7 @@ from paucal.data.sources.folder import find_images
 from paucal.data.sources.opening import open_images
 from paucal.data.stores import FileStore
 from paucal.data.unreadable import verify_images
-from paucal.tasks.detection.annotations import SMALLEST, boxed_images
+from paucal.tasks.detection.images import SMALLEST, check_annotations
 from paucal.tasks.segmentation.rules import CELL, crop_side
 from paucal.types import UserError
 from paucal.verbs.check.settings import CheckSettings
@@ -184,7 +184,7 @@ def open_with_boxes(data: str) -> tuple[ImageSet, list[Finding]] | None:
         return None if _has_classes(data) else _without_boxes(place, problem)
     images = annotations.images
     try:
-        boxed = boxed_images(tree, annotations).images
+        boxed = check_annotations(tree, annotations).images
     except UserError as problem:
         boxed = without_labels(tree, annotations)
         return boxed, [*_class_findings(images, boxed.keys), _refused(problem), *box_findings(images, boxed.keys)]

@@ -94,13 +94,13 @@ def open_images(verb: str, settings: Mapping[str, Any], console: Console) -> Gri
         places = {name: settings[name] for name in ("data", "data_root", "download") if name in settings}
         return GridImages(verb, find_data(settings["data"], OpeningSettings(**places)))
     if verb == "detect":
-        from paucal.tasks.detection.opening import open_boxed
+        from paucal.tasks.detection.images import open_boxed
 
         boxed = open_boxed(settings["data"])
 
         def boxes() -> Iterator[bytes]:
             for index in range(len(boxed.images)):
-                marks = boxed.of(index)
+                marks = boxed.boxes_of(index)
                 yield from (marks.corners.tobytes(), marks.labels.tobytes(), marks.crowd.tobytes())
                 yield from (bytes(mask["counts"]) for mask in marks.masks or ())
 

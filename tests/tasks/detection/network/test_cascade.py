@@ -4,8 +4,8 @@ import pytest
 import torch
 from torchvision.models.detection.roi_heads import RoIHeads
 
-from paucal.tasks.detection.cascade import CascadeHeads
-from tasks.detection.test_detector import batch, made
+from paucal.tasks.detection.network.cascade import CascadeHeads
+from tasks.detection.network.test_detector import batch, made
 
 
 def test_box_losses__are_the_hits_share_of_smooth_l1():

@@ -6,12 +6,12 @@ from torchvision.ops import box_iou
 
 from paucal.backbones import BackboneSpec
 from paucal.objectives.finetuning import FineTuning
-from paucal.tasks.detection.batch import BoxBatch
-from paucal.tasks.detection.card import DetectorCard, build_detector
-from paucal.tasks.detection.cascade import CascadeHeads
-from paucal.tasks.detection.detector import Detector
+from paucal.tasks.detection.batches import BoxBatch
+from paucal.tasks.detection.model import DetectorCard
+from paucal.tasks.detection.network.cascade import CascadeHeads
+from paucal.tasks.detection.network.detector import Detector, build_detector
+from paucal.tasks.detection.network.options import DetectorOptions
 from paucal.tasks.detection.objective import Detection
-from paucal.tasks.detection.options import DetectorOptions
 from paucal.types import Progress, UserError
 
 START = Progress(0, 10, 10)
@@ -187,7 +187,7 @@ def test_card__brings_the_same_detector_back():
         ({"category_ids": []}, "a whole number for each class"),
         ({"category_ids": [1, 2]}, "name the 2 classes"),
         ({"resize_to": [1, 10**9]}, "resizes images to"),
-        ({"options": {"channels": 10**9}}, "no detector of this version"),
+        ({"options": {"channels": 10**9}}, "lacks the option 'anchor' of its detector"),
         ({"options": {**DetectorOptions().to_dict(), "head_dim": 10**12}}, "gives a detector head_dim"),
         ({"options": {**DetectorOptions().to_dict(), "cascade": "yes"}}, "gives a detector cascade"),
     ],

@@ -9,11 +9,9 @@ from torch import Tensor
 from torchvision import tv_tensors
 
 from paucal.data.dataset import SampleKey
-from paucal.tasks.detection.batch import BoxedDataset, BoxSample, collate_boxes
-from paucal.tasks.detection.instance_masks.copy_paste import CopyPaste, paste
-from paucal.tasks.detection.instance_masks.fitting import fit_to_masks
-from paucal.tasks.detection.opening import open_boxed
-from paucal.tasks.detection.views import Jitter, evaluation_view, training_view
+from paucal.tasks.detection.batches import BoxedDataset, BoxSample, collate_boxes
+from paucal.tasks.detection.images import open_boxed
+from paucal.tasks.detection.views import CopyPaste, Jitter, evaluation_view, fit_to_masks, paste, training_view
 from tasks.detection.outlined import write_outlined
 
 PLAIN = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)

@@ -9,12 +9,11 @@ from faster_coco_eval import COCO, COCOeval_faster
 
 from paucal.metrics.intervals import Bootstrap
 from paucal.metrics.measures import value_of
-from paucal.tasks.detection.annotations import Boxes
-from paucal.tasks.detection.document import coco_document
-from paucal.tasks.detection.instance_masks.run_lengths import RunLengths, packed, unpacked
-from paucal.tasks.detection.judging import Found, coco_scores
-from paucal.tasks.detection.matching import MeanPrecision, match
-from paucal.tasks.detection.pictures import COLOURS, draw_found
+from paucal.tasks.detection.detections import Detections, coco_document
+from paucal.tasks.detection.evaluation import MeanPrecision, coco_scores, match_detections
+from paucal.tasks.detection.images import Boxes
+from paucal.tasks.detection.masks import RunLengths, pack_mask, unpack_mask
+from paucal.tasks.detection.pictures import COLOURS, draw_detections
 from paucal.types import UserError
 
 SIZE = (120, 160)
@@ -39,10 +38,10 @@ def boxed(masks: list[np.ndarray]) -> np.ndarray:
 
 
 def runs(masks: list[np.ndarray]) -> tuple[RunLengths, ...]:
-    return tuple(packed(mask) for mask in masks)
+    return tuple(pack_mask(mask) for mask in masks)
 
 
-def sets(images: int = 25, seed: int = 0, crowds: float = 0.0) -> tuple[list[Found], list[Boxes]]:
+def sets(images: int = 25, seed: int = 0, crowds: float = 0.0) -> tuple[list[Detections], list[Boxes]]:
     generator = np.random.default_rng(seed)
     answers, objects = [], []
     for _ in range(images):
@@ -62,7 +61,7 @@ def sets(images: int = 25, seed: int = 0, crowds: float = 0.0) -> tuple[list[Fou
         scores = np.sort(generator.random(count + 2).astype(np.float32).round(4))[::-1].copy()
         order = generator.permutation(count + 2)
         named = np.concatenate([labels, generator.integers(0, 3, 2)])
-        answers.append(Found(whole[order], scores, named[order], runs([found[place] for place in order])))
+        answers.append(Detections(whole[order], scores, named[order], runs([found[place] for place in order])))
     return answers, objects
 
 
@@ -76,7 +75,7 @@ def truth_file(path: Path, objects: list[Boxes]) -> Path:
                 {
                     **{"id": len(annotations) + 1, "image_id": image, "category_id": int(one.labels[place]) + 1},
                     **{"bbox": [left, top, right - left, bottom - top], "iscrowd": int(one.crowd[place])},
-                    "area": int(unpacked(mask).sum()),
+                    "area": int(unpack_mask(mask).sum()),
                     "segmentation": {"size": [*SIZE], "counts": mask["counts"].decode()},
                 }
             )
@@ -111,7 +110,7 @@ def test_scores__are_those_of_cocos_program_on_written_files(tmp_path: Path, see
 @pytest.mark.parametrize(("seed", "crowds"), [(0, 0.0), (1, 0.3)])
 def test_matches__of_masks_give_the_same_average_precision_and_its_interval(seed: int, crowds: float):
     answers, objects = sets(seed=seed, crowds=crowds)
-    theirs, ours = coco_scores(answers, objects, 4), match(answers, objects, 4, masks=True)
+    theirs, ours = coco_scores(answers, objects, 4), match_detections(answers, objects, 4, masks=True)
     once = np.ones(len(answers))
     assert value_of(MeanPrecision(ours), len(answers)) == pytest.approx(theirs["mask_ap"], abs=1e-5)
     assert value_of(MeanPrecision(ours, slice(0, 1)), len(answers)) == pytest.approx(theirs["mask_ap50"], abs=1e-5)
@@ -134,9 +133,9 @@ def test_perfect_masks__have_1_and_masks_elsewhere_in_the_box_have_0():
         Boxes(box, label, np.zeros(1, bool), SIZE, runs([mask])),
         Boxes(box[:0], label[:0], label[:0] > 0, SIZE, ()),
     ]
-    nothing = Found(box[:0], np.zeros(0, np.float32), label[:0], ())
-    perfect = coco_scores([Found(box, np.ones(1, np.float32), label, runs([mask])), nothing], objects, 1)
-    beside = coco_scores([Found(box, np.ones(1, np.float32), label, runs([mask[:, ::-1]])), nothing], objects, 1)
+    nothing = Detections(box[:0], np.zeros(0, np.float32), label[:0], ())
+    perfect = coco_scores([Detections(box, np.ones(1, np.float32), label, runs([mask])), nothing], objects, 1)
+    beside = coco_scores([Detections(box, np.ones(1, np.float32), label, runs([mask[:, ::-1]])), nothing], objects, 1)
     assert (perfect["ap"], perfect["mask_ap"]) == pytest.approx((1, 1))
     assert (beside["ap"], beside["mask_ap"], beside["mask_recall"]) == pytest.approx((1, 0, 0))
     none = coco_scores([nothing, nothing], objects, 1)
@@ -145,7 +144,7 @@ def test_perfect_masks__have_1_and_masks_elsewhere_in_the_box_have_0():
 
 def test_boxes_alone__are_judged_without_masks():
     answers, objects = sets(4)
-    bare = [Found(one.boxes, one.scores, one.labels) for one in answers]
+    bare = [Detections(one.boxes, one.scores, one.labels) for one in answers]
     assert not any(name.startswith("mask") for name in coco_scores(bare, objects, 4))
     with pytest.raises(UserError, match="answers boxes only: train one with --masks on"):
         bare[0].mask(0)
@@ -156,7 +155,7 @@ def test_found_above__a_score_keeps_the_masks_of_what_is_kept():
     kept = found.above(float(found.scores[2]))
     assert kept.masks == (found.masks or ())[: len(kept)]
     assert len(kept) >= 3
-    assert np.array_equal(kept.mask(1), unpacked(found.masks[1]).astype(bool))  # type: ignore[index]
+    assert np.array_equal(kept.mask(1), unpack_mask(found.masks[1]).astype(bool))  # type: ignore[index]
 
 
 def test_document__holds_masks_that_cocos_program_reads():
@@ -168,9 +167,9 @@ def test_document__holds_masks_that_cocos_program_reads():
             row = next(rows)
             told = row["segmentation"]
             assert np.array_equal(
-                unpacked(RunLengths(size=told["size"], counts=told["counts"].encode())), unpacked(mask)
+                unpack_mask(RunLengths(size=told["size"], counts=told["counts"].encode())), unpack_mask(mask)
             )
-            assert row["area"] == unpacked(mask).sum()
+            assert row["area"] == unpack_mask(mask).sum()
 
 
 def test_pictures__mix_half_a_colour_into_the_pixels_of_a_mask():
@@ -179,15 +178,15 @@ def test_pictures__mix_half_a_colour_into_the_pixels_of_a_mask():
     mask = np.zeros(SIZE, dtype=bool)
     mask[60:100, 40:80] = True
     box, label = np.asarray([[20, 50, 100, 110]], np.float32), np.ones(1, np.int64)
-    found = Found(box, np.asarray([0.9], np.float32), label, runs([mask]))
+    found = Detections(box, np.asarray([0.9], np.float32), label, runs([mask]))
     colour = ImageColor.getrgb(COLOURS[1])
     for size in ((160, 120), (80, 60)):  # (width, height); images may be drawn smaller than they were annotated
         factor = size[0] / SIZE[1]
         nothing = Boxes(box[:0], label[:0], label[:0] > 1, SIZE)
-        picture = draw_found(Image.new("RGB", size, (100, 100, 100)), found, NAMES, nothing)
+        picture = draw_detections(Image.new("RGB", size, (100, 100, 100)), found, NAMES, nothing)
         inside = picture.getpixel((round(60 * factor), round(80 * factor)))
         assert inside == pytest.approx([(100 + one) / 2 for one in colour], abs=2)
         assert picture.getpixel((round(30 * factor), round(80 * factor))) == (100, 100, 100)
-    weak = Found(box, np.asarray([0.1], np.float32), label, runs([mask]))
-    untouched = draw_found(Image.new("RGB", (160, 120), (100, 100, 100)), weak, NAMES)
+    weak = Detections(box, np.asarray([0.1], np.float32), label, runs([mask]))
+    untouched = draw_detections(Image.new("RGB", (160, 120), (100, 100, 100)), weak, NAMES)
     assert untouched.getpixel((60, 80)) == (100, 100, 100)

@@ -1,32 +1,31 @@
-"""What `model.json` says of a detector."""
+"""A detector: its card in `model.json`, and a trained detector loaded from a run."""
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeGuard
 
 import torch
 
 from paucal.backbones import BackboneSpec
-from paucal.backbones.stage_maps import stage_maps
 from paucal.models.card import FORMAT, ModelCard
 from paucal.models.preprocessing import MAX_SIDE
 from paucal.models.saved import load_saved
 from paucal.models.tasks import DETECTION
 from paucal.runs import RunFolder
-from paucal.tasks.detection.detector import Detector
-from paucal.tasks.detection.options import DetectorOptions
+from paucal.tasks.detection.network.detector import Detector, build_detector
+from paucal.tasks.detection.network.options import DetectorOptions
 from paucal.types import UserError
 
 
 @dataclass(frozen=True)
 class DetectorCard(ModelCard):
-    """How to build a detector, and what it gives.
+    """How to build a detector, and what its classes mean.
 
     Attributes:
-        options: of the detector.
-        category_ids: the number of each class in the files it was trained on.
-        resize_to: most pixels of an image's shorter and longer side.
+        options: Options of the detector.
+        category_ids: Number of each class in the annotation files that it was trained on.
+        resize_to: Largest pixels of an image's shorter and longer side.
     """
 
     task: ClassVar[str] = DETECTION
@@ -65,30 +64,16 @@ def _are_whole_numbers(values: Any) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(type(value) is int for value in values)
 
 
-def build_detector(
-    spec: BackboneSpec, classes: int, options: DetectorOptions, drop_path_rate: float | None = None
-) -> Detector:
-    """Build a detector on a backbone.
-
-    Raises:
-        UserError: the backbone cannot be built, or gives no maps of the strides that are needed.
-    """
-    stages = stage_maps(replace(spec, pretrained=False), drop_path_rate, options.finest)
-    if not stages.strides:
-        raise UserError(f"{spec.name} has no map of a stride from {options.finest} pixels up: choose another model.")
-    return Detector(stages, classes, options)
-
-
 def load_detector(
     run: str | os.PathLike[str] | RunFolder, device: torch.device | str = "cpu"
 ) -> tuple[Detector, DetectorCard, torch.device]:
-    """Load the detector of a run, ready to detect.
+    """Load the detector of a run for predictions.
 
     Returns:
         The detector, its card, and the device as torch names it.
 
     Raises:
-        UserError: there is no such run, it is that of another verb, has saved no model yet, its files do not fit each
+        UserError: The run does not exist, belongs to another verb, or has saved no model yet, its files do not fit each
             other, or torch cannot use the device.
     """
     with torch.random.fork_rng(devices=[]):

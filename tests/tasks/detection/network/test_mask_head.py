@@ -11,16 +11,15 @@ from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.ops import roi_align
 
 from paucal.objectives.finetuning import FineTuning
-from paucal.tasks.detection.batch import BoxBatch
-from paucal.tasks.detection.card import build_detector
-from paucal.tasks.detection.cascade import CascadeHeads
-from paucal.tasks.detection.detector import Detector
-from paucal.tasks.detection.instance_masks.head import mask_layers, mask_loss, mean_masks, pasted_masks
-from paucal.tasks.detection.instance_masks.run_lengths import unpacked
-from paucal.tasks.detection.judging import found_in
+from paucal.tasks.detection.batches import BoxBatch
+from paucal.tasks.detection.detections import rescale
+from paucal.tasks.detection.masks import paste_masks, unpack_mask
+from paucal.tasks.detection.network.cascade import CascadeHeads
+from paucal.tasks.detection.network.detector import Detector, build_detector
+from paucal.tasks.detection.network.options import DetectorOptions
+from paucal.tasks.detection.network.region_heads import mask_layers, mask_loss, mean_masks
 from paucal.tasks.detection.objective import Detection
-from paucal.tasks.detection.options import DetectorOptions
-from tasks.detection.test_detector import SPECS, START, TINY, batch, both
+from tasks.detection.network.test_detector import SPECS, START, TINY, batch, both
 
 
 def made(cascade: bool = False) -> Detector:
@@ -133,7 +132,7 @@ def test_answers__of_an_image_without_objects_have_no_masks(cascade: bool):
     with torch.no_grad():
         answer = detector(torch.zeros(1, 3, 96, 100), [(96, 100)])[0]
     assert answer["masks"].shape == (0, 1, 28, 28)
-    found = found_in(answer, (96, 100), (192, 200))
+    found = rescale(answer, (96, 100), (192, 200))
     assert (len(found), found.masks) == (0, ())
 
 
@@ -141,13 +140,13 @@ def test_pasted_masks__fill_their_boxes_in_the_pixels_of_the_image():
     boxes = torch.tensor([[10.0, 20.0, 38.0, 48.0], [-5.0, 60.0, 30.0, 90.0]])
     half = torch.zeros(28, 28)
     half[:, :14] = 1
-    whole, left = pasted_masks(torch.stack([torch.ones(28, 28), half])[:, None], boxes, (80, 100))
+    whole, left = paste_masks(torch.stack([torch.ones(28, 28), half])[:, None], boxes, (80, 100))
     expected = np.zeros((80, 100), dtype=bool)
     expected[20:48, 10:38] = True
-    differing = np.argwhere(unpacked(whole).astype(bool) != expected)
+    differing = np.argwhere(unpack_mask(whole).astype(bool) != expected)
     # torchvision pads the cells by one on each side, and rounds the box that this makes larger to whole pixels.
     assert all(min(abs(row - 20), abs(row - 48), abs(column - 10), abs(column - 38)) <= 1 for row, column in differing)
-    mask = unpacked(left).astype(bool)
+    mask = unpack_mask(left).astype(bool)
     assert mask[62:, :11].all()
     assert not mask[:58].any()
     assert not mask[:, 15:].any()
@@ -169,7 +168,7 @@ def test_a_few_steps__find_the_pixels_of_an_object(cascade: bool):
         optimizer.step()
     with torch.no_grad():
         answer = objective.eval().detector(seen.images, seen.image_sizes())[0]
-    found = found_in(answer, (96, 100), (96, 100))
+    found = rescale(answer, (96, 100), (96, 100))
     place = int(np.flatnonzero(found.labels == 0)[0])
     mask, wanted = found.mask(place), seen.masks[0][0].bool().numpy()
     box = filled(seen.boxes[0], (96, 100))[0].bool().numpy()

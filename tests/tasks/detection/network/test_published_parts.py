@@ -9,15 +9,13 @@ from torch import Tensor, nn
 from torchvision.ops import box_iou
 
 from paucal.objectives.finetuning import FineTuning
-from paucal.tasks.detection.card import build_detector
-from paucal.tasks.detection.cascade import CascadeHeads, likeliest
-from paucal.tasks.detection.detector import Detector
+from paucal.tasks.detection.network.cascade import CascadeHeads, likeliest_class
+from paucal.tasks.detection.network.detector import Detector, build_detector
+from paucal.tasks.detection.network.options import DetectorOptions
+from paucal.tasks.detection.network.proposals import ObjectMatcher
+from paucal.tasks.detection.network.region_heads import AlignedPooling, RegionHeads
 from paucal.tasks.detection.objective import Detection
-from paucal.tasks.detection.options import DetectorOptions
-from paucal.tasks.detection.pooling import AlignedPooling
-from paucal.tasks.detection.proposals import ObjectMatcher
-from paucal.tasks.detection.region_heads import RegionHeads
-from tasks.detection.test_detector import SPECS, START, TINY, batch
+from tasks.detection.network.test_detector import SPECS, START, TINY, batch
 
 PUBLISHED = {
     "detector": DetectorOptions(
@@ -266,11 +264,11 @@ def test_next_heads__get_the_box_of_the_own_class_or_of_the_likeliest():
     heads = made("cascade").heads
     assert isinstance(heads, CascadeHeads)
     logits = torch.tensor([[9.0, 1.0, 3.0, 2.0], [0.0, 5.0, 1.0, 1.0]])
-    assert likeliest(logits).tolist() == [2, 1]  # the background is no class
+    assert likeliest_class(logits).tolist() == [2, 1]  # the background is no class
     deltas = torch.zeros(2, 16)
     deltas[:, 8:12] = torch.tensor([1.0, 0.0, 0.0, 0.0])  # of class 2: a tenth of the width to the right
     regions = [torch.tensor([[10.0, 10.0, 30.0, 30.0], [10.0, 10.0, 30.0, 30.0]])]
-    (moved,) = heads.heads[0].refine(deltas, likeliest(logits), regions, [(100, 100)])
+    (moved,) = heads.heads[0].refine(deltas, likeliest_class(logits), regions, [(100, 100)])
     torch.testing.assert_close(moved, torch.tensor([[12.0, 10.0, 32.0, 30.0], [10.0, 10.0, 30.0, 30.0]]))
 
 

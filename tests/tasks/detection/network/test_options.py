@@ -1,15 +1,15 @@
 """Options of a detector: what older cards mean, and what a damaged one cannot."""
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from typing import Literal
 
 import pytest
 import torch
 
-from paucal.tasks.detection.card import build_detector
-from paucal.tasks.detection.heads import HEADS, RegionHead
-from paucal.tasks.detection.options import DetectorOptions
+from paucal.tasks.detection.network.detector import build_detector
+from paucal.tasks.detection.network.options import FIRST_OPTIONS, HEADS, DetectorOptions, RegionHead
 from paucal.types import UserError
-from tasks.detection.test_detector import SPECS, TINY
+from tasks.detection.network.test_detector import SPECS, TINY
 
 # As the first version that stored detectors wrote them.
 OLDEST = {
@@ -30,7 +30,7 @@ def test_oldest_cards__open_with_what_they_were_trained_with():
 
 
 def test_every_option_since__may_lack_in_a_card():
-    assert {item.name for item in fields(DetectorOptions) if not item.metadata.get("added")} == set(OLDEST)
+    assert set(OLDEST) == FIRST_OPTIONS < {item.name for item in fields(DetectorOptions)}
     whole = DetectorOptions(head="4conv1fc", box_loss="giou", matching="anchors", candidates=7).to_dict()
     assert DetectorOptions.from_dict(whole).to_dict() == whole
     for name in set(whole) - set(OLDEST):
@@ -50,13 +50,41 @@ def test_every_option_since__may_lack_in_a_card():
     ids=str,
 )
 def test_damaged_options__are_refused(change: dict):
-    with pytest.raises(UserError, match=r"gives a detector|no detector of this version"):
+    with pytest.raises(UserError, match="gives a detector"):
         DetectorOptions.from_dict({**OLDEST, **change})
+
+
+@dataclass(frozen=True)
+class LaterOptions(DetectorOptions):
+    """The options of a later version, with two more."""
+
+    blur: float = 0.5
+    order: Literal["first", "last"] = "first"
+
+
+def test_a_new_option__needs_no_declaration_to_open_older_cards_with_its_default():
+    assert LaterOptions.from_dict(OLDEST) == LaterOptions(**OLDEST)
+    later = LaterOptions(**OLDEST, blur=1.5, order="last")
+    assert LaterOptions.from_dict(later.to_dict()) == later
+    for change in ({"order": "middle"}, {"blur": 1}, {"blur": -0.5}):
+        with pytest.raises(UserError, match=f"gives a detector {next(iter(change))}"):
+            LaterOptions.from_dict({**OLDEST, **change})
+
+
+def test_an_unknown_option__is_refused_by_its_name():
+    with pytest.raises(UserError, match=r"the option 'blur', which this version of paucal does not have: update"):
+        DetectorOptions.from_dict(LaterOptions(**OLDEST).to_dict())
+
+
+@pytest.mark.parametrize("stored", [None, [], "2fc"], ids=str)
+def test_options_that_are_not_a_table__are_refused(stored: object):
+    with pytest.raises(UserError, match="no options of its detector"):
+        DetectorOptions.from_dict(stored)
 
 
 @pytest.mark.parametrize("name", OLDEST)
 def test_cards_that_lack_an_option_of_the_first_version__are_refused(name: str):
-    with pytest.raises(UserError, match="no detector of this version"):
+    with pytest.raises(UserError, match=f"lacks the option '{name}' of its detector"):
         DetectorOptions.from_dict({key: value for key, value in OLDEST.items() if key != name})
 
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from paucal.data.boxes.annotations import unpack_run_lengths
-from paucal.tasks.detection.instance_masks.outlines import mask_of_outline, masks_of
-from paucal.tasks.detection.instance_masks.run_lengths import packed, unpacked
-from paucal.tasks.detection.opening import open_boxed
+from paucal.tasks.detection.images import open_boxed
+from paucal.tasks.detection.masks import mask_of_outline, masks_of_outlines, pack_mask, unpack_mask
 from paucal.types import UserError
 from tasks.detection.made import change, write_coco, write_voc
 from tasks.detection.outlined import SIZE, drawn, outline, scenes, write_outlined
@@ -23,32 +22,32 @@ WHERE = "a.json gives 'a.png' an outline of 'disc'"
 
 def forms(mask: np.ndarray) -> list[dict[str, Any]]:
     """Return both forms of lengths of runs."""
-    runs = packed(mask)
+    runs = pack_mask(mask)
     counts = unpack_run_lengths(runs["counts"]).tolist()
     return [{"size": [*SIZE], "counts": counts}, {"size": [*SIZE], "counts": runs["counts"].decode()}]
 
 
 def test_polygons__cover_the_pixels_of_their_shape():
-    rectangle = unpacked(mask_of_outline([outline(*RECTANGLE)], SIZE, WHERE)).astype(bool)
+    rectangle = unpack_mask(mask_of_outline([outline(*RECTANGLE)], SIZE, WHERE)).astype(bool)
     assert np.array_equal(rectangle, drawn(*RECTANGLE))
-    disc = unpacked(mask_of_outline([outline(*DISC)], SIZE, WHERE)).astype(bool)
+    disc = unpack_mask(mask_of_outline([outline(*DISC)], SIZE, WHERE)).astype(bool)
     # Drawing rounds an outline to whole pixels, and 32 points lie on a disc, not around it.
     assert (disc ^ drawn(*DISC)).sum() < 0.1 * drawn(*DISC).sum()
-    both = unpacked(mask_of_outline([outline(*DISC), outline(*RECTANGLE)], SIZE, WHERE)).astype(bool)
+    both = unpack_mask(mask_of_outline([outline(*DISC), outline(*RECTANGLE)], SIZE, WHERE)).astype(bool)
     assert np.array_equal(both, disc | rectangle)
 
 
 def test_every_form__gives_the_same_mask():
     mask = drawn(*DISC)
     for form in forms(mask):
-        assert np.array_equal(unpacked(mask_of_outline(form, SIZE, WHERE)), mask)
+        assert np.array_equal(unpack_mask(mask_of_outline(form, SIZE, WHERE)), mask)
 
 
 def test_polygons__over_the_edge_are_cut_there():
     over = mask_of_outline([outline("rectangle", -10, 40, 30, 60)], SIZE, WHERE)
     expected = np.zeros(SIZE, dtype=bool)
     expected[40:, :20] = True
-    assert np.array_equal(unpacked(over), expected)
+    assert np.array_equal(unpack_mask(over), expected)
 
 
 GOOD = forms(drawn(*DISC))
@@ -98,52 +97,52 @@ def test_outlines__that_cannot_be_meant_are_refused_in_one_sentence(kind: str):
 def test_masks_of__are_missing_for_an_image_where_a_box_has_no_outline():
     box, tally = (50.0, 30.0, 70.0, 55.0), Counter[str]()
     shape = [outline(*RECTANGLE)]
-    whole = masks_of([shape, shape], [box, box], [False, False], SIZE, [WHERE] * 2, tally)
+    whole = masks_of_outlines([shape, shape], [box, box], [False, False], SIZE, [WHERE] * 2, tally)
     assert whole is not None
     assert len(whole) == 2
     assert tally["bare"] == 0
-    assert masks_of([shape, []], [box, box], [False, False], SIZE, [WHERE] * 2, tally) is None
+    assert masks_of_outlines([shape, []], [box, box], [False, False], SIZE, [WHERE] * 2, tally) is None
     assert tally["bare"] == 1
-    crowd = masks_of([shape, None], [box, box], [False, True], SIZE, [WHERE] * 2, tally)
+    crowd = masks_of_outlines([shape, None], [box, box], [False, True], SIZE, [WHERE] * 2, tally)
     assert crowd is not None
-    assert np.array_equal(unpacked(crowd[1]), drawn(*RECTANGLE))
+    assert np.array_equal(unpack_mask(crowd[1]), drawn(*RECTANGLE))
     assert tally["bare"] == 1
 
 
 def test_outlines__without_a_pixel_stand_for_their_box():
     tally = Counter[str]()
-    found = masks_of([[[3.1, 3.1, 3.2, 3.1, 3.2, 3.2]]], [(3.0, 3.0, 4.0, 4.0)], [False], SIZE, [WHERE], tally)
+    found = masks_of_outlines([[[3.1, 3.1, 3.2, 3.1, 3.2, 3.2]]], [(3.0, 3.0, 4.0, 4.0)], [False], SIZE, [WHERE], tally)
     assert found is not None
-    assert np.argwhere(unpacked(found[0])).tolist() == [[3, 3]]
+    assert np.argwhere(unpack_mask(found[0])).tolist() == [[3, 3]]
     assert tally["pixelless"] == 1
 
 
 def test_outlines__apart_from_their_box_are_refused():
     with pytest.raises(UserError, match="lies outside of its box"):
-        masks_of([[outline(*DISC)]], [(60.0, 30.0, 80.0, 50.0)], [False], SIZE, [WHERE], Counter())
+        masks_of_outlines([[outline(*DISC)]], [(60.0, 30.0, 80.0, 50.0)], [False], SIZE, [WHERE], Counter())
 
 
 def test_sets__have_the_masks_of_their_objects(tmp_path: Path):
     boxed = open_boxed(write_outlined(tmp_path / "set").parent)
-    assert boxed.bare == 0
+    assert boxed.without_outline == 0
     for index, (_, rows) in enumerate(scenes(6)):
-        masks = boxed.of(index).masks
+        masks = boxed.boxes_of(index).masks
         assert masks is not None
         for mask, row in zip(masks, rows, strict=True):
-            assert (unpacked(mask).astype(bool) ^ drawn(*row)).sum() < 0.1 * drawn(*row).sum()
+            assert (unpack_mask(mask).astype(bool) ^ drawn(*row)).sum() < 0.1 * drawn(*row).sum()
     assert boxed.images.notes == ()
 
 
 def test_sets__without_outlines_have_no_masks_and_a_count_of_what_lacks_them(tmp_path: Path):
     file = write_coco(tmp_path / "coco")
     for boxed in (open_boxed(file), open_boxed(write_voc(tmp_path / "voc"))):
-        assert boxed.bare == boxed.total > 0
+        assert boxed.without_outline == boxed.count_boxes() > 0
         assert all(one.masks is None for one in boxed.boxes.values())
     rows = json.loads(file.read_text())["annotations"]
     left, top, width, height = rows[0]["bbox"]
     rows[0]["segmentation"] = [outline("rectangle", left, top, width, height)]
     change(file, annotations=rows)
-    assert open_boxed(file).bare == len(rows) - 1
+    assert open_boxed(file).without_outline == len(rows) - 1
 
 
 def test_unread_outlines__are_not_looked_at(tmp_path: Path):
@@ -154,4 +153,4 @@ def test_unread_outlines__are_not_looked_at(tmp_path: Path):
     with pytest.raises(UserError, match=r"_annotations.coco.json gives '0.png' \(96x64 pixels\) an outline of"):
         open_boxed(file)
     unread = open_boxed(file, outlines=False)
-    assert unread.bare == unread.total == len(rows)
+    assert unread.without_outline == unread.count_boxes() == len(rows)
