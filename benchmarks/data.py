@@ -32,12 +32,12 @@ from torchvision.transforms import v2
 from measuring import ratio, store, surroundings
 from paucal.data.dataset import ViewDataset
 from paucal.data.decode import Reading
-from paucal.data.decoded.folder import VARIABLE
+from paucal.data.decoded.cache_folder import VARIABLE
 from paucal.data.decoded.prepare import prepare_images, side_for
 from paucal.data.loader import make_train_loader
 from paucal.data.sampler import StepSampler
 from paucal.data.sources.opening import open_images
-from paucal.data.views.augment import Augmentation
+from paucal.data.views.augmentation import Augmentation
 from paucal.data.views.normalisation import Normalisation, compute_normalisation
 from paucal.data.views.transforms import TrainTransform
 from paucal.methods.training_settings import TrainSettings

@@ -28,14 +28,18 @@ from paucal.backbones import BackboneSpec
 from paucal.data.loader import make_eval_loader
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import make_split
-from paucal.evaluation.protocols.extraction import Extraction, extract
-from paucal.evaluation.protocols.feature_cache import FeatureCache
-from paucal.evaluation.protocols.feature_reader import POOLED
-from paucal.evaluation.protocols.judged_data import judged_data, limit
+from paucal.evaluation.protocols.data import evaluation_data, limit
+from paucal.evaluation.protocols.features import POOLED, Extraction, FeatureCache, extract
 from paucal.evaluation.protocols.knn import nearest
-from paucal.evaluation.protocols.lambda_search import POINTS, Searched, search_strength, strength_at
-from paucal.evaluation.protocols.logistic import Solver, fit_selected
-from paucal.evaluation.protocols.subjects import Subject, random_backbone
+from paucal.evaluation.protocols.logistic import (
+    POINTS,
+    SearchResult,
+    Solver,
+    fit_selected,
+    search_strength,
+    strength_at,
+)
+from paucal.models.frozen import FrozenBackbone, random_backbone
 from paucal.models.preprocessing import Preprocessing
 
 PREPROCESSING = Preprocessing((16, 16), 1.0, "bicubic", (0.5, 0.5, 0.5), (0.3, 0.3, 0.3))
@@ -49,22 +53,22 @@ def clock() -> float:
     return time.process_time()
 
 
-def toy_subject(device: str) -> Subject:
+def toy_subject(device: str) -> FrozenBackbone:
     """Return a small ViT with random weights at 16 pixels."""
     spec = BackboneSpec("vit_mini", 0, image_size=(16, 16))
-    return Subject("vit_mini", "random, seed 0", spec, random_backbone(spec, 0).to(device), PREPROCESSING)
+    return FrozenBackbone("vit_mini", "random, seed 0", spec, random_backbone(spec, 0).to(device), PREPROCESSING)
 
 
-def sweep(score: Callable[[float], float]) -> Searched:
+def sweep(score: Callable[[float], float]) -> SearchResult:
     """Try every lambda of the grid; of equal scores the larger one wins."""
     scores = {position: score(strength_at(position)) for position in range(POINTS)}
-    return Searched(max(scores, key=lambda position: (scores[position], position)), scores)
+    return SearchResult(max(scores, key=lambda position: (scores[position], position)), scores)
 
 
 def measure_search(device: str, most: int) -> dict[str, Any]:
     """Time the search and the sweep once each: they take long, and differ by a factor."""
     images = open_images("digits")
-    data = limit(judged_data(images, make_split(images, 0, val_fraction=0.2)), most, 0)
+    data = limit(evaluation_data(images, make_split(images, 0, val_fraction=0.2)), most, 0)
     features = extract(toy_subject(device), images, data.used, [POOLED], Extraction())[POOLED].to(device)
     labels = data.labels[torch.from_numpy(data.used)]
     train, val = ((features[data.rows(part)], labels[data.rows(part)]) for part in ("train", "val"))

@@ -17,7 +17,7 @@ import torch
 
 import paucal  # noqa: F401, for its models
 from measuring import interleaved, ratio, store, surroundings
-from paucal.data.loader import images_together
+from paucal.data.loader import inference_batch_size
 from paucal.memory import kept_memory
 
 MODELS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -46,7 +46,7 @@ def rows_of(name: str, repeats: int) -> list[dict[str, Any]]:
     """Return times of answers for several batches, and of training steps."""
     side, arguments = MODELS[name]
     model = timm.create_model(name, num_classes=10, **arguments)
-    chosen = images_together((side, side), "cpu")
+    chosen = inference_batch_size((side, side), "cpu")
     rows = []
     for batch in sorted({16, 64, chosen} | ({256} if side < 100 else set())):
         seconds = interleaved(answers(model, batch, side), repeats, "cpu")

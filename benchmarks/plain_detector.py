@@ -24,13 +24,12 @@ from torchvision.models.detection import fasterrcnn_mobilenet_v3_large_320_fpn
 from torchvision.transforms.v2 import functional as change
 
 from measuring import store, surroundings
-from paucal.data.splits.file import read_split
+from paucal.data.splits.split_csv import read_split
 from paucal.runner.run_folder import stored_settings
 from paucal.runs import RunFolder, open_run
-from paucal.tasks.detection.annotations import BoxedImages
-from paucal.tasks.detection.judging import Found
-from paucal.tasks.detection.measured import measured
-from paucal.tasks.detection.opening import open_boxed
+from paucal.tasks.detection.detections import Detections
+from paucal.tasks.detection.evaluation import evaluate_detections
+from paucal.tasks.detection.images import BoxedImages, open_boxed
 from paucal.tasks.detection.settings import DetectSettings
 
 WARMUP = 0.1  # of the time: a number of steps would be most of a short run on a slow processor
@@ -65,7 +64,9 @@ def one(run: RunFolder, settings: DetectSettings, seed: int, seconds: float) -> 
     )
     steps = train(detector, boxed, np.flatnonzero(parts == "train"), seed, seconds, batch, side)
     tests = [int(index) for index in np.flatnonzero(parts == "test")]
-    judged = measured(answers(detector, boxed, tests, side), [boxed.of(index) for index in tests], boxed.classes)
+    judged = evaluate_detections(
+        answers(detector, boxed, tests, side), [boxed.boxes_of(index) for index in tests], boxed.classes
+    )
     found = {"seed": seed, "steps": steps, "ap": judged.metrics["ap"], "ap50": judged.metrics["ap50"]}
     print(found, flush=True)
     return found
@@ -95,7 +96,7 @@ def train(detector: Any, boxed: BoxedImages, order: Any, seed: int, seconds: flo
 def read(boxed: BoxedImages, index: int, side: int) -> tuple[Tensor, dict[str, Tensor]]:
     """Return an image of at most `side` pixels, from 0 to 1, and what torchvision learns from it."""
     picture = boxed.images.store.read(index)
-    known = boxed.of(index)
+    known = boxed.boxes_of(index)
     picture.thumbnail((side, side))
     scale = np.array([picture.width / known.size[1], picture.height / known.size[0]] * 2)
     kept = ~known.crowd
@@ -115,17 +116,17 @@ def mirrored(image: Tensor, target: dict[str, Tensor]) -> tuple[Tensor, dict[str
 
 
 @torch.inference_mode()
-def answers(detector: Any, boxed: BoxedImages, indices: list[int], side: int) -> list[Found]:
+def answers(detector: Any, boxed: BoxedImages, indices: list[int], side: int) -> list[Detections]:
     """Return what is found, in pixels of the images as they were annotated."""
     detector.eval()
     found = []
     for index in indices:
         image, _ = read(boxed, index, side)
         answer = detector([image])[0]
-        height, width = boxed.of(index).size
+        height, width = boxed.boxes_of(index).size
         scale = torch.tensor([width / image.shape[-1], height / image.shape[-2]] * 2)
         boxes = (answer["boxes"] * scale).numpy()
-        found.append(Found(boxes, answer["scores"].numpy(), (answer["labels"] - 1).numpy()))
+        found.append(Detections(boxes, answer["scores"].numpy(), (answer["labels"] - 1).numpy()))
     return found
 
 

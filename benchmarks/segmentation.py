@@ -15,8 +15,7 @@ import numpy as np
 from PIL import ImageFilter
 
 from paucal.data.masks.coding import IGNORED
-from paucal.metrics.measures import value_of
-from paucal.metrics.pixels import PixelScores
+from paucal.metrics.measures import PixelScores, value_of
 from paucal.runner.console import SilentConsole
 from paucal.runner.run_folder import stored_settings
 from paucal.runs import open_run

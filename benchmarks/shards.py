@@ -27,17 +27,17 @@ from paucal.data.images import ImageSet
 from paucal.data.loader import make_train_loader
 from paucal.data.sampler import StepSampler
 from paucal.data.shards import stream as streams
+from paucal.data.shards.folders import LocalShardFolder
 from paucal.data.shards.index import NAME, ShardIndex, read_index
 from paucal.data.shards.opening import open_shards
-from paucal.data.shards.place import LocalPlace
-from paucal.data.shards.tar_index import index_tar
-from paucal.data.shards.texts import Texts
+from paucal.data.shards.tar import index_tar
 from paucal.data.shards.writing import write_shards
 from paucal.data.sources.opening import open_images
 from paucal.data.sources.source import SourceOptions
-from paucal.data.splits.file import read_split, write_split
 from paucal.data.splits.split import make_split
-from paucal.data.views.augment import Augmentation
+from paucal.data.splits.split_csv import read_split, write_split
+from paucal.data.string_arrays import StringArray
+from paucal.data.views.augmentation import Augmentation
 from paucal.data.views.normalisation import compute_normalisation
 from paucal.data.views.transforms import TrainTransform
 
@@ -74,14 +74,14 @@ def many(one: ShardIndex, names: list[str]) -> ShardIndex:
         offsets=np.tile(one.offsets, count),
         lengths=np.tile(one.lengths, count),
         labels=np.tile(one.labels, count),
-        keys=Texts.joined([one.keys] * count),
+        keys=StringArray.concatenate([one.keys] * count),
     )
 
 
 def run(folder: Path, workers: int, read_images: int) -> dict[str, Any]:
     """Do what a run does until its first batch, then read on, and go on in the middle as if it had been stopped."""
     begin = time.perf_counter()
-    images, _ = prepare_images(open_shards(LocalPlace(folder), SourceOptions()), Reading(side=64))
+    images, _ = prepare_images(open_shards(LocalShardFolder(folder), SourceOptions()), Reading(side=64))
     opened = time.perf_counter() - begin
     split = make_split(images)
     train = split.indices("train")
@@ -128,7 +128,7 @@ def run(folder: Path, workers: int, read_images: int) -> dict[str, Any]:
 
 def processes(folder: Path) -> dict[str, Any]:
     """Count how often two processes show each image of an epoch together."""
-    images = open_shards(LocalPlace(folder), SourceOptions())
+    images = open_shards(LocalShardFolder(folder), SourceOptions())
     assert images.stream is not None
     shown, begin = np.zeros(len(images), dtype=np.int64), time.perf_counter()
     for rank in range(2):

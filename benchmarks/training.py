@@ -32,12 +32,12 @@ from timm.utils.model_ema import ModelEmaV3
 
 import paucal
 from measuring import ratio, store, surroundings, synchronize
-from paucal.data.cache import cache_images
 from paucal.data.dataset import ViewDataset
+from paucal.data.decoded.in_memory import cache_images
 from paucal.data.loader import make_train_loader
 from paucal.data.sampler import StepSampler
 from paucal.data.sources.opening import open_images
-from paucal.data.views.augment import Augmentation, build_rand_augment
+from paucal.data.views.augmentation import Augmentation, build_rand_augment
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import TrainTransform
 from paucal.rules.backbone import model_arguments

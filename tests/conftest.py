@@ -42,10 +42,10 @@ def blank_pictures(request):
     if re.search(r"(?<!not )slow", request.config.option.markexpr):
         yield
         return
-    from paucal.evaluation import figures
+    from paucal.evaluation import plots
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "_drawn", _blank)
+        patch.setattr(plots, "_png_bytes", _blank)
         yield
 
 

@@ -11,8 +11,11 @@ import yaml
 from cli.calls import QUICK, table
 from paucal.cli.main import PURPOSES, VERBS, main
 from paucal.methods import pretraining, training
-from paucal.settings.chosen import CHOSEN
+from paucal.methods.pretraining_settings import PretrainSettings
+from paucal.methods.training_settings import TrainSettings
+from paucal.settings.options import chosen_settings
 from paucal.tasks.segmentation import rules as segmentation
+from paucal.tasks.segmentation.settings import SegmentSettings
 
 
 @pytest.mark.parametrize("verb", ["train", "pretrain"])
@@ -71,10 +74,10 @@ def test_overview__shows_every_verb_once():
 
 def test_chosen__are_the_settings_that_have_a_rule():
     of_methods = {name for entry in training.ENTRIES for name in entry.rules}
-    assert CHOSEN["train"] == set(training.SHARED_RULES) | of_methods
+    assert chosen_settings(TrainSettings) == set(training.SHARED_RULES) | of_methods
     of_methods = {name for entry in pretraining.METHODS.values() for name in entry.rules}
-    assert CHOSEN["segment"] == set(segmentation.RULES) | {"epochs", "warmup_epochs"}
-    assert CHOSEN["pretrain"] == set(pretraining.SHARED_RULES) | set(pretraining.LAST_RULES) | of_methods
+    assert chosen_settings(SegmentSettings) == set(segmentation.RULES) | {"epochs", "warmup_epochs"}
+    assert chosen_settings(PretrainSettings) == set(pretraining.SHARED_RULES) | set(pretraining.LAST_RULES) | of_methods
 
 
 def test_models__lists_ours_and_timms(capsys):

@@ -10,7 +10,7 @@ import paucal
 from cli.calls import SMALL, call, failure, make_photos, make_scenes, table
 from paucal.export.reading import load_model
 from paucal.models.tasks import CLASSIFICATION, SEGMENTATION, task_of
-from paucal.runs import open_model, open_run
+from paucal.runs import open_model_folder, open_run
 from paucal.types import UserError
 
 KNN = ["--protocol", "knn", "--no-cache", "--no-floor", "--bootstrap", "10", "--test-fraction", "0.3"]
@@ -38,7 +38,7 @@ def test_model_alone__predicts_explains_and_is_judged_as_its_run(alone, trained,
     scores = [json.loads((tmp_path / name / "metrics.json").read_text())["scores"] for name in ("one", "two")]
     assert scores[0] == scores[1]
     said = " ".join(capsys.readouterr().out.split())
-    assert f"whether the model was trained on these images cannot be told: {alone} has no split.csv" in said
+    assert f"whether the model was trained on these images is unknown: {alone} has no split.csv" in said
     assert call("eval", alone, others, *KNN, "--output", tmp_path / "knn") == 0
     assert {row["images"] for row in table(tmp_path / "knn/table.csv")} == {"3"}
     assert "does not say which data was used; give DATA" in failure(capsys, "eval", alone)
@@ -55,7 +55,7 @@ def test_model_alone__is_exported_and_served(alone, tmp_path, capsys):
 
 
 def test_model_alone__is_a_start_and_no_run_to_go_on_with(alone, tmp_path, capsys):
-    assert open_model(alone).path == alone
+    assert open_model_folder(alone).path == alone
     with pytest.raises(UserError, match="holds no run"):
         open_run(alone)
     assert "holds no run" in failure(capsys, "train", "--resume", alone)
@@ -71,4 +71,4 @@ def test_segmenter_alone__is_judged_as_its_run(tmp_path, capsys):
     others = make_scenes(tmp_path / "others", 3, seed=4)
     found = [paucal.evaluate(model, others, output=tmp_path / "out").metrics for model in (alone, tmp_path / "run")]
     assert found[0] == found[1]
-    assert "does not say on which images it was trained: give DATA" in failure(capsys, "eval", alone)
+    assert "does not name the images it was trained on: give DATA" in failure(capsys, "eval", alone)

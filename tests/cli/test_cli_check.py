@@ -49,10 +49,10 @@ def test_check__takes_images_without_labels(tmp_path, capsys):
 
 
 def test_check__judges_labels_by_the_pixels_where_there_are_no_weights(monkeypatch):
-    monkeypatch.setattr("paucal.verbs.check.features.weights_at_hand", lambda: None)
+    monkeypatch.setattr("paucal.verbs.check.labels.weights_at_hand", lambda: None)
     monkeypatch.setattr("paucal.verbs.check.launch.weights_at_hand", lambda: None)
     found = paucal.check("digits", labels=True)
-    assert "pixels alone" in found.judged_by
+    assert "plain pixels" in found.judged_by
     assert found.suspects is not None
     assert 0 < len(found.suspects) < 60  # digits that are hard to read, of 1,797
     assert found.to_dict()["suspected_labels"][0]["key"].startswith("digits#")

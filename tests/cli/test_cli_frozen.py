@@ -85,7 +85,7 @@ def test_eval__keeps_its_table_where_the_report_cannot_be_written(trained, capsy
         assert main(["eval", str(trained / "run"), "--protocol", "knn", *SHORT]) == 0
     finally:
         summary.write_bytes(sound)
-    assert "note: the report of the run is as it was (" in capsys.readouterr().out
+    assert "note: the report of the run could not be updated (" in capsys.readouterr().out
     assert (trained / "run" / "report.html").read_bytes() == shown
 
 
@@ -142,13 +142,13 @@ def test_eval__takes_no_more_models_than_a_table_has_room_for(trained, capsys):
 
 
 def test_eval__refuses_features_that_one_of_the_models_lacks_before_any_work(trained, capsys, monkeypatch):
-    monkeypatch.setattr("paucal.verbs.eval.frozen.judge", lambda *_: pytest.fail("a model was judged"))
+    monkeypatch.setattr("paucal.verbs.eval.frozen.evaluate_backbone", lambda *_: pytest.fail("a model was judged"))
     words = ["vit_mini", trained / "photos", "--img-size", "16", "--features", "class+mean", "--protocol", "linear"]
     sentence = failure(capsys, "eval", *words, "--compare", "vit_mini", "resnet18")
-    assert "class token beside the mean of the patches, and vit_mini has none" in sentence
+    assert "class+mean needs a class token, and vit_mini does not pool by one" in sentence
     words[0] = "deit_tiny_patch16_224"
     sentence = failure(capsys, "eval", *words, "--compare", "deit_tiny_patch16_224", "resnet18")
-    assert "class token beside the mean of the patches, and resnet18 has none" in sentence
+    assert "class+mean needs a class token, and resnet18 does not pool by one" in sentence
 
 
 def test_eval__of_the_sets_of_table_9_has_their_published_parts(capsys, tmp_path):
@@ -214,10 +214,10 @@ def test_eval__mistakes_are_one_sentence(trained, capsys, tmp_path):
     bare = make_parts(tmp_path / "bare", parts=("only",)) / "only"
     cases = [
         (["vit_mini", bare], "has no test part: give a folder with train and test"),
-        (["vit_mini"], "give DATA to judge 'vit_mini' on"),
+        (["vit_mini"], "give DATA to evaluate 'vit_mini' on"),
         (["vit_minni", photos], "'vit_minni' is neither a run folder, nor a weights file, nor a timm model"),
         ([run, photos, "--img-size", "32"], "has a size of its own"),
-        (["vit_mini", photos, "--compare", run, "--features", "blocks:9"], "the last 9 blocks and vit_mini has"),
+        (["vit_mini", photos, "--compare", run, "--features", "blocks:9"], "the last 9 blocks, and vit_mini has"),
         (["vit_mini", photos, "--features", "tokens"], "expected auto, pooled, or the last few"),
         (["vit_mini", photos, "--max-images", "2"], "--max-images is 2, and photos has 3 classes"),
         (["vit_mini", photos, "--pretrained"], "timm publishes no weights of vit_mini"),

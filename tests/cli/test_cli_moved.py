@@ -15,7 +15,7 @@ import paucal
 from cli.calls import QUICK, SMALL, TINY, call, failure, make_photos, make_scenes
 from paucal.data.checking.survey import digest_of
 from paucal.data.sources.opening import open_images
-from paucal.data.splits.file import require_same_images
+from paucal.data.splits.split_csv import require_same_images
 from paucal.types import UserError
 from tasks.detection.made import write_coco, write_voc
 

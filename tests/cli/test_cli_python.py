@@ -112,7 +112,7 @@ def test_evaluate__gives_the_table_of_the_command(trained, tmp_path, capsys):
     assert f"{100 * values[0]:.1f} [" in printed
     assert {one.model for one in found.findings} == {str(run), "random weights"}
     assert found.score().value == stored(tmp_path / "python" / "metrics.json")["scores"]["top1"]["value"]
-    with pytest.raises(KeyError, match="was not judged by 'linear'"):
+    with pytest.raises(KeyError, match="was not evaluated by 'linear'"):
         found.score("linear")
 
 

@@ -24,7 +24,7 @@ def test_eval__of_the_runs_own_images_named_or_copied_is_that_of_its_test_images
             assert judged(output) == {key for key, one in own.items() if one == (part or ["", "test"])[1]}
     found = paucal.evaluate(run, tmp_path / "copy", output=tmp_path / "api")
     assert found.metrics["top1"] == paucal.evaluate(run, output=tmp_path / "own").metrics["top1"]
-    assert any("judged on the test images" in text for text in found.said)
+    assert any("evaluated on the test images" in text for text in found.said)
 
 
 def test_eval__leaves_out_what_was_learned_from_among_more_images(trained, tmp_path, capsys):
@@ -47,7 +47,7 @@ def test_eval__of_frozen_features_has_the_parts_of_the_run_for_a_copy_too(traine
         assert call("eval", trained / "run", data, *KNN, "--output", tmp_path / "out") == 0
         assert {row["images"] for row in table(tmp_path / "out/table.csv")} == {str(own.count("test"))}
     sentence = failure(capsys, "eval", trained / "run", tmp_path / "copy", *KNN, "--part", "val")
-    assert "--part val: frozen features are judged on the test images" in sentence
+    assert "--part val: frozen features are evaluated on the test images" in sentence
 
 
 def test_eval__of_frozen_features_leaves_out_test_images_that_were_learned_from(trained, tmp_path, capsys):

@@ -44,7 +44,7 @@ def test_shard__onto_object_storage(photos):
     files = fsspec.filesystem("memory")
     paucal.shard(photos, output="memory://cli/set")
     assert len(open_images("memory://cli/set")) == 4
-    with pytest.raises(paucal.UserError, match="holds something already"):
+    with pytest.raises(paucal.UserError, match="there are files at"):
         paucal.shard(photos, output="memory://cli/set")
     files.rm("/cli", recursive=True)
 
@@ -54,17 +54,17 @@ def test_shard__refuses_what_would_lose_or_mix_something(photos, capsys, monkeyp
     full.mkdir()
     (full / "notes.txt").write_text("mine")
     assert main(["shard", str(photos), str(full)]) == 2
-    assert "holds something already" in capsys.readouterr().err
+    assert "is not empty" in capsys.readouterr().err
     assert main(["shard", str(photos), str(photos / "shards")]) == 2
     assert "lies within the images" in capsys.readouterr().err
     (photos / "train" / "dog" / "3.png").write_bytes(b"broken")
     assert main(["shard", str(photos), str(photos.parent / "out")]) == 2
     assert "1 of 4 images cannot be read (train/dog/3.png)" in capsys.readouterr().err
     assert main(["shard", str(photos), str(photos.parent / "out"), "--on-bad-image", "skip"]) == 0
-    assert "1 image was left out" in capsys.readouterr().out
+    assert "1 unreadable image was left out" in capsys.readouterr().out
     monkeypatch.setattr(launch.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
     assert main(["shard", str(photos), str(photos.parent / "other")]) == 2
-    assert "GiB are free there" in capsys.readouterr().err
+    assert "GiB are free" in capsys.readouterr().err
     assert sorted(entry.name for entry in photos.parent.iterdir()) == ["full", "out", "photos"]
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from cli.calls import call, failure, make_photos
 from cli.studied import rows_of, settings_of, shrink
-from paucal.data.sources.digits import open_digits
-from paucal.data.splits.file import read_rows
+from paucal.data.sources.opening import open_digits
+from paucal.data.splits.split_csv import read_rows
 from paucal.studies.study import Architecture, Model, Study
 from paucal.verbs.compare.grid import STARTS
 

@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from contracts.imagined_device import Waits, imagined, put
 from contracts.reduced_models import ONE_EACH, build, reduced
 from contracts.reduced_objectives import NOW, OBJECTIVES, a_batch
-from paucal.evaluation.protocols import correspondence, few_labels, knn, logistic, logistic_torch
-from paucal.evaluation.protocols.classifier import LinearClassifier
-from paucal.evaluation.protocols.double import in_double
+from paucal.evaluation.protocols import correspondence, few_labels, knn, logistic
+from paucal.evaluation.protocols.classifier import LinearClassifier, to_double
 from paucal.evaluation.protocols.linear_probe import ProbeSettings, cached_batches, train_probes
 from paucal.objectives import drloc as drloc_term
 from paucal.objectives import self_distillation as distillation
@@ -97,10 +96,10 @@ def test_logistic__takes_the_labels_to_the_features(classes, loss, monkeypatch):
         loss(torch.empty(len(features), outputs, dtype=torch.float64, device=features.device))
         return torch.zeros(outputs, 2), torch.zeros(outputs), 1, True
 
-    monkeypatch.setattr(logistic_torch, "_minimise", minimise)
-    monkeypatch.setattr(logistic_torch.F, loss, lambda logits, labels: compared.append((logits, labels)))
+    monkeypatch.setattr(logistic, "_minimise", minimise)
+    monkeypatch.setattr(logistic.F, loss, lambda logits, labels: compared.append((logits, labels)))
     labels = torch.arange(8) % classes
-    logistic_torch.fit_softmax(torch.empty(8, 2, device="meta"), labels, 1.0, 10, 1e-4)
+    logistic.fit_softmax(torch.empty(8, 2, device="meta"), labels, 1.0, 10, 1e-4)
     assert [(a.device.type, b.device.type) for a, b in compared] == [("meta", "meta")]
 
 
@@ -121,10 +120,10 @@ def test_linear_probe__moves_the_labels_once():
 
 def test_float64__is_made_on_the_cpu_of_what_lies_on_mps():
     with imagined():
-        assert in_double(torch.rand(3, device="mps")).device.type == "cpu"
-        assert in_double(torch.rand(3, device="cuda")).device.type == "cuda"
+        assert to_double(torch.rand(3, device="mps")).device.type == "cpu"
+        assert to_double(torch.rand(3, device="cuda")).device.type == "cuda"
         scores = LinearClassifier(torch.rand(3, 2).double(), torch.rand(3).double()).scores(torch.rand(4, 2))
-    assert scores.dtype == in_double(torch.rand(3)).dtype == torch.float64
+    assert scores.dtype == to_double(torch.rand(3)).dtype == torch.float64
 
 
 def test_float64__of_features_is_made_in_one_place(monkeypatch):
@@ -132,8 +131,8 @@ def test_float64__of_features_is_made_in_one_place(monkeypatch):
         raise AssertionError("MPS has no float64")
 
     monkeypatch.setattr(torch.Tensor, "double", refused)
-    for module in (knn, few_labels, logistic, logistic_torch, correspondence):
-        monkeypatch.setattr(module, "in_double", lambda values: values.to(torch.float64))
+    for module in (knn, few_labels, logistic, correspondence):
+        monkeypatch.setattr(module, "to_double", lambda values: values.to(torch.float64))
     features, labels = torch.randn(12, 3), torch.arange(12) % 3
     assert knn.knn_scores(features, labels, features, 3, [2])[2].dtype == torch.float64
     for backend in ("sklearn", "torch"):

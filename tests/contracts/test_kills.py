@@ -16,7 +16,9 @@ STEPS = (1, 14)  # of a session before it is killed; the run has 240
 DELAY = 0.03  # seconds after the last of them, at most: in the middle of a step, of saving, of loading images
 PROCESSES = multiprocessing.get_context("forkserver")
 # Imported once, not in every session. (The server of Python 3.11 does not know where the tests are.)
-PROCESSES.set_forkserver_preload(["paucal.training", "paucal.data.sources.digits", "torch._dynamo", "sklearn.datasets"])
+PROCESSES.set_forkserver_preload(
+    ["paucal.training", "paucal.data.sources.opening", "torch._dynamo", "sklearn.datasets"]
+)
 
 
 def start(name: str, folder: Path, workers: int):

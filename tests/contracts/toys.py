@@ -16,8 +16,8 @@ from paucal.backbones import BackboneSpec
 from paucal.data.dataset import ViewDataset
 from paucal.data.loader import make_train_loader
 from paucal.data.sampler import StepSampler
-from paucal.data.sources.digits import open_digits
-from paucal.data.views.augment import Augmentation
+from paucal.data.sources.opening import open_digits
+from paucal.data.views.augmentation import Augmentation
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import TrainTransform
 from paucal.distributed import all_reduce_mean, rank, world_size

@@ -11,7 +11,7 @@ from PIL import Image
 from torchvision.datasets import cifar, flowers102, stl10, svhn
 
 from paucal.data.images import ImageSet
-from paucal.data.sources.stores import ArrayStore
+from paucal.data.stores import ArrayStore
 
 MakeFolder = Callable[..., Path]
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from data.conftest import encode
 from paucal.cli.main import main
-from paucal.data.checking.findings import Checked
-from paucal.data.checking.labels import label_findings
-from paucal.data.class_names import alike_names, plain_if_distinct, plain_name, plain_names, with_plain_classes
+from paucal.data.checking.findings import CheckedSet, label_findings
+from paucal.data.classes import alike_names, plain_if_distinct, plain_name, plain_names, with_plain_classes
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import make_split
 from paucal.types import UserError
@@ -76,7 +75,7 @@ def test_with_plain_classes__joins_single_labels_and_several(make_set):
     images = replace(make_set([0, 1, 2, 2]), classes=("cat", "cat ", "dog"))
     joined = with_plain_classes(images)
     assert (joined.classes, joined.labels.tolist()) == (("cat", "dog"), [0, 0, 1, 1])
-    assert joined.notes == ("1 class has several spellings, which were taken for one ('cat')",)
+    assert joined.notes == ("1 class has several spellings, which were joined ('cat')",)
     rows = np.asarray([[1, 0, -1], [0, -1, 1], [-1, -1, 0], [0, 1, 0]], dtype=np.int8)
     several = with_plain_classes(replace(images, labels=np.full(4, -1), multi_hot=rows))
     assert several.multi_hot is not None
@@ -110,7 +109,7 @@ def test_folders__whose_names_are_bytes_have_valid_classes(make_folder):
 
 
 def findings(images) -> dict[str, str]:
-    checked = Checked(images, np.full(len(images), "train", dtype="<U6"), False)
+    checked = CheckedSet(images, np.full(len(images), "train", dtype="<U6"), False)
     return {one.name: one.text for one in label_findings(checked)}
 
 

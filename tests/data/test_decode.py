@@ -10,6 +10,7 @@ from PIL import Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from paucal.data.decode import (
+    Orientation,
     UnreadableImage,
     check_decodes,
     decode_reduced,
@@ -18,7 +19,6 @@ from paucal.data.decode import (
     read_orientation,
     upright_rgb,
 )
-from paucal.data.orientation import Orientation
 from paucal.types import UserError
 
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from lightning.fabric.utilities.types import _Stateful
 
-from paucal.data.cache import cache_images
 from paucal.data.dataset import SampleKey, ViewDataset, collate
+from paucal.data.decoded.in_memory import cache_images
 from paucal.data.loader import make_eval_loader, make_train_loader
 from paucal.data.processes import start_method
 from paucal.data.randomness import derive_seed
 from paucal.data.sampler import StepSampler, steps_per_epoch
 from paucal.data.sources.opening import open_images
-from paucal.data.views.augment import Augmentation
+from paucal.data.views.augmentation import Augmentation
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import EvalTransform, TrainTransform
 from paucal.types import Batch, UserError
@@ -80,7 +80,7 @@ def test_view_dataset__leaves_the_global_generators_alone():
 
 
 def test_view_dataset__refuses_labels_that_are_not_there():
-    with pytest.raises(ValueError, match="labels were asked for, but digits has images without one"):
+    with pytest.raises(ValueError, match="labels are wanted, but images of digits have none"):
         ViewDataset(open_images("digits", labelled=False), [(TRAIN, 1)], seed=0)
 
 

@@ -1,6 +1,6 @@
 """What is said of images that are turned by their EXIF orientation."""
 
-from paucal.data.orientation import ambiguity_note
+from paucal.data.decode import ambiguity_note
 
 
 def test_the_note__counts_images_and_names_some():

@@ -5,10 +5,10 @@ import pytest
 from PIL import Image
 
 from paucal import memory
-from paucal.data import cache
-from paucal.data.cache import CachedStore, cache_images
+from paucal.data.decoded import in_memory as cache
+from paucal.data.decoded.in_memory import CachedStore, cache_images
 from paucal.data.sources.opening import open_images
-from paucal.data.verify import verify_images
+from paucal.data.unreadable import verify_images
 from paucal.types import UserError
 
 
@@ -54,7 +54,7 @@ def test_verify__names_only_the_first_few(make_folder):
 def test_verify__refuses_when_nothing_is_readable_even_if_told_to_skip(make_folder):
     folder = make_folder("a/1.png", "b/1.png")
     _break(folder, "a/1.png", "b/1.png")
-    with pytest.raises(UserError, match=r"2 of 2 images cannot be read.*check what"):
+    with pytest.raises(UserError, match=r"2 of 2 images cannot be read.*check the files in"):
         verify_images(open_images(folder), on_bad="skip")
 
 

@@ -10,7 +10,7 @@ from contracts.reduced_objectives import CLASSES, NOW, OBJECTIVES
 from contracts.reduced_objectives import a_batch as empty_batch
 from contracts.test_objectives import NAMES, StopAfter, last_state
 from device.machine import CLOSE, DEVICE, PRECISIONS, apart, cast, marks, never_waiting, only, require
-from paucal.data.views.mixing import Mixing
+from paucal.data.views.augmentation import Mixing
 from paucal.training import Hardware, largest_batch
 from paucal.types import Batch, Progress, UserError
 from training.test_module import Poisoned, Weights

@@ -20,12 +20,11 @@ from evaluation.courses import (
     K,
     course,
 )
-from paucal.evaluation.collapse import COLUMNS, grace_period, judge
-from paucal.evaluation.collapse_advice import causes
+from paucal.evaluation.collapse import COLUMNS, causes, find_collapse, grace_period
 
 
 def kind(rows, out_dim: int = K, dim: int = D, batch: int | None = B, **options) -> str | None:
-    verdict = judge(rows, out_dim, dim, batch=batch, **options)
+    verdict = find_collapse(rows, out_dim, dim, batch=batch, **options)
     return None if verdict is None else verdict.kind
 
 
@@ -75,7 +74,7 @@ def test_judge__spares_the_beginning():
 def test_judge__a_recorded_run_that_stays_at_ln_k_on_digits():
     assert kind(STUCK, 256, 64, 64) is None
     assert kind(STUCK, 256, 64, 64, grace_steps=60) == "uniform output"
-    verdict = judge(STUCK, 256, 64, batch=64, grace_steps=60)
+    verdict = find_collapse(STUCK, 256, 64, batch=64, grace_steps=60)
     assert verdict is not None
     assert verdict.sentence == (
         "uniform output: the teacher's view head spreads every image over about 255 of its 256 prototypes (entropy "
@@ -119,12 +118,12 @@ def test_judge__some_skipped_steps_are_no_divergence():
 
 def test_judge__says_which_head():
     both = [{**a, **b} for a, b in zip(course(8), course(8, head="region_", **ONE_PROTOTYPE), strict=True)]
-    verdict = judge(both, K, D, batch=B)
+    verdict = find_collapse(both, K, D, batch=B)
     assert verdict is not None
     assert verdict.kind == "constant output"
     assert "region head" in verdict.sentence
     diverged = course(8, train_view=5.0, train_region=CHANCE + 3, train_loss=CHANCE + 5)
-    verdict = judge(diverged, K, D, batch=B)
+    verdict = find_collapse(diverged, K, D, batch=B)
     assert verdict is not None
     assert "region loss" in verdict.sentence
 
@@ -156,7 +155,7 @@ def test_judge__few_prototypes():
 
 
 def test_judge__opposite_collapses_get_opposite_advice():
-    constant, uniform = (judge(course(**columns), K, D, batch=B) for columns in (ONE_PROTOTYPE, UNIFORM))
+    constant, uniform = (find_collapse(course(**columns), K, D, batch=B) for columns in (ONE_PROTOTYPE, UNIFORM))
     assert constant is not None
     assert uniform is not None
     assert constant.advice.startswith("Raise the teacher temperature")
@@ -172,7 +171,7 @@ def test_judge__opposite_collapses_get_opposite_advice():
     ],
 )
 def test_judge__names_the_likely_cause_first(columns, words):
-    verdict = judge(course(**UNIFORM, **columns), K, D, batch=B)
+    verdict = find_collapse(course(**UNIFORM, **columns), K, D, batch=B)
     assert verdict is not None
     assert words in verdict.advice.split(". ")[0]
     assert causes(course(1)[0]) == []
@@ -180,7 +179,7 @@ def test_judge__names_the_likely_cause_first(columns, words):
 
 def test_judge__refuses_a_single_prototype():
     with pytest.raises(ValueError, match="at least 2 prototypes"):
-        judge([], 1, D)
+        find_collapse([], 1, D)
 
 
 @pytest.mark.parametrize(

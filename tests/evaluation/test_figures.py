@@ -8,7 +8,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from PIL import Image
 
-from paucal.evaluation.figures import DOTS_PER_INCH, png_of, save_figure
+from paucal.evaluation.plots import DOTS_PER_INCH, png_of, save_figure
 
 
 def figure(layout: str | None) -> Figure:

@@ -4,8 +4,8 @@ import math
 import pytest
 
 from evaluation.courses import CHANCE, UNIFORM, D, K, course
-from paucal.evaluation.collapse import judge
-from paucal.evaluation.health_plot import health_figure
+from paucal.evaluation.collapse import find_collapse
+from paucal.evaluation.curves import health_figure
 
 
 def drawn(rows, verdict=None):
@@ -48,7 +48,7 @@ def test_health_figure__regions_are_dashed_and_gaps_left_out():
 
 def test_health_figure__the_title_is_the_verdict():
     sick = course(8, **UNIFORM)
-    figure, _ = drawn(sick, judge(sick, K, D, batch=64))
+    figure, _ = drawn(sick, find_collapse(sick, K, D, batch=64))
     assert figure._suptitle.get_text().replace("\n", " ").startswith("uniform output: the teacher's view head")
     assert drawn(course(1))[0]._suptitle.get_text() == "no sign of collapse"
 

@@ -8,15 +8,13 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, f1_score
 
-from paucal.evaluation.mistakes import surest_disagreements
-from paucal.evaluation.multi_label import multi_label_report, quick_multi_label_scores
-from paucal.evaluation.plots import class_precision_figure, precision_recall_figure
+from paucal.evaluation.calibration import choose_thresholds, marked
+from paucal.evaluation.classification import multi_label_report, quick_multi_label_scores
+from paucal.evaluation.plots import class_precision_figure, precision_recall_figure, surest_disagreements
 from paucal.evaluation.predictions import Predictions
+from paucal.evaluation.record import score_lines, write_per_class_of_several, write_predictions_of_several
 from paucal.evaluation.results import MultiLabelReport, read_report
-from paucal.evaluation.tables import score_lines, write_per_class_of_several, write_predictions_of_several
-from paucal.evaluation.thresholds import choose_thresholds, marked
-from paucal.metrics.named import measure_of
-from paucal.metrics.ranking import AveragePrecision
+from paucal.metrics.measures import AveragePrecision, measure_of
 from paucal.types import UserError
 
 CLASSES = ("cat", "dog", "bird", "fox")
@@ -56,8 +54,8 @@ def test_report__ignores_what_nobody_knows_and_classes_without_an_image():
     assert report.per_class[0].ap is not None
     assert report.per_class[0].ap.value == pytest.approx(cat, abs=1e-6)
     assert report.per_class[3].ap is None
-    assert [row.name for row in report.judged] == ["cat", "dog", "bird"]
-    values = [row.ap.value for row in report.judged if row.ap]
+    assert [row.name for row in report.scored] == ["cat", "dog", "bird"]
+    values = [row.ap.value for row in report.scored if row.ap]
     assert report.scores["map"].value == pytest.approx(np.mean(values))
 
 

@@ -8,8 +8,15 @@ from PIL import Image
 
 from paucal.evaluation.classification import classification_report
 from paucal.evaluation.curves import best_epoch, curves_figure, drawn_columns
-from paucal.evaluation.mistakes import Mistake, mistakes_figure, worst_mistakes
-from paucal.evaluation.plots import confusion_figure, per_class_figure, reliability_figure, shorten
+from paucal.evaluation.plots import (
+    Mistake,
+    confusion_figure,
+    mistakes_figure,
+    per_class_figure,
+    reliability_figure,
+    shorten,
+    worst_mistakes,
+)
 from paucal.evaluation.predictions import Predictions
 
 

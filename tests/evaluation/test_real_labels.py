@@ -35,7 +35,7 @@ def test_answers__of_imagenet_are_found_by_number():
 
 def test_answers__of_other_images_are_in_the_order_of_file_names():
     assert answers_of([[0], [1], [2]], ["b/1.png", "a/3.png", "a/2.png"]) == [[0], [2], [1]]
-    with pytest.raises(UserError, match="answers for 3 images, and 2 are judged"):
+    with pytest.raises(UserError, match="answers for 3 images, and 2 are evaluated"):
         answers_of([[0], [1], [2]], ["a", "b"])
 
 

@@ -6,9 +6,15 @@ import numpy as np
 import pytest
 
 from paucal.data.images import ImageSet
-from paucal.data.splits.file import write_split
 from paucal.data.splits.split import Split
-from paucal.evaluation.seen_images import keys_told, lessons, require_unseen, seen_by_start, seen_unlabelled
+from paucal.data.splits.split_csv import write_split
+from paucal.evaluation.seen_images import (
+    keys_with_seen_labels,
+    require_unseen,
+    seen_by_start,
+    seen_unlabelled,
+    training_history,
+)
 from paucal.runs import RunFolder
 from paucal.types import UserError
 
@@ -44,8 +50,8 @@ def test_run__has_seen_what_the_run_it_began_with_has(tmp_path):
     new = a_run(tmp_path / "new", second, init=old.path)
     newest = a_run(tmp_path / "newest", second, init=new.path / "model.safetensors")
     new.weights.touch()
-    assert [one.run.path.name for one in lessons(newest)] == ["newest", "new", "old"]
-    assert keys_told(newest, first) == {"a.png", "b.png", "c.png"}
+    assert [one.run.path.name for one in training_history(newest)] == ["newest", "new", "old"]
+    assert keys_with_seen_labels(newest, first) == {"a.png", "b.png", "c.png"}
     with pytest.raises(UserError, match=r"^mine began with .*old, which was trained on, or chosen by, 4 of the 6 test"):
         require_unseen("mine", new, first, TEST)
     require_unseen("mine", new, first, TEST[4:])  # those that all have tested with
@@ -54,7 +60,7 @@ def test_run__has_seen_what_the_run_it_began_with_has(tmp_path):
 def test_run__was_chosen_by_its_validation_images_and_told_the_labels_of_the_others_alone(tmp_path):
     images = a_set("/photos")
     run = a_run(tmp_path / "run", images)
-    assert keys_told(run, images) == {"a.png", "b.png", "c.png"}
+    assert keys_with_seen_labels(run, images) == {"a.png", "b.png", "c.png"}
     with pytest.raises(UserError, match=r"^mine was trained on, or chosen by, 1 of the 2 test images of photos"):
         require_unseen("mine", run, images, np.asarray([3, 4]))
 
@@ -63,8 +69,12 @@ def test_pretraining__has_seen_images_and_was_told_no_label(tmp_path):
     images, other = a_set("/photos"), a_set("/other")
     first = a_run(tmp_path / "first", images, verb="pretrain")
     tuned = a_run(tmp_path / "tuned", other, init=first.path)
-    assert keys_told(tuned, images) == {"a.png", "b.png", "c.png"}  # its own, by their keys: of a copied folder
-    assert keys_told(first, images) == frozenset()
+    assert keys_with_seen_labels(tuned, images) == {
+        "a.png",
+        "b.png",
+        "c.png",
+    }  # its own, by their keys: of a copied folder
+    assert keys_with_seen_labels(first, images) == frozenset()
     require_unseen("mine", tuned, images, TEST)
     assert seen_unlabelled(tuned, images, TEST) == [
         f"the pre-training {first.path} has seen 3, without labels, of the 6 test images of photos"
@@ -78,7 +88,7 @@ def test_pretraining__has_seen_images_and_was_told_no_label(tmp_path):
 def test_images__are_the_same_from_another_folder_and_under_the_name_of_their_set(tmp_path):
     whole, part = a_set("/photos", keys=["train/a", *"bcdef"]), a_set("/photos/train")
     run = a_run(tmp_path / "run", whole)
-    assert [int(one.among(part).sum()) for one in lessons(run)] == [1]
+    assert [int(one.contains(part).sum()) for one in training_history(run)] == [1]
     here, there = a_set("/data", "cifar10"), a_set("/elsewhere", "cifar10")
     named = a_run(tmp_path / "named", here, data="cifar10")
     with pytest.raises(UserError, match="4 of the 6 test images of cifar10"):
@@ -89,25 +99,25 @@ def test_images__are_the_same_from_another_folder_and_under_the_name_of_their_se
 def test_start__of_other_images_with_the_same_names_is_no_alarm(tmp_path):
     first, second = a_set("/first"), a_set("/second", keys="uvwxyz")
     new = a_run(tmp_path / "new", second, init=a_run(tmp_path / "old", first).path)
-    assert keys_told(new, a_set("/third")) == frozenset()
+    assert keys_with_seen_labels(new, a_set("/third")) == frozenset()
 
 
 def test_split__that_is_damaged_is_refused_and_that_is_not_there_is_not(tmp_path):
     images = a_set("/photos")
     run = a_run(tmp_path / "run", images)
     run.split.write_text("a,b\n")
-    for ask in (lambda: require_unseen("mine", run, images, TEST), lambda: keys_told(run, images)):
+    for ask in (lambda: require_unseen("mine", run, images, TEST), lambda: keys_with_seen_labels(run, images)):
         with pytest.raises(UserError, match="has the columns"):
             ask()
     run.split.unlink()
     require_unseen("mine", run, images, TEST)
-    assert keys_told(run, images) == frozenset()
+    assert keys_with_seen_labels(run, images) == frozenset()
 
 
 def test_start__that_is_gone_cannot_be_told(tmp_path):
     run = a_run(tmp_path / "run", a_set("/photos"), init=tmp_path / "gone")
     said = seen_unlabelled(run, a_set("/photos"), TEST)
     assert said == [
-        f"whether {tmp_path / 'gone'}, which the model began with, had seen the 6 test images cannot be told: "
-        "it is gone, or does not say"
+        f"whether {tmp_path / 'gone'}, which the model began with, had seen the 6 test images is unknown: "
+        "it is gone, or has no list of its images"
     ]

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from paucal.evaluation.classification import classification_report
 from paucal.evaluation.predictions import Predictions
-from paucal.evaluation.tables import due_line, report_table, score_lines, write_per_class, write_predictions
+from paucal.evaluation.record import due_line, report_table, score_lines, write_per_class, write_predictions
 
 CLASSES = ["[red]cat", 'dog, "small"', "unseen"]
 

@@ -6,11 +6,9 @@ import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NoReturn
-from unittest import mock
+from typing import Any
 
-from jsonargparse import ArgumentParser
-
+from paucal.cli.arguments import ParserShown, VerbParser, showing_parsers
 from paucal.cli.main import VERBS
 
 
@@ -31,14 +29,11 @@ class Flag:
     several: bool = False
 
 
-class _Captured(BaseException):
-    """Carries a parser out of a verb; no Exception, so that the verb lets it through."""
-
-
 @cache
 def flags_of(verb: str) -> tuple[Flag, ...]:
     """Return the flags of a verb, without --help."""
-    return tuple(_flag(action) for action in _parser_of(verb)._actions if action.dest != "help")
+    parser = _parser_of(verb)
+    return tuple(_flag(action, parser.hints) for action in parser._actions if action.dest != "help")
 
 
 @cache
@@ -47,23 +42,20 @@ def named_flags() -> tuple[tuple[str, Flag], ...]:
     return tuple((verb, flag) for verb in VERBS for flag in flags_of(verb) if flag.name)
 
 
-def _parser_of(verb: str) -> ArgumentParser:
-    def capture(parser: ArgumentParser, *_: Any, **__: Any) -> NoReturn:
-        raise _Captured(parser)
-
-    with mock.patch.object(ArgumentParser, "parse_args", capture):
+def _parser_of(verb: str) -> VerbParser:
+    with showing_parsers():
         try:
             importlib.import_module(f"paucal.cli.{verb}").run([])
-        except _Captured as found:
-            return found.args[0]
+        except ParserShown as shown:
+            return shown.parser
     raise AssertionError(f"paucal {verb} has parsed nothing")
 
 
-def _flag(action: Any) -> Flag:
+def _flag(action: Any, hints: dict[str, Any]) -> Flag:
     name = max(action.option_strings, key=len, default="")
     if action.nargs == 0:
         return Flag(name, (bool,))
-    kinds, words = _parts(getattr(action, "_typehint", None) or str)
+    kinds, words = _parts(hints.get(action.dest, str))
     return Flag(name, tuple(kinds), tuple(words), action.nargs in ("+", "*"))
 
 

@@ -6,9 +6,8 @@ import torch
 from sklearn.metrics import f1_score, recall_score, roc_auc_score, top_k_accuracy_score
 from torchmetrics.functional.classification import multiclass_accuracy
 
-from paucal.metrics.bootstrap import Bootstrap
-from paucal.metrics.measures import CalibrationError, MacroF1, Mean, MeanPerClass, best_of, hits, value_of
-from paucal.metrics.named import measure_of
+from paucal.metrics.intervals import Bootstrap
+from paucal.metrics.measures import CalibrationError, MacroF1, Mean, MeanPerClass, best_of, hits, measure_of, value_of
 
 
 def random_case(n=200, classes=5, seed=0):
@@ -170,7 +169,7 @@ def test_measures__each_draw_equals_the_scores_of_its_images():
 def test_bootstrap__does_not_depend_on_the_chunks(monkeypatch, multinomial):
     bootstrap, measures = Bootstrap(seed=4, draws=40, multinomial=multinomial), measured_answers(50, 3)[-1]
     weights, scores = np.concatenate(list(bootstrap.weights(50))), bootstrap.scores([*measures.values()], 50)
-    monkeypatch.setattr("paucal.metrics.bootstrap.CHUNK", 170)
+    monkeypatch.setattr("paucal.metrics.intervals.CHUNK", 170)
     chunks = list(bootstrap.weights(50))
     assert len(chunks) == 14
     np.testing.assert_array_equal(np.concatenate(chunks), weights)

@@ -23,9 +23,8 @@ from PIL import Image
 
 from paucal.data.dataset import SampleKey
 from paucal.data.splits.split import make_split
-from paucal.tasks.detection.annotations import BoxedImages
-from paucal.tasks.detection.batch import BoxedDataset
-from paucal.tasks.detection.opening import open_boxed
+from paucal.tasks.detection.batches import BoxedDataset
+from paucal.tasks.detection.images import BoxedImages, open_boxed
 from paucal.types import UserError
 
 FORK = b"\x00\x05\x16\x07\x00\x02\x00\x00Mac OS X        " + bytes(60)
@@ -607,7 +606,7 @@ def compare(boxed: BoxedImages, made: Made, maker: Maker) -> None:
         item = expected[prefix + key]
         part = item.part if has_parts else ""
         assert boxed.images.declared[index] in ((part,) if has_parts else ("", "train")), (key, part)
-        known, objects = boxed.of(index), [one for one in visible(item) if one[0] in learnt]
+        known, objects = boxed.boxes_of(index), [one for one in visible(item) if one[0] in learnt]
         assert known.size == (item.size[1], item.size[0])
         pixel = np.asarray(boxed.images.store.read(index))[0, 0].astype(int)
         assert np.abs(pixel - np.asarray(item.colour)).max() <= 6, (key, pixel, item.colour)

@@ -54,7 +54,7 @@ def test_page__of_a_detector_of_boxes_says_nothing_of_masks(tmp_path: Path):
 
 
 def test_page__of_a_run_without_a_test_says_so(tmp_path: Path):
-    assert "has not been judged" in write_detection_report(tmp_path).read_text()
+    assert "has not been evaluated" in write_detection_report(tmp_path).read_text()
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paucal.evaluation.protocols.comparison import compare
-from paucal.evaluation.protocols.judge import Line, Outcome
-from paucal.evaluation.protocols.table import FOLDER, store_table
-from paucal.metrics.bootstrap import Bootstrap
+from paucal.evaluation.protocols.evaluate import Line, Outcome
+from paucal.evaluation.protocols.table import FOLDER, compare, store_table
+from paucal.metrics.intervals import Bootstrap
 from paucal.metrics.measures import Mean
 from paucal.report.page import write_report
 from paucal.report.pretraining import write_pretraining_report

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 import paucal
-from paucal.data.decoded.entry import MappedStore
+from paucal.data.decoded.on_disk import MappedStore
 from paucal.data.sources.opening import open_images
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.trained import load_trained

@@ -15,13 +15,13 @@ from paucal.backbones.weights.inputs import ImageInput
 from paucal.data.decode import Reading
 from paucal.data.views.normalisation import Normalisation
 from paucal.methods.training_settings import TrainSettings
+from paucal.models.frozen import open_frozen
 from paucal.models.trained import load_trained
 from paucal.runner.console import SilentConsole
 from paucal.runner.images import normalisation
 from paucal.runner.life import begin, resume
 from paucal.tasks.classification.job import TrainingJob
 from paucal.tasks.classification.loaders import preprocessing
-from paucal.verbs.eval.models import open_subject
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
 
@@ -89,7 +89,7 @@ def test_runs__hand_their_preprocessing_on_also_when_they_are_stopped(tmp_path):
     begin(TrainingJob(), other, {}, SilentConsole())
     assert min(stored(tmp_path / "own")["mean"]) > 0.6
     # Its own file is judged as the run is, and an old card keeps its word.
-    subject = open_subject(str(tmp_path / "tuned" / "model.safetensors"), model="vit_mini", image_size=[16])
+    subject = open_frozen(str(tmp_path / "tuned" / "model.safetensors"), model="vit_mini", image_size=[16])
     assert list(subject.preprocessing.mean) == mean
     card = json.loads((tmp_path / "tuned" / "model.json").read_text())
     card["preprocessing"]["crop_ratio"] = 0.875
@@ -103,7 +103,7 @@ def test_judged_file__of_dino_has_imagenets_moments_and_its_crop(tmp_path):
     torch.save(state, tmp_path / "plain.pth")
     teacher = {f"backbone.{key}": value for key, value in state.items()}
     torch.save({"teacher": {**teacher, "head.last_layer.weight_v": torch.zeros(8, 8)}}, tmp_path / "dino.pth")
-    dino = open_subject(str(tmp_path / "dino.pth"), model=name).preprocessing
+    dino = open_frozen(str(tmp_path / "dino.pth"), model=name).preprocessing
     assert (dino.crop_ratio, dino.mean) == (224 / 256, (0.485, 0.456, 0.406))
-    plain = open_subject(str(tmp_path / "plain.pth"), model=name).preprocessing
+    plain = open_frozen(str(tmp_path / "plain.pth"), model=name).preprocessing
     assert (plain.crop_ratio, plain.mean) == (0.9, (0.5, 0.5, 0.5))

@@ -8,7 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from paucal.data.splits.file import read_rows
+from paucal.data.splits.split_csv import read_rows
 from paucal.reading import read_bytes, read_text
 from paucal.runs import RunFolder, load_checkpoint, read_weights
 from paucal.types import UserError

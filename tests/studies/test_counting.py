@@ -10,11 +10,10 @@ from paucal.backbones.cost import PartCost
 from paucal.recipes.detection import RECIPES
 from paucal.studies.counting import counted_value
 from paucal.studies.reading import find_study
-from paucal.tasks.detection.card import build_detector
 from paucal.tasks.detection.cost import detector_cost
-from paucal.tasks.detection.options import DetectorOptions
-from paucal.tasks.detection.settings import DetectSettings
-from paucal.tasks.detection.structure import detector_options
+from paucal.tasks.detection.network.detector import build_detector
+from paucal.tasks.detection.network.options import DetectorOptions
+from paucal.tasks.detection.settings import DetectSettings, detector_options
 from paucal.tasks.segmentation.cost import segmenter_cost
 
 SMALL = BackboneSpec("resnet18", 0, image_size=(256, 384))

@@ -8,8 +8,8 @@ import torch
 
 from paucal.backbones import BackboneSpec, fit_to_image_size
 from paucal.backbones.empty_models import build_empty
-from paucal.data.sources.digits import open_digits
-from paucal.data.splits.classes import read_class_list
+from paucal.data.classes import read_class_list
+from paucal.data.sources.opening import open_digits
 from paucal.methods.pretraining import resolve_pretraining
 from paucal.methods.training import resolve_training
 from paucal.rules.backbone import backbone_spec, model_arguments
@@ -17,8 +17,9 @@ from paucal.rules.facts import DataAndMachine, StartFacts
 from paucal.studies.counting import count_model, count_network, counted_value
 from paucal.studies.plan import plan, start_settings
 from paucal.studies.reading import data_sets, studies
-from paucal.tasks.detection.card import build_detector
-from paucal.tasks.detection.structure import detector_parts
+from paucal.tasks.detection.assembly import detector_backbone
+from paucal.tasks.detection.network.detector import build_detector
+from paucal.tasks.detection.settings import detector_options
 from paucal.tasks.segmentation.network import segmentation_network
 from paucal.types import UserError, height_and_width
 from paucal.verbs.compare.jobs import job_of
@@ -230,7 +231,8 @@ def build(kind: str, settings: Any) -> None:
             spec, _ = backbone_spec(settings, 3)
             segmentation_network(spec, 3, settings.width, settings.dropout, settings.drop_path)
             return
-        spec, options, _ = detector_parts(replace(settings, masks="on"))  # which all of their images have
+        settings = replace(settings, masks="on")  # all images of these sets have outlines
+        (spec, _), options = detector_backbone(settings), detector_options(settings)
         build_detector(spec, 3, options, settings.drop_path)
 
 

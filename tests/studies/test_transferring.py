@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paucal.data.sources.digits import open_digits
+from paucal.data.sources.opening import open_digits
 from paucal.runner.console import SilentConsole
 from paucal.runs import RunFolder
 from paucal.studies.call import study_folder

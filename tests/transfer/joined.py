@@ -13,10 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 from paucal.backbones import BackboneSpec
 from paucal.objectives.base import Objective
 from paucal.objectives.finetuning import FineTuning
-from paucal.tasks.detection.batch import BoxBatch
-from paucal.tasks.detection.card import build_detector
+from paucal.tasks.detection.batches import BoxBatch
+from paucal.tasks.detection.network.detector import build_detector
+from paucal.tasks.detection.network.options import DetectorOptions
 from paucal.tasks.detection.objective import Detection
-from paucal.tasks.detection.options import DetectorOptions
 from paucal.tasks.segmentation.crops import MASK
 from paucal.tasks.segmentation.network import segmentation_network
 from paucal.tasks.segmentation.objective import PixelObjective

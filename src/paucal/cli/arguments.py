@@ -1,26 +1,30 @@
 """Flags from a settings dataclass, and errors of the command line as one sentence."""
 
-import re
 import typing
-from argparse import SUPPRESS, Action
+from argparse import SUPPRESS, Action, ArgumentParser, BooleanOptionalAction, HelpFormatter, Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import Field, fields
 from itertools import zip_longest
-from typing import Any, TypeVar
-
-from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
+from typing import Any, NoReturn, TypeVar
 
 from paucal.cli.config import read_config
 from paucal.reading import named_path
-from paucal.settings.chosen import CHOSEN
-from paucal.settings.options import flag, refuse_empty, setting_fields
-from paucal.settings.values import KINDS, expectation, got, without_none
+from paucal.settings.options import (
+    chosen_settings,
+    earlier_names,
+    flag,
+    refuse_empty,
+    setting_fields,
+    with_current_names,
+)
+from paucal.settings.values import fitted, without_none
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
 S = TypeVar("S")
+_ABSENT = object()
 ALIASES = {
     "-b": "--batch-size",
     "-j": "--workers",
@@ -45,26 +49,51 @@ TEXTS = {
 }
 
 
-class PlainHelp(DefaultHelpFormatter):
+class PlainHelp(HelpFormatter):
     """Help with the placeholder, the description and the default of each option, without Python's type names."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=110)
-        self._chosen = CHOSEN.get(prog.rpartition(" ")[2], frozenset())
 
     def add_usage(self, usage: Any, actions: Iterable[Action], groups: Any, prefix: Any = None) -> None:
         """Show a short usage line; the flags, up to a hundred, are listed below."""
         words = [_usage_of(action) for action in actions if not action.option_strings]
         super().add_usage(" ".join(("%(prog)s", *words, "[--flags]")), [], [], prefix)
 
-    def _get_help_string(self, action) -> str:
+    def _expand_help(self, action: Action) -> str:
+        """Return the help as it is written, with the default; argparse would read its % as formats."""
         text = action.help or ""
-        if action.default is None and action.dest in self._chosen:
+        if getattr(action, "chosen", False):
             return f"{text} (default: chosen)"
         if action.default in (None, False, SUPPRESS) or not action.option_strings:
             return text
         default = " ".join(action.default) if isinstance(action.default, list) else action.default
         return f"{text} (default: {default})"
+
+
+class VerbParser(ArgumentParser):
+    """A parser that knows the types of its settings, and raises a UserError instead of exiting.
+
+    All values are parsed as text; `values.fitted` gives them their types, as it does for Python and configs.
+
+    Attributes:
+        hints: Type of each setting by its name, earlier names included.
+        kinds: Dataclasses whose settings it takes.
+    """
+
+    def __init__(self, verb: str, description: str) -> None:
+        super().__init__(f"paucal {verb}", description=description, formatter_class=PlainHelp, allow_abbrev=False)
+        self.hints: dict[str, Any] = {}
+        self.kinds: list[type] = []
+
+    @property
+    def verb(self) -> str:
+        """The verb of the command line."""
+        return self.prog.split()[-1]
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a UserError with the message and where to find help."""
+        raise UserError(f"{' '.join(message.split())}; see '{self.prog} --help'.")
 
 
 class ParserShown(BaseException):
@@ -74,7 +103,7 @@ class ParserShown(BaseException):
         parser: Parser with all its arguments.
     """
 
-    def __init__(self, parser: ArgumentParser) -> None:
+    def __init__(self, parser: VerbParser) -> None:
         super().__init__()
         self.parser = parser
 
@@ -98,35 +127,18 @@ def _usage_of(action: Action) -> str:
     return forms.get(str(action.nargs), name)
 
 
-class VerbParser(ArgumentParser):
-    """A parser that knows the types of its settings.
-
-    Attributes:
-        hints: Type of each setting by its name.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.hints: dict[str, Any] = {}
-
-
 def new_parser(verb: str, description: str) -> VerbParser:
-    """Return a parser that raises instead of exiting."""
-    return VerbParser(
-        allow_abbrev=False,
-        prog=f"paucal {verb}",
-        description=description,
-        epilog=CHOICE if verb in CHOSEN else None,
-        formatter_class=PlainHelp,
-        exit_on_error=False,
-        print_config=None,  # paucal's own also prints the chosen settings
-    )
+    """Return a parser without arguments."""
+    return VerbParser(verb, description)
 
 
 def add_settings(parser: VerbParser, settings: type, skip: Sequence[str] = ()) -> None:
     """Add one flag per field of a settings dataclass, under the fields' headings."""
-    hints = typing.get_type_hints(settings)
+    hints, chosen = typing.get_type_hints(settings), chosen_settings(settings)
     groups: dict[str, Any] = {}
+    parser.kinds.append(settings)
+    if chosen:
+        parser.epilog = CHOICE
     for item in fields(settings):
         if item.name in skip:
             continue
@@ -135,7 +147,10 @@ def add_settings(parser: VerbParser, settings: type, skip: Sequence[str] = ()) -
         group = (
             groups.setdefault(heading, parser.add_argument_group(heading)) if heading not in groups else groups[heading]
         )
-        _add_flag(group, item, hints[item.name])
+        _add_flag(group, item, hints[item.name], item.name in chosen).chosen = item.name in chosen
+    for name, (_, earlier) in earlier_names(settings).items():
+        parser.hints[name] = earlier.hint
+        parser.add_argument(flag(name), help=SUPPRESS)
 
 
 def settings_among(values: Namespace, kind: type[S]) -> S:
@@ -160,7 +175,6 @@ def parse_run(
         "--resume",
         nargs="?",
         const="runs",
-        type=str | None,
         metavar="RUN",
         help="resume a stopped run; give DATA if its images have moved",
     )
@@ -179,25 +193,23 @@ def add_data(parser: VerbParser, help_of_data: str) -> None:
     """Add DATA under both of its names, and `--config`."""
     parser.hints |= {"data": str, "resume": str, "config": str}
     # Two names for one value: a missing positional argument would hide the value of a config.
-    parser.add_argument("subject", nargs="?", type=str | None, metavar="DATA", help=help_of_data)
-    parser.add_argument("--data", type=str | None, metavar="DATA", help="the same, as in a config")
-    parser.add_argument(
-        "--config", type=str | None, metavar=TEXTS["config"], help="YAML file of settings; flags win over it"
-    )
+    parser.add_argument("subject", nargs="?", metavar="DATA", help=help_of_data)
+    parser.add_argument("--data", metavar="DATA", help="the same, as in a config")
+    parser.add_argument("--config", metavar=TEXTS["config"], help="YAML file of settings; flags win over it")
 
 
-def _add_flag(group: Any, item: Field, hint: Any) -> None:
+def _add_flag(group: Any, item: Field, hint: Any, chosen: bool) -> Any:
     flags = [flag(item.name), *(short for short, long in ALIASES.items() if long == flag(item.name))]
     keywords: dict[str, Any] = {"help": item.metadata["help"], "default": item.default}
     inner = without_none(hint)
     if inner is bool:
-        keywords["action"] = "store_true"
-    elif typing.get_origin(inner) is list:
-        of = typing.get_args(inner)[0]
-        keywords |= {"nargs": "+", "type": of, "metavar": NUMBERS.get(of) or _metavar(item.name)}
-    else:
-        keywords |= {"type": hint, "metavar": _choices(inner) or NUMBERS.get(inner) or _metavar(item.name)}
-    group.add_argument(*flags, **keywords)
+        # What is true or false by a rule needs a flag for either.
+        return group.add_argument(*flags, action=BooleanOptionalAction if chosen else "store_true", **keywords)
+    choices = _choices(inner)
+    if typing.get_origin(inner) is list:
+        keywords["nargs"], inner, choices = "+", typing.get_args(inner)[0], None
+    metavar = choices or NUMBERS.get(inner) or _metavar(item.name)
+    return group.add_argument(*flags, metavar=metavar, **keywords)
 
 
 def _metavar(name: str) -> str:
@@ -218,21 +230,37 @@ def parse(parser: VerbParser, argv: Sequence[str]) -> tuple[Namespace, dict[str,
         All values, and for each value that was given its origin, "config" or "flag".
 
     Raises:
-        UserError: an unknown flag or key, or a value of the wrong kind.
+        UserError: An unknown flag or key, or a value of the wrong type.
     """
     if _showing.get():
         raise ParserShown(parser)
     arguments = [_canonical(word) for word in argv]
     config = _config_of(parser, arguments)
-    try:
-        values, flags = parser.parse_args(arguments), parser.parse_args(arguments, defaults=False)
-    except Exception as problem:  # argparse and jsonargparse raise several types
-        raise UserError(_sentence(parser, str(problem))) from problem
-    flagged = [name for name, value in vars(flags).items() if name != "config" and value is not None]
-    for name in config.keys() - set(flagged):
-        setattr(values, name, config[name])
+    # Arguments that are not given keep the attribute they have, which tells them from those given as their default.
+    defaults = {action.dest: action.default for action in parser._actions}
+    values, unknown = parser.parse_known_args(arguments, Namespace(**dict.fromkeys(defaults, _ABSENT)))
+    if unknown:
+        known = [word for action in parser._actions for word in action.option_strings if word.startswith("--")]
+        word = unknown[0].partition("=")[0] if unknown[0].startswith("--") else unknown[0]
+        parser.error(f"unknown argument {word!r}{did_you_mean(word, known)}")
+    given = {name: value for name, value in vars(values).items() if value is not _ABSENT and value is not None}
+    typed = {name: _typed(parser, name, value) for name, value in given.items()}
+    for kind in parser.kinds:
+        config, typed = with_current_names(config, kind), with_current_names(typed, kind)
+        defaults = {name: value for name, value in defaults.items() if name not in earlier_names(kind)}
+    values = Namespace(**{**defaults, **config, **typed})
     _refuse_odd_words(parser, values)
+    flagged = typed.keys() - {"config"}
     return values, {**dict.fromkeys(config, "config"), **dict.fromkeys(flagged, "flag")}
+
+
+def _typed(parser: VerbParser, name: str, value: Any) -> Any:
+    """Return the text of an argument as its setting's type."""
+    hint = parser.hints.get(name)
+    if hint is None or isinstance(value, bool):
+        return value
+    positional = any(action.dest == name and not action.option_strings for action in parser._actions)
+    return fitted(name, value, hint, parser.verb, texts=True, shown=name.upper() if positional else flag(name))
 
 
 def _refuse_odd_words(parser: ArgumentParser, values: Namespace) -> None:
@@ -251,7 +279,7 @@ def _config_of(parser: VerbParser, arguments: Sequence[str]) -> dict[str, Any]:
     for word, following in zip_longest(arguments, arguments[1:], fillvalue=""):
         name, equals, value = word.partition("=")
         if name == "--config" and "config" in parser.hints:
-            config |= read_config(value if equals else following, parser.hints, parser.prog.split()[-1])
+            config |= read_config(value if equals else following, parser.hints, parser.verb)
     return config
 
 
@@ -261,36 +289,3 @@ def _canonical(word: str) -> str:
         return word
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value
-
-
-def _sentence(parser: ArgumentParser, message: str) -> str:
-    """Return a parser's message as one sentence with advice."""
-    help_hint = f"see '{parser.prog} --help'."
-    known = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
-    if found := re.search(r"unrecognized arguments: (.*)", message):
-        words = found[1].split() or [""]  # as of two empty words
-        return f"unknown argument {words[0]!r}{did_you_mean(words[0], known)}; {help_hint}"
-    if found := re.search(r"Option '([^']*)' is not accepted", message):
-        near = did_you_mean(found[1], [option.lstrip("-").replace("-", "_") for option in known])
-        return f"unknown key {found[1]!r} in the config{near}; {help_hint}"
-    if found := re.search(r'Parser key "([^"]*)"', message):
-        value = re.search(r"(?:Given value: |Got value: )(.*)", message)
-        return f"{_as_given(parser, found[1])}: {_expectation(parser, found[1], message)}{_got(value)}; {help_hint}"
-    return f"{' '.join(message.split())}; {help_hint}"
-
-
-def _as_given(parser: ArgumentParser, key: str) -> str:
-    """Return an argument as it is typed: as a flag, or in capitals for positional ones."""
-    return next((key.upper() for one in parser._actions if one.dest == key and not one.option_strings), flag(key))
-
-
-def _expectation(parser: ArgumentParser, key: str, message: str) -> str:
-    if "File does not exist" in message:
-        return "there is no such file: " + message.rpartition("File does not exist: ")[2]
-    kinds = [kind for kind in KINDS if kind is not str and str(kind) in message]  # any word is text
-    literal = re.search(r"typing\.Literal\[([^\]]*)\]", message)
-    return expectation(kinds, literal[1] if literal else "")
-
-
-def _got(value: re.Match[str] | None) -> str:
-    return got(value[1]) if value else ""

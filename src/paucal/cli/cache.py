@@ -16,9 +16,9 @@ def run(argv: Sequence[str]) -> int:
     parser = new_parser("cache", DESCRIPTION)
     parser.add_argument("--clear", action="store_true", help="remove it")
     values, _ = parse(parser, argv)
-    from paucal.data.decoded.folder import MOST_BYTES, OFF, VARIABLE, cache_folder, clear, kept
-    from paucal.data.shards.place import clear_fetched, fetched_bytes
-    from paucal.evaluation.protocols.feature_cache import default_folder
+    from paucal.data.decoded.cache_folder import MOST_BYTES, OFF, VARIABLE, cache_folder, clear_cache, list_entries
+    from paucal.data.shards.folders import clear_fetched, fetched_bytes
+    from paucal.evaluation.protocols.features import default_folder
     from paucal.runner.plain_console import PlainConsole
     from paucal.wording import counted
 
@@ -26,12 +26,12 @@ def run(argv: Sequence[str]) -> int:
     if folder is None:
         console.print(f"decoded images: none are kept ({VARIABLE} is {OFF})", markup=False)
     else:
-        entries = kept(folder)
+        entries = list_entries(folder)
         total = sum(one.n_bytes for one in entries)
         words = f"{counted(len(entries), 'set')}, {total / MIB:.0f} MiB of at most {MOST_BYTES // 2**30} GiB"
         console.print(f"decoded images: {words}, in {folder}", markup=False)
         if values.clear:
-            console.print(f"removed {clear(folder) / MIB:.0f} MiB of decoded images", markup=False)
+            console.print(f"removed {clear_cache(folder) / MIB:.0f} MiB of decoded images", markup=False)
         fetched = fetched_bytes(folder)
         if fetched:
             console.print(f"shards: {fetched / MIB:.0f} MiB of fetched ones and of indices, in {folder}", markup=False)

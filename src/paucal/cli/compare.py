@@ -21,7 +21,7 @@ def run(argv: Sequence[str]) -> int:
     parser = new_parser("compare", DESCRIPTION)
     train = setting_fields(TrainSettings)
     add_data(parser, train["data"].metadata["help"])
-    parser.add_argument("--resume", type=str | None, metavar="FOLDER", help="resume a comparison as it is stored")
+    parser.add_argument("--resume", metavar="FOLDER", help="resume a comparison as it is stored")
     add_settings(parser, GridSettings)
     add_settings(parser, TrainSettings, skip=[*TAKEN, *REFUSED])
     values, given = parse(parser, argv)

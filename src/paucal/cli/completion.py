@@ -8,7 +8,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from paucal.cli.arguments import ParserShown, PlainHelp, new_parser, parse, showing_parsers
+from paucal.cli.arguments import ParserShown, PlainHelp, VerbParser, new_parser, parse, showing_parsers
 
 DESCRIPTION = """Print a script that lets your shell complete verbs, flags and their values with the Tab key.
 It says what there is in this version: make it anew after an update. Take it into use with
@@ -27,7 +27,8 @@ def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parser = new_parser("completion", DESCRIPTION)
     parser.formatter_class = _AsWritten
-    parser.add_argument("shell", type=Shell, metavar="{bash,zsh,fish,tcsh}", help="whose script it is to be")
+    parser.hints["shell"] = Shell
+    parser.add_argument("shell", metavar="{bash,zsh,fish,tcsh}", help="whose script it is to be")
     values, _ = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped word should not.
     import shtab
@@ -57,35 +58,38 @@ def whole_parser() -> argparse.ArgumentParser:
     for verb, purpose in VERBS.items():
         own = verbs.add_parser(verb, help=_plain(purpose), allow_abbrev=False)
         known = {**dict.fromkeys(MODELS, models), DEVICE: DEVICES, RECIPE: recipes.get(verb, ())}
-        for action in _actions(verb):
-            _mirror(own, action, known)
+        parser = _parser_of(verb)
+        for action in parser._actions:
+            _mirror(own, action, parser.hints.get(action.dest), known)
     return whole
 
 
-def _actions(verb: str) -> list[argparse.Action]:
+def _parser_of(verb: str) -> VerbParser:
     with showing_parsers():
         try:
             importlib.import_module(f"paucal.cli.{verb}").run([])
-        except ParserShown as found:
-            return [action for action in found.parser._actions if action.help != argparse.SUPPRESS]
+        except ParserShown as shown:
+            return shown.parser
     raise AssertionError(f"paucal {verb} has parsed nothing")
 
 
-def _mirror(parser: argparse.ArgumentParser, action: argparse.Action, known: dict[str, tuple[str, ...]]) -> None:
-    """Add an argument of jsonargparse to a parser of argparse."""
+def _mirror(
+    parser: argparse.ArgumentParser, action: argparse.Action, hint: Any, known: dict[str, tuple[str, ...]]
+) -> None:
+    """Add an argument of a verb, whose value has a type, to the parser of all verbs."""
     import shtab
 
-    if action.dest == "help":
+    if action.dest == "help" or action.help == argparse.SUPPRESS:
         return
     keywords: dict[str, Any] = {"help": _plain(action.help or "")}
     if action.nargs == 0:
         parser.add_argument(*action.option_strings, action="store_true", **keywords)
         return
-    words = known.get(action.dest) or _words(getattr(action, "_typehint", None))
+    words = known.get(action.dest) or _words(hint)
     names = action.option_strings or [action.dest]
     keywords |= {"metavar": action.metavar, "nargs": action.nargs} | ({"choices": words} if words else {})
     made = parser.add_argument(*names, **keywords)
-    if not words and _is_text(getattr(action, "_typehint", None)):
+    if not words and _is_text(hint):
         made.complete = shtab.FILE  # type: ignore[attr-defined]
 
 

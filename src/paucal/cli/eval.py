@@ -25,7 +25,7 @@ def run(argv: Sequence[str]) -> int:
     values, _ = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.runner.console import Console
-    from paucal.verbs.eval.launch import judge_model
+    from paucal.verbs.eval.launch import evaluate_model
 
-    judge_model(values.run, values.sources, settings_among(values, EvalSettings), Console())
+    evaluate_model(values.run, values.sources, settings_among(values, EvalSettings), Console())
     return 0

@@ -18,7 +18,7 @@ def run(argv: Sequence[str]) -> int:
     """Run the verb and return the exit code: 1 if a run has failed, 130 if the study was stopped."""
     parser = new_parser("study", DESCRIPTION)
     parser.add_argument("name", type=str, metavar="NAME", help="a study, or 'list', or 'show'")
-    parser.add_argument("shown", nargs="?", type=str | None, metavar="SHOWN", help="after 'show', the study")
+    parser.add_argument("shown", nargs="?", metavar="SHOWN", help="after 'show', the study")
     add_settings(parser, StudySettings)
     values, given = parse(parser, argv)
     own = {name: getattr(values, name) for name in given if name in setting_fields(StudySettings)}

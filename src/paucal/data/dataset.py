@@ -1,4 +1,4 @@
-"""Views of images whose augmentation depends on the sample's key and on nothing else."""
+"""Dataset of image views whose augmentation depends only on the sample's key."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -9,35 +9,34 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from paucal.data.cache import CachedStore
-from paucal.data.decoded.entry import MappedStore
-from paucal.data.decoded.read_as import ReadAs
-from paucal.data.images import UNKNOWN, ImageSet, Nested, Store, Targets
+from paucal.data.decoded.in_memory import CachedStore
+from paucal.data.decoded.on_disk import MappedStore
+from paucal.data.images import UNKNOWN, ImageSet, Targets
 from paucal.data.maps.reader import name_classes
 from paucal.data.randomness import derive_seed, preserved, reseed
-from paucal.data.views.at_once import AtOnce, Pixels
-from paucal.data.views.transforms import ViewTransform
+from paucal.data.stores import ConvertedStore, NestedStore, Store
+from paucal.data.views.transforms import BatchTransform, Pixels, ViewTransform
 from paucal.types import Batch
 
 LabelMaps = Callable[[int], dict[str, Tensor]]
 
 
 class SampleKey(NamedTuple):
-    """What identifies one draw of one image, and so its augmentation.
+    """Identity of one draw of one image, which determines its augmentation.
 
     Attributes:
-        epoch: the pass over the training images.
-        index: position in the image set.
-        repeat: which of several draws in the same pass.
+        epoch: Pass over the training images.
+        index: Position in the image set.
+        repeat: Number of the draw of this image within the pass.
     """
 
     epoch: int
-    index: int  # pyright: ignore[reportIncompatibleMethodOverride] (nobody searches in a key)
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride] (`tuple.index` is not used)
     repeat: int = 0
 
 
 class Sample(NamedTuple):
-    """One image as the network will see it; fields as in `types.Batch`, without their first axis."""
+    """One image as input of the network; fields as in `types.Batch`, without their first axis."""
 
     id: int
     views: list[Tensor]
@@ -50,13 +49,13 @@ class ViewDataset(Dataset[Sample]):
     """Reads an image by its key and makes its views.
 
     Args:
-        image_set: the images.
-        views: (transform, count) pairs: that many views are made with each transform, in this order.
-        seed: of the run. The randomness is seeded from (seed, epoch, index, repeat), so neither the number of
-            workers nor the samples before it change a sample.
-        labels: whether samples carry the set's labels.
-        geometry: whether samples carry the geometry that the transforms return.
-        label_maps: returns the dense targets of the image at a position.
+        image_set: Images to read.
+        views: (transform, count) pairs: the transform of each group of views and their number, in order.
+        seed: Seed of the run. Randomness is seeded from (seed, epoch, index, repeat), so neither the number of workers
+            nor other samples change a sample.
+        labels: True adds the set's labels to the samples.
+        geometry: True adds the geometry that the transforms return.
+        label_maps: Function that returns the dense targets of the image at a position.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class ViewDataset(Dataset[Sample]):
         label_maps: LabelMaps | None = None,
     ) -> None:
         if labels and not image_set.labelled and image_set.multi_hot is None:
-            raise ValueError(f"labels were asked for, but {image_set.location} has images without one")
+            raise ValueError(f"labels are wanted, but images of {image_set.location} have none")
         self.image_set, self.seed = image_set, seed
         self._transforms = [transform for transform, count in views for _ in range(count)]
         self._labels: Targets | None = image_set.targets if labels else None
@@ -79,32 +78,32 @@ class ViewDataset(Dataset[Sample]):
         return len(self.image_set)
 
     def __getitem__(self, key: SampleKey) -> Sample:
-        """Return the sample; raises `UnreadableImage` if the image was damaged since it was verified."""
+        """Return the sample; raises `UnreadableImage` if the image was damaged after it was verified."""
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: list[SampleKey]) -> list[Sample]:
-        """Return several samples, as `__getitem__` does each; a loader asks for a whole batch at once.
+        """Return several samples; a loader calls this for a whole batch.
 
-        The global generators are put back once for all: that takes ten times as long as seeding them.
+        The global generators are restored once for all samples, which takes ten times as long as seeding them.
         """
-        together = self._made_at_once(keys)
-        if together is not None:
-            return together
+        samples = self._batched_samples(keys)
+        if samples is not None:
+            return samples
         with preserved():
             return [self._sample(key) for key in keys]
 
-    def _made_at_once(self, keys: list[SampleKey]) -> list[Sample] | None:
-        """Return the samples of small images that need next to nothing done, made together; None for others."""
+    def _batched_samples(self, keys: list[SampleKey]) -> list[Sample] | None:
+        """Return the samples of decoded images whose transform supports batches; None for any others."""
         transform = self._transforms[0] if len(self._transforms) == 1 else None
-        if not isinstance(transform, AtOnce):
+        if not isinstance(transform, BatchTransform):
             return None
         images: list[Pixels] = []
         for key in keys:
-            pixels = kept_pixels(self.image_set.store, key.index)
-            if pixels is None or not transform.suits(pixels):
+            pixels = decoded_pixels(self.image_set.store, key.index)
+            if pixels is None or not transform.supports(pixels):
                 return None
             images.append(pixels)
-        views, geometry = transform.at_once(images, (derive_seed(self.seed, *key) for key in keys))
+        views, geometry = transform.transform_batch(images, (derive_seed(self.seed, *key) for key in keys))
         pairs = zip(keys, views.unbind(), geometry.unbind(), strict=True)
         return [self._with_targets(key, [(view, theta)]) for key, view, theta in pairs]
 
@@ -123,9 +122,9 @@ class ViewDataset(Dataset[Sample]):
         )
 
 
-def kept_pixels(store: Store, index: int) -> NDArray[np.uint8] | None:
-    """Return the (H, W, C) pixels that `store.read` would give, not a copy; None where it would have to decode them."""
-    while isinstance(store, Nested) and not isinstance(store, ReadAs):  # which changes what it hands over
+def decoded_pixels(store: Store, index: int) -> NDArray[np.uint8] | None:
+    """Return a view of the (H, W, C) pixels that `store.read` copies; None if it would decode an image."""
+    while isinstance(store, NestedStore) and not isinstance(store, ConvertedStore):  # a conversion changes pixels
         store, index = store.locate(index)
     if isinstance(store, MappedStore):
         return store.entry.view(index)
@@ -133,9 +132,9 @@ def kept_pixels(store: Store, index: int) -> NDArray[np.uint8] | None:
 
 
 def as_label(target: NDArray[np.integer] | np.integer) -> int | Tensor:
-    """Return a class number as it is, and a multi-hot row as (K,) float32 where what is unknown is not a number.
+    """Return a class number as int, or a multi-hot row as (K,) float32 with NaN for unknown labels.
 
-    Mixtures of images then know by themselves what is unknown of them.
+    Labels of mixed images are then NaN if one of them is unknown.
     """
     if not target.ndim:
         return int(target)
@@ -144,7 +143,7 @@ def as_label(target: NDArray[np.integer] | np.integer) -> int | Tensor:
 
 
 def collate(samples: list[Sample]) -> Batch:
-    """Stack samples into a batch; in a loader worker the images are stacked in shared memory."""
+    """Stack samples into a batch; loader workers stack the images in shared memory."""
     first = samples[0]
     return Batch(
         ids=torch.tensor([sample.id for sample in samples]),
@@ -156,7 +155,7 @@ def collate(samples: list[Sample]) -> Batch:
 
 
 def _collate_maps(maps: list[dict[str, Tensor] | None]) -> dict[str, Tensor]:
-    """Stack dense targets; for a teacher's maps, list the classes of each here, where counting them is free."""
+    """Stack dense targets; list the classes of a teacher's maps on the CPU, where counting needs no synchronisation."""
     stacked = default_collate(maps)
     if "indices" in stacked:
         stacked["classes"], stacked["slots"] = name_classes(stacked.pop("indices"))

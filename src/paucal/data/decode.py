@@ -1,14 +1,14 @@
-"""Encoded images to 8-bit RGB, with every failure turned into one kind of error that names the image.
+"""Decoding of images to upright 8-bit RGB. Every failure becomes an `UnreadableImage` that names the image.
 
-Images much larger than a network will see are reduced on the way. The files come from outside, so whatever a decoder
-raises is caught, and its warnings are kept quiet.
+Images much larger than the network's input are reduced. Files are untrusted: any exception of a decoder is caught, and
+its warnings are silenced.
 """
 
 import io
 import stat
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,31 +17,66 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from paucal.data.deep_pixels import deep_values, is_deep, to_8_bits
-from paucal.data.orientation import UPRIGHT, Orientation, orientation_of
+from paucal.data.channels.pixels import deep_values, is_deep, to_8_bits
 from paucal.types import UserError
+from paucal.wording import counted
 
 ImageSource = bytes | Path
 
-# Pillow knows many more, some of which hand a file to other programs (EPS to Ghostscript).
+# Pillow reads more formats, some of them through other programs (EPS through Ghostscript).
 _FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000", "AVIF", "HEIF")
 # Resized to cover a square, an image of 1 x 65,000 pixels would take 10 GB.
 _MOST_ELONGATED = 100
 _DRAFTED = ("JPEG", "MPO")  # MPO: JPEG with further pictures, as some phones write it
-# An image is left as it is where it is hardly larger than what it would be reduced to.
+# Images less than this many times as large as their reduced size are not reduced.
 _WORTH_REDUCING = 1.5
+_TAG = 0x0112  # EXIF tag of the orientation
+_SHOWN = 5  # images named in a note
+# Transposition that undoes each value of the EXIF orientation (EXIF 2.3, table 6).
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+@dataclass(frozen=True)
+class Orientation:
+    """The EXIF orientation of an image file, with its size before and after it is applied.
+
+    Attributes:
+        value: EXIF orientation from 1 to 8; 1 where the file has none or an invalid one.
+        stored: (height, width) in pixels as stored.
+        upright: (height, width) in pixels as seen.
+    """
+
+    value: int
+    stored: tuple[int, int]
+    upright: tuple[int, int]
+
+    @property
+    def is_ambiguous(self) -> bool:
+        """Whether the size of an annotation does not show if it was drawn on the stored or on the upright pixels.
+
+        This is so for half turns, mirror images and squares.
+        """
+        return self.value != 1 and self.stored == self.upright
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How decoded pixels are handed over.
+    """Size, channels and value ranges that images are decoded to.
 
     Attributes:
-        side: pixels to which the shorter side of much larger images is reduced; None leaves all as they are.
-        value_range: the values that become 0 and 255 in images of more than 8 bits a channel; None for all of 16 bits,
-            and floats are refused.
-        channels: of every image; 3 brings all that Pillow knows to RGB.
-        channel_ranges: of each channel, in the place of `value_range`, where they are not 3.
+        side: Shorter side in pixels to which much larger images are reduced; None keeps all sizes.
+        value_range: Values that become 0 and 255 in images of more than 8 bits a channel; None for the whole range of
+            16 bits, and floats are refused.
+        channels: Number of channels of every image; 3 converts everything that Pillow reads to RGB.
+        channel_ranges: Value range of each channel, in place of `value_range`, for images of other than 3 channels.
     """
 
     side: int | None = None
@@ -50,7 +85,7 @@ class Reading:
     channel_ranges: tuple[tuple[float, float], ...] | None = None
 
     def reduced(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return the size at which an image of this size, in either order of the sides, is handed over.
+        """Return the size that an image of this size is reduced to, in the same order of the sides.
 
         Example:
             >>> Reading(side=512).reduced((4000, 3000)), Reading(side=512).reduced((700, 600))
@@ -67,15 +102,15 @@ WHOLE = Reading()
 
 
 class UnreadableImage(UserError):
-    """An image that cannot be decoded; the message names it and says why."""
+    """An image that cannot be decoded; the message names it and the reason."""
 
     def __init__(self, message: str) -> None:
-        # torch makes it anew with the traceback of its loader process, which ends in the sentence itself.
+        # torch recreates it with the traceback of its loader process, which ends in the message itself.
         super().__init__(message.rpartition(f"{type(self).__name__}: ")[2])
 
 
 class _Silence:
-    """`warnings.catch_warnings` for several threads: the first one in silences, the last one out restores."""
+    """`warnings.catch_warnings` for several threads: the first to enter silences, the last to leave restores."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -104,20 +139,20 @@ def decode_rgb(source: ImageSource, name: str, reading: Reading = WHOLE) -> Imag
     """Decode an image to upright 8-bit RGB.
 
     The EXIF orientation is applied, an alpha channel is dropped (as torchvision's loader does), palettes are
-    looked up, and values of more than 8 bits are brought to 8; Pillow's own conversion would clip grey ones at 255. A
-    JPEG that will be reduced is decoded at a half, a quarter or an eighth of its size, which the format allows.
+    looked up, and values of more than 8 bits are scaled to 8; Pillow's own conversion would clip grey ones at 255. A
+    JPEG that will be reduced is decoded at a half, a quarter or an eighth of its size.
 
     Args:
-        source: the encoded bytes or the path of the file.
-        name: how the image is called in messages.
-        reading: to which size, and from which values.
+        source: Encoded bytes, or path of the file.
+        name: Name of the image in messages.
+        reading: Size and value range of the result.
 
     Raises:
-        UnreadableImage: the image cannot be decoded, has pixels without a known range (floats, 32-bit integers
+        UnreadableImage: The image cannot be decoded, has pixels without a known range (floats, 32-bit integers
             beyond 65,535), is larger than Pillow's limit against decompression bombs or more than 100 times as long
             as wide.
     """
-    with opened(source, name) as image:
+    with open_image(source, name) as image:
         size = reading.reduced(image.size)
         if size != image.size and image.format in _DRAFTED:
             image.draft(image.mode, size)
@@ -125,28 +160,28 @@ def decode_rgb(source: ImageSource, name: str, reading: Reading = WHOLE) -> Imag
 
 
 def upright_rgb(image: Image.Image, reading: Reading = WHOLE) -> Image.Image:
-    """Return an image that Pillow has opened as `decode_rgb` describes, which is left as it is.
+    """Return an image opened by Pillow as `decode_rgb` does; the argument is not changed.
 
     Raises:
-        ValueError: its pixels have no known range.
+        ValueError: The value range of its pixels is unknown.
     """
     return _upright(image, reading.reduced(image.size), reading.value_range)
 
 
 def _upright(image: Image.Image, size: tuple[int, int], value_range: tuple[float, float] | None) -> Image.Image:
     turn = _turn(image)
-    deep = deep_values(image) if is_deep(image) else None  # first: Pillow closes the file when it has read its own
+    deep = deep_values(image) if is_deep(image) else None  # first, since `load` closes the file
     image.load()
     rgb = _to_rgb(image) if deep is None else to_8_bits(deep, value_range).convert("RGB")
     if rgb.size != size:
         rgb = rgb.resize(size, Image.Resampling.HAMMING, reducing_gap=2.0)
     rgb = rgb if turn is None else rgb.transpose(turn)
-    rgb.info = {}  # Pillow copies the orientation along; whoever reads it again would turn the image twice
+    rgb.info = {}  # Pillow copies the orientation, and a later reader would turn the image again
     return rgb
 
 
 def turned_upright(image: Image.Image) -> Image.Image:
-    """Return an image that Pillow has opened as its EXIF orientation says that it is seen."""
+    """Return an image opened by Pillow with its EXIF orientation applied."""
     turn = _turn(image)
     image.load()
     return image if turn is None else image.transpose(turn)
@@ -156,13 +191,13 @@ def _orientation(image: Image.Image) -> Orientation:
     value, (width, height) = orientation_of(image), image.size
     if value < 5:  # no turn by 90 degrees
         return Orientation(value, (height, width), (height, width))
-    if image.format == "TIFF":  # Pillow has exchanged the sides itself
+    if image.format == "TIFF":  # Pillow has already exchanged the sides
         return Orientation(value, (width, height), (height, width))
     return Orientation(value, (height, width), (width, height))
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
-    """Return what turns an opened image upright once it is decoded; TIFF is turned by Pillow itself."""
+    """Return the transposition that turns a decoded image upright; None for TIFF, which Pillow turns itself."""
     return None if image.format == "TIFF" else UPRIGHT.get(orientation_of(image))
 
 
@@ -170,9 +205,9 @@ def raw_values(source: ImageSource, name: str) -> np.ndarray | None:
     """Return the (H, W) or (H, W, 3) values of an image of more than 8 bits a channel; None for any other.
 
     Raises:
-        UnreadableImage: as in `decode_rgb`.
+        UnreadableImage: As in `decode_rgb`.
     """
-    with opened(source, name) as image:
+    with open_image(source, name) as image:
         return deep_values(image) if is_deep(image) else None
 
 
@@ -180,7 +215,7 @@ def image_size(source: ImageSource, name: str) -> tuple[int, int]:
     """Return the upright (height, width) from the header, without decoding the pixels.
 
     Raises:
-        UnreadableImage: the header cannot be read.
+        UnreadableImage: The header cannot be read.
     """
     return read_orientation(source, name).upright
 
@@ -189,9 +224,9 @@ def read_orientation(source: ImageSource, name: str) -> Orientation:
     """Return the EXIF orientation of an image and its sizes from the header, without decoding the pixels.
 
     Raises:
-        UnreadableImage: the header cannot be read.
+        UnreadableImage: The header cannot be read.
     """
-    with opened(source, name) as image:
+    with open_image(source, name) as image:
         return _orientation(image)
 
 
@@ -199,9 +234,9 @@ def check_decodes(source: ImageSource, name: str, reading: Reading = WHOLE) -> N
     """Read an image to its last byte as cheaply as its format allows (JPEG: at an eighth of its size).
 
     Raises:
-        UnreadableImage: as in `decode_rgb`.
+        UnreadableImage: As in `decode_rgb`.
     """
-    with opened(source, name) as image:
+    with open_image(source, name) as image:
         if is_deep(image):
             to_8_bits(deep_values(image), reading.value_range)
             return
@@ -214,22 +249,22 @@ def check_decodes(source: ImageSource, name: str, reading: Reading = WHOLE) -> N
 def decode_reduced(
     source: ImageSource, name: str, side: int, value_range: tuple[float, float] | None = None
 ) -> tuple[Image.Image, str, tuple[int, int]]:
-    """Decode an image at a reduced size where its format allows that (JPEG), and say what it is at its full one.
+    """Decode an image, at a reduced size if its format allows that (JPEG), and return its original mode and size.
 
     Args:
-        source: as in `decode_rgb`.
-        name: as in `decode_rgb`.
-        side: in pixels; neither side of the reduced image is smaller unless the image is.
-        value_range: of the set, for values of more than 8 bits.
+        source: Encoded bytes, or path of the file.
+        name: Name of the image in messages.
+        side: Side in pixels; neither side of the reduced image is smaller unless the image is.
+        value_range: Value range of the set, for images of more than 8 bits a channel.
 
     Returns:
         The upright RGB image, the mode of its pixels in the file ("L", "RGB", "CMYK", "I;16", ...), and its upright
         (height, width).
 
     Raises:
-        UnreadableImage: as in `decode_rgb`.
+        UnreadableImage: As in `decode_rgb`.
     """
-    with opened(source, name) as image:
+    with open_image(source, name) as image:
         mode, full = image.mode, _orientation(image).upright
         if image.format in _DRAFTED:
             image.draft(image.mode, (side, side))
@@ -237,14 +272,14 @@ def decode_reduced(
 
 
 @contextmanager
-def opened(source: ImageSource, name: str) -> Iterator[Image.Image]:
-    """Open an image with Pillow, whose decoders are quiet meanwhile.
+def open_image(source: ImageSource, name: str) -> Iterator[Image.Image]:
+    """Open an image with Pillow and silence its warnings.
 
     Raises:
-        UnreadableImage: it cannot be opened, or whatever is done with it fails.
+        UnreadableImage: The image cannot be opened, or the block raises an exception.
     """
     file = io.BytesIO(source) if isinstance(source, bytes) else source
-    with unreadable_if_it_fails(name):
+    with decoding_errors(name):
         if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):
             raise ValueError("it is no regular file (a pipe or a device, for instance)")
         with _SILENCE, Image.open(file, formats=_formats()) as image:
@@ -253,7 +288,7 @@ def opened(source: ImageSource, name: str) -> Iterator[Image.Image]:
 
 
 def check_shape(width: int, height: int) -> None:
-    """Raise a ValueError for an image that is far longer than wide, and Pillow's error for one that is a bomb."""
+    """Raise a ValueError for a far too elongated image, and Pillow's error for a decompression bomb."""
     if max(width, height) > _MOST_ELONGATED * min(width, height):
         raise ValueError(f"{width} x {height} pixels are more than {_MOST_ELONGATED} times as long as wide")
     if width * height > 2 * (Image.MAX_IMAGE_PIXELS or width * height):
@@ -261,8 +296,8 @@ def check_shape(width: int, height: int) -> None:
 
 
 @contextmanager
-def unreadable_if_it_fails(name: str) -> Iterator[None]:
-    """Turn whatever a decoder raises into an `UnreadableImage` that names the image."""
+def decoding_errors(name: str) -> Iterator[None]:
+    """Turn any exception of a decoder into an `UnreadableImage` that names the image."""
     try:
         yield
     except UnreadableImage:
@@ -270,7 +305,7 @@ def unreadable_if_it_fails(name: str) -> Iterator[None]:
     except Image.DecompressionBombError:
         raise UnreadableImage(
             f"image {name} has more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels, the limit against "
-            "decompression bombs; make it smaller"
+            "decompression bombs; make it smaller."
         ) from None
     # Decoders raise nearly anything on damaged data: OSError, SyntaxError, ValueError, struct.error,
     # IndexError.
@@ -301,3 +336,32 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "PA" or (image.mode == "P" and "transparency" in image.info):
         image = image.convert("RGBA")
     return image.convert("RGB")
+
+
+def orientation_of(image: Image.Image) -> int:
+    """Return the EXIF orientation of an image that Pillow has opened but not decoded.
+
+    Returns:
+        A value from 1 to 8. An invalid value (65537, 0, text) and damaged metadata count as 1, upright.
+    """
+    try:
+        # A PNG's own `getexif` decodes the pixels to look behind them.
+        value = Image.Image.getexif(image).get(_TAG)
+        return int(value) if value in UPRIGHT else 1
+    except Exception:  # Pillow raises any error for damaged metadata, and the pixels are still usable
+        return 1
+
+
+def ambiguity_note(names: Sequence[str], annotations: str) -> str:
+    """Return the note on annotations that may have been drawn before the image was turned upright.
+
+    Args:
+        names: Names of the images whose `Orientation.is_ambiguous`, at least one.
+        annotations: Word for what was drawn, such as "masks" or "boxes".
+    """
+    shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    turned = counted(len(names), "image is turned by its EXIF tag", "images are turned by their EXIF tags")
+    return (
+        f"{turned} ({shown}), and the size does not show whether the {annotations} were drawn before or after the "
+        "turn: they are read as drawn after it; check some of them, or store the images upright without the tag"
+    )

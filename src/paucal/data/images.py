@@ -1,9 +1,7 @@
-"""What a source of images is to the rest of paucal: keys, labels and a store of pixels by position."""
+"""`ImageSet`: the keys, labels and pixels of a set of images, from whatever source it was opened."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,94 +9,24 @@ from PIL import Image
 
 from paucal.data.decode import WHOLE, Reading, UnreadableImage
 from paucal.data.shards.stream import Stream
-from paucal.data.shards.texts import taken
+from paucal.data.stores import ConvertedStore, DecodedCopies, Store, StoreSelection, locate
+from paucal.data.string_arrays import take_strings
 
 Targets = NDArray[np.integer]  # (N,) labels, or (N, K) multi-hot rows
-UNKNOWN = -1  # in a multi-hot row: nobody says whether the image is of the class
-
-
-class Store(Protocol):
-    """Pixels by position. Stores are picklable, so that loader workers can be spawned."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, index: int) -> Image.Image:
-        """Return the upright 8-bit RGB image; raises `UnreadableImage`."""
-        ...
-
-    def size(self, index: int) -> tuple[int, int]:
-        """Return (height, width) without decoding the pixels; raises `UnreadableImage`."""
-        ...
-
-    def check(self, index: int) -> None:
-        """Raise `UnreadableImage` if `read` would."""
-        ...
-
-
-class Nested(ABC):
-    """A store whose images lie in other stores."""
-
-    @abstractmethod
-    def locate(self, index: int) -> tuple[Store, int]:
-        """Return the store that has an image, and its position there."""
-
-    def read(self, index: int) -> Image.Image:
-        """Return the image at a position of the whole."""
-        store, place = self.locate(index)
-        return store.read(place)
-
-    def size(self, index: int) -> tuple[int, int]:
-        """Return its (height, width)."""
-        store, place = self.locate(index)
-        return store.size(place)
-
-    def check(self, index: int) -> None:
-        """Raise if it cannot be read."""
-        store, place = self.locate(index)
-        store.check(place)
-
-
-class Copies:
-    """A store of decoded copies of another store's images, which may be smaller.
-
-    Args:
-        original: reads the images themselves; None where the copies are all there is to it.
-    """
-
-    def __init__(self, original: Store | None) -> None:
-        self.original = original
-
-    def digest(self, index: int) -> bytes | None:
-        """Return the digest of an image's own bytes where it is known without reading them."""
-        return None
-
-
-def locate(store: Store, index: int) -> tuple[Store, int]:
-    """Return the innermost store that has an image, and its position there."""
-    while isinstance(store, Nested):
-        store, index = store.locate(index)
-    return store, index
-
-
-def locate_original(store: Store, index: int) -> tuple[Store, int]:
-    """Return the store that has an image itself, not a decoded copy, and its position there."""
-    store, index = locate(store, index)
-    while isinstance(store, Copies) and store.original is not None:
-        store, index = locate(store.original, index)
-    return store, index
+UNKNOWN = -1  # in a multi-hot row: unknown whether the image is of the class
 
 
 @dataclass(frozen=True)
 class Hints:
-    """What a source knows about its images that a default setting should respect.
+    """Properties of a set's images that default settings respect.
 
     Attributes:
-        flip: whether a mirrored image means the same (not so for digits).
-        image_size: side in pixels that suits the images; None where the source does not know.
-        epochs: passes that are enough for a first impression; None where the source does not know.
-        train_per_class: images of each class that papers train on where a set has no official parts, and test on all
-            others; None where they have no such custom.
-        official_parts: what to do for the official parts, where those are not there; "" for nothing.
+        flip: Whether a mirrored image has the same meaning (not true for digits).
+        image_size: Side in pixels that suits the images; None if unknown.
+        epochs: Passes that are enough for a first impression; None if unknown.
+        train_per_class: Number of training images per class in papers, which test on all other images, if the set has
+            no official parts; None without such a custom.
+        official_parts: Advice on how to get missing official parts; "" for none.
     """
 
     flip: bool = True
@@ -110,25 +38,25 @@ class Hints:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images with stable names, in a fixed order, and labels where there are any.
+    """Images with stable keys in a fixed order, and their labels if there are any.
 
     Attributes:
-        name: short name for people.
-        location: where the images were opened from.
-        classes: class names in label order; empty for an unlabelled set.
-        keys: the identity of each image, the same wherever the set is copied to: a relative path with forward
-            slashes, or `train.parquet#12` for a row.
-        labels: (N,) int64, -1 for unlabelled images, and for all where `multi_hot` says what they show.
-        declared: per image "train", "val" or "test" where the source has its own parts, else "".
-        store: reads the pixels.
-        hints: what the source knows about its images.
-        notes: sentences about what was left out or looks odd, for `paucal check` and the report.
-        columns: what else a table says of each image, by the names of its columns.
-        reading: how the store hands its images over, reduced and brought to 8 bits.
-        multi_hot: (N, K) int8 where an image may be of several classes, or of none: 1 it is of the class, 0 it is not,
-            `UNKNOWN` (-1) nobody says. None where each image has one label.
-        stream: where the images lie that are read as they come, millions of them in shards; None for a set that is
-            decoded before a run begins.
+        name: Short name for people.
+        location: Path, URL or name that the images were opened from.
+        classes: Class names in label order; empty for an unlabelled set.
+        keys: Identity of each image, which stays the same if the set is copied: a relative path with forward slashes,
+            or `train.parquet#12` for a row.
+        labels: (N,) int64 class numbers; -1 for unlabelled images, and for all images if there is a `multi_hot`.
+        declared: "train", "val" or "test" for each image if the source has its own parts, else "".
+        store: Store that reads the pixels.
+        hints: Properties of the images that default settings respect.
+        notes: Sentences on what was left out or looks wrong, for `paucal check` and the report.
+        columns: Further columns of the table of the images, by name.
+        reading: Size, channels and value ranges of the images that the store returns.
+        multi_hot: (N, K) int8 if an image may have several labels or none: 1 for a label, 0 for no label, `UNKNOWN`
+            (-1) if unknown. None if each image has one label.
+        stream: Positions of streamed images, such as millions in shards; None for a set that is decoded before a run
+            begins.
     """
 
     name: str
@@ -172,11 +100,11 @@ class ImageSet:
 
     @property
     def targets(self) -> Targets:
-        """What is learnt of the images: the (N,) labels, or the (N, K) `multi_hot`."""
+        """Training targets: the (N,) labels, or the (N, K) `multi_hot`."""
         return self.labels if self.multi_hot is None else self.multi_hot
 
     def classes_of(self, index: int) -> list[str]:
-        """Return the names of the classes that an image is known to be of."""
+        """Return the names of the labels of an image, without unknown ones."""
         if self.multi_hot is not None:
             return [self.classes[place] for place in np.flatnonzero(self.multi_hot[index] == 1)]
         label = int(self.labels[index])
@@ -187,10 +115,7 @@ class ImageSet:
         return np.flatnonzero(self.labels == label if self.multi_hot is None else self.multi_hot[:, label] == 1)
 
     def as_multi_hot(self) -> "ImageSet":
-        """Return the set with the label of each image as a row of 1 and 0, all unknown where it has none.
-
-        A set that has such rows stays as it is.
-        """
+        """Return the set with labels as multi-hot rows; the rows of unlabelled images are unknown."""
         if self.multi_hot is not None:
             return self
         rows = np.eye(len(self.classes), dtype=np.int8)[self.labels]
@@ -206,10 +131,10 @@ class ImageSet:
         return np.bincount(labels[labels >= 0], minlength=len(self.classes))
 
     def sample(self, count: int, indices: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """Return up to `count` positions spread over the set, or over `indices`; in shards they lie in a few runs."""
+        """Return up to `count` positions spread over the set, or over `indices`; runs of neighbours in shards."""
         total = len(self) if indices is None else len(indices)
         if self.stream is None:
-            places = spread(total, count)
+            places = evenly_spaced(total, count)
         else:
             places = (self.stream if indices is None else self.stream.take(indices)).sample(count)
         return places if indices is None else np.asarray(indices, dtype=np.int64)[places]
@@ -217,7 +142,7 @@ class ImageSet:
     def sample_sizes(self, count: int = 256) -> NDArray[np.int64]:
         """Return the (n, 2) heights and widths of up to `count` images spread over the set.
 
-        They come from the headers; images whose header cannot be read are left out, so n may be smaller.
+        Sizes are read from the headers; images with unreadable headers are left out.
         """
         sizes = []
         for index in self.sample(count):
@@ -231,25 +156,25 @@ class ImageSet:
         """Return the set with its labels renumbered to the order of `classes`, which may hold more names.
 
         Raises:
-            ValueError: a class of the set is not among `classes`.
+            ValueError: A class of the set is not among `classes`.
         """
         if missing := set(self.classes) - set(classes):
             raise ValueError(f"expected names for all classes, {sorted(missing)} are missing")
         numbers = np.array([classes.index(name) for name in self.classes] + [-1], dtype=np.int64)
         rows = None
-        if self.multi_hot is not None:  # of a class that such a set does not name, its images are not
+        if self.multi_hot is not None:  # images have 0 for classes that the set does not name
             rows = np.zeros((len(self), len(classes)), dtype=np.int8)
             rows[:, numbers[:-1]] = self.multi_hot
         return replace(self, classes=classes, labels=numbers[self.labels], multi_hot=rows)  # the label -1 stays -1
 
     def select(self, indices: NDArray[np.int64], note: str = "") -> "ImageSet":
-        """Return the set reduced to `indices`, in their order; classes stay as they are."""
+        """Return the images at `indices`, in their order; classes stay as they are."""
         return replace(
             self,
-            keys=taken(self.keys, indices),
+            keys=take_strings(self.keys, indices),
             labels=self.labels[indices],
-            declared=taken(self.declared, indices),
-            store=Selection(self.store, indices),
+            declared=take_strings(self.declared, indices),
+            store=StoreSelection(self.store, indices),
             notes=(*self.notes, note) if note else self.notes,
             columns={name: [column[i] for i in indices] for name, column in self.columns.items()},
             multi_hot=None if self.multi_hot is None else self.multi_hot[indices],
@@ -257,26 +182,39 @@ class ImageSet:
         )
 
 
-class Selection(Nested):
-    """A store that shows some of the images of another one."""
-
-    def __init__(self, store: Store, indices: NDArray[np.int64]) -> None:
-        self._store, self._indices = store, np.asarray(indices, dtype=np.int64)
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def locate(self, index: int) -> tuple[Store, int]:
-        """Return the store and the position there of an image of the selection."""
-        return self._store, int(self._indices[index])
-
-
-def spread(total: int, count: int) -> NDArray[np.int64]:
+def evenly_spaced(total: int, count: int) -> NDArray[np.int64]:
     """Return up to `count` different positions, evenly spread over `range(total)`.
 
     Example:
-        >>> spread(10, 4).tolist(), spread(3, 8).tolist()
+        >>> evenly_spaced(10, 4).tolist(), evenly_spaced(3, 8).tolist()
         ([0, 2, 5, 7], [0, 1, 2])
     """
     count = min(total, count)
     return np.arange(count, dtype=np.int64) * total // max(count, 1)
+
+
+def reduce_images(images: ImageSet, side: int) -> ImageSet:
+    """Return a set whose larger images are reduced to about `side` pixels of the shorter side.
+
+    A JPEG is then decoded at a smaller size, which takes a twentieth of the time for a camera's photo.
+    """
+    reading = replace(images.reading, side=side)
+    return replace(images, store=ConvertedStore(images.store, reading), reading=reading)
+
+
+def full_size_image(images: ImageSet, index: int) -> Image.Image:
+    """Return an image of a set at its original size."""
+    if images.reading.side is None:
+        return images.store.read(index)
+    store, place = locate(images.store, index)
+    if isinstance(store, DecodedCopies) and store.original is not None:
+        store, place = locate(store.original, place)
+    return ConvertedStore(store, replace(images.reading, side=None)).read(place)
+
+
+def without_decoded_copies(images: ImageSet) -> ImageSet:
+    """Return a prepared set with its original store, without the unreadable images."""
+    store = images.store
+    if isinstance(store, DecodedCopies) and store.original is not None:
+        store = store.original
+    return replace(images, store=store, reading=WHOLE)

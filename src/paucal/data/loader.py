@@ -2,7 +2,7 @@
 
 import errno
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,31 +17,32 @@ from paucal.data.processes import require_guard, start_method
 from paucal.data.sampler import StepSampler
 from paucal.data.views.transforms import ViewTransform
 from paucal.signals import ignore_stop_signals
-from paucal.types import UserError
+from paucal.types import Batch, UserError
 from paucal.wording import counted
 
 MOST_TOGETHER = 256  # images
 PIXELS_TOGETHER = 16 * 224 * 224
-_NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC)  # the last of shared memory
+_RESOURCE_ERRORS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC)  # ENOSPC: shared memory
+MOST_KEPT_BYTES = 512 << 20
 
 
 class WorkerLoader(DataLoader[Sample]):
-    """A loader that says so in one sentence where its processes cannot be started."""
+    """A loader that raises a UserError if its processes cannot be started."""
 
     def __iter__(self) -> Any:
-        """Start the processes, unless they run already.
+        """Start the processes unless they are running.
 
         Raises:
-            UserError: the machine allows no more processes, threads, open files or memory, or each process would run
-                the calling script again.
+            UserError: The machine has no more processes, threads, open files or memory, or each process would run the
+                calling script again.
         """
         require_guard(self.num_workers)
         try:
             return super().__iter__()
         except (OSError, RuntimeError, MemoryError) as problem:
-            if self.num_workers == 0 or not _lacks_room(problem):
+            if self.num_workers == 0 or not _is_resource_limit(problem):
                 raise
-            _let_go(problem)
+            _terminate_workers(problem)
             reason = getattr(problem, "strerror", None) or str(problem)
             raise UserError(
                 f"{counted(self.num_workers, 'loader process', 'loader processes')} could not be started ({reason}): "
@@ -50,18 +51,17 @@ class WorkerLoader(DataLoader[Sample]):
 
 
 class TrainLoader(WorkerLoader):
-    """A loader whose position is the sampler's `start`, not a state of its own.
+    """A loader that resumes at the sampler's `start` and has no state of its own.
 
-    Lightning calls a loader resumable when it has the two methods below; since the offset is given when the
-    loader is built, there is nothing to store.
+    Lightning takes a loader with the two methods below for resumable.
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the trainer knows the step."""
+        """Return an empty state."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Ignore the state; see the class."""
+        """Ignore the state."""
 
 
 def make_train_loader(
@@ -73,8 +73,8 @@ def make_train_loader(
 ) -> TrainLoader:
     """Return a loader of one `types.Batch` per forward pass, the same for any number of workers.
 
-    Its length is that of the whole run; iterating gives what is left after the sampler's `start`. Samples of another
-    kind than `ViewDataset` gives come with a function that puts them together.
+    Its length is that of the whole run; iterating begins at the sampler's `start`. `into_batch` collates samples of
+    other datasets than `ViewDataset`.
     """
     return TrainLoader(dataset, batch_sampler=sampler, **_settings(workers, pin_memory, into_batch))
 
@@ -87,25 +87,26 @@ def make_ordered_loader(
     workers: int = 0,
     pin_memory: bool = False,
 ) -> DataLoader[Any]:
-    """Return a loader over the samples at some positions, in order, every one once."""
+    """Return a loader over the samples at some positions, each once, in order."""
     return WorkerLoader(
-        dataset, batch_sampler=_InOrder(indices, batch_size), **_settings(workers, pin_memory, into_batch)
+        dataset, batch_sampler=_OrderedBatches(indices, batch_size), **_settings(workers, pin_memory, into_batch)
     )
 
 
-def images_together(image_size: tuple[int, int], device: str) -> int:
-    """Return how many images a network is given at a time where it learns nothing.
+def inference_batch_size(image_size: tuple[int, int], device: str) -> int:
+    """Return the batch size for inference.
 
-    An accelerator wants many. A processor is slower with many large ones: what lies between two layers of an
-    EfficientNet then takes gigabytes that no cache holds.
+    An accelerator is fast with many images. A processor is slower with many large ones: the activations of an
+    EfficientNet then take gigabytes, which fit in no cache.
 
     Args:
-        image_size: height and width in pixels.
+        image_size: Height and width in pixels.
         device: "cpu", "cuda", ...
 
     Example:
-        >>> images_together((224, 224), "cpu"), images_together((32, 32), "cpu"), images_together((224, 224), "cuda")
-        (16, 256, 256)
+        >>> sizes = ((224, 224), "cpu"), ((32, 32), "cpu"), ((224, 224), "cuda")
+        >>> [inference_batch_size(*one) for one in sizes]
+        [16, 256, 256]
     """
     height, width = image_size
     return MOST_TOGETHER if device != "cpu" else min(MOST_TOGETHER, max(1, PIXELS_TOGETHER // (height * width)))
@@ -121,20 +122,19 @@ def make_eval_loader(
     world: int = 1,
     pin_memory: bool = False,
 ) -> DataLoader[Sample]:
-    """Return a loader over images in order, every one once; process `rank` gets every `world`-th of them.
+    """Return a loader over images in order, each once; process `rank` gets every `world`-th of them.
 
-    `Batch.labels` is None if one of the images has no label. Put results of several processes in order by
-    `Batch.ids`.
+    `Batch.labels` is None if an image has no label. `Batch.ids` gives the order of results of several processes.
     """
-    mine = np.asarray(indices, dtype=np.int64)[rank::world]
+    own = np.asarray(indices, dtype=np.int64)[rank::world]
     labelled = bool(image_set.classes) and bool((image_set.labels[indices] >= 0).all())
     labelled = labelled or image_set.multi_hot is not None
     dataset = ViewDataset(image_set, [(transform, 1)], seed=0, labels=labelled)
-    return WorkerLoader(dataset, batch_sampler=_InOrder(mine, batch_size), **_settings(workers, pin_memory))
+    return WorkerLoader(dataset, batch_sampler=_OrderedBatches(own, batch_size), **_settings(workers, pin_memory))
 
 
-class _InOrder(Sampler[list[SampleKey]]):
-    """Batches of positions in their order; keys are made when they are needed, since there may be millions."""
+class _OrderedBatches(Sampler[list[SampleKey]]):
+    """Batches of positions in order; keys are created lazily, since there may be millions."""
 
     def __init__(self, positions: NDArray[np.int64], batch_size: int) -> None:
         self._positions, self._size = positions, batch_size
@@ -147,19 +147,19 @@ class _InOrder(Sampler[list[SampleKey]]):
             yield [SampleKey(0, position) for position in self._positions[first : first + self._size].tolist()]
 
 
-def _lacks_room(problem: BaseException) -> bool:
+def _is_resource_limit(problem: BaseException) -> bool:
     if isinstance(problem, RuntimeError):
         return "can't start new thread" in str(problem)  # as Python words it
-    return not isinstance(problem, OSError) or problem.errno in _NO_ROOM
+    return not isinstance(problem, OSError) or problem.errno in _RESOURCE_ERRORS
 
 
-def _let_go(problem: BaseException) -> None:
-    """End the processes that did start; torch's iterator, broken off in the middle, fails in doing so itself."""
+def _terminate_workers(problem: BaseException) -> None:
+    """End the processes that were started, which torch's incomplete iterator fails to do."""
     for frame, _ in traceback.walk_tb(problem.__traceback__):
-        made = frame.f_locals.get("self")
-        if isinstance(made, _BaseDataLoaderIter):
-            made._shutdown = True  # type: ignore[attr-defined]
-            for process in getattr(made, "_workers", ()):
+        iterator = frame.f_locals.get("self")
+        if isinstance(iterator, _BaseDataLoaderIter):
+            iterator._shutdown = True  # type: ignore[attr-defined]
+            for process in getattr(iterator, "_workers", ()):
                 process.terminate()
                 process.join()
 
@@ -172,13 +172,44 @@ def _settings(workers: int, pin_memory: bool, into_batch: Callable[[list[Any]], 
         "persistent_workers": workers > 0,
         "worker_init_fn": _prepare_worker,
         "multiprocessing_context": start_method() if workers else None,
-        # The loader draws a seed for its workers; from its own generator, so that the global one is left
-        # alone.
+        # The loader draws a seed for its workers; its own generator leaves the global one unchanged.
         "generator": torch.Generator().manual_seed(0),
     }
 
 
 def _prepare_worker(_: int) -> None:
-    """Keep workers from competing for cores, and leave signals to the process that trains."""
+    """Limit a worker to one thread, and leave signals to the training process."""
     torch.set_num_threads(1)
     ignore_stop_signals()
+
+
+class KeptBatches:
+    """Batches that are the same in every pass; up to 512 MiB of them are read once and kept.
+
+    Args:
+        make: Function that returns the batches, read by that many loader processes; called in the first pass, because
+            distributed processes are joined only then.
+        n_bytes: Size of all batches in bytes.
+        workers: Number of loader processes. It is 0 for kept batches that train on a processor: starting processes
+            beside a training one makes its next steps slower, because they share its memory until it is written to
+            (`benchmarks/training.py --workers 2`: 1.2 times as long for an epoch).
+        device: Training device: "cpu" or an accelerator.
+
+    Example:
+        >>> calls = []
+        >>> batches = KeptBatches(lambda workers: calls.append(workers) or [1, 2], n_bytes=8, workers=3, device="cpu")
+        >>> list(batches), list(batches), calls
+        ([1, 2], [1, 2], [0])
+    """
+
+    def __init__(self, make: Callable[[int], Iterable[Batch]], n_bytes: int, workers: int, device: str) -> None:
+        self._make, self._keep = make, n_bytes <= MOST_KEPT_BYTES
+        self._workers = 0 if self._keep and device == "cpu" else workers
+        self._batches: Iterable[Batch] | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Pass over the batches."""
+        if self._batches is None:
+            batches = self._make(self._workers)
+            self._batches = list(batches) if self._keep else batches
+        return iter(self._batches)

@@ -1,4 +1,4 @@
-"""How the processes that load images begin."""
+"""The start method of loader processes, and the guard that scripts need for it."""
 
 import ast
 import multiprocessing
@@ -10,27 +10,24 @@ from paucal.types import UserError
 
 
 def start_method() -> str:
-    """Return the way that somebody has set, else "fork" on Linux and Python's own elsewhere.
+    """Return the start method set by the user, else "fork" on Linux and Python's default elsewhere.
 
-    Python 3.14 no longer forks by itself on Linux; processes that begin anew load torch again, hold images of their
-    own, and need a main module that is guarded.
+    Python 3.14 no longer forks by default on Linux. Processes of other methods import torch again, hold their own
+    copies of images, and need a guarded main module.
     """
-    if chosen := multiprocessing.get_start_method(allow_none=True):
-        return chosen
+    if method := multiprocessing.get_start_method(allow_none=True):
+        return method
     return "fork" if sys.platform == "linux" else multiprocessing.get_all_start_methods()[0]
 
 
 def require_guard(workers: int | None) -> None:
-    """Refuse to start loader processes from a script that each of them would run again from its first line.
-
-    Args:
-        workers: Number of loader processes.
+    """Refuse to start loader processes from a script that each of them would run again.
 
     Raises:
-        UserError: The call is not below `if __name__ == "__main__":` in a script, and processes begin anew.
+        UserError: The call is not below `if __name__ == "__main__":` in a script, and processes are not forked.
     """
     main = sys.modules.get("__main__")
-    file = getattr(main, "__file__", None)  # none in a notebook, which no process runs again
+    file = getattr(main, "__file__", None)  # None in a notebook, which no process runs again
     if not workers or file is None or start_method() == "fork":
         return
     frame: FrameType | None = sys._getframe()
@@ -44,10 +41,10 @@ def require_guard(workers: int | None) -> None:
 
 
 def _is_guarded(file: Path, line: int) -> bool:
-    """Return whether a line of a script lies below a condition on `__name__`; True for compiled scripts."""
+    """Return whether a line of a script is below a condition on `__name__`; True for compiled scripts."""
     try:
         nodes = list(ast.walk(ast.parse(file.read_bytes())))
-    except OSError:  # as of a script from standard input, which no process can run again
+    except OSError:  # a script from standard input, which no process can run again
         return False
     except (SyntaxError, ValueError):
         return True

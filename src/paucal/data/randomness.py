@@ -1,7 +1,7 @@
-"""Seeds derived from plain numbers, and a block of code whose randomness depends on them alone.
+"""Seeds derived from numbers such as (seed, epoch, image).
 
-No global random state is stored or carried through a run: whatever is random is a function of numbers such as
-(seed, epoch, image), so a resumed run and a run with another number of workers draw the same values.
+No global random state is stored or carried through a run: all random values are functions of such numbers, so a resumed
+run and a run with another number of workers draw the same values.
 """
 
 import hashlib

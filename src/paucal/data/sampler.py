@@ -1,4 +1,4 @@
-"""The order of training samples as a function of the step, so that a run can start anywhere."""
+"""The order of training samples as a function of the step, so that a run can start at any step."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from paucal.data.shards.stream import Stream
 
 
 def steps_per_epoch(images: int, global_batch: int) -> int:
-    """Return the batches in one pass: the last incomplete one is dropped, but there is always one.
+    """Return the number of batches in one pass; an incomplete last one is dropped, but there is at least one.
 
     Example:
         >>> steps_per_epoch(100, 32), steps_per_epoch(20, 32)
@@ -24,30 +24,28 @@ def steps_per_epoch(images: int, global_batch: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class StepSampler(Sampler[list[SampleKey]]):
-    """Yields the samples of every forward pass of a run, from any of them on.
+    """Yields the sample keys of every forward pass of a run, beginning at any of them.
 
-    An epoch is a permutation of the images that depends on (seed, epoch); of images in shards, one that reads
-    neighbours near each other (`shards.stream`). A step takes the next `world` x
-    `batch_size` of it, and each process its own part of those, so two processes see together what one with
-    twice the batch size sees. Fewer images than that are repeated, with other augmentation, to fill the
-    batch.
+    An epoch is a permutation of the images that depends on (seed, epoch); for streamed images it keeps neighbours
+    close (`shards.stream`). A step takes the next `world` x `batch_size` images, and each process its own part of
+    them, so two processes see the same images as one with twice the batch size. A smaller set is repeated, with other
+    augmentation, to fill the batch.
 
     Attributes:
         indices: (n,) int64, positions of the training images.
-        batch_size: images per process and forward pass.
-        steps: forward passes of the whole run on each process.
-        seed: of the run.
-        start: forward passes already made.
-        rank: this process.
-        world: number of processes.
+        batch_size: Images per process and forward pass.
+        steps: Forward passes of the whole run on each process.
+        seed: Seed of the run.
+        start: Forward passes already made.
+        rank: Rank of this process.
+        world: Number of processes.
         shuffle: False keeps the order of `indices` in every epoch.
-        repeats: how often an image is drawn in a row, each time augmented anew (repeated augmentation,
-            arXiv:1902.05509); an epoch then shows that many times fewer images in the same number of steps.
-        accumulate: forward passes per optimizer step; an epoch has whole steps.
-        labels: (n,) int64 classes of the images, for epochs that show as many of every class; None for all images once.
-            Small classes are shown several times then, each time augmented anew, and of large ones other images in
-            every epoch.
-        stream: where the images of `indices` lie, where they are read as they come from shards.
+        repeats: Number of draws of an image in a row, each augmented anew (repeated augmentation, arXiv:1902.05509); an
+            epoch then shows that many times fewer images in the same number of steps.
+        accumulate: Forward passes per optimizer step; an epoch has whole steps.
+        labels: (n,) int64 classes of the images, for balanced epochs; None to show all images once. In a balanced epoch
+            images of small classes are repeated, each time augmented anew, and large classes are subsampled anew.
+        stream: Stream of the images of `indices`, if they are streamed.
     """
 
     indices: NDArray[np.int64]
@@ -84,8 +82,8 @@ class StepSampler(Sampler[list[SampleKey]]):
                 epoch = step // per_epoch
                 images, repeats = self.epoch_draws(epoch)
             first = step % per_epoch * self._global_batch + self.rank * self.batch_size
-            mine = slice(first, first + self.batch_size)
-            pairs = zip(images[mine].tolist(), repeats[mine].tolist(), strict=True)
+            own = slice(first, first + self.batch_size)
+            pairs = zip(images[own].tolist(), repeats[own].tolist(), strict=True)
             yield [SampleKey(epoch, image, repeat) for image, repeat in pairs]
 
     def epoch_draws(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -102,8 +100,7 @@ class StepSampler(Sampler[list[SampleKey]]):
             order = self.stream.order(generator)
         elif self.shuffle:
             order = generator.permutation(count)
-        # Draw number d shows image d // repeats; past the last image it begins again with higher repeat
-        # numbers.
+        # Draw d shows image d // repeats; after the last image it starts again with higher repeat numbers.
         draws = np.arange(max(count, self._global_batch * self.accumulate))
         rounds, positions = np.divmod(draws // self.repeats, count)
         repeats = rounds * self.repeats + draws % self.repeats
@@ -118,14 +115,10 @@ class StepSampler(Sampler[list[SampleKey]]):
 def balanced_order(
     labels: NDArray[np.int64], generator: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return (n,) positions with as many of every class, in random order, and how often each came before.
+    """Return (n,) positions balanced over the classes, in random order, and how often each was drawn before.
 
-    Of n draws every class gets n / K, the remainder going to classes by chance. Within a class the images come in
-    random order, and begin again once all were there, so that none comes twice more often than another of its class.
-
-    Args:
-        labels: (n,) classes.
-        generator: of the order.
+    Every class gets n / K of n draws; the remainder goes to random classes. Images of a class are drawn in random
+    order, and again from the start once all were drawn, so their numbers of draws differ by at most one.
     """
     classes = np.unique(labels)
     shares = np.full(len(classes), len(labels) // len(classes))

@@ -1,16 +1,19 @@
 """Temperature scaling: one number that makes a classifier's probabilities mean what they say (Guo et al. 2017)."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from paucal.evaluation.predictions import Predictions
 from paucal.metrics.measures import CalibrationError, value_of
 
-FEWEST = 20  # images under which nothing is fitted
+FEWEST_IMAGES = 20  # images under which nothing is fitted
 PRIOR = 0.5  # deviation of the logarithm of a temperature that nothing is known about
 LOWEST, HIGHEST = 0.05, 20.0
 ITERATIONS = 100
@@ -21,10 +24,10 @@ class Calibration:
     """How a temperature changes the probabilities of a classifier on its test images.
 
     Attributes:
-        temperature: by which logits are divided; 1 where nothing was fitted.
-        images: validation images that it was fitted to.
-        error: expected calibration error on the test images, before and after.
-        loss: mean negative log-likelihood there in nats, before and after.
+        temperature: Divisor of the logits; 1 if nothing was fitted.
+        images: Number of validation images that it was fitted to.
+        error: Expected calibration error on the test images, before and after.
+        loss: Mean negative log-likelihood of the test images in nats, before and after.
     """
 
     temperature: float
@@ -47,7 +50,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     Returns:
         A number from 0.05 to 20; 1 for fewer than 20 images, or for logits that are not finite.
     """
-    if len(labels) < FEWEST or not bool(torch.isfinite(logits).all()):
+    if len(labels) < FEWEST_IMAGES or not bool(torch.isfinite(logits).all()):
         return 1.0
     logits, log_temperature = logits.double(), torch.zeros((), dtype=torch.float64, requires_grad=True)
     search = torch.optim.LBFGS([log_temperature], max_iter=ITERATIONS, line_search_fn="strong_wolfe")
@@ -69,9 +72,9 @@ def calibration(plain: Predictions, temperature: float, images: int) -> Calibrat
     """Return what a temperature does to the answers for test images.
 
     Args:
-        plain: answers as the network gives them.
-        temperature: fitted to other images.
-        images: how many these were.
+        plain: Answers of the network without a temperature.
+        temperature: Temperature fitted to other images.
+        images: Number of those images.
     """
     answers = (plain, plain.at_temperature(temperature))
     before, after = (value_of(calibration_error(one), len(one)) for one in answers)
@@ -83,3 +86,47 @@ def calibration_error(predictions: Predictions) -> CalibrationError:
     """Return the measure of the expected calibration error of some answers."""
     confidence = predictions.probabilities.max(1).values.numpy()
     return CalibrationError(confidence, (predictions.predicted == predictions.labels).numpy())
+
+
+DEFAULT_THRESHOLD = 0.5
+FEWEST_POSITIVES = 5  # images of a class, below which it shares the threshold of all classes together
+
+
+def choose_thresholds(probabilities: Tensor, labels: Tensor) -> tuple[float, ...]:
+    """Return for each class the threshold of the highest F1, on images that no weight was fitted to.
+
+    A class of fewer than five such images has the threshold that is best for all classes together. A threshold lies in
+    the middle between the two probabilities that it parts; of equal ones the highest is taken.
+
+    Args:
+        probabilities: (N, K) in [0, 1].
+        labels: (N, K) of 1, 0 and -1 (image ignored for that class).
+
+    Returns:
+        K numbers in (0, 1); 0.5 where no image is of any class.
+    """
+    shares, truth = probabilities.double().numpy(), labels.numpy()
+    common = _best_threshold(shares[truth >= 0], truth[truth >= 0] == 1)
+    found = []
+    for place in range(truth.shape[1]):
+        known = truth[:, place] >= 0
+        positive = truth[known, place] == 1
+        found.append(_best_threshold(shares[known, place], positive) if positive.sum() >= FEWEST_POSITIVES else common)
+    return tuple(found)
+
+
+def marked(probabilities: Tensor, thresholds: Sequence[float]) -> Tensor:
+    """Return the (N, K) bool answers: which classes reach their threshold."""
+    return probabilities >= torch.tensor(thresholds, dtype=probabilities.dtype)
+
+
+def _best_threshold(shares: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:
+    if not positive.any():
+        return DEFAULT_THRESHOLD
+    order = np.argsort(-shares, kind="stable")
+    ranked, right = shares[order], positive[order].cumsum()
+    ends = np.flatnonzero(np.r_[ranked[1:] != ranked[:-1], True])  # answers may end where the probability changes
+    f1 = 2 * right[ends] / (ends + 1 + positive.sum())
+    last = int(ends[f1.argmax()])
+    below = ranked[last + 1] if last + 1 < len(ranked) else 0.0
+    return float(np.clip((ranked[last] + below) / 2, 1e-6, 1 - 1e-6))

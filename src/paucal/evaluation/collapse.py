@@ -1,4 +1,4 @@
-"""Whether self-distillation goes wrong, told from the numbers it writes about itself.
+"""Signs of collapse, read from the numbers that a pre-training run writes about itself.
 
 Four things happen to people who pre-train on images of their own. The teacher gives every image the same answer
 ("constant output"; the loss falls towards 0); it gives every image all answers ("uniform output"; the loss stays at
@@ -12,10 +12,8 @@ before a grace period is over, and a sign must then show in several epochs in a 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
-
-from paucal.evaluation.collapse_advice import advice
 
 Row = Mapping[str, float]
 Kind = Literal["constant output", "uniform output", "dimensional collapse", "divergence"]
@@ -55,9 +53,9 @@ class Verdict:
     """What went wrong.
 
     Attributes:
-        kind: one of four.
-        sentence: what was seen, with numbers.
-        advice: what to change, in sentences.
+        kind: Kind of failure.
+        sentence: Symptom as a sentence, with numbers.
+        advice: Changes to make, in sentences.
     """
 
     kind: Kind
@@ -73,7 +71,7 @@ class Scale:
         head: "view" or "region".
         out_dim: K.
         feature_dim: D.
-        batch: images whose features are compared at once; None where it is unknown and taken for many.
+        batch: Images whose features are compared at once; None where it is unknown and taken for many.
     """
 
     head: str
@@ -97,7 +95,7 @@ class Scale:
         return row.get(name if self.head == "view" else f"region_{name}", math.nan)
 
 
-def judge(
+def find_collapse(
     rows: Sequence[Row],
     out_dim: int,
     feature_dim: int,
@@ -109,38 +107,38 @@ def judge(
     """Say what is wrong with a run after its newest epoch; None where nothing is.
 
     Args:
-        rows: one per epoch so far, with `COLUMNS`, "step", "skipped_steps", "train_loss", and "train_view" and
+        rows: One per epoch so far, with `COLUMNS`, "step", "skipped_steps", "train_loss", and "train_view" and
             "train_region" where the losses are known apart.
         out_dim: K, prototypes of a head.
         feature_dim: D.
-        batch: images per process, on which entropies and ranks are computed.
-        grace_steps: optimizer steps of which nothing but non-finite numbers counts; see `grace_period`.
-        patience: epochs in a row that must show the sign.
+        batch: Images per process, on which entropies and ranks are computed.
+        grace_steps: Optimizer steps of which nothing but non-finite numbers counts; see `grace_period`.
+        patience: Epochs in a row that must show the sign.
 
     Raises:
         ValueError: there are fewer than two prototypes, or no epoch of patience.
 
     Example:
         >>> stuck = [{"step": 400.0 * n, "teacher_entropy": 8.315} for n in range(1, 7)]
-        >>> judge(stuck[:2], 4096, 384) is None, judge(stuck, 4096, 384).kind
+        >>> find_collapse(stuck[:2], 4096, 384) is None, find_collapse(stuck, 4096, 384).kind
         (True, 'uniform output')
     """
     if out_dim < 2 or patience < 1:
         raise ValueError(f"expected at least 2 prototypes and 1 epoch of patience, got {out_dim} and {patience}")
     if (broken := not_finite(rows)) is not None:
         return broken
-    judged = [row for row in rows if row.get("step", math.inf) >= grace_steps]
+    settled = [row for row in rows if row.get("step", math.inf) >= grace_steps]
     for head in ("view", "region"):
         scale = Scale(head, out_dim, feature_dim, batch)
         for sign in (_exploded, _constant, _uniform, on_a_line):
-            found = sign(judged, scale, patience)
+            found = sign(settled, scale, patience)
             if found is not None:
                 return found
     return None
 
 
 def grace_period(total_steps: int, warmup_steps: int) -> int:
-    """Return the steps before which a run is not judged: its warm-up, and 500 or a quarter of it if that is less.
+    """Return the steps before which no collapse is reported: its warm-up, and 500 or a quarter of it if that is less.
 
     Example:
         >>> grace_period(100_000, 3_000), grace_period(400, 40)
@@ -199,7 +197,7 @@ def _uniform(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None
         return None
     first, last = rows[-patience], rows[-1]
     # A run leaves this state exponentially; where that has begun it is no verdict any more.
-    if patience > 1 and _told(last, scale) > LEAVING * max(_told(first, scale), 1e-3):
+    if patience > 1 and _information(last, scale) > LEAVING * max(_information(first, scale), 1e-3):
         return None
     entropy, chance = scale.of(last, "teacher_entropy"), math.log(scale.out_dim)
     value = f"entropy {entropy:.3f}" if entropy == entropy else f"loss {_loss(last, scale):.3f}"
@@ -246,7 +244,7 @@ def _is_same(row: Row, scale: Scale) -> bool:
     return scale.of(row, "batch_entropy") - scale.of(row, "teacher_entropy") <= SAME * scale.most
 
 
-def _told(row: Row, scale: Scale) -> float:
+def _information(row: Row, scale: Scale) -> float:
     """Return what an answer tells of its image in nats, or a bound on it; NaN where neither is known."""
     used = scale.of(row, "batch_entropy")
     return (math.log(scale.out_dim) if used != used else used) - scale.of(row, "teacher_entropy")
@@ -264,3 +262,107 @@ def lasts(rows: Sequence[Row], shows: Callable[[Row], bool], patience: int) -> b
 
 def _verdict(kind: Kind, text: str, row: Row) -> Verdict:
     return Verdict(kind, f"{kind}: {text}.", advice(kind, row))
+
+
+STUDENT_TEMPERATURE = 0.1
+NEAR = 0.005  # relative distance; with a momentum of 0.98 and above it is 0.03 to 0.1 on few images
+
+ADVICE = {
+    "constant output": "Raise the teacher temperature (0.04 to 0.07 are published), keep the centres following faster "
+    "(centre momentum 0.9), lower the learning rate, or use larger batches, whose centres are less noisy.",
+    "uniform output": "Lower the teacher temperature (0.04, or 0.03 for few images) and warm it up longer, use fewer "
+    "prototypes (a few thousand for a small set), a teacher momentum of 0.99 to 0.996, and train for more steps; if "
+    "the loss never moves, change the learning rate.",
+    "dimensional collapse": "Use larger batches and more local crops, lower the learning rate and the weight decay, "
+    "and check that the images are not nearly all alike; with the view loss alone, add the region loss.",
+    "divergence": "Lower the learning rate and warm it up longer, clip gradients (3.0 per tensor is published), keep "
+    "the last layer's lengths fixed and frozen for longer, and use bfloat16 or float32 instead of float16.",
+}
+
+
+def advice(kind: str, row: Mapping[str, float]) -> str:
+    """Return what to change, beginning with what the newest row shows to be the likely cause."""
+    return " ".join([*causes(row), ADVICE[kind]])
+
+
+def causes(row: Mapping[str, float]) -> list[str]:
+    """Return a sentence for every setting that the row shows to be one that self-distillation cannot bear.
+
+    Example:
+        >>> causes({"centre_norm": 0.0, "teacher_temperature": 0.04})
+        ['The centre is 0: switch centring on.']
+    """
+    found = []
+    if row.get("centre_norm", math.nan) == 0:
+        found.append("The centre is 0: switch centring on.")
+    temperature = row.get("teacher_temperature", math.nan)
+    if temperature >= STUDENT_TEMPERATURE:
+        found.append(
+            f"The teacher temperature is {temperature:g}; it must stay below the student's ({STUDENT_TEMPERATURE:g}), "
+            "or the teacher asks for less certain answers than the student has."
+        )
+    if row.get("teacher_distance", math.nan) < NEAR:
+        found.append("Teacher and student are as good as equal: give the teacher a momentum of 0.99 to 0.996.")
+    return found
+
+
+FEATURE_ADVICE: dict[Kind, str] = {
+    "constant output": "Give the part of the loss that keeps embeddings apart more weight, use larger batches, and "
+    "lower the learning rate.",
+    "dimensional collapse": "Use larger batches and more crops, give the part of the loss that keeps embeddings apart "
+    "more weight, lower the learning rate, and check that the images are not nearly all alike.",
+    "divergence": "Lower the learning rate and warm it up longer, clip gradients (--clip 1), and use bfloat16 or "
+    "float32 instead of float16.",
+}
+
+
+def find_feature_collapse(
+    rows: Sequence[Row],
+    feature_dim: int,
+    *,
+    batch: int | None = None,
+    grace_steps: int = GRACE_STEPS,
+    patience: int = PATIENCE,
+) -> Verdict | None:
+    """Say what is wrong with a run after its newest epoch; None where nothing is.
+
+    Args:
+        rows: One per epoch so far, with "feature_spread", "effective_rank", "feature_norm", "step", "skipped_steps"
+            and the losses; columns that a row lacks, or that are NaN there, are taken for healthy.
+        feature_dim: D, channels of the features.
+        batch: Images per process, on which the rank is computed.
+        grace_steps: Optimizer steps of which nothing but non-finite numbers counts.
+        patience: Epochs in a row that must show the sign.
+
+    Example:
+        >>> rows = [{"step": 400.0 * n, "feature_spread": 0.001} for n in range(1, 7)]
+        >>> find_feature_collapse(rows[:2], 384) is None, find_feature_collapse(rows, 384).kind
+        (True, 'constant output')
+    """
+    if (broken := not_finite(rows)) is not None:
+        return _advised(broken)
+    settled = [row for row in rows if row.get("step", math.inf) >= grace_steps]
+    found = _features_exploded(settled, patience) or _features_equal(settled, patience)
+    if found is not None:
+        return found
+    line = on_a_line(settled, Scale("view", 2, feature_dim, batch), patience)
+    return None if line is None else _advised(line)
+
+
+def _features_exploded(rows: Sequence[Row], patience: int) -> Verdict | None:
+    lengths = [length for row in rows if math.isfinite(length := row.get("feature_norm", math.nan))]
+    if not lengths or not lasts(rows, lambda row: row.get("feature_norm", math.nan) > EXPLODED * lengths[0], patience):
+        return None
+    text = f"the features grew from a length of {lengths[0]:.3g} to {lengths[-1]:.3g}"
+    return Verdict("divergence", f"divergence: {text}.", FEATURE_ADVICE["divergence"])
+
+
+def _features_equal(rows: Sequence[Row], patience: int) -> Verdict | None:
+    if not lasts(rows, lambda row: row.get("feature_spread", math.nan) < EQUAL, patience):
+        return None
+    text = f"all images have the same features (spread {rows[-1]['feature_spread']:.4f})"
+    return Verdict("constant output", f"constant output: {text}.", FEATURE_ADVICE["constant output"])
+
+
+def _advised(found: Verdict) -> Verdict:
+    return replace(found, advice=FEATURE_ADVICE[found.kind])

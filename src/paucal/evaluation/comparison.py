@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from paucal.metrics.bootstrap import Bootstrap
-from paucal.metrics.intervals import Score, percentile
+from paucal.metrics.intervals import Bootstrap, Score, percentile
 from paucal.metrics.measures import Weights
 
 LEVEL = 0.95
@@ -22,9 +21,9 @@ class Repeated:
     """A score over seeds.
 
     Attributes:
-        values: one for each seed.
-        score: their mean with the t-interval (Student 1908); without an interval for a single seed.
-        deviation: standard deviation with n - 1 in the denominator; None for a single seed.
+        values: One for each seed.
+        score: Their mean with the t-interval (Student 1908); without an interval for a single seed.
+        deviation: Standard deviation with n - 1 in the denominator; None for a single seed.
     """
 
     values: tuple[float, ...]
@@ -37,13 +36,13 @@ class Difference:
     """How much better one way to train is than another, in the unit of the score.
 
     Attributes:
-        by_seed: a difference for each seed, and their mean with the paired t-interval.
-        over_images: the mean with the bootstrap interval over the test images, paired by image.
-        both: the mean with the interval for other seeds and other images at once, see `difference`.
-        images: different test images.
-        seeds_needed: seeds that it would take to see a difference of this size; None where none that are affordable
+        by_seed: A difference for each seed, and their mean with the paired t-interval.
+        over_images: The mean with the bootstrap interval over the test images, paired by image.
+        both: The mean with the interval for other seeds and other images at once, see `difference`.
+        images: Different test images.
+        seeds_needed: Seeds that it would take to see a difference of this size; None where none that are affordable
             would do.
-        images_needed: test images that it would take, however many seeds; None where no number would do.
+        images_needed: Test images that it would take, however many seeds; None where no number would do.
     """
 
     by_seed: Repeated
@@ -100,10 +99,10 @@ def difference(
     Args:
         first: (S, N) score of every seed's run on every test image, such as 1 for a hit; NaN for an image that this
             seed has not tested.
-        second: the same of the other way, on the same images.
-        level: probability that an interval covers the truth.
-        draws: resampled sets of images.
-        seed: of the resampling.
+        second: The same of the other way, on the same images.
+        level: Probability that an interval covers the truth.
+        draws: Resampled sets of images.
+        seed: Seed of the resampling.
 
     Raises:
         ValueError: the two were not tested on the same images with the same seeds.
@@ -151,10 +150,10 @@ def seeds_to_see(value: float, deviation: float | None, level: float = LEVEL, po
     The power is that of the noncentral t distribution (Cohen 1988), with the deviation that was measured.
 
     Args:
-        value: the difference.
-        deviation: of the differences over seeds; None where it is not known.
-        level: of the interval that must exclude 0.
-        power: chance with which it does.
+        value: The difference.
+        deviation: Standard deviation of the differences over seeds; None if unknown.
+        level: Level of the interval that must exclude 0.
+        power: Probability with which it does.
 
     Returns:
         At least 2; None where the deviation is unknown, there is no difference, or 1000 seeds would not do.

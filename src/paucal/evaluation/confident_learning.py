@@ -19,11 +19,11 @@ class Suspect:
     """A label that is probably wrong.
 
     Attributes:
-        position: of the image among those that were given.
-        given: its label.
-        suggested: the class it probably has.
-        confidence: out-of-fold probability of its own label; the smaller, the more suspect.
-        suggested_confidence: that of the suggested class.
+        position: Position of the image among those that were given.
+        given: Label of the image.
+        suggested: Class that it probably has.
+        confidence: Out-of-fold probability of its own label; the smaller, the more suspect.
+        suggested_confidence: Out-of-fold probability of the suggested class.
     """
 
     position: int

@@ -21,8 +21,8 @@ class Familiarity:
 
     Attributes:
         features: (N, D) of training images, of length 1.
-        limit: the largest distance that counts as like them.
-        neighbours: k.
+        limit: The largest distance that counts as like them.
+        neighbours: Rank k of the neighbour.
     """
 
     features: Tensor
@@ -41,8 +41,8 @@ def fit_familiarity(train: Tensor, held_out: Tensor, neighbours: int = NEIGHBOUR
 
     Args:
         train: (N, D) features of training images.
-        held_out: (M, D) of images of the same kind that were not trained on.
-        neighbours: which of the nearest training images counts.
+        held_out: (M, D) features of images of the same kind that were not trained on.
+        neighbours: Rank of the nearest training image whose distance counts.
 
     Raises:
         ValueError: there are no training or no held-out images.

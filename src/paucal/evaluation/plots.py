@@ -1,17 +1,24 @@
 """Pictures of an evaluation, as matplotlib figures that the caller saves; nothing global is used."""
 
+import io
+import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from PIL import Image
 from torchmetrics.functional.classification import binary_precision_recall_curve
 
 from paucal.evaluation.predictions import Predictions
 from paucal.evaluation.results import ClassificationReport, ClassRow, MultiLabelReport, MultiLabelRow
 from paucal.metrics.intervals import Score, wilson
 from paucal.metrics.measures import CALIBRATION_BINS, calibration_bin
+from paucal.runs import write_atomically
 from paucal.wording import percent
 
 # From the colour-blind safe palette of Okabe and Ito.
@@ -148,9 +155,9 @@ def precision_recall_figure(predictions: Predictions, report: MultiLabelReport) 
     return figure
 
 
-def _ranked_classes(judged: Sequence[tuple[Score, Row]]) -> tuple[Figure, Axes, list[Row]]:
+def _ranked_classes(scored: Sequence[tuple[Score, Row]]) -> tuple[Figure, Axes, list[Row]]:
     """Draw a score of each class with its interval, lowest first; return the rows that are drawn too."""
-    ranked = sorted(judged, key=lambda pair: (pair[0].value, pair[1].name))
+    ranked = sorted(scored, key=lambda pair: (pair[0].value, pair[1].name))
     hidden, ranked = len(ranked) - MAX_ROWS, ranked[:MAX_ROWS]
     figure = Figure(figsize=(6.4, 1.4 + 0.2 * max(len(ranked), 4)), layout="constrained")
     axes, places = figure.subplots(), np.arange(len(ranked))
@@ -163,3 +170,142 @@ def _ranked_classes(judged: Sequence[tuple[Score, Row]]) -> tuple[Figure, Axes, 
     if hidden > 0:
         axes.set_title(f"the {MAX_ROWS} lowest of {MAX_ROWS + hidden} classes", fontsize=9, loc="left")
     return figure, axes, [row for _, row in ranked]
+
+
+DOTS_PER_INCH = 110
+
+
+def png_of(figure: Figure) -> bytes:
+    """Return a figure as PNG; its layout is fixed afterwards."""
+    with warnings.catch_warnings():
+        # Class names in scripts that matplotlib's font lacks show as boxes; the tables have them in full.
+        warnings.filterwarnings("ignore", r"Glyph .* missing from font")
+        return _png_bytes(figure)
+
+
+def _png_bytes(figure: Figure) -> bytes:
+    """Draw a figure.
+
+    matplotlib draws a figure that has a layout engine twice and lays it out each time, which is most of the time that a
+    figure takes. Laid out beforehand it is drawn once, with the same pixels.
+    """
+    figure.set_dpi(DOTS_PER_INCH)
+    if (engine := figure.get_layout_engine()) is not None:
+        engine.execute(figure)
+        # None means the engine of the user's own settings, where they name one.
+        with rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):
+            figure.set_layout_engine(None)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH)
+    return buffer.getvalue()
+
+
+def save_figure(path: Path, figure: Figure) -> None:
+    """Write a figure as PNG, atomically."""
+    data = png_of(figure)
+    write_atomically(path, lambda file: file.write(data))
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One wrong answer.
+
+    Attributes:
+        id: Position of the image in its set.
+        true: Index of its class.
+        predicted: Index of the predicted class.
+        confidence: The model's probability for its answer.
+    """
+
+    id: int
+    true: int
+    predicted: int
+    confidence: float
+
+
+def worst_mistakes(predictions: Predictions, n: int) -> list[Mistake]:
+    """Return up to `n` wrong answers, the most confident first, ties by id."""
+    confidence = predictions.probabilities.max(1).values
+    wrong = (predictions.predicted != predictions.labels).nonzero()[:, 0]
+    order = wrong[confidence[wrong].argsort(descending=True, stable=True)][:n]
+    columns = (predictions.ids, predictions.labels, predictions.predicted, confidence)
+    return [Mistake(*row) for row in zip(*(column[order].tolist() for column in columns), strict=True)]
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """One class of one image of several labels, of which model and label say different things.
+
+    Attributes:
+        id: Position of the image in its set.
+        label: Index of the class.
+        probability: Predicted probability of the class.
+        labels: Indices of the classes of the image.
+    """
+
+    id: int
+    label: int
+    probability: float
+    labels: tuple[int, ...]
+
+
+def surest_disagreements(predictions: Predictions, n: int) -> list[Disagreement]:
+    """Return up to `n` classes of images about which the model contradicts the labels most surely, one for an image.
+
+    A label that was forgotten is found here first.
+    """
+    distance = (predictions.probabilities - predictions.labels).abs().masked_fill(predictions.labels < 0, 0.0)
+    sure, label = distance.max(1)
+    order = sure.argsort(descending=True, stable=True)[:n]
+    return [
+        Disagreement(
+            int(predictions.ids[row]),
+            int(label[row]),
+            float(predictions.probabilities[row, label[row]]),
+            tuple((predictions.labels[row] == 1).nonzero()[:, 0].tolist()),
+        )
+        for row in order.tolist()
+        if sure[row] > 0.5
+    ]
+
+
+def disagreements_figure(
+    images: Sequence[Image.Image], found: Sequence[Disagreement], classes: Sequence[str]
+) -> Figure:
+    """Draw one picture per disagreement with what the model says of the class, and the labels."""
+    captions = []
+    for one in found:
+        labels = ", ".join(shorten(classes[place], 12) for place in one.labels) or "none"
+        answer = f"model: {shorten(classes[one.label])} {percent(one.probability, '.0f')}"
+        captions.append(f"{answer}\nlabels: {labels[:34]}")
+    return _captioned(images, captions)
+
+
+def mistakes_figure(images: Sequence[Image.Image], mistakes: Sequence[Mistake], classes: Sequence[str]) -> Figure:
+    """Draw one picture per mistake with its true class, the answer and the confidence.
+
+    Raises:
+        ValueError: the numbers of images and mistakes differ, or there are none.
+    """
+    answers = [
+        f"answer: {shorten(classes[one.predicted])}, {percent(one.confidence, '.0f')}\n"
+        f"label: {shorten(classes[one.true])}"
+        for one in mistakes
+    ]
+    return _captioned(images, answers)
+
+
+def _captioned(images: Sequence[Image.Image], captions: Sequence[str]) -> Figure:
+    if len(images) != len(captions) or not images:
+        raise ValueError(f"expected as many images as mistakes, got {len(images)} and {len(captions)}")
+    n_columns = min(COLUMNS, len(images))
+    n_rows = -(-len(images) // n_columns)
+    figure = Figure(figsize=(2.3 * n_columns, 2.75 * n_rows), layout="constrained")
+    grid = list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
+    for axes, image, caption in zip(grid, images, captions, strict=False):
+        axes.imshow(image.convert("RGB"))
+        axes.set_anchor("N")
+        axes.set_title(caption, fontsize=8, loc="left")
+    for axes in grid:
+        axes.axis("off")
+    return figure

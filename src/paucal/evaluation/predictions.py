@@ -75,11 +75,11 @@ def predict_all(
     or be empty, rows come out sorted by id, and an id that several parts hold (samplers pad) is kept once.
 
     Args:
-        model: gives (B, K) logits for (B, C, H, W) images; its training flags are restored afterwards.
-        loader: batches of which the first view is used.
-        device: where the model is.
-        autocast: lower precision for the forward pass, such as `torch.bfloat16`; None for the weights' own.
-        progress: called after each batch with the number of images this process has done so far.
+        model: Model that gives (B, K) logits for (B, C, H, W) images; its training flags are restored afterwards.
+        loader: Batches, whose first view is used.
+        device: Device of the model.
+        autocast: Lower precision for the forward pass, such as `torch.bfloat16`; None for the weights' own.
+        progress: Called after each batch with the number of images this process has done so far.
 
     Raises:
         UserError: there is no image in any part.
@@ -110,11 +110,11 @@ def predict_in_order(
     """Return the (N, D) float32 outputs of a model on the CPU in the order of the images' indices, see `predict_all`.
 
     Args:
-        model: gives (B, D), such as the features before a classifier.
-        loader: over the images.
+        model: Model that gives (B, D), such as the features before a classifier.
+        loader: Loader of the images.
         indices: (N,) different positions in the image set, in any order.
-        device: where the model is.
-        progress: called with (images done, N).
+        device: Device of the model.
+        progress: Called with (images done, N).
     """
     found = predict_all(
         model, loader, device, progress=None if progress is None else lambda done: progress(done, len(indices))

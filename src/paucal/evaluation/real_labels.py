@@ -26,9 +26,9 @@ class RealAccuracy:
     """How often a classifier's answer is among the right ones.
 
     Attributes:
-        top1: share of the images that count, with its interval.
-        images: how many count.
-        skipped: how many have no right answer.
+        top1: Accuracy on the images that count, with its interval.
+        images: Number of images that count.
+        skipped: Number of images without a right answer.
     """
 
     top1: Score
@@ -40,7 +40,7 @@ def read_real_labels(path: str | Path, classes: int) -> list[list[int]]:
     """Read the right answers of every image.
 
     Args:
-        path: of a JSON file: a list of lists of class numbers.
+        path: Path of a JSON file: a list of lists of class numbers.
         classes: K; numbers are below it.
 
     Raises:
@@ -87,7 +87,7 @@ def answers_of(labels: Answers, keys: Sequence[str]) -> list[Sequence[int]]:
     if len(labels) != len(keys):
         raise UserError(
             f"--real-labels: the file has answers for {counted(len(labels), 'image')}, "
-            f"and {len(keys)} are judged: give one list "
+            f"and {len(keys)} are evaluated: give one list "
             "for each, in the order of their file names."
         )
     order = sorted(range(len(keys)), key=lambda place: (keys[place].rpartition("/")[2], keys[place]))
@@ -101,9 +101,9 @@ def real_accuracy(predictions: Predictions, answers: Answers, level: float = 0.9
     """Score predictions against several right answers per image.
 
     Args:
-        predictions: of N images.
+        predictions: Predictions for N images.
         answers: N lists of class numbers.
-        level: probability that the Wilson interval covers the truth.
+        level: Probability that the Wilson interval covers the truth.
 
     Raises:
         UserError: no image has a right answer.

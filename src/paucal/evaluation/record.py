@@ -1,34 +1,38 @@
 """The results of one evaluation, written into a folder: numbers, tables and pictures."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 
+from rich.markup import escape
+from rich.table import Table
 from torch import Tensor
 
 from paucal.data.images import ImageSet
-from paucal.evaluation.classification import classification_report
-from paucal.evaluation.figures import save_figure
-from paucal.evaluation.mistakes import disagreements_figure, mistakes_figure, surest_disagreements, worst_mistakes
-from paucal.evaluation.multi_label import multi_label_report
+from paucal.evaluation.calibration import DEFAULT_THRESHOLD, marked
+from paucal.evaluation.classification import classification_report, multi_label_report
 from paucal.evaluation.plots import (
     class_precision_figure,
     confusion_figure,
+    disagreements_figure,
+    mistakes_figure,
     per_class_figure,
     precision_recall_figure,
     reliability_figure,
+    save_figure,
+    surest_disagreements,
+    worst_mistakes,
 )
-from paucal.evaluation.predictions import Predictions
+from paucal.evaluation.predictions import UNLABELLED, Predictions
+from paucal.evaluation.protocols.datasets import metric_of
 from paucal.evaluation.results import ClassificationReport, MultiLabelReport, Report
-from paucal.evaluation.tables import (
-    write_per_class,
-    write_per_class_of_several,
-    write_predictions,
-    write_predictions_of_several,
-)
-from paucal.evaluation.thresholds import USUAL
+from paucal.metrics.intervals import Score
+from paucal.metrics.measures import METRIC_TITLES
 from paucal.models.card import ModelCard
-from paucal.runs import write_text
+from paucal.runs import csv_text, write_text
+from paucal.wording import counted, percent
 
 MISTAKES_SHOWN = 16
 
@@ -44,12 +48,12 @@ def record_classification(
     """Score predictions and write `metrics.json`, `per_class.csv`, `predictions.csv` and the pictures.
 
     Args:
-        folder: where the numbers go; made where it is missing.
-        plots: where the pictures go; made where it is missing.
-        predictions: of images of the set; their ids are positions in it.
-        images: the set, for names and for pictures of mistakes.
-        classes: names in the order of the logits.
-        train_labels: labels of the training images, for the majority line.
+        folder: Folder of the numbers, created if it is missing.
+        plots: Folder of the pictures, created if it is missing.
+        predictions: Predictions for images of the set; their ids are positions in it.
+        images: The set, for names and for pictures of mistakes.
+        classes: Names in the order of the logits.
+        train_labels: Labels of the training images, for the majority line.
 
     Raises:
         UserError: the predictions cannot be scored.
@@ -73,16 +77,16 @@ def record_multi_label(
     """Score predictions on images with several labels, and write the files that `record_classification` names.
 
     Args:
-        folder: where the numbers go; made where it is missing.
-        plots: where the pictures go; made where it is missing.
-        predictions: of images of the set, with (N, K) labels; their ids are positions in it.
-        images: the set, for names and for pictures of what the model contradicts.
-        card: of the model, with its classes and thresholds.
+        folder: Folder of the numbers, created if it is missing.
+        plots: Folder of the pictures, created if it is missing.
+        predictions: Predictions for images of the set, with (N, K) labels; their ids are positions in it.
+        images: The set, for names and for pictures of what the model contradicts.
+        card: Card of the model, with its classes and thresholds.
 
     Raises:
         UserError: the predictions cannot be scored.
     """
-    classes, thresholds = card.classes, card.thresholds or (USUAL,) * len(card.classes)
+    classes, thresholds = card.classes, card.thresholds or (DEFAULT_THRESHOLD,) * len(card.classes)
     report = multi_label_report(predictions, classes, thresholds)
     keys = _write_report(folder, plots, report, predictions, images)
     write_per_class_of_several(folder / "per_class.csv", report)
@@ -102,3 +106,148 @@ def _write_report(folder: Path, plots: Path, report: Report, predictions: Predic
     write_text(folder / "metrics.json", json.dumps(report.to_dict(), indent=2) + "\n")
     (plots / "mistakes.png").unlink(missing_ok=True)
     return [images.keys[int(i)] for i in predictions.ids]
+
+
+TITLES = {
+    "top1": ("accuracy (top-1)", "share of images whose first answer is right"),
+    "top5": ("top-5 accuracy", "share of images whose class is among the first five answers"),
+    "balanced_accuracy": ("balanced accuracy", "mean of the classes' recalls: rare classes count as much"),
+    "roc_auc": ("ROC-AUC", "chance that an image of the second class gets more of it than one of the first"),
+    "macro_f1": ("macro-F1", "mean of the classes' F1: false alarms count as well"),
+    "calibration_error": ("calibration error", "how far confidence is from accuracy, on average"),
+    "loss": ("loss (nats)", "mean negative log-likelihood of the right class"),
+}
+TITLES_OF_SEVERAL = {
+    "map": ("mean average precision (mAP)", "how far images of a class stand above the others, mean over classes"),
+    "macro_f1": ("macro-F1", "mean of the classes' F1 at the thresholds that validation images have chosen"),
+    "loss": ("loss (nats)", "mean binary cross-entropy of an image and a class"),
+}
+UNKNOWN = "-"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table of scores, ready to be printed."""
+
+    title: str
+    value: str
+    interval: str
+    meaning: str
+
+
+def score_lines(report: Report) -> list[Line]:
+    """Return every score of a report as text, the accuracy or mAP first, then what knowing nothing reaches."""
+    if isinstance(report, MultiLabelReport):
+        found = [_line(name, score, TITLES_OF_SEVERAL) for name, score in report.scores.items()]
+        meaning = "mAP of an order of the images by chance: the mean share of images of a class"
+        return [found[0], Line("by chance", percent(report.chance), "", meaning), *found[1:]]
+    lines = [_line(name, score) for name, score in report.scores.items()]
+    source = "training images" if report.majority.from_train else "test images (training labels unknown)"
+    meaning = f"always answering {report.majority.name!r}, {report.majority.rank(len(report.per_class))} {source}"
+    return [lines[0], Line("majority class", percent(report.majority.top1), "", meaning), *lines[1:]]
+
+
+def due_line(report: Report, data: str) -> str | None:
+    """Return the score that a published data set is reported by, as a sentence; None where that is the accuracy."""
+    metric = metric_of(data)
+    name = {"mean_per_class": "balanced_accuracy", "roc_auc": "roc_auc"}.get(metric)
+    if name is None or name not in report.scores:
+        return None
+    line = _line(name, report.scores[name])
+    return f"{data} is reported by {METRIC_TITLES[metric]}: {line.value} ({line.interval})"
+
+
+def report_table(report: Report) -> Table:
+    """Return a report's scores as a table for the terminal."""
+    size = f"{counted(report.images, 'image')}, {counted(len(report.per_class), 'class', 'classes')}"
+    table = Table(title=size, title_justify="left")
+    table.add_column("score")
+    table.add_column("value", justify="right")
+    table.add_column(f"{percent(report.level, 'g')} interval", justify="right")
+    table.add_column("meaning", style="dim")
+    for line in score_lines(report):
+        table.add_row(line.title, line.value, line.interval, escape(line.meaning))
+    return table
+
+
+def write_per_class(path: Path, report: ClassificationReport) -> None:
+    """Write one CSV row per class; a score that the images leave undefined stays empty."""
+    header = ["class", "images", "predicted", "precision", "recall", "recall_low", "recall_high", "f1"]
+    rows = []
+    for row in report.per_class:
+        recall = (row.recall.value, row.recall.low, row.recall.high) if row.recall else (None,) * 3
+        rows.append([row.name, row.images, row.predicted, row.precision, *recall, row.f1])
+    write_text(path, csv_text(header, *rows))
+
+
+def write_per_class_of_several(path: Path, report: MultiLabelReport) -> None:
+    """Write one CSV row per class of images with several labels; what the images leave undefined stays empty."""
+    header = ["class", "images", "share", "ap", "ap_low", "ap_high", "threshold"]
+    header += ["predicted", "precision", "recall", "f1"]
+    rows = []
+    for row in report.per_class:
+        found = (row.ap.value, row.ap.low, row.ap.high) if row.ap else (None,) * 3
+        known = (row.images, row.share, *found, row.threshold)
+        rows.append([row.name, *known, row.predicted, row.precision, row.recall, row.f1])
+    write_text(path, csv_text(header, *rows))
+
+
+def write_predictions_of_several(
+    path: Path, predictions: Predictions, keys: Sequence[str], classes: Sequence[str], thresholds: Sequence[float]
+) -> None:
+    """Write one CSV row per image: key, its labels, the answers, and a probability per class.
+
+    Args:
+        path: Path of the file.
+        predictions: N rows with (N, K) labels.
+        keys: N names of images, in the order of the rows.
+        classes: K names.
+        thresholds: (K,) probabilities from which on a class is an answer.
+    """
+    shares = predictions.probabilities
+    columns = (predictions.labels == 1, marked(shares, thresholds), shares)
+    rows = [
+        [key, *(";".join(compress(classes, one)) for one in (labels, answers)), *_digits(values)]
+        for key, labels, answers, values in zip(keys, *(column.tolist() for column in columns), strict=True)
+    ]
+    write_text(path, csv_text(["key", "labels", "predicted", *(f"p_{name}" for name in classes)], *rows))
+
+
+def write_predictions(path: Path, predictions: Predictions, keys: Sequence[str], classes: Sequence[str]) -> None:
+    """Write one CSV row per image: key, label (empty if unknown), answer, confidence, probability per class.
+
+    Args:
+        path: Path of the file.
+        predictions: N rows.
+        keys: N names of images, in the order of the rows.
+        classes: K names.
+
+    Raises:
+        ValueError: the numbers of keys or of classes differ from those of the predictions.
+    """
+    if len(keys) != len(predictions) or len(classes) != predictions.logits.shape[1]:
+        raise ValueError(f"expected {tuple(predictions.logits.shape)} keys, classes; got {len(keys)}, {len(classes)}")
+    columns = (predictions.labels, predictions.predicted, predictions.probabilities)
+    rows = [
+        [
+            key,
+            "" if label == UNLABELLED else classes[label],
+            classes[answer],
+            *_digits([shares[answer], *shares]),
+        ]
+        for key, label, answer, shares in zip(keys, *(column.tolist() for column in columns), strict=True)
+    ]
+    header = ["key", "label", "predicted", "confidence", *(f"p_{name}" for name in classes)]
+    write_text(path, csv_text(header, *rows))
+
+
+def _digits(shares: Iterable[float]) -> list[str]:
+    return [f"{share:.6g}" for share in shares]
+
+
+def _line(name: str, score: Score, titles: Mapping[str, tuple[str, str]] = TITLES) -> Line:
+    shown = percent if name != "loss" else "{:.3f}".format
+    title, meaning = titles.get(name, (name, ""))
+    if score.low is None or score.high is None:
+        return Line(title, shown(score.value), UNKNOWN, meaning)
+    return Line(title, shown(score.value), f"{shown(score.low)} to {shown(score.high)}", meaning)

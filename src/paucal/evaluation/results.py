@@ -7,6 +7,7 @@ from typing import Any
 
 from paucal.metrics.intervals import Score
 from paucal.types import UserError
+from paucal.wording import percent
 
 KIND = "multi-label"  # marks stored reports on images with several labels
 
@@ -16,10 +17,10 @@ class Majority:
     """The score of always answering one class.
 
     Attributes:
-        name: the class that is most frequent in the training images, or in the test images.
-        top1: its share of the test images.
-        from_train: whether the training labels were known; if not, the class was picked from the test.
-        tied: classes that are as frequent as it, itself included.
+        name: Most frequent class of the training images, or of the test images.
+        top1: Share of the test images that are of this class.
+        from_train: Whether it is the majority of the training labels; if they are unknown, it is that of the test.
+        tied: Classes that are as frequent as it, itself included.
     """
 
     name: str
@@ -41,12 +42,12 @@ class ClassRow:
     """The scores of one class; None where the images leave a score undefined.
 
     Attributes:
-        name: of the class.
-        images: how many test images it has.
-        predicted: how many test images were given this class.
-        precision: share of those that are right; None if there are none.
-        recall: share of the class's images found, with the Wilson interval; None if it has no image.
-        f1: harmonic mean of the two; None if the class occurs in neither.
+        name: Name of the class.
+        images: Number of test images of the class.
+        predicted: Number of test images that were given this class.
+        precision: Share of those that are right; None if there are none.
+        recall: Share of the class's images found, with the Wilson interval; None if it has no image.
+        f1: Harmonic mean of the two; None if the class occurs in neither.
     """
 
     name: str
@@ -63,11 +64,11 @@ class ClassificationReport:
 
     Attributes:
         images: N.
-        level: of all intervals.
+        level: Level of all intervals.
         scores: "top1", "top5" (only for more than five classes), "balanced_accuracy", "roc_auc"
             (only for two classes), "macro_f1", "calibration_error" and "loss" (nats), in this order.
-        majority: the line to beat.
-        per_class: one row per class.
+        majority: Score of the majority class, to be beaten.
+        per_class: One row per class.
         confusion: (K, K) counts; rows are true classes, columns answers.
     """
 
@@ -126,15 +127,15 @@ class MultiLabelRow:
     """The scores of one class; None where the images leave a score undefined.
 
     Attributes:
-        name: of the class.
-        images: how many test images are of it.
-        share: these, of the images of which it is known; what an order by chance reaches as average precision.
-        ap: average precision with its interval; None if no image is of the class.
-        threshold: probability from which on the class is an answer.
-        predicted: how many test images were given this class at the threshold.
-        precision: share of those that are right; None if there are none.
-        recall: share of the class's images found at the threshold; None if it has no image.
-        f1: harmonic mean of the two; None if the class occurs in neither.
+        name: Name of the class.
+        images: Number of test images of the class.
+        share: Share of the class among the images whose label for it is known: the average precision of a random order.
+        ap: Average precision with its interval; None if no image is of the class.
+        threshold: Probability from which on the class is an answer.
+        predicted: Number of test images that were given this class at the threshold.
+        precision: Share of those that are right; None if there are none.
+        recall: Share of the class's images found at the threshold; None if it has no image.
+        f1: Harmonic mean of the two; None if the class occurs in neither.
     """
 
     name: str
@@ -154,10 +155,10 @@ class MultiLabelReport:
 
     Attributes:
         images: N.
-        level: of all intervals.
+        level: Level of all intervals.
         scores: "map" (mean average precision), "macro_f1" (at the thresholds) and "loss" (nats for a class and an
             image), in this order.
-        per_class: one row per class.
+        per_class: One row per class.
     """
 
     images: int
@@ -176,14 +177,14 @@ class MultiLabelReport:
         return {name: score.value for name, score in self.scores.items()}
 
     @property
-    def judged(self) -> list[MultiLabelRow]:
+    def scored(self) -> list[MultiLabelRow]:
         """The classes that have a test image, over which the mean is taken."""
         return [row for row in self.per_class if row.ap is not None]
 
     @property
     def chance(self) -> float:
         """The mean average precision that an order by chance reaches: the mean share of images of a class."""
-        return sum(row.share for row in self.judged) / max(1, len(self.judged))
+        return sum(row.share for row in self.scored) / max(1, len(self.scored))
 
     def to_dict(self) -> dict[str, Any]:
         """Return nested dicts and lists that JSON can hold without loss."""
@@ -271,3 +272,46 @@ def _multi_label_row(data: Mapping[str, Any]) -> MultiLabelRow:
         stored_optional(data["recall"]),
         stored_optional(data["f1"]),
     )
+
+
+@dataclass(frozen=True)
+class PrimaryMetric:
+    """The score that chooses between models.
+
+    Attributes:
+        score: Name in reports; `metrics.csv` has it with "val_" before it.
+        title: Name for people.
+        short: Abbreviation in a line of several scores; "" for a share of images.
+    """
+
+    score: str
+    title: str
+    short: str = ""
+
+    @property
+    def column(self) -> str:
+        """The column of `metrics.csv`."""
+        return f"val_{self.score}"
+
+    def format_score(self, value: float, images: str = "") -> str:
+        """Return a value in words.
+
+        Args:
+            value: Score in [0, 1].
+            images: Images that were scored, in words; "" for the number alone.
+
+        Example:
+            >>> ACCURACY.format_score(0.5, "validation images"), MEAN_PRECISION.format_score(0.5, "validation images")
+            ('50.0 % of the validation images', 'mAP 50.0 % on the validation images')
+        """
+        number = f"{self.short} {percent(value)}".strip()
+        return f"{number} {'on' if self.short else 'of'} the {images}" if images else number
+
+
+ACCURACY = PrimaryMetric("top1", "accuracy")
+MEAN_PRECISION = PrimaryMetric("map", "mean average precision", "mAP")
+
+
+def primary_metric(several_labels: bool) -> PrimaryMetric:
+    """Return the score for images that have one label each, or several."""
+    return MEAN_PRECISION if several_labels else ACCURACY

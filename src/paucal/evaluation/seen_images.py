@@ -1,7 +1,7 @@
-"""Has this model seen this image? What a run has learned from, itself or through the runs it began with.
+"""Has this model seen this image? The images that a run, or one of the runs it began with, has learned from.
 
-Whoever asks decides what follows. Images learned from without labels (pre-training) are common practice and worth a
-remark; with their labels, a score on them means little or nothing.
+The caller decides what follows. Test images that were seen without labels (pre-training) are common practice and worth
+a remark; if their labels were seen too, a score on them means little or nothing.
 """
 
 import os
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from paucal.data.checking.survey import digest_or_none
 from paucal.data.images import ImageSet
-from paucal.data.shards.place import is_remote
+from paucal.data.shards.folders import is_remote
 from paucal.data.sources.opening import PARQUET_SUFFIXES
-from paucal.data.splits.file import read_rows
 from paucal.data.splits.split import PARTS, Split
+from paucal.data.splits.split_csv import read_rows
 from paucal.runs import RunFolder
 from paucal.runs.folder import run_behind, with_ancestors
 from paucal.types import UserError
@@ -40,11 +40,11 @@ class Row(NamedTuple):
 
 
 class Identities:
-    """What the images of a set are recognised by.
+    """Digests and paths by which the images of a set are recognised.
 
     Args:
         images: Set of N images, opened from whichever folder, list or file.
-        streamed: Whether images in shards are read for their digests, too, which takes as long as reading all shards.
+        streamed: Whether images in shards are read for their digests too, which takes as long as reading all shards.
     """
 
     def __init__(self, images: ImageSet, streamed: bool = False) -> None:
@@ -64,14 +64,14 @@ class Identities:
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """What a run has learned from.
+class LearnedImages:
+    """Images that one run has learned from.
 
     Attributes:
-        run: which.
-        labelled: whether it was told their labels.
-        places: what the keys may stand behind: the folder that holds the images, and the name of a published set.
-        rows: Part and digest of each image by its key; None where they cannot be told any more.
+        run: Run folder.
+        labelled: Whether the run saw their labels.
+        places: Folders that the keys may be relative to, and the name of a published set.
+        rows: Part and digest of each image by its key; None if they are unknown.
     """
 
     run: RunFolder
@@ -81,184 +81,186 @@ class Lesson:
 
     @cached_property
     def by_digest(self) -> dict[str, str]:
-        """The part of each stored digest; of equal images in several parts, the one that was learned from."""
+        """Part by stored digest; of equal images in several parts, the part that was learned from."""
         ranked = sorted((self.rows or {}).values(), key=lambda row: -PARTS.index(row.part))
         return {row.digest: row.part for row in ranked if row.digest}
 
     @cached_property
     def by_path(self) -> dict[str, Row]:
-        """The row of each image by its full names."""
+        """Row of each image by its full names."""
         return {f"{place}/{key}": row for place in self.places for key, row in (self.rows or {}).items()}
 
-    def parts_of(self, known: Identities) -> NDArray[np.str_]:
+    def parts_of(self, identities: Identities) -> NDArray[np.str_]:
         """Return the part that each image of a set had in the run, (N,); "" for images that the run did not have.
 
-        An image is one of the run's where its content is the same, whatever it is called and wherever it lies. Where
-        no digest was stored, or the image has none, the same name at the same place is enough.
+        An image is one of the run's if its content is the same, whatever its name and place. Where no digest was
+        stored, or the image has none, the same name at the same place is enough.
         """
-        rows, found = self.rows or {}, np.full(len(known.images), "", dtype="<U6")
-        for index, key in enumerate(known.images.keys):
-            digest, own = known.digests[index] if self.by_digest else "", rows.get(key)
+        rows, parts = self.rows or {}, np.full(len(identities.images), "", dtype="<U6")
+        for index, key in enumerate(identities.images.keys):
+            digest, own = identities.digests[index] if self.by_digest else "", rows.get(key)
             if digest and own is not None and own.digest == digest:
-                found[index] = own.part
+                parts[index] = own.part
             elif digest in self.by_digest:
-                found[index] = self.by_digest[digest]
+                parts[index] = self.by_digest[digest]
             elif not digest or len(self.by_digest) < len(rows):
-                there = next((row for path in known.paths[index] if (row := self.by_path.get(path))), None)
-                found[index] = there.part if there is not None and not (digest and there.digest) else ""
-        return found
+                there = next((row for path in identities.paths[index] if (row := self.by_path.get(path))), None)
+                parts[index] = there.part if there is not None and not (digest and there.digest) else ""
+        return parts
 
-    def among(self, images: ImageSet | Identities, selected: bool = False, by_key: bool = False) -> NDArray[np.bool_]:
-        """Return which images of a set are among them, (N,).
+    def contains(
+        self, images: ImageSet | Identities, selected: bool = False, by_key: bool = False
+    ) -> NDArray[np.bool_]:
+        """Return which images of a set the run has learned from, (N,).
 
         Args:
-            images: the set, opened from whichever folder, list or file.
-            selected: whether those that the model was chosen by count too.
-            by_key: whether the same key is enough, as where the folder was copied or moved since.
+            images: Image set, opened from any folder, list or file.
+            selected: Whether images that the model was chosen by count too.
+            by_key: Whether the same key is enough, as for a folder that was copied or moved since.
         """
-        known = images if isinstance(images, Identities) else Identities(images)
+        identities = images if isinstance(images, Identities) else Identities(images)
         parts = LEARNED if selected else LEARNED[:1]
-        seen = np.isin(self.parts_of(known), parts)
-        return seen | self.named_alike(known, parts) if by_key else seen
+        seen = np.isin(self.parts_of(identities), parts)
+        return seen | self.same_keys(identities, parts) if by_key else seen
 
-    def named_alike(self, known: Identities, parts: tuple[str, ...] = LEARNED) -> NDArray[np.bool_]:
-        """Return which images have the key of an image of some parts, (N,), whatever they show."""
+    def same_keys(self, identities: Identities, parts: tuple[str, ...] = LEARNED) -> NDArray[np.bool_]:
+        """Return which images have the key of an image of the given parts, (N,), whatever they show."""
         rows = self.rows or {}
-        return np.asarray([key in rows and rows[key].part in parts for key in known.images.keys], dtype=bool)
+        return np.asarray([key in rows and rows[key].part in parts for key in identities.images.keys], dtype=bool)
 
 
-def lessons(run: RunFolder | None) -> Iterator[Lesson]:
-    """Yield what a run has learned from, then what the run it began with has, and so on."""
-    line = with_ancestors(run)
+def training_history(run: RunFolder | None) -> Iterator[LearnedImages]:
+    """Yield the images that a run has learned from, then those of the run it began with, and so on."""
+    ancestors = with_ancestors(run)
     while True:
         try:
-            one = next(line, None)
-        except UserError:  # of a run that has been yielded, as one of which nothing can be told
+            ancestor = next(ancestors, None)
+        except UserError:  # about a run that has been yielded, as one whose images are unknown
             return
-        if one is None:
+        if ancestor is None:
             return
-        yield _lesson(one)
+        yield _read_learned(ancestor)
 
 
-def readable_lessons(run: RunFolder) -> list[Lesson]:
-    """Return what a run, and those it began with, have learned from.
+def readable_history(run: RunFolder) -> list[LearnedImages]:
+    """Return the images that a run, and those it began with, have learned from.
 
     Raises:
-        UserError: the split of one of them is there and cannot be read.
+        UserError: The split of one of them exists and cannot be read.
     """
-    found = list(lessons(run))
-    for lesson in found:
-        _require_readable(lesson)
-    return found
+    history = list(training_history(run))
+    for learned in history:
+        _require_readable(learned)
+    return history
 
 
-def keys_told(run: RunFolder, images: ImageSet) -> frozenset[str]:
+def keys_with_seen_labels(run: RunFolder, images: ImageSet) -> frozenset[str]:
     """Return the keys of the images whose labels a run, or one it began with, was trained on.
 
-    The run's own images are known by their keys, wherever the folder lies now; those of earlier runs, which may be of
-    other sets, by their place too.
+    The run's own images are recognised by their keys, wherever the folder lies now; those of earlier runs, which may
+    be of other sets, by content or place.
 
     Raises:
-        UserError: the run's split is not as a run writes it.
+        UserError: The run's split is damaged.
     """
-    known, identities = np.zeros(len(images), dtype=bool), Identities(images)
-    for place, one in enumerate(lessons(run)):
+    seen, identities = np.zeros(len(images), dtype=bool), Identities(images)
+    for place, learned in enumerate(training_history(run)):
         if place == 0:
-            _require_readable(one)
-        if one.labelled:
-            known |= one.among(identities, by_key=place == 0)
-    return frozenset(images.keys[int(index)] for index in np.flatnonzero(known))
+            _require_readable(learned)
+        if learned.labelled:
+            seen |= learned.contains(identities, by_key=place == 0)
+    return frozenset(images.keys[int(index)] for index in np.flatnonzero(seen))
 
 
 def require_unseen(name: str, run: RunFolder | None, images: ImageSet, test: NDArray[np.int64]) -> None:
-    """Refuse test images whose labels a model was trained on or chosen by, also through what it began with.
+    """Refuse test images whose labels a model was trained on or chosen by, also through the runs it began with.
 
     Args:
-        name: of the model.
-        run: that made it; None for what is no run.
-        images: the set.
-        test: positions of its test images.
+        name: Name of the model.
+        run: Run that made it; None if no run did.
+        images: Image set.
+        test: Positions of its test images.
 
     Raises:
-        UserError: there are such, or what the run was trained on cannot be read.
+        UserError: There are such images, or a split cannot be read.
     """
-    known = Identities(images)
-    for place, one in enumerate(lessons(run)):
-        if not one.labelled:
+    identities = Identities(images)
+    for place, learned in enumerate(training_history(run)):
+        if not learned.labelled:
             continue
-        _require_readable(one)
-        if seen := int(one.among(known, selected=True)[test].sum()):
-            began = "" if place == 0 else f"began with {one.run.path}, which "
+        _require_readable(learned)
+        if seen := int(learned.contains(identities, selected=True)[test].sum()):
+            began = "" if place == 0 else f"began with {learned.run.path}, which "
             raise UserError(
                 f"{name} {began}was trained on, or chosen by, {seen} of the {len(test)} test images of "
-                f"{images.name}: judge it on images it has not seen, or on its own by leaving DATA out."
+                f"{images.name}: evaluate it on images it has not seen, or on its own by leaving DATA out."
             )
 
 
 def seen_by_start(init: str | None, images: ImageSet, split: Split) -> list[str]:
-    """Return remarks if the runs that this one starts from have learned from images which this one tests with."""
-    test, found = split.indices("test"), list(lessons(run_behind(init)))
-    said, known = [], Identities(images)
+    """Return remarks if the runs that this one starts from have learned from its test images."""
+    test, history = split.indices("test"), list(training_history(run_behind(init)))
+    remarks, identities = [], Identities(images)
     for labelled, how in ((False, "without labels"), (True, "with their labels: the test score will mean little")):
-        learned = [one.among(known)[test] for one in found if one.labelled == labelled]
-        if learned and (count := int(np.any(learned, axis=0).sum())):
-            said.append(f"the start has learned from {count} of the {len(test)} test images, {how}")
-    return said
+        seen = [learned.contains(identities)[test] for learned in history if learned.labelled == labelled]
+        if seen and (count := int(np.any(seen, axis=0).sum())):
+            remarks.append(f"the start has learned from {count} of the {len(test)} test images, {how}")
+    return remarks
 
 
 def seen_unlabelled(run: RunFolder | None, images: ImageSet, test: NDArray[np.int64]) -> list[str]:
-    """Return what to say of test images that a run, or one it began with, was pre-trained on; often nothing.
+    """Return remarks on test images that a run, or one it began with, was pre-trained on; often none.
 
     Args:
-        run: that is judged; None for what is no run.
-        images: the set.
-        test: positions of its test images.
+        run: Run that is evaluated; None if no run made the model.
+        images: Image set.
+        test: Positions of its test images.
     """
-    said, known = [], Identities(images)
-    for place, one in enumerate(lessons(run)):
-        where = str(one.run.path)
-        if one.rows is None and not one.labelled:
+    remarks, identities = [], Identities(images)
+    for place, learned in enumerate(training_history(run)):
+        path = learned.run.path
+        if learned.rows is None and not learned.labelled:
             if place:
-                said.append(
-                    f"whether {where}, which the model began with, had seen the {len(test)} test images cannot be "
-                    "told: it is gone, or does not say"
+                remarks.append(
+                    f"whether {path}, which the model began with, had seen the {len(test)} test images is unknown: "
+                    "it is gone, or has no list of its images"
                 )
-        elif not one.labelled:
-            count = int(one.among(known)[test].sum())
+        elif not learned.labelled:
+            count = int(learned.contains(identities)[test].sum())
             shown = "none" if not count else f"{count}, without labels,"
-            said.append(f"the pre-training {where} has seen {shown} of the {len(test)} test images of {images.name}")
-    return said
+            remarks.append(f"the pre-training {path} has seen {shown} of the {len(test)} test images of {images.name}")
+    return remarks
 
 
-def _lesson(run: RunFolder) -> Lesson:
-    """Return what one run has learned from, as far as it can be told."""
+def _read_learned(run: RunFolder) -> LearnedImages:
+    """Return the images that one run has learned from, as far as they are known."""
     try:
         # A model that was given away may have its split beside it and no settings.
         config = run.read_yaml(run.config.name) if run.config.is_file() or not run.split.is_file() else {}
     except UserError:
-        return Lesson(run, labelled=False)
+        return LearnedImages(run, labelled=False)
     labelled, location = config.get("verb") != "pretrain", config.get("location")
     try:
         rows = read_rows(run.split)
     except UserError:
-        return Lesson(run, labelled)
+        return LearnedImages(run, labelled)
     settings: Any = config.get("settings")
     data = settings.get("data") if isinstance(settings, dict) else None
     places = _places(*(place for place in (location, data) if isinstance(place, str)))
     table = {row["key"]: Row(row["split"], row.get("digest") or "") for row in rows}
-    return Lesson(run, labelled, places, table)
+    return LearnedImages(run, labelled, places, table)
 
 
-def _require_readable(lesson: Lesson) -> None:
-    """Raise a UserError if the split of a run is there and is none."""
-    if lesson.rows is None and lesson.run.split.is_file():
-        read_rows(lesson.run.split)
+def _require_readable(learned: LearnedImages) -> None:
+    """Raise a UserError if the split of a run exists and cannot be read."""
+    if learned.rows is None and learned.run.split.is_file():
+        read_rows(learned.run.split)
 
 
 def _places(*places: str) -> tuple[str, ...]:
-    """Return the folders that keys begin in, however they are spelled; one Parquet file lies in its folder."""
-    folders = (_folder(one) if one.lower().endswith(PARQUET_SUFFIXES) else one for one in places)
-    return tuple(dict.fromkeys(os.path.realpath(one) if os.path.exists(one) else one for one in folders))
+    """Return the folders that keys are relative to, in one spelling; a Parquet file lies in its folder."""
+    folders = (_folder(place) if place.lower().endswith(PARQUET_SUFFIXES) else place for place in places)
+    return tuple(dict.fromkeys(os.path.realpath(place) if os.path.exists(place) else place for place in folders))
 
 
 def _folder(file: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paucal.data.channels.planes import RGB
+from paucal.data.channels.pixels import RGB
 from paucal.models.preprocessing import Preprocessing
 from paucal.types import UserError
 

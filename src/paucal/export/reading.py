@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from paucal.data.given import given_path
+from paucal.data.arguments import path_text
 from paucal.export.onnx_model import ENDING, read_onnx
 from paucal.export.timm_folder import CARD, WEIGHTS
 from paucal.models.trained import TrainedModel, load_trained
@@ -32,7 +32,7 @@ def load_model(source: str | os.PathLike[str] | RunFolder, device: torch.device 
     """
     if isinstance(source, RunFolder):
         return load_trained(source, device)
-    path = Path(given_path(source, "the model"))
+    path = Path(path_text(source, "the model"))
     if path.suffix.lower() == ENDING:
         if torch.device(device).type != "cpu":
             raise UserError(f"--device is {str(device)!r}, and an ONNX model is computed on the cpu: leave it out.")

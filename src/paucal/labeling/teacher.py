@@ -31,8 +31,8 @@ class DenseTeacher(nn.Module):
     convolutional networks and its own.
 
     Args:
-        model: timm model in evaluation mode. Its convolutions are laid out channels last, in place: the same values,
-            and faster where a processor has many of them to do (benchmarks/token_labels.py).
+        model: Timm model in evaluation mode. Its convolutions are changed to channels-last layout in place, which gives
+            the same values faster on a processor (benchmarks/token_labels.py).
         image_size: (height, width) of its input in pixels.
 
     Raises:
@@ -120,16 +120,7 @@ def check_teacher(
     device: torch.device,
     batch_size: int = 32,
 ) -> TeacherCheck:
-    """Return a teacher's accuracy on labelled images.
-
-    Args:
-        teacher: Teacher whose outputs are in the order of the set's classes.
-        images: Labelled set.
-        positions: Positions of the sample.
-        transform: Preprocessing of the teacher.
-        device: Device of the teacher.
-        batch_size: Images in a batch.
-    """
+    """Return a teacher's accuracy on labelled images."""
     right = torch.zeros(2)
     for batch in make_eval_loader(images, positions, transform, batch_size):
         maps, whole = teacher(batch.views[0].to(device))
@@ -178,7 +169,7 @@ def strongest(maps: Tensor, top: int) -> tuple[Tensor, Tensor]:
 
     Args:
         maps: (B, K, H, W).
-        top: k.
+        top: Number k of classes kept at each cell.
 
     Returns:
         values (B, k, H, W) float16 and indices (B, k, H, W) int64.

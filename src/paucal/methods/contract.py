@@ -143,7 +143,7 @@ class PretrainingMethod(Entry):
     weight_decay: Callable[[Any], float]
     judge: Callable[[Any, Sequence[Row], HealthScale, int | None], Verdict | None]
     clip: Callable[[Any], float | None] = lambda settings: None
-    calmer: Callable[[Any, str], dict[str, float]] = lambda settings, kind: {"lr": (settings.lr or 0.0) / 2}
+    calmer: Callable[[Any, str], dict[str, float]] = lambda settings, kind: {"lr": (settings.lr) / 2}
     prototypes: Callable[[Any], int | None] = lambda settings: None
     stage: Callable[[Any, int], Any] = lambda settings, epochs: settings
     changes_after: Callable[[Any], int | None] = lambda settings: None

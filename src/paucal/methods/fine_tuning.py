@@ -20,7 +20,7 @@ def fine_tuning(settings: TrainSettings) -> FineTuning:
     if settings.freeze_epochs and epochs is not None and settings.freeze_epochs >= epochs:
         raise UserError(
             f"--freeze-epochs {settings.freeze_epochs} leaves no epoch of {epochs} to the backbone: give fewer, more "
-            " --epochs, or --freeze backbone."
+            "--epochs, or --freeze backbone."
         )
     if settings.eval_mode and settings.init is None:
         raise UserError(

@@ -1,6 +1,6 @@
 """The common part of extra losses with a second trained network: its normalisation, and leaked labels."""
 
-from paucal.evaluation.seen_images import keys_told
+from paucal.evaluation.seen_images import keys_with_seen_labels
 from paucal.methods.contract import RunImages
 from paucal.models.preprocessing import Preprocessing
 from paucal.objectives.guided import GuidedTerm
@@ -20,7 +20,7 @@ def refuse_leaks(setting: str, run: RunFolder, run_images: RunImages) -> None:
     Raises:
         UserError: The guide was trained on some of these images.
     """
-    known = keys_told(run, run_images.images).intersection(run_images.held_out)
+    known = keys_with_seen_labels(run, run_images.images).intersection(run_images.held_out)
     if known:
         raise UserError(
             f"{flag(setting)} {run.path} was trained on {len(known)} of the images that this run keeps for "

@@ -28,4 +28,4 @@ class PretrainSettings(  # type: ignore[reportIncompatibleVariableOverride] (a n
         "digits",
         group="data",
     )
-    img_size: list[int] | None = option("side of the global crops in pixels, or height and width", group="crops")
+    img_size: list[int] = option("side of the global crops in pixels, or height and width", group="crops")

@@ -1,10 +1,11 @@
 """Scores of test images that can be taken of any resampled set at once.
 
 A measure is a function of weights: how often each test image counts. All ones give the score itself, the counts of a
-bootstrap draw that of the resampled set. Two models judged with the same weights are compared pair by pair.
+bootstrap draw that of the resampled set. Two models scored with the same weights are compared pair by pair.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,9 +24,9 @@ def hits(scores: Tensor, labels: Tensor, top: int = 1) -> NDArray[np.float64]:
     classes must not decide then.
 
     Args:
-        scores: (N, K), higher is likelier.
+        scores: (N, K) scores, higher is likelier.
         labels: (N,) in [0, K).
-        top: how many answers count.
+        top: Number of answers that count.
 
     Example:
         >>> hits(torch.tensor([[3.0, 1.0, 0.0], [1.0, 1.0, 0.0]]), torch.tensor([0, 0]))
@@ -165,3 +166,172 @@ def best_of(values: list[float]) -> int:
 def _mean_f1(right: NDArray[np.float64], either: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return (D,) means, from (D, K) right answers and (D, K) sums of labels and answers."""
     return mean_over_classes(np.where(either > 0, 2 * right / np.maximum(either, 1e-12), np.nan))
+
+
+# Recalls such as 3/10 are not exact in binary, so that each is asked for a little lower.
+ELEVEN_RECALLS = np.arange(11) / 10 - 1e-9
+
+
+class RocAuc:
+    """The chance that a positive image has a higher score than a negative one, ties counting half."""
+
+    def __init__(self, scores: Tensor, labels: Tensor) -> None:
+        self._order, self._group = _ranking(scores.double().cpu().numpy())
+        self._positive = labels.cpu().numpy()[self._order] > 0
+
+    def __call__(self, weights: Weights) -> NDArray[np.float64]:
+        """Return (D,) scores for (D, N) weights; 0.5 for a draw that lacks one of the classes."""
+        ordered = weights[:, self._order]
+        positive = np.add.reduceat(ordered * self._positive, self._group, axis=1)
+        negative = np.add.reduceat(ordered * ~self._positive, self._group, axis=1)
+        below = negative[:, ::-1].cumsum(1)[:, ::-1] - negative  # groups are in descending order of the score
+        pairs = positive.sum(1) * negative.sum(1)
+        won = (positive * (below + negative / 2)).sum(1)
+        return np.where(pairs > 0, won / np.maximum(pairs, 1e-12), 0.5)
+
+
+class AveragePrecision:
+    """The average precision, the mean over classes; a class without a positive image does not count.
+
+    Precision is read where the score changes, so that ties have no order. What is averaged is the precision at each
+    recall that is reached, weighted by how much recall it adds (as in scikit-learn and torchmetrics); or, interpolated,
+    the highest precision at a recall of at least 0, 0.1, ..., 1, as in PASCAL VOC 2007.
+
+    Args:
+        scores: (N, K) scores.
+        labels: (N, K) of 1, 0 and -1 (image ignored for that class).
+        interpolated: Whether eleven points are read.
+    """
+
+    def __init__(self, scores: Tensor, labels: Tensor, interpolated: bool = True) -> None:
+        if labels.shape != scores.shape:
+            raise ValueError(f"expected labels as many as scores {tuple(scores.shape)}, got {tuple(labels.shape)}")
+        self._interpolated = interpolated
+        self._classes: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]] = []
+        for score, label in zip(scores.double().cpu().numpy().T, labels.cpu().numpy().T, strict=True):
+            known = np.flatnonzero(label >= 0)
+            order, group = _ranking(score[known])
+            self._classes.append((known[order], group, label[known][order] > 0))
+
+    def __call__(self, weights: Weights) -> NDArray[np.float64]:
+        """Return (D,) scores for (D, N) weights."""
+        return mean_over_classes(self.per_class(weights))
+
+    def per_class(self, weights: Weights) -> NDArray[np.float64]:
+        """Return (D, K) scores for (D, N) weights; not a number for a class without a positive image."""
+        found = [self._of_class(weights[:, order], group, positive) for order, group, positive in self._classes]
+        return np.stack(found, axis=1)
+
+    def _of_class(self, ordered: Weights, group: NDArray[np.int64], positive: NDArray[np.bool_]) -> NDArray[np.float64]:
+        if not len(group):
+            return np.full(len(ordered), np.nan)
+        right = np.add.reduceat(ordered * positive, group, axis=1).cumsum(1)
+        shown = np.add.reduceat(ordered, group, axis=1).cumsum(1)
+        precision, total = right / np.maximum(shown, 1e-12), right[:, -1:]
+        recall = right / np.maximum(total, 1e-12)
+        if self._interpolated:
+            area = precision_at(ELEVEN_RECALLS, precision, recall).mean(1)
+        else:
+            area = (np.diff(recall, axis=1, prepend=0.0) * precision).sum(1)
+        return np.where(total[:, 0] > 0, area, np.nan)
+
+
+def precision_at(
+    recalls: NDArray[np.float64], precision: NDArray[np.float64], recall: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the (C, R) highest precisions of curves at a recall of at least each of R; 0 where none is reached.
+
+    Args:
+        recalls: (R,) that precision is read at.
+        precision: (C, P) of each curve.
+        recall: (C, P), rising.
+
+    Example:
+        >>> curve = np.array([[1.0, 0.5, 2 / 3]]), np.array([[0.25, 0.25, 0.5]])
+        >>> precision_at(np.array([0.0, 0.5, 1.0]), *curve).round(2).tolist()
+        [[1.0, 0.67, 0.0]]
+    """
+    best = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
+    padded = np.pad(best, ((0, 0), (0, 1)))
+    return np.stack([row[np.searchsorted(reached, recalls)] for row, reached in zip(padded, recall, strict=True)])
+
+
+def _ranking(scores: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the order of descending scores, and where in it each group of equal ones begins."""
+    order = np.argsort(-scores, kind="stable")
+    ordered = scores[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else np.zeros(0, dtype=np.int64)
+    return order, starts
+
+
+MetricName = Literal["accuracy", "mean_per_class", "map", "map11", "roc_auc"]
+METRIC_TITLES = {
+    "accuracy": "accuracy",
+    "mean_per_class": "mean per class",
+    "map": "mAP",
+    "map11": "11-point mAP",
+    "roc_auc": "ROC-AUC",
+}
+
+
+def measure_of(name: MetricName, scores: Tensor, labels: Tensor) -> Measure:
+    """Return the measure of a metric.
+
+    Args:
+        name: "accuracy" and "mean_per_class" take (N,) labels; "roc_auc" takes (N,) labels of two classes; "map", the
+            mean over classes of the average precision, and "map11", of the 11-point interpolated one (PASCAL VOC
+            2007), take (N, K) labels 1, 0 or -1 (to be ignored for that class).
+        scores: (N, K) scores.
+        labels: Labels of the kind that the metric takes.
+
+    Raises:
+        ValueError: the labels are not of that kind.
+    """
+    if name in ("map", "map11"):
+        return AveragePrecision(scores, labels, interpolated=name == "map11")
+    if labels.ndim != 1:
+        raise ValueError(f"{name} needs one label per image, got {tuple(labels.shape)}")
+    if name == "roc_auc":
+        if scores.shape[1] != 2:
+            raise ValueError(f"roc_auc needs two classes, got {scores.shape[1]}")
+        return RocAuc(scores[:, 1] - scores[:, 0], labels)
+    each = hits(scores, labels)
+    return Mean(each) if name == "accuracy" else MeanPerClass(each, labels.numpy(), scores.shape[1])
+
+
+class PixelScores:
+    """Measures of masks over images, each counted as one table of all labelled pixels.
+
+    Args:
+        confusions: (K, K) counts of each of N images, rows the labels, columns the answers.
+    """
+
+    def __init__(self, confusions: Sequence[NDArray[np.int64]]) -> None:
+        self._hits = np.stack([np.diagonal(one) for one in confusions]).astype(np.float64)
+        self._labels = np.stack([one.sum(1) for one in confusions]).astype(np.float64)
+        self._answers = np.stack([one.sum(0) for one in confusions]).astype(np.float64)
+
+    def iou(self, weights: Weights) -> NDArray[np.float64]:
+        """Return the (D, K) intersection over union of each class; not a number where it occurs nowhere."""
+        hits = weights @ self._hits
+        return _ratio(hits, weights @ self._labels + weights @ self._answers - hits)
+
+    def mean_iou(self, weights: Weights) -> NDArray[np.float64]:
+        """Return the (D,) means over the classes that occur among labels or answers; not a number without any."""
+        return _mean_of_found(self.iou(weights))
+
+    def accuracy(self, weights: Weights) -> NDArray[np.float64]:
+        """Return the (D,) shares of the pixels that are right; not a number without any."""
+        return _ratio((weights @ self._hits).sum(1), (weights @ self._labels).sum(1))
+
+    def mean_accuracy(self, weights: Weights) -> NDArray[np.float64]:
+        """Return the (D,) mean shares of each labelled class's pixels that are right; not a number without any."""
+        return _mean_of_found(_ratio(weights @ self._hits, weights @ self._labels))
+
+
+def _ratio(above: NDArray[np.float64], below: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.divide(above, below, out=np.full(below.shape, np.nan), where=below > 0)
+
+
+def _mean_of_found(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(np.isnan(values).all(1), np.nan, mean_over_classes(values))

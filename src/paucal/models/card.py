@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor, nn
 
 from paucal.backbones.spec import BackboneSpec
-from paucal.data.class_names import plain_if_distinct
+from paucal.data.classes import plain_if_distinct
 from paucal.models.preprocessing import Preprocessing, is_number
 from paucal.models.tasks import CLASSIFICATION, VERBS
 from paucal.types import UserError

@@ -14,7 +14,7 @@ from paucal.models.card import ModelCard
 from paucal.models.devices import usable_device
 from paucal.models.published import published_card, read_timm
 from paucal.models.trained import TrainedModel, load_trained
-from paucal.runs import RunFolder, open_model
+from paucal.runs import RunFolder, open_model_folder
 from paucal.types import UserError, height_and_width
 
 
@@ -44,7 +44,7 @@ def find_named(name: str, setting: str = "", *, files: bool = False) -> RunFolde
     if files and path.is_file():
         return path
     if path.exists():
-        return open_model(path)
+        return open_model_folder(path)
     if timm.is_model(name):
         return name
     near = ", ".join(nearest_names(name))
@@ -52,6 +52,16 @@ def find_named(name: str, setting: str = "", *, files: bool = False) -> RunFolde
         f"{setting and f'{setting}: '}{name!r} is neither a run folder{', nor a weights file,' if files else ''} nor a "
         f"timm model{f' (near: {near})' if near else ''}: give one, such as runs/1; 'paucal models' lists timm's."
     )
+
+
+def find_run(name: str) -> RunFolder | None:
+    """Return the run that a name means; None where it is a file or no path at all.
+
+    Raises:
+        UserError: The name is a folder, but no run.
+    """
+    path = Path(name).expanduser()
+    return open_model_folder(path) if path.is_dir() else None
 
 
 def open_named(

@@ -9,7 +9,7 @@ from paucal.backbones.weights.inputs import ImageInput
 from paucal.data.channels.arrays import MOST_CHANNELS
 from paucal.data.decode import Reading
 from paucal.data.decoded.prepare import side_for
-from paucal.data.views.augment import RESAMPLING, Interpolation, Resize
+from paucal.data.views.augmentation import RESAMPLING, Interpolation, Resize
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import EvalTransform
 from paucal.types import UserError

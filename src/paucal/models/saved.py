@@ -6,10 +6,10 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from paucal.data.given import given_path
+from paucal.data.arguments import path_text
 from paucal.models.card import ModelCard
 from paucal.models.devices import usable_device
-from paucal.runs import RunFolder, open_model, read_weights
+from paucal.runs import RunFolder, open_model_folder, read_weights
 from paucal.types import UserError
 
 C = TypeVar("C", bound=ModelCard)
@@ -56,7 +56,7 @@ def load_saved(
         UserError: there is no such run, it has saved no model yet, it is of another task, its files do not fit each
             other, or torch cannot use the device.
     """
-    folder = run if isinstance(run, RunFolder) else open_model(given_path(run, "the run"))
+    folder = run if isinstance(run, RunFolder) else open_model_folder(path_text(run, "the run"))
     target = usable_device(device)
     card = read_card(folder, kind)
     module = card.build()

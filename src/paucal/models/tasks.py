@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from paucal.runs import RunFolder, open_model
+from paucal.runs import RunFolder, open_model_folder
 from paucal.runs.folder import MARKER
 
 CLASSIFICATION, DETECTION, SEGMENTATION = "classification", "detection", "segmentation"
@@ -23,5 +23,5 @@ def task_of(model: str | os.PathLike[str]) -> str:
     known = (MARKER, f"*/{MARKER}", RunFolder(path).card.name)
     if not path.is_dir() or not any(next(path.glob(name), None) for name in known):
         return CLASSIFICATION
-    run = open_model(path)
+    run = open_model_folder(path)
     return str(run.read_json(run.card.name).get("task", CLASSIFICATION)) if run.card.is_file() else CLASSIFICATION

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from paucal.data.channels.decoding import as_read
-from paucal.data.given import given_images
+from paucal.data.arguments import list_images
+from paucal.data.channels.decoding import convert_image
 from paucal.models.card import ModelCard
 from paucal.models.saved import load_saved
 from paucal.runs import RunFolder, save_weights, write_text
@@ -92,11 +92,11 @@ class TrainedModel:
             UserError: something other than images was given.
             ValueError: there is no image, or one has pixels of unknown range or another number of channels.
         """
-        given = given_images(images)
+        given = list_images(images)
         if not given:
             raise ValueError("there are no images to classify")
         transform, reading = self.card.preprocessing.transform(), self.card.preprocessing.reading
-        return torch.stack([transform(as_read(image, reading))[0] for image in given]).to(self.device)
+        return torch.stack([transform(convert_image(image, reading))[0] for image in given]).to(self.device)
 
     def classify(self, images: Iterable[Image.Image], batch_size: int = 64) -> Iterator[Tensor]:
         """Yield one (K,) row of probabilities per image, holding one batch of images at a time."""

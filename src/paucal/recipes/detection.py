@@ -32,9 +32,9 @@ _COCO: dict[str, Any] = {
     "weight_decay": 0.05,
     "clip": 0.0,
     "warmup_epochs": 0.0682,  # 500 steps of 16 images
-    "backbone_rate": 1.0,
-    "freeze_stages": 0,
-    "norms": "learn",
+    "backbone_lr": 1.0,
+    "freeze": "none",
+    "eval_mode": False,
     "average": 0.0,
     "hflip": 0.5,
     "jitter": "cropped",

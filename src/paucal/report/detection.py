@@ -1,4 +1,4 @@
-"""The report of a detector: the precision of each class, and the images where it goes wrong."""
+"""The report page of a detector: its scores, the precision of each class, and the images with most mistakes."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ METRICS = "evaluation/detection/metrics.json"
 MOST_CLASSES, MOST_TEXT = 300, 300
 FEW_IMAGES = 20
 CAPTIONS = {
-    "worst_detections": "The test images with the most mistakes: answers of a score from 0.5 on, objects as thin white "
-    "boxes.",
+    "worst_detections": "The test images with the most mistakes: detections with a score of at least 0.5, objects as "
+    "thin white boxes.",
     "detections": "Test images spread over the set.",
-    "precision_recall": "How many answers are right (overlap 0.5) when so many objects of a class are found.",
-    "mask_precision_recall": "The same where the masks have to overlap, pixel by pixel.",
+    "precision_recall": "Share of correct detections (overlap 0.5) over the share of found objects, for each class.",
+    "mask_precision_recall": "The same for masks: an object counts as found if the masks overlap.",
     "train_batch": "Images and boxes as the network sees them in training.",
 }
 
@@ -37,17 +37,17 @@ class ClassRow:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a detector has reached on its test images; everything may be missing.
+class ReportedScores:
+    """The scores of a detector on its test images; empty before the evaluation.
 
     Attributes:
-        images: their number.
-        ap: average precision over ten overlaps, with its interval, as text.
-        ap50: the same at an overlap of 0.5.
-        classes: the weakest first.
-        unseen: classes that no test image shows.
-        mask_ap: as `ap`, where overlaps are those of masks; empty where the detector answers none.
-        mask_ap50: the same at an overlap of 0.5.
+        images: Number of test images.
+        ap: Average precision over ten overlaps, and its interval, as text.
+        ap50: Average precision at an overlap of 0.5, likewise.
+        classes: Classes, the weakest first.
+        unseen: Classes that no test image shows.
+        mask_ap: Average precision of masks, as in `ap`; empty if the detector predicts none.
+        mask_ap50: Average precision of masks at an overlap of 0.5.
     """
 
     images: int = 0
@@ -60,20 +60,20 @@ class Found:
 
 
 def write_detection_report(run: Path) -> Path:
-    """Write `report.html` into the folder of a run of `paucal detect` from what lies there, and return its path.
+    """Write `report.html` into the folder of a run of `paucal detect` from its files, and return its path.
 
     Raises:
-        UserError: the folder does not exist, or one of its files is too large or damaged.
+        UserError: The folder does not exist, or one of its files is too large or damaged.
     """
     files = read_run(run)
-    found = read_found(files)
+    scores = read_scores(files)
     page = template("detection.html").render(
         title=files.summary.title or f"Run {run.resolve().name}",
         files=files,
         summary=files.summary,
-        found=found,
-        headline=headline(found),
-        warnings=warnings(found),
+        scores=scores,
+        headline=headline(scores),
+        warnings=warnings(scores),
         table=table(files),
         captions=CAPTIONS,
         again=again(files),
@@ -85,22 +85,22 @@ def write_detection_report(run: Path) -> Path:
     return path
 
 
-def read_found(files: RunFiles) -> Found:
+def read_scores(files: RunFiles) -> ReportedScores:
     """Read the scores of a run.
 
     Raises:
-        UserError: they are not what such a run writes.
+        UserError: The file is damaged.
     """
     path = files.run.path / METRICS
     if not path.is_file():
-        return Found()
+        return ReportedScores()
     content = files.run.read_json(METRICS)
     try:
         values = {str(name): None if value is None else float(value) for name, value in content["per_class"].items()}
         known = sorted((value, name) for name, value in values.items() if value is not None)
         masks = {str(name): _average(value) for name, value in content.get("mask_per_class", {}).items()}
         intervals = content["intervals"]
-        return Found(
+        return ReportedScores(
             images=int(content["images"]),
             ap=_score(intervals["ap"]),
             ap50=_score(intervals["ap50"]),
@@ -115,42 +115,39 @@ def read_found(files: RunFiles) -> Found:
         raise UserError(f"{str(path)!r} is damaged ({problem!r}): restore it or train again.") from problem
 
 
-def headline(found: Found) -> list[str]:
+def headline(scores: ReportedScores) -> list[str]:
     """Return the result in a few sentences."""
-    if not found.images:
-        return ["The detector has not been judged on test images yet."]
+    if not scores.images:
+        return ["The detector has not been evaluated on test images yet."]
     words = [
-        f"On {counted(found.images, 'test image')} that were kept away from its training, the average precision is "
-        f"{found.ap50[0]} where a box counts that overlaps an object by half (AP50), and {found.ap[0]} averaged over "
-        "overlaps from 0.5 to 0.95 (AP)."
+        f"On {counted(scores.images, 'test image')} that were not used in training, the average precision is "
+        f"{scores.ap50[0]} for boxes that overlap an object by half (AP50), and {scores.ap[0]} averaged over overlaps "
+        "from 0.5 to 0.95 (AP)."
     ]
-    if found.ap[1]:
+    if scores.ap[1]:
         words.append(
             "With this many images, the AP on further images of the same kind most likely lies between "
-            f"{found.ap[1]} % (95 % interval over images)."
+            f"{scores.ap[1]} % (95 % interval over images)."
         )
-    if found.mask_ap[0]:
-        likely = f", most likely between {found.mask_ap[1]} % on further images" if found.mask_ap[1] else ""
-        words.append(
-            f"Where the masks have to overlap, pixel by pixel, AP50 is {found.mask_ap50[0]} and AP {found.mask_ap[0]}"
-            f"{likely}."
-        )
+    if scores.mask_ap[0]:
+        likely = f", most likely between {scores.mask_ap[1]} % on further images" if scores.mask_ap[1] else ""
+        words.append(f"For masks instead of boxes, AP50 is {scores.mask_ap50[0]} and AP {scores.mask_ap[0]}{likely}.")
     return words
 
 
-def warnings(found: Found) -> list[str]:
-    """Return what a careful reader should know before trusting the result; often empty."""
+def warnings(scores: ReportedScores) -> list[str]:
+    """Return the reasons to doubt the result."""
     words = []
-    if 0 < found.images < FEW_IMAGES:
-        words.append(f"{counted(found.images, 'test image')} are few: the interval is as rough as the score.")
-    if found.unseen:
-        names = ", ".join(found.unseen[:8]) + (", ..." if len(found.unseen) > 8 else "")
-        words.append(f"No test image shows {names}: nothing is known of how well the detector finds it.")
+    if 0 < scores.images < FEW_IMAGES:
+        words.append(f"{counted(scores.images, 'test image')} are few: the interval is as uncertain as the score.")
+    if scores.unseen:
+        names = ", ".join(scores.unseen[:8]) + (", ..." if len(scores.unseen) > 8 else "")
+        words.append(f"No test image shows {names}: it is unknown how well the detector finds it.")
     return words
 
 
 def table(files: RunFiles) -> Mapping[str, str]:
-    """Return what was trained as names and texts, without what is unknown."""
+    """Return the known facts on the training, as texts by name."""
     summary = files.summary
     rows = {
         "model": summary.model,

@@ -5,9 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paucal.evaluation.protocols.comparison import MOST_MODELS, Row
-from paucal.evaluation.protocols.figure import MATCHES, SCORES
-from paucal.evaluation.protocols.table import FOLDER, JSON_NAME, remarks, shown
+from paucal.evaluation.protocols.table import (
+    FOLDER,
+    JSON_NAME,
+    MATCHES_PICTURE,
+    MOST_MODELS,
+    SCORES_PICTURE,
+    Row,
+    format_score,
+    remarks,
+)
 from paucal.runs import RunFolder
 from paucal.types import UserError
 
@@ -29,12 +36,12 @@ class FrozenFeatures:
     """The section of a report.
 
     Attributes:
-        data: a sentence per data set.
-        models: names, the run's first.
-        lines: of the table.
-        remarks: what was chosen, wins and losses.
-        warnings: of test images that a model has seen before.
-        level: of the intervals.
+        data: Sentence for each data set.
+        models: Names of the models, the run's first.
+        lines: Lines of the table.
+        remarks: Sentences on chosen values, wins and losses.
+        warnings: Sentences on test images that a model has seen before.
+        level: Level of the intervals.
     """
 
     data: Sequence[str]
@@ -58,22 +65,22 @@ def read_frozen(run: RunFolder) -> FrozenFeatures | None:
     try:
         rows = [Row.from_dict(one) for one in content["rows"][:MAX_ROWS]]
         sets = content["data"][:MAX_ROWS]
-        told = dict.fromkeys(text for one in sets for text in _seen(one.get("seen_unlabelled") or {}))
+        seen = dict.fromkeys(text for one in sets for text in _seen(one.get("seen_unlabelled") or {}))
         return FrozenFeatures(
             [_sentence(one) for one in sets],
             [name[:MAX_TEXT] for name in _models(rows)],
             list(_lines(rows, several=len(sets) > 1)),
             [text[:MAX_TEXT] for text in remarks(rows)],
-            list(told),
+            list(seen),
             _level(content["level"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError, UserError) as problem:
-        raise UserError(f"{str(path)!r} is damaged ({problem}): remove it or judge the features again.") from problem
+        raise UserError(f"{str(path)!r} is damaged ({problem}): remove it or evaluate the features again.") from problem
 
 
 def frozen_pictures(run: RunFolder) -> dict[str, Path]:
     """Return the pictures beside the table by name, those that are there."""
-    paths = [run.evaluation(FOLDER) / name for name in (SCORES, MATCHES)]
+    paths = [run.evaluation(FOLDER) / name for name in (SCORES_PICTURE, MATCHES_PICTURE)]
     return {path.stem: path for path in paths if path.is_file()}
 
 
@@ -90,8 +97,8 @@ def _lines(rows: Sequence[Row], several: bool) -> Iterator[FrozenLine]:
         words = [*([f"{row.data}:"] if several else []), line.protocol, line.setting, f"{line.score},", line.unit]
         yield FrozenLine(
             " ".join(word for word in words if word)[:MAX_TEXT],
-            [shown(row.scores[name], line.unit) if name in row.scores else "-" for name in names],
-            [shown(row.gains[name], line.unit, sign=True) if name in row.gains else "-" for name in names[1:]],
+            [format_score(row.scores[name], line.unit) if name in row.scores else "-" for name in names],
+            [format_score(row.gains[name], line.unit, sign=True) if name in row.gains else "-" for name in names[1:]],
         )
 
 
@@ -107,5 +114,5 @@ def _level(value: Any) -> float:
     return level
 
 
-def _seen(told: Mapping[str, Sequence[str]]) -> list[str]:
-    return [str(text)[:MAX_TEXT] for texts in told.values() for text in texts]
+def _seen(texts_by_model: Mapping[str, Sequence[str]]) -> list[str]:
+    return [str(text)[:MAX_TEXT] for texts in texts_by_model.values() for text in texts]

@@ -56,10 +56,10 @@ class Confidence:
     """What a temperature, fitted to validation images, has done to the probabilities for the test images.
 
     Attributes:
-        temperature: by which logits are divided.
-        images: validation images.
-        before: expected calibration error without it.
-        after: expected calibration error with it.
+        temperature: Divisor of the logits.
+        images: Number of validation images.
+        before: Expected calibration error without it.
+        after: Expected calibration error with it.
     """
 
     temperature: float
@@ -82,24 +82,24 @@ class Summary:
     """`summary.json`: what a run was about, in words and numbers; everything may be missing.
 
     Attributes:
-        title: heading of the report.
-        model: name of the backbone.
-        method: training method, with what was added to it.
-        data: where the images came from.
-        split: how the parts were made.
+        title: Heading of the report.
+        model: Name of the backbone.
+        method: Training method, with what was added to it.
+        data: Source of the images.
+        split: Origin of the parts.
         parts: {"train": 120} or {"train": {"cat": 70, "dog": 50}, "val": ..., "test": ...}.
-        parameters: weights of the deployed model.
-        grid: tokens down and across, such as "8 x 8".
-        epochs: completed.
-        seconds: of training.
-        peak_memory: bytes that the run took at most, of the accelerator where there was one.
-        selected: whether validation images chose the epoch whose weights were kept; else it is the last.
-        best_epoch: whose weights were kept.
-        rungs: the models that it made on its way up from trained weights.
-        kept: what the run's model is and why, in words, where it is not the state of one epoch.
-        kept_val_score: share of the validation images that it gives the right class, or their mean average precision.
-        confidence: what a temperature has done to the probabilities.
-        next_steps: sentences of advice.
+        parameters: Weights of the deployed model.
+        grid: Tokens down and across, such as "8 x 8".
+        epochs: Completed.
+        seconds: Training time in seconds.
+        peak_memory: Bytes that the run took at most, of the accelerator where there was one.
+        selected: Whether validation images chose the epoch whose weights were kept; else it is the last.
+        best_epoch: Epoch whose weights were kept.
+        rungs: Models of the steps of auto-tuning.
+        kept: Origin of the run's model and the reason, in words, if it is not the state of one epoch.
+        kept_val_score: Validation accuracy of the kept model, or its mean average precision.
+        confidence: Effect of a temperature on the probabilities.
+        next_steps: Sentences of advice.
     """
 
     title: str | None = None
@@ -127,15 +127,15 @@ class RunFiles:
     """The contents of a run folder that a report shows.
 
     Attributes:
-        run: the folder.
-        summary: empty where there is no `summary.json`.
-        settings: of `config.yaml`.
-        environment: of `env.json`, as text.
-        rows: of `metrics.csv`.
-        evaluation: of `evaluation/test/metrics.json`, or None.
-        check: of `check.json`; None where there is none.
-        frozen: of `evaluation/frozen-features/results.json`; None where there is none.
-        verb: that made the run.
+        run: Run folder.
+        summary: Content of `summary.json`; empty if it is missing.
+        settings: Settings of `config.yaml`.
+        environment: Entries of `env.json`, as text.
+        rows: Rows of `metrics.csv`.
+        evaluation: Report of `evaluation/test/metrics.json`; None if it is missing.
+        check: Findings of `check.json`; None if it is missing.
+        frozen: Content of `evaluation/frozen-features/results.json`; None if it is missing.
+        verb: Verb of the command that made the run.
     """
 
     run: RunFolder

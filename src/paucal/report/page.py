@@ -1,12 +1,14 @@
 """The report: one page that holds everything about a run and needs nothing beside it."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
+from paucal.evaluation.record import UNKNOWN, score_lines
 from paucal.evaluation.results import MultiLabelReport
-from paucal.evaluation.tables import UNKNOWN, score_lines
 from paucal.report.explanations import again, confidence_sentence, headline, trained, warnings
 from paucal.report.inputs import Part, RunFiles, read_run
 from paucal.report.pictures import pictures
@@ -23,35 +25,46 @@ def write_report(run_dir: Path) -> Path:
     Files that are missing are left out of it.
 
     Raises:
-        UserError: the folder does not exist, or one of its files is too large or damaged.
+        UserError: The folder does not exist, or one of its files is too large or damaged.
     """
-    page = render(read_run(run_dir))
-    path = run_dir / NAME
-    write_text(path, page)
-    return path
-
-
-def render(files: RunFiles) -> str:
-    """Return the page as text."""
+    files = read_run(run_dir)
     report = files.evaluation
-    return template("template.html").render(
-        title=files.summary.title or f"Run {files.run.path.resolve().name}",
-        files=files,
-        summary=files.summary,
+    return write_run_page(
+        files,
+        "template.html",
         headline=headline(files),
         warnings=warnings(files),
         trained=trained(files),
-        again=again(files),
         confidence=confidence_sentence(files),
         report=report,
         several=isinstance(report, MultiLabelReport),
         lines=[] if report is None else score_lines(report),
         class_counts=_class_counts(files.summary.parts),
-        frozen=files.frozen,
-        pictures=pictures(files),
-        shell_run=shlex.quote(str(files.run.path)),
         python_run=repr(str(files.run.path)),
     )
+
+
+def write_run_page(files: RunFiles, name: str, **content: Any) -> Path:
+    """Render a template for a run, write it as `report.html` into the run folder, and return its path.
+
+    Args:
+        files: Files of the run.
+        name: Name of the template.
+        **content: Variables of the template beside those that all pages of runs have.
+    """
+    page = template(name).render(
+        title=files.summary.title or f"Run {files.run.path.resolve().name}",
+        files=files,
+        summary=files.summary,
+        frozen=files.frozen,
+        pictures=pictures(files),
+        again=again(files),
+        shell_run=shlex.quote(str(files.run.path)),
+        **content,
+    )
+    path = files.run.path / NAME
+    write_text(path, page)
+    return path
 
 
 def template(name: str) -> Template:
@@ -69,8 +82,7 @@ def template(name: str) -> Template:
     return environment.get_template(name)
 
 
-def _class_counts(parts) -> dict[str, list[int | None]]:
-    """Return class -> number of images in each part, None for parts that do not know their classes."""
-    known: list[Part] = list(parts)
-    names = dict.fromkeys(name for part in known for name in part.classes)
-    return {name: [p.classes.get(name, 0) if p.classes else None for p in known] for name in names}
+def _class_counts(parts: Sequence[Part]) -> dict[str, list[int | None]]:
+    """Return the number of images of each class in each part; None for parts without counts by class."""
+    names = dict.fromkeys(name for part in parts for name in part.classes)
+    return {name: [part.classes.get(name, 0) if part.classes else None for part in parts] for name in names}

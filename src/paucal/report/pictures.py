@@ -5,13 +5,13 @@ import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from matplotlib.figure import Figure
 from PIL import Image
 
-from paucal.evaluation.curves import COLUMNS, curves_figure, drawn_columns, with_speed
-from paucal.evaluation.figures import png_of
-from paucal.evaluation.plots import class_precision_figure, confusion_figure, per_class_figure
+from paucal.evaluation.curves import PANELS_ACROSS, curves_figure, drawn_columns, with_speed
+from paucal.evaluation.plots import class_precision_figure, confusion_figure, per_class_figure, png_of
 from paucal.evaluation.results import MultiLabelReport
 from paucal.report.explanations import kept_epoch, training_images
 from paucal.report.frozen import frozen_pictures
@@ -43,7 +43,7 @@ CAPTIONS = {
     "eval_batch": "Images exactly as the finished model sees them.",
     "frozen_features": "Scores of the frozen network, and of the others, with their intervals.",
     "correspondence": "Which cells of two views of a test image the features take for the same: the ten surest pairs "
-    "that can be judged. The network saw the second view in other colours.",
+    "that can be scored. The network saw the second view in other colours.",
     "mistakes": "The wrong answers the model was surest of. Check their labels first.",
 }
 CAPTIONS_OF_SEVERAL = {
@@ -57,11 +57,11 @@ class Picture:
     """One picture of the page.
 
     Attributes:
-        name: of its file.
-        caption: a sentence about it.
-        uri: its content as a data URI.
-        narrow: another form for small screens, where there is one.
-        sheet: whether it is made of many small pictures, which a small screen must not shrink.
+        name: Name of its file.
+        caption: Sentence about it.
+        uri: Content as a data URI.
+        narrow: Data URI of another form for small screens, if there is one.
+        sheet: Whether it consists of many small pictures, which a small screen must not shrink.
     """
 
     name: str
@@ -111,7 +111,7 @@ def _drawable(files: RunFiles) -> Mapping[str, Callable[[], Figure]]:
     return draw
 
 
-def _curves(files: RunFiles, columns: int = COLUMNS) -> Figure:
+def _curves(files: RunFiles, columns: int = PANELS_ACROSS) -> Figure:
     images = training_images(files.summary)
     rows = files.rows if images is None else with_speed(files.rows, images)
     return curves_figure(rows, best=kept_epoch(files) if files.summary.selected else None, columns=columns)
@@ -127,11 +127,15 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def _uri(data: bytes) -> str:
-    smaller = _as_jpeg(data) if len(data) > LARGE else None
-    if smaller is not None and len(smaller) < len(data):
-        return "data:image/jpeg;base64," + base64.b64encode(smaller).decode("ascii")
-    return "data:image/png;base64," + base64.b64encode(data).decode("ascii")
+def _uri(png: bytes) -> str:
+    """Return a PNG as a data URI, as JPEG where that is smaller."""
+    jpeg = _as_jpeg(png) if len(png) > LARGE else None
+    return data_uri(png) if jpeg is None or len(jpeg) >= len(png) else data_uri(jpeg, "jpeg")
+
+
+def data_uri(picture: bytes, kind: Literal["png", "jpeg"] = "png") -> str:
+    """Return a picture as an address that holds it whole, to be written into a page."""
+    return f"data:image/{kind};base64,{base64.b64encode(picture).decode('ascii')}"
 
 
 def _as_jpeg(data: bytes) -> bytes | None:

@@ -1,17 +1,14 @@
-"""The report of a pre-training run: no classes and no test, but whether the networks stayed well."""
+"""The report of a pre-training run: no classes and no test, but signs of collapse and the worth of the features."""
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paucal.report.explanations import again, cost
+from paucal.report.explanations import cost, model_rows
 from paucal.report.inputs import RunFiles, read_run
-from paucal.report.page import NAME, template
-from paucal.report.pictures import pictures
-from paucal.runs import write_text
+from paucal.report.page import write_run_page
 from paucal.types import UserError
 from paucal.wording import percent
 
@@ -21,18 +18,18 @@ MAX_TEXT = 2000
 
 @dataclass(frozen=True)
 class PretrainingSummary:
-    """What `summary.json` knows of a pre-training run beside what all runs have; everything may be missing.
+    """Entries of a pre-training run's `summary.json` beside those that all runs have; everything may be missing.
 
     Attributes:
-        crops: which views of an image were compared, in words.
-        out_dim: prototypes of each head.
-        monitor: where the labelled images came from that were watched.
-        knn_start: share that nearest neighbours found before training, with the weights the run began with.
-        verdict: "kind", "sentence" and "advice" of what is wrong at the end.
+        crops: Views of an image that were compared, in words.
+        out_dim: Prototypes of each head.
+        monitor: Source of the labelled images that were watched.
+        knn_start: Nearest-neighbour accuracy before training, with the weights the run began with.
+        verdict: "kind", "sentence" and "advice" on what is wrong at the end.
         verdicts: "epoch", "kind" and "sentence" each time that changed.
-        rollbacks: times the run went back to a healthy state.
-        start: where the first weights came from.
-        remarks: sentences.
+        rollbacks: Number of times the run went back to a healthy state.
+        start: Source of the first weights.
+        remarks: Sentences.
     """
 
     crops: str | None = None
@@ -49,52 +46,43 @@ class PretrainingSummary:
 def write_pretraining_report(run: Path) -> Path:
     """Write `report.html` into the folder of a pre-training run from what lies there, and return its path.
 
-    From `summary.json` it reads what `report.inputs.Summary` names (title, model, method, data, split, parameters,
-    grid, epochs, seconds, next_steps) and what `PretrainingSummary` names; from `metrics.csv` the curves and
-    "val_knn"; from `plots/` the pictures health.png, curves.png and train_batch.png.
+    It reads `summary.json` (see `report.inputs.Summary` and `PretrainingSummary`), the curves and "val_knn" of
+    `metrics.csv`, and the pictures health.png, curves.png and train_batch.png of `plots/`.
 
     Raises:
-        UserError: the folder does not exist, or one of its files is too large or damaged.
+        UserError: The folder does not exist, or one of its files is too large or damaged.
     """
     files = read_run(run)
-    known = read_summary(files)
-    page = template("pretraining.html").render(
-        title=files.summary.title or f"Run {run.resolve().name}",
-        files=files,
-        summary=files.summary,
-        pretraining=known,
-        headline=headline(files, known),
-        warnings=warnings(files, known),
-        figures=figures(files, known),
-        table=table(files, known),
-        frozen=files.frozen,
-        pictures=pictures(files),
-        shell_run=shlex.quote(str(run)),
-        again=again(files),
+    summary = read_summary(files)
+    return write_run_page(
+        files,
+        "pretraining.html",
+        pretraining=summary,
+        headline=headline(files, summary),
+        warnings=warnings(files, summary),
+        figures=figures(files, summary),
+        table=table(files, summary),
     )
-    path = run / NAME
-    write_text(path, page)
-    return path
 
 
 def read_summary(files: RunFiles) -> PretrainingSummary:
-    """Read what is known of a pre-training run from `summary.json`.
+    """Read the entries of a pre-training run from `summary.json`.
 
     Raises:
-        UserError: they are not of the kinds that `PretrainingSummary` names.
+        UserError: An entry has another type than `PretrainingSummary` names.
     """
     path = files.run.path / "summary.json"
     content = files.run.read_json(path.name) if path.is_file() else {}
     try:
-        verdict = content.get("verdict")
+        verdict, out_dim, knn_start = (content.get(name) for name in ("verdict", "out_dim", "knn_start"))
+        if verdict is not None:
+            verdict = {key: str(verdict[key])[:MAX_TEXT] for key in ("kind", "sentence", "advice")}
         return PretrainingSummary(
             crops=_text(content.get("crops")),
-            out_dim=None if content.get("out_dim") is None else int(content["out_dim"]),
+            out_dim=None if out_dim is None else int(out_dim),
             monitor=_text(content.get("monitor")),
-            knn_start=None if content.get("knn_start") is None else float(content["knn_start"]),
-            verdict=None
-            if verdict is None
-            else {key: str(verdict[key])[:MAX_TEXT] for key in ("kind", "sentence", "advice")},
+            knn_start=None if knn_start is None else float(knn_start),
+            verdict=verdict,
             verdicts=[_change(entry) for entry in content.get("verdicts") or ()],
             rollbacks=int(content.get("rollbacks") or 0),
             start=_text(content.get("start")),
@@ -105,76 +93,72 @@ def read_summary(files: RunFiles) -> PretrainingSummary:
 
 
 def knn(files: RunFiles) -> list[tuple[float, float]]:
-    """Return (epoch, share found by nearest neighbours) of the epochs that know it."""
+    """Return (epoch, nearest-neighbour accuracy) of the epochs that have one."""
     rows = enumerate(files.rows, start=1)
-    found = [(row.get("epoch", float(number)), row.get(MONITORED, math.nan)) for number, row in rows]
-    return [(epoch, share) for epoch, share in found if math.isfinite(share)]
+    scores = [(row.get("epoch", float(number)), row.get(MONITORED, math.nan)) for number, row in rows]
+    return [(epoch, share) for epoch, share in scores if math.isfinite(share)]
 
 
-def headline(files: RunFiles, known: PretrainingSummary) -> list[str]:
-    """Return the result in a few sentences: whether the networks are well, and what the features are worth."""
-    found = []
-    if known.verdict is None:
-        found.append("The networks show no sign of collapse: images still differ in what they answer.")
+def headline(files: RunFiles, summary: PretrainingSummary) -> list[str]:
+    """Return the result in a few sentences: signs of collapse, and what the features are worth."""
+    sentences = []
+    if summary.verdict is None:
+        sentences.append("The networks show no sign of collapse: images still differ in what they answer.")
     scores = knn(files)
     if not scores:
-        found.append(
+        sentences.append(
             "No labelled images were watched (--monitor), so nothing is known yet of what the features are worth: "
-            "judge them with paucal eval, or fine-tune them."
+            "evaluate them with paucal eval, or fine-tune them."
         )
-        return found
+        return sentences
     epoch, last = scores[-1]
-    start = "" if known.knn_start is None else f"; with the weights it began with, {percent(known.knn_start)}"
-    where = "labelled images" if known.monitor is None else f"labelled images of {known.monitor}"
-    found.append(
+    start = "" if summary.knn_start is None else f"; with the weights it began with, {percent(summary.knn_start)}"
+    where = "labelled images" if summary.monitor is None else f"labelled images of {summary.monitor}"
+    sentences.append(
         f"After epoch {epoch:g} the nearest neighbours give {percent(last)} of the {where} the right class{start}."
     )
     top, best = max((share, epoch) for epoch, share in scores)
     if top > last:
-        found.append(
+        sentences.append(
             f"The highest such share was {percent(top)}, after epoch {best:g}. The last epoch is kept all the same: "
             "labels have no say in pre-training."
         )
-    return found
+    return sentences
 
 
-def warnings(files: RunFiles, known: PretrainingSummary) -> list[str]:
+def warnings(files: RunFiles, summary: PretrainingSummary) -> list[str]:
     """Return what a careful reader should know before using the backbone; often empty."""
-    found = []
-    if known.verdict is not None:
-        found.append(f"{_capital(known.verdict['sentence'])} {known.verdict['advice']}")
+    sentences = []
+    if summary.verdict is not None:
+        sentences.append(f"{_capital(summary.verdict['sentence'])} {summary.verdict['advice']}")
     scores = knn(files)
-    if scores and known.knn_start is not None and scores[-1][1] <= known.knn_start:
-        found.append(
+    if scores and summary.knn_start is not None and scores[-1][1] <= summary.knn_start:
+        sentences.append(
             "Nearest neighbours find no more than with the weights the run began with: these features are not worth "
             "more than those. Train for longer, or look at the advice on collapse."
         )
-    if known.rollbacks:
-        times = "once" if known.rollbacks == 1 else f"{known.rollbacks} times"
-        found.append(f"The run went back to a healthy state {times}, with other settings after it.")
-    return found
+    if summary.rollbacks:
+        times = "once" if summary.rollbacks == 1 else f"{summary.rollbacks} times"
+        sentences.append(f"The run went back to a healthy state {times}, with other settings after it.")
+    return sentences
 
 
-def figures(files: RunFiles, known: PretrainingSummary) -> list[tuple[str, str]]:
-    """Return the few numbers that stand first, with what they are."""
-    found = [(percent(share), f"nearest neighbours, epoch {epoch:g}") for epoch, share in knn(files)[-1:]]
-    if found and known.knn_start is not None:
-        found.append((percent(known.knn_start), "before training"))
-    return found
+def figures(files: RunFiles, summary: PretrainingSummary) -> list[tuple[str, str]]:
+    """Return the few numbers at the top of the page, with their meanings."""
+    numbers = [(percent(share), f"nearest neighbours, epoch {epoch:g}") for epoch, share in knn(files)[-1:]]
+    if numbers and summary.knn_start is not None:
+        numbers.append((percent(summary.knn_start), "before training"))
+    return numbers
 
 
-def table(files: RunFiles, known: PretrainingSummary) -> Mapping[str, str]:
-    """Return what was trained as names and texts, without what is unknown."""
-    summary = files.summary
+def table(files: RunFiles, summary: PretrainingSummary) -> Mapping[str, str]:
+    """Return what was trained as names and texts; unknown values are left out."""
     rows = {
-        "model": summary.model,
-        "parameters": None if summary.parameters is None else f"{summary.parameters:,}",
-        "token grid": summary.grid,
-        "method": summary.method,
-        "crops of an image": known.crops,
-        "prototypes of a head": None if known.out_dim is None else f"{known.out_dim:,}",
-        "first weights": known.start,
-        "epochs": None if summary.epochs is None else f"{summary.epochs:g}",
+        **model_rows(files.summary),
+        "crops of an image": summary.crops,
+        "prototypes of a head": None if summary.out_dim is None else f"{summary.out_dim:,}",
+        "first weights": summary.start,
+        "epochs": None if files.summary.epochs is None else f"{files.summary.epochs:g}",
         **cost(files),
     }
     return {name: value for name, value in rows.items() if value is not None}

@@ -28,7 +28,7 @@ def backbone_spec(settings: ModelSettings, n_classes: int, channels: int = 3) ->
     Raises:
         UserError: the name is unknown, or the backbone cannot take images of that size.
     """
-    size, name = height_and_width(settings.img_size or USUAL_SIDE), settings.model or ""
+    size, name = height_and_width(settings.img_size), settings.model
     given = model_arguments(settings.model_args or [])
     sizing = fit_to_image_size(name, size, given)
     notes = [text for text in (sizing.reason, sizing.warning) if text]

@@ -6,6 +6,7 @@ were given and those resolved before it.
 """
 
 import inspect
+import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +15,9 @@ from paucal.rules.facts import DataAndMachine
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+# These follow from the number of epochs: open until a run with a time limit is planned, and without epochs.
+OF_LENGTH = ("schedule_epochs", "warmup_epochs", "average")
 
 Choice = tuple[Any, str]
 Rule = Callable[..., Choice]
@@ -28,17 +32,29 @@ def rules_by_name(rules: Iterable[Rule]) -> dict[str, Rule]:
 def resolve(settings: S, facts: DataAndMachine, rules: Mapping[str, Rule]) -> tuple[S, dict[str, str]]:
     """Fill in every setting that is None or "auto" and has a rule.
 
+    Afterwards a setting is None only if its type says so: code that reads settings gives no default again.
+
     Returns:
         The settings, and the reason of each value that was chosen.
+
+    Raises:
+        RuntimeError: A rule has left a setting open that must have a value, which is a mistake in the rule.
     """
     reasons: dict[str, str] = {}
+    hints = typing.get_type_hints(type(settings))
     for name, rule in rules.items():
         if getattr(settings, name) not in (None, "auto"):
             continue
         value, reason = rule(**_inputs(rule, facts, settings))
         if value is not None:
             reasons[name], settings = reason, replace(settings, **{name: value})
+        elif type(None) not in typing.get_args(hints[name]) and not _awaits_epochs(name, settings):
+            raise RuntimeError(f"the rule for {name} has chosen no value")
     return settings, reasons
+
+
+def _awaits_epochs(name: str, settings: object) -> bool:
+    return name in OF_LENGTH and not getattr(settings, "epochs")  # noqa: B009 (any settings)
 
 
 def _inputs(rule: Rule, facts: DataAndMachine, settings: object) -> dict[str, Any]:

@@ -12,25 +12,24 @@ from torch.utils.data import DataLoader
 
 from paucal.backbones.weights.inputs import ImageInput, input_of_timm
 from paucal.cores import usable_cores
-from paucal.data.channels.counting import count_channels
-from paucal.data.channels.planes import RGB
+from paucal.data.channels.pixel_format import count_channels
+from paucal.data.channels.pixels import RGB
+from paucal.data.classes import choose_classes
 from paucal.data.dataset import ViewDataset
 from paucal.data.decode import WHOLE, Reading
 from paucal.data.decoded.prepare import prepare_images, side_for
-from paucal.data.decoded.read_as import as_opened
-from paucal.data.images import ImageSet
-from paucal.data.loader import TrainLoader, images_together, make_eval_loader, make_train_loader
+from paucal.data.images import ImageSet, without_decoded_copies
+from paucal.data.loader import TrainLoader, inference_batch_size, make_eval_loader, make_train_loader
 from paucal.data.maps.reader import LabelMaps, MapReader
 from paucal.data.named.table import data_root, is_named
 from paucal.data.sampler import StepSampler
-from paucal.data.shards.place import is_remote
+from paucal.data.shards.folders import is_remote
+from paucal.data.sources.joining import SEPARATOR, roots_of
 from paucal.data.sources.opening import BUILT_IN, open_images
-from paucal.data.sources.several import SEPARATOR, roots_of
-from paucal.data.splits.classes import choose_classes
 from paucal.data.splits.split import Split
 from paucal.data.views.normalisation import Normalisation, compute_normalisation
 from paucal.distributed import rank, world_size
-from paucal.evaluation.primary_metric import PrimaryMetric, primary_metric
+from paucal.evaluation.results import PrimaryMetric, primary_metric
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.saved import stored_card
 from paucal.rules.facts import DataAndMachine, best_device
@@ -165,7 +164,7 @@ def decoded(images: ImageSet, settings: DataSettings, reading: Reading, advance:
     Raises:
         UserError: Some images cannot be read, and the settings do not allow skipping them.
     """
-    return prepare_images(as_opened(images), reading, on_bad=settings.on_bad_image, progress=advance)[0]
+    return prepare_images(without_decoded_copies(images), reading, on_bad=settings.on_bad_image, progress=advance)[0]
 
 
 def find_images(settings: DataSettings, labelled: bool = True, advance: Advance | None = None) -> ImageSet:
@@ -272,7 +271,7 @@ def normalisation(settings: JobSettings, data: SplitImages, start: ImageInput | 
     if settings.normalise == "computed" or data.images.reading.channels != RGB:
         return compute_normalisation(data.images, data.part("train"))
     if settings.normalise == "model":
-        fed = start or input_of_timm(settings.model or "")
+        fed = start or input_of_timm(settings.model)
         return Normalisation(fed.mean, fed.std)
     return Normalisation()
 
@@ -301,7 +300,7 @@ def step_loader(
         labels=data.images.labels[train] if balanced else None,
         stream=stream and stream.take(train),
     )
-    return make_train_loader(dataset, sampler, settings.workers or 0, pin_memory=settings.device == "cuda")
+    return make_train_loader(dataset, sampler, settings.workers, pin_memory=settings.device == "cuda")
 
 
 def eval_loader(
@@ -312,8 +311,8 @@ def eval_loader(
         data.images,
         indices,
         preprocess.transform(),
-        images_together(preprocess.image_size, settings.device or "cpu"),
-        settings.workers or 0,
+        inference_batch_size(preprocess.image_size, settings.device),
+        settings.workers,
         rank=rank(),
         world=world_size(),
         pin_memory=settings.device == "cuda",

@@ -11,16 +11,15 @@ from urllib.parse import urlsplit
 
 from PIL import Image
 
-from paucal.data.channels.decoding import as_read
-from paucal.data.channels.depth import depth_notes
+from paucal.data.arguments import ImageInMemory
+from paucal.data.channels.decoding import convert_image
+from paucal.data.channels.pixel_format import depth_notes
 from paucal.data.decode import Reading, UnreadableImage
-from paucal.data.decoded.read_as import ReadAs
-from paucal.data.given import Given
-from paucal.data.images import ImageSet, locate
-from paucal.data.shards.place import is_remote
+from paucal.data.images import ImageSet
+from paucal.data.shards.folders import is_remote
 from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.data.sources.opening import open_images
-from paucal.data.sources.stores import EncodedStore
+from paucal.data.stores import ConvertedStore, EncodedStore, locate
 from paucal.runner.console import Console
 from paucal.types import UserError
 from paucal.wording import counted
@@ -32,13 +31,15 @@ Picture = tuple[str | None, Image.Image]
 class InMemory:
     """A single picture in memory, which takes the place of a set of images."""
 
-    picture: Given
+    picture: ImageInMemory
 
     def __len__(self) -> int:
         return 1
 
 
-def open_sources(sources: Sequence[str | Given], console: Console, reading: Reading) -> list[ImageSet | InMemory]:
+def open_sources(
+    sources: Sequence[str | ImageInMemory], console: Console, reading: Reading
+) -> list[ImageSet | InMemory]:
     """Open images, folders (to any depth), Parquet files, patterns and pictures, in the order given.
 
     Args:
@@ -69,7 +70,7 @@ class Pictures:
     def __init__(self, sources: Sequence[ImageSet | InMemory], reading: Reading) -> None:
         self._sources, self._reading = sources, reading
         self._ends = list(accumulate(map(len, sources)))
-        self._stores = [None if isinstance(one, InMemory) else ReadAs(one.store, reading) for one in sources]
+        self._stores = [None if isinstance(one, InMemory) else ConvertedStore(one.store, reading) for one in sources]
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -100,7 +101,7 @@ class Pictures:
         store, images = self._stores[number], self._sources[number]
         if isinstance(images, InMemory):
             try:
-                return as_read(images.picture, self._reading)
+                return convert_image(images.picture, self._reading)
             except ValueError as problem:
                 raise UnreadableImage(f"image {position + 1} cannot be used: {problem}") from problem
         assert store is not None

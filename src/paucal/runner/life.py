@@ -14,7 +14,7 @@ from lightning.pytorch import Callback
 from paucal.cores import note_late_import, own_threads
 from paucal.data.checking.survey import image_digests
 from paucal.data.processes import require_guard
-from paucal.data.splits.file import require_same_images, write_split
+from paucal.data.splits.split_csv import require_same_images, write_split
 from paucal.memory import kept_memory
 from paucal.models.trained import save_trained
 from paucal.runner.clock import count_time_from
@@ -212,7 +212,7 @@ def _write_start(job: Job[S, A, Any], run: RunFolder, setup: A) -> None:
     settings, split = setup.settings, setup.data.split
     images = setup.data.images
     run.write_config(asdict(settings), setup.origin, job.verb, split=split.description, location=images.location)
-    run.write_json("env.json", describe_environment(settings.device or "cpu"))
+    run.write_json("env.json", describe_environment(settings.device))
     if setup.start is not None:
         run.write_json(RECORD, setup.start.to_dict())
     write_split(run.split, images, split, image_digests(images))

@@ -49,10 +49,10 @@ def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) 
     cost = cost_of(spec)
     if cost is None:
         return []
-    half = 1 if (settings.precision or "32-true") == "32-true" else 2
+    half = 1 if settings.precision == "32-true" else 2
     copies = COPIES[getattr(settings, "optimizer", "adamw")]
     weights, image = copies * BYTES * cost.parameters, round(views * cost.kept / half)
-    local = 1 if settings.device == "cuda" else settings.devices or 1
+    local = 1 if settings.device == "cuda" else settings.devices
     room = _memory(settings) // local
     needed = weights + batch * image
     if needed <= room // 2:

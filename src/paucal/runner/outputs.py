@@ -8,8 +8,8 @@ from typing import Literal, TypeVar
 
 from paucal.data.named.table import is_named
 from paucal.data.sources.folder import IMAGE_SUFFIXES
+from paucal.data.sources.joining import roots_of
 from paucal.data.sources.opening import BUILT_IN
-from paucal.data.sources.several import roots_of
 from paucal.evaluation.results import read_report
 from paucal.reading import named_path
 from paucal.runner.console import Console

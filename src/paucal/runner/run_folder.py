@@ -2,27 +2,26 @@
 
 import os
 import shlex
-import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from jsonargparse import ArgumentParser
 from lightning.pytorch import Callback, Trainer
 
 from paucal.data.images import ImageSet
-from paucal.data.sources.several import roots_of
-from paucal.data.splits.file import read_split
+from paucal.data.sources.joining import roots_of
 from paucal.data.splits.split import Split
+from paucal.data.splits.split_csv import read_split
 from paucal.runner.console import Console
 from paucal.runs import RunFolder, create_run, open_run
 from paucal.runs.folder import is_taken
 from paucal.runs.lock import RunLock
 from paucal.runs.replacing import aside_of, discard, lies_aside, put_back, require_replaceable, set_aside, sweep
-from paucal.settings.options import check_ranges, flag
+from paucal.settings.options import check_ranges, earlier_names, flag, setting_fields, with_current_names
+from paucal.settings.values import fitted, hints_of
 from paucal.types import UserError
 from paucal.wording import shortened
 
@@ -233,30 +232,17 @@ def typed_settings(values: Any, kind: type[S]) -> S:
     """
     if not isinstance(values, dict):
         raise TypeError("no mapping of settings")
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(kind)
-    known = {item.name for item in fields(kind)}
-    if unknown := [name for name in values if name not in known]:
-        raise TypeError(f"there is no setting {shortened(repr(unknown[0]), MOST_SHOWN)}")
-    hints = typing.get_type_hints(kind)
+    known, hints, typed = setting_fields(kind), hints_of(kind), {}
     for name, value in values.items():
-        if value is None and type(None) not in typing.get_args(hints[name]):  # the parser accepts None everywhere
+        if name not in hints:
+            raise TypeError(f"there is no setting {shortened(repr(name), MOST_SHOWN)}")
+        if value is None and name in known and known[name].default is not None:
             raise TypeError(f"{name} cannot be empty")
-    try:
-        checked = parser.parse_object(values)
-    except Exception as problem:  # the parser raises several types with its own messages
-        raise TypeError(_describe_invalid(parser, values)) from problem
-    return kind(**vars(checked))
-
-
-def _describe_invalid(parser: ArgumentParser, values: Mapping[str, Any]) -> str:
-    """Return which value is invalid."""
-    for name, value in values.items():
         try:
-            parser.parse_object({name: value})
-        except Exception:  # as above
-            return f"{name} cannot be {shortened(repr(value), MOST_SHOWN)}"
-    return "its settings contradict each other"
+            typed[name] = None if value is None else fitted(name, value, hints[name], "")
+        except UserError as problem:
+            raise TypeError(f"{name} cannot be {shortened(repr(value), MOST_SHOWN)}") from problem
+    return kind(**with_current_names(typed, kind))
 
 
 def stored_settings(run: RunFolder, kind: type[S], verb: str) -> tuple[S, dict[str, str]]:
@@ -269,7 +255,8 @@ def stored_settings(run: RunFolder, kind: type[S], verb: str) -> tuple[S, dict[s
     if run.verb != verb:
         raise UserError(f"the run {str(run.path)!r} was made by 'paucal {run.verb}': use 'paucal {run.verb} --resume'.")
     try:
-        origin = {str(name): str(text) for name, text in dict(config["origin"]).items()}
+        current = {name: today for name, (today, _) in earlier_names(kind).items()}
+        origin = {current.get(name, str(name)): str(text) for name, text in dict(config["origin"]).items()}
         return typed_settings(config["settings"], kind), origin
     except KeyError as problem:
         raise UserError(f"{str(run.config)!r} is damaged (it lacks {problem}): restore it or train anew.") from problem

@@ -21,7 +21,7 @@ from paucal.models.published import model_of_file, read_timm
 from paucal.models.saved import read_card
 from paucal.objectives import Objective
 from paucal.rules.facts import StartFacts
-from paucal.runs import RunFolder, open_model, read_weights
+from paucal.runs import RunFolder, open_model_folder, read_weights
 from paucal.runs.folder import AUTO, PUBLISHED, TIMM, run_around, with_ancestors
 from paucal.runs.weights import read_foreign
 from paucal.settings.groups import ModelSettings
@@ -65,7 +65,7 @@ def pin_start(settings: M) -> M:
     if settings.init is None or settings.init in PUBLISHED:
         return settings
     path = _existing(settings.init)
-    return replace(settings, init=str((open_model(path).path if path.is_dir() else path).resolve()))
+    return replace(settings, init=str((open_model_folder(path).path if path.is_dir() else path).resolve()))
 
 
 def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:

@@ -9,7 +9,7 @@ from torch import nn
 
 from paucal.cores import usable_cores
 from paucal.data.sampler import steps_per_epoch
-from paucal.data.views.mixing import Mixing
+from paucal.data.views.augmentation import Mixing
 from paucal.models.devices import DEVICES
 from paucal.rules.facts import best_device
 from paucal.runner.processes import launched_shape
@@ -47,12 +47,12 @@ def hardware(settings: JobSettings) -> Hardware:
         UserError: The device is not available, or a setting does not fit the number of devices or contradicts
             another one.
     """
-    device = settings.device or "cpu"
+    device = settings.device
     if device not in DEVICES:
         raise UserError(f"--device is {device!r}, expected one of {', '.join(DEVICES)}.")
     if device != "cpu" and best_device()[0] != device:
         raise UserError(f"--device is {device!r}, and torch finds no such device on this machine; leave it out.")
-    launched, wanted = launched_shape(), (settings.devices or 1, settings.nodes or 1)
+    launched, wanted = launched_shape(), (settings.devices, settings.nodes)
     if launched is None and wanted[1] > 1:
         raise UserError(f"--nodes is {wanted[1]}, and the other machines were not started: start with torchrun.")
     if launched is not None and wanted != launched:
@@ -65,10 +65,10 @@ def hardware(settings: JobSettings) -> Hardware:
     _check_strategy(settings)
     return Hardware(
         accelerator=device,
-        devices=settings.devices or 1,
-        nodes=settings.nodes or 1,
+        devices=settings.devices,
+        nodes=settings.nodes,
         strategy=settings.strategy or "auto",
-        precision=settings.precision or "32-true",
+        precision=settings.precision,
         compile_backend="inductor" if settings.compile else None,
     )
 
@@ -101,8 +101,7 @@ def check_sync(settings: JobSettings) -> None:
     """Refuse synchronised batch norms on devices where torch does not support them."""
     if getattr(settings, "sync_bn", False) and settings.device != "cuda":
         raise UserError(
-            f"--sync-bn: torch synchronises batch norms only on GPUs, and --device is "
-            f"{settings.device or 'cpu'}: leave it out."
+            f"--sync-bn: torch synchronises batch norms only on GPUs, and --device is {settings.device}: leave it out."
         )
 
 

@@ -1,7 +1,7 @@
 """The run folder: create, read, write atomically."""
 
 from paucal.runs.files import csv_text, folder_in_place, keep_as, write_atomically, write_text
-from paucal.runs.folder import RunFolder, create_run, describe_environment, open_model, open_run
+from paucal.runs.folder import RunFolder, create_run, describe_environment, open_model_folder, open_run
 from paucal.runs.weights import load_checkpoint, read_weights, save_weights
 
 __all__ = [
@@ -12,7 +12,7 @@ __all__ = [
     "folder_in_place",
     "keep_as",
     "load_checkpoint",
-    "open_model",
+    "open_model_folder",
     "open_run",
     "read_weights",
     "save_weights",

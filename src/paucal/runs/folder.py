@@ -227,7 +227,7 @@ def open_run(path: str | Path) -> RunFolder:
     return RunFolder(runs[-1])
 
 
-def open_model(path: str | Path) -> RunFolder:
+def open_model_folder(path: str | Path) -> RunFolder:
     """Open the folder of a model: a run, see `open_run`, or `model.json` and `model.safetensors` alone.
 
     Raises:

@@ -66,10 +66,12 @@ class RecipeSettings:
 class ModelSettings:
     """The backbone and its initial weights."""
 
-    model: str | None = option("backbone: any timm model, or one of paucal's", group="model")
-    model_args: list[str] | None = option("constructor arguments of the model, as NAME=VALUE", group="model")
-    img_size: list[int] | None = option("image side in pixels, or height and width", group="model")
-    drop_path: float | None = option("stochastic depth rate", group="model", low=0, high=0.95)
+    model: str = option("backbone: any timm model, or one of paucal's", group="model")
+    model_args: list[str] | None = option(
+        "constructor arguments of the model, as NAME=VALUE", group="model", chosen=True
+    )
+    img_size: list[int] = option("image side in pixels, or height and width", group="model")
+    drop_path: float = option("stochastic depth rate", group="model", low=0, high=0.95)
     init: str | None = option(
         "start from a run folder, a weights file (.safetensors, .pth), 'timm' (its published weights) or 'none'; by "
         "default 'paucal train' looks for trained weights on this machine and fetches some where it can, and 'paucal "
@@ -87,20 +89,20 @@ class ModelSettings:
 class ScheduleSettings:
     """Length, batch size and learning rate of a run."""
 
-    epochs: int | None = option("passes over the training images", low=1, high=MOST_EPOCHS)
-    batch_size: int | Literal["auto"] | None = option("images per forward pass and device", low=1, high=1 << 20)
+    epochs: int | None = option("passes over the training images", low=1, high=MOST_EPOCHS, chosen=True)
+    batch_size: int | Literal["auto"] = option("images per forward pass and device", low=1, high=1 << 20)
     accumulate: int = option("forward passes per optimizer step", 1, low=1, high=1 << 20)
-    lr: float | None = option("peak learning rate", above=0)
-    min_lr: float | None = option("learning rate at the end of the cosine", low=0)
-    warmup_epochs: float | None = option("epochs of linear warm-up", low=0)
+    lr: float = option("peak learning rate", above=0)
+    min_lr: float = option("learning rate at the end of the cosine", low=0)
+    warmup_epochs: float = option("epochs of linear warm-up", low=0)
 
 
 @dataclass(frozen=True)
 class ViewSettings:
     """The common augmentation settings."""
 
-    hflip: float | None = option("probability of a horizontal flip", group="augmentation", low=0, high=1)
-    normalise: Literal["computed", "imagenet", "model"] | None = option(
+    hflip: float = option("probability of a horizontal flip", group="augmentation", low=0, high=1)
+    normalise: Literal["computed", "imagenet", "model"] = option(
         "whose mean and standard deviation", group="augmentation"
     )
 
@@ -109,15 +111,16 @@ class ViewSettings:
 class MachineSettings:
     """Devices, precision and processes."""
 
-    device: str | None = option("cpu, cuda or mps", group="run")
-    precision: Precision | None = option("arithmetic", group="run")
-    devices: int | None = option("devices per machine that train together", group="run", low=1, high=1024)
-    nodes: int | None = option("machines that train together", group="run", low=1, high=4096)
+    device: str = option("cpu, cuda or mps", group="run")
+    precision: Precision = option("arithmetic", group="run")
+    devices: int = option("devices per machine that train together", group="run", low=1, high=1024)
+    nodes: int = option("machines that train together", group="run", low=1, high=4096)
     strategy: Strategy | None = option(
         "what each of several devices keeps of the model: all of it (ddp, which auto means) or a piece (fsdp)",
         group="run",
+        chosen=True,
     )
-    workers: int | None = option("processes that load images", group="run", low=0, high=64)
+    workers: int = option("processes that load images", group="run", low=0, high=64)
     compile: bool = option("compile the backbone with torch.compile", False, group="run")
 
 

@@ -1,12 +1,13 @@
 """Settings: fields of frozen dataclasses, from which flags and keys of configs are made.
 
-A value of None means that the rules choose it from the data, with a reason.
+A field that has the default `AUTO` (None) and a type without None is filled by a rule, with a reason: after
+`rules.resolve.resolve` it has a value. A field whose type allows None means something by it.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, field, fields
-from typing import Any
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, get_args, get_type_hints
 
 from paucal.types import UserError
 
@@ -18,7 +19,22 @@ MOST_EPOCHS = 1_000_000
 LARGEST = 1e30  # limit of all numbers: larger ones overflow float32 when they are squared or scaled
 
 
-def option(
+@dataclass(frozen=True)
+class EarlierName:
+    """A name that a setting had before: flags, configs and stored runs with it stay valid.
+
+    Attributes:
+        name: Earlier name.
+        hint: Type of its values.
+        values: Today's value of each earlier value; values that are not listed stay as they are.
+    """
+
+    name: str
+    hint: Any
+    values: Mapping[Any, Any] = field(default_factory=dict)
+
+
+def option(  # noqa: PLR0913 (each is a word of its own in a declaration)
     help: str,
     default: Any = AUTO,
     *,
@@ -27,6 +43,8 @@ def option(
     high: float | None = None,
     above: float | None = None,
     or_zero: bool = False,
+    chosen: bool = False,
+    earlier: EarlierName | None = None,
 ) -> Any:
     """Declare a setting.
 
@@ -38,14 +56,49 @@ def option(
         high: Largest number or entry.
         above: Number that it must exceed.
         or_zero: Whether 0 is allowed too, for "none".
+        chosen: Whether a rule may choose a value although the type allows None.
+        earlier: Name that the setting had before.
     """
     bounds = {"low": low, "high": high, "above": above, "or_zero": or_zero}
-    return field(default=default, metadata={"help": help, "group": group, **bounds})
+    return field(
+        default=default, metadata={"help": help, "group": group, "chosen": chosen, "earlier": earlier, **bounds}
+    )
 
 
 def setting_fields(settings: type | object) -> dict[str, Field]:
     """Return the fields of settings, or of a class of settings, by name."""
     return {item.name: item for item in fields(settings)}  # type: ignore[arg-type]
+
+
+def chosen_settings(settings: type) -> frozenset[str]:
+    """Return the names of the settings that a rule chooses if they are not given."""
+    hints = get_type_hints(settings)
+    return frozenset(
+        name
+        for name, item in setting_fields(settings).items()
+        if item.metadata["chosen"] or (item.default is AUTO and type(None) not in get_args(hints[name]))
+    )
+
+
+def earlier_names(settings: type) -> dict[str, tuple[str, EarlierName]]:
+    """Return today's name and the description of each earlier name of a setting."""
+    found = {name: item.metadata["earlier"] for name, item in setting_fields(settings).items()}
+    return {earlier.name: (name, earlier) for name, earlier in found.items() if earlier is not None}
+
+
+def with_current_names(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
+    """Return values by the settings' current names.
+
+    Raises:
+        UserError: A setting is given under both of its names.
+    """
+    current, earlier = {}, earlier_names(settings)
+    for word, value in values.items():
+        name, before = earlier.get(word, (word, None))
+        if name in current or (before is not None and name in values):
+            raise UserError(f"{flag(word)} is an earlier name of {flag(name)}: give one of them.")
+        current[name] = value if before is None else before.values.get(value, value)
+    return current
 
 
 def flag(name: str) -> str:

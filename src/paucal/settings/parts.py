@@ -127,16 +127,16 @@ class AugmentationSettings(ViewSettings):
         "crop",
         group="augmentation",
     )
-    crop: Literal["random-resized", "padded", "none"] | None = option("training crop", group="augmentation")
+    crop: Literal["random-resized", "padded", "none"] = option("training crop", group="augmentation")
     crop_scale: float | None = option(
-        "smallest share of the area of a random crop", group="augmentation", low=0.01, high=1
+        "smallest share of the area of a random crop", group="augmentation", low=0.01, high=1, chosen=True
     )
-    rand_augment: str | None = option("RandAugment in timm's notation, or 'none'", group="augmentation")
-    erase: float | None = option("probability of random erasing", group="augmentation", low=0, high=1)
-    mixup: float | None = option(
+    rand_augment: str = option("RandAugment in timm's notation, or 'none'", group="augmentation")
+    erase: float = option("probability of random erasing", group="augmentation", low=0, high=1)
+    mixup: float = option(
         "alpha of mixup; 0 for none", group="augmentation", low=LOWEST_ALPHA, high=HIGHEST_ALPHA, or_zero=True
     )
-    cutmix: float | None = option(
+    cutmix: float = option(
         "alpha of cutmix; 0 for none", group="augmentation", low=LOWEST_ALPHA, high=HIGHEST_ALPHA, or_zero=True
     )
 
@@ -146,16 +146,18 @@ class TrainScheduleSettings(ScheduleSettings):
     """The length and the optimizer of supervised training."""
 
     epochs: int | None = option(
-        "passes over the training images; 0 for the linear probe of trained weights alone", low=0, high=MOST_EPOCHS
+        "passes over the training images; 0 for the linear probe of trained weights alone",
+        low=0,
+        high=MOST_EPOCHS,
+        chosen=True,
     )
     time: str | None = option(
         "plan the run to end after this time, such as 15m, 2h or 1d, in place of --epochs; by default a quarter of an "
-        "hour, half an hour on a GPU"
+        "hour, half an hour on a GPU",
+        chosen=True,
     )
-    schedule_epochs: int | None = option(
-        "length of the cosine, where it is not the number of epochs", low=1, high=MOST_EPOCHS
-    )
-    batch_size: int | Literal["auto"] | None = option(
+    schedule_epochs: int = option("length of the cosine, where it is not the number of epochs", low=1, high=MOST_EPOCHS)
+    batch_size: int | Literal["auto"] = option(
         "images per forward pass and device; 'auto' halves the usual number until it fits in memory, and accumulates",
         low=1,
         high=1 << 20,
@@ -168,11 +170,12 @@ class TrainScheduleSettings(ScheduleSettings):
     )
     weight_decay: float = option("weight decay of AdamW", 0.05, low=0)
     clip: float = option("L2 norm to which gradients are clipped; 0 for no clipping", 5.0, low=0)
-    average: float | None = option("decay of the moving average of the weights; 0 for none", low=0, high=0.999999)
+    average: float = option("decay of the moving average of the weights; 0 for none", low=0, high=0.999999)
     soup: int | None = option(
         "average the weights of up to so many of the best epochs where validation prefers it; 0 for the best alone",
         low=0,
         high=20,
+        chosen=True,
     )
     calibrate: Literal["temperature", "none"] = option(
         "fit one number on the validation images so that confidence means accuracy; answers stay", "temperature"

@@ -1,4 +1,4 @@
-"""Settings given in Python: names and values checked as the command line checks its flags."""
+"""The one check of settings' values, for flags, keyword arguments, configs and stored runs."""
 
 import inspect
 import json
@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from paucal.reading import parse_yaml
-from paucal.settings.options import flag, setting_fields
+from paucal.settings.options import earlier_names, flag, setting_fields, with_current_names
 from paucal.types import UserError
 from paucal.wording import did_you_mean, shortened
 
@@ -43,14 +43,22 @@ def from_python(kind: type[S], values: Mapping[str, Any], name: str, verb: str) 
         UserError: A value has the wrong type; the message is that of the command line.
         TypeError: A setting does not exist; the message suggests the nearest one.
     """
-    known, hints = setting_fields(kind), typing.get_type_hints(kind)
+    hints = hints_of(kind)
     for word in values:
-        if word not in known:
-            raise TypeError(f"{name} has no setting {word!r}{did_you_mean(word, known)}; help({name}) lists all.")
-    return kind(**{word: fitted(word, value, hints[word], verb) for word, value in values.items() if value is not None})
+        if word not in hints:
+            near = did_you_mean(word, setting_fields(kind))
+            raise TypeError(f"{name} has no setting {word!r}{near}; help({name}) lists all.")
+    given = {word: fitted(word, value, hints[word], verb) for word, value in values.items() if value is not None}
+    return kind(**with_current_names(given, kind))
 
 
-def fitted(name: str, value: Any, hint: Any, verb: str, texts: bool = False) -> Any:
+def hints_of(kind: type) -> dict[str, Any]:
+    """Return the type of each setting by its name, earlier names included."""
+    earlier = {word: item.hint for word, (_, item) in earlier_names(kind).items()}
+    return {**typing.get_type_hints(kind), **earlier}
+
+
+def fitted(name: str, value: Any, hint: Any, verb: str, texts: bool = False, shown: str = "") -> Any:
     """Return the value of a setting, converted to its type.
 
     Args:
@@ -59,6 +67,7 @@ def fitted(name: str, value: Any, hint: Any, verb: str, texts: bool = False) -> 
         hint: Type of the setting.
         verb: Verb of the command line that has the setting.
         texts: Whether text may stand for numbers and for true and false, as in a config.
+        shown: Name for the message; the flag by default.
 
     Raises:
         UserError: The value has the wrong type.
@@ -68,9 +77,11 @@ def fitted(name: str, value: Any, hint: Any, verb: str, texts: bool = False) -> 
     try:
         return _fitted(words, hint, texts)
     except _Unfit:
+        if _is_list(without_none(hint)) and isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+            value = value[0]  # a flag's only word
         what = DURATION if name in ("time", "time_limit") else expectation(*_wanted(hint))
         raise UserError(
-            f"{flag(name)}: {what}{got(_flow(value) if texts else value)}; see 'paucal {verb} --help'."
+            f"{shown or flag(name)}: {what}{got(_flow(value) if texts else value)}; see 'paucal {verb} --help'."
         ) from None
 
 

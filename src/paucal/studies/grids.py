@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from paucal.backbones import BackboneSpec
-from paucal.evaluation.protocols.subjects import random_backbone
+from paucal.models.frozen import random_backbone
 from paucal.recipes.segmentation import SCALES
 from paucal.rules.backbone import model_arguments
 from paucal.rules.facts import best_device

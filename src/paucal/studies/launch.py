@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from paucal.evaluation.figures import save_figure
-from paucal.report.studying import StudyPage, write_study
+from paucal.evaluation.plots import save_figure
+from paucal.report.standalone import StudyPage, write_standalone
 from paucal.runner.clock import duration, finish
 from paucal.runner.console import Console, SilentConsole
 from paucal.runs.grid_files import is_grid
@@ -228,7 +228,7 @@ def _count(study: Study, asked: StudySettings, command: str, console: Console) -
 def _publish(study: Study, page: StudyPage, lines: Sequence[Line], folder: Path, console: Console) -> None:
     """Write the table and the page, and print them."""
     write_results(folder, lines)
-    write_study(folder / PAGE, page)
+    write_standalone(folder / PAGE, page)
     console.show(terminal_table(study, page.rows))
     for line in (*page.warnings, *page.caveats):
         console.say(line)

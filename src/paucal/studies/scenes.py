@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.sources.digits import open_digits
+from paucal.data.sources.opening import open_digits
 
 SCENES, LESSON, OTHERS = "scenes", "digits", "other-digits"
 DRAWN = "drawn"  # folder of all three in that of a study

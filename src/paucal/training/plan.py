@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from paucal.data.views.mixing import Mixing
+from paucal.data.views.augmentation import Mixing
 
 OptimizerName = Literal["adamw", "sgd", "lars"]
 

@@ -6,7 +6,7 @@ import pytest
 
 from paucal.data.boxes.naming import ImageNames
 from paucal.data.boxes.tree import folder_tree
-from paucal.data.part_names import part_of_folders, part_of_name
+from paucal.data.splits.part_names import part_of_folders, part_of_name
 from paucal.types import UserError
 
 

@@ -9,8 +9,15 @@ from numpy.lib import format as npy
 from PIL import Image
 
 from paucal.data.channels.arrays import npy_shape
-from paucal.data.channels.decoding import array_shape, as_read, check_image, decode_image, image_shape, look_at
-from paucal.data.channels.planes import pixels_of
+from paucal.data.channels.decoding import (
+    array_shape,
+    check_image,
+    convert_image,
+    decode_for_display,
+    decode_image,
+    image_shape,
+)
+from paucal.data.channels.pixels import pixels_of
 from paucal.data.decode import Reading, UnreadableImage
 
 tifffile = pytest.importorskip("tifffile")
@@ -168,15 +175,15 @@ def test_npy__with_channels_that_are_told_apart_only_by_their_number():
 
 def test_look__shows_an_array_with_what_it_is():
     values = FIVE.astype(np.uint16) * 16
-    picture, mode, size = look_at(as_npy(values), "x", 64)
+    picture, mode, size = decode_for_display(as_npy(values), "x", 64)
     assert (picture.mode, mode, size) == ("RGB", "5 channels, uint16", (8, 12))
     assert np.asarray(picture).max() == 255
 
 
 def test_picture_in_memory__may_be_an_array():
     reading = Reading(channels=5)
-    assert (pixels_of(as_read(FIVE, reading)) == FIVE).all()
-    assert (pixels_of(as_read(as_read(FIVE, reading), reading)) == FIVE).all()
-    for wrong in (FIVE[..., :2], Image.new("RGB", (4, 4)), as_read(FIVE[..., :2], Reading(channels=2))):
+    assert (pixels_of(convert_image(FIVE, reading)) == FIVE).all()
+    assert (pixels_of(convert_image(convert_image(FIVE, reading), reading)) == FIVE).all()
+    for wrong in (FIVE[..., :2], Image.new("RGB", (4, 4)), convert_image(FIVE[..., :2], Reading(channels=2))):
         with pytest.raises(ValueError, match="expected 5"):
-            as_read(wrong, reading)
+            convert_image(wrong, reading)

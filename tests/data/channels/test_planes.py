@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image, ImageFilter
 
-from paucal.data.channels.planes import Planes, moments_of, picture_of, pixels_of
+from paucal.data.channels.pixels import Planes, image_from_pixels, moments_of, pixels_of
 from paucal.data.randomness import preserved, reseed
-from paucal.data.views.augment import Augmentation
+from paucal.data.views.augmentation import Augmentation
 from paucal.data.views.multi_crop import DinoCrop
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import EvalTransform, TrainTransform
@@ -32,14 +32,14 @@ def made(channels: int, height: int = 24, width: int = 32) -> np.ndarray:
 def test_pixels__come_back_as_they_were():
     for channels in (1, 2, 3, 5):
         pixels = made(channels)
-        assert (pixels_of(picture_of(pixels)) == pixels).all()
-        assert isinstance(picture_of(pixels), Planes) == (channels != 3)
+        assert (pixels_of(image_from_pixels(pixels)) == pixels).all()
+        assert isinstance(image_from_pixels(pixels), Planes) == (channels != 3)
 
 
 @pytest.mark.parametrize("number", range(len(CHANGES)))
 def test_change__is_pillows_of_every_channel(number):
     pixels, change = made(5), CHANGES[number]
-    found = pixels_of(change(picture_of(pixels)))
+    found = pixels_of(change(image_from_pixels(pixels)))
     expected = [np.asarray(change(Image.fromarray(pixels[..., channel]))) for channel in range(5)]
     assert (found == np.stack(expected, 2)).all()
     rgb = np.asarray(change(Image.fromarray(pixels[..., :3])))
@@ -49,14 +49,14 @@ def test_change__is_pillows_of_every_channel(number):
 @pytest.mark.parametrize(("channels", "shown"), [(1, (0, 0, 0)), (2, (0, 1, None)), (5, (0, 1, 2))])
 def test_planes__are_an_rgb_image_to_whoever_looks(channels, shown):
     pixels = made(channels)
-    seen = np.asarray(picture_of(pixels).convert("RGB"))
+    seen = np.asarray(image_from_pixels(pixels).convert("RGB"))
     for place, channel in enumerate(shown):
         assert (seen[..., place] == (0 if channel is None else pixels[..., channel])).all()
 
 
 def test_planes__can_be_sent_to_another_process():
     pixels = made(4)
-    assert (pixels_of(pickle.loads(pickle.dumps(picture_of(pixels)))) == pixels).all()
+    assert (pixels_of(pickle.loads(pickle.dumps(image_from_pixels(pixels)))) == pixels).all()
 
 
 def test_planes__of_different_sizes_are_refused():
@@ -68,7 +68,7 @@ def test_moments__are_those_of_every_channel():
     pixels = made(5)
     values = pixels / 255
     expected = [values.mean((0, 1)), np.square(values).mean((0, 1))]
-    np.testing.assert_allclose(moments_of(picture_of(pixels)), expected)
+    np.testing.assert_allclose(moments_of(image_from_pixels(pixels)), expected)
 
 
 FIVE = Normalisation((0.1, 0.2, 0.3, 0.4, 0.5), (0.2, 0.2, 0.2, 0.3, 0.3))
@@ -83,7 +83,7 @@ def drawn(transform, image):
 @pytest.mark.parametrize("resize", ["crop", "letterbox", "squash"])
 def test_eval_view__has_the_colours_of_an_rgb_image_in_its_first_channels(resize):
     pixels, three = made(5), Normalisation(FIVE.mean[:3], FIVE.std[:3])
-    view, theta = EvalTransform((16, 16), FIVE, resize=resize)(picture_of(pixels))
+    view, theta = EvalTransform((16, 16), FIVE, resize=resize)(image_from_pixels(pixels))
     rgb, its = EvalTransform((16, 16), three, resize=resize)(Image.fromarray(pixels[..., :3]))
     torch.testing.assert_close(view[:3], rgb, rtol=0, atol=0)
     torch.testing.assert_close(theta, its, rtol=0, atol=0)
@@ -96,7 +96,7 @@ def test_train_view__moves_all_channels_together(exact):
     same = np.repeat(made(1), 5, axis=2)
     augmentation = Augmentation(rand_augment="rand-m9-n3-p1-inc1", erase_prob=0)
     even = Normalisation((0.5,) * 5, (0.25,) * 5)
-    view, _ = drawn(TrainTransform((16, 16), augmentation, even, exact), picture_of(same))
+    view, _ = drawn(TrainTransform((16, 16), augmentation, even, exact), image_from_pixels(same))
     assert view.shape == (5, 16, 16)
     assert float(view.std()) > 0.1
     assert all(torch.equal(view[0], view[channel]) for channel in range(1, 5))
@@ -110,22 +110,22 @@ def test_train_view__changes_no_values_where_there_are_no_colours():
     for seed in range(20):
         with preserved():
             reseed(0, seed, 0)
-            view, _ = transform(picture_of(np.ascontiguousarray(flat)))
+            view, _ = transform(image_from_pixels(np.ascontiguousarray(flat)))
         assert float(view.abs().max()) < 1.5 / 255
 
 
 def test_dino_crop__blurs_and_keeps_values():
-    view, _ = drawn(DinoCrop((16, 16), (0.4, 1.0), FIVE, 1.0, 1.0, jitter_prob=1.0), picture_of(made(5)))
+    view, _ = drawn(DinoCrop((16, 16), (0.4, 1.0), FIVE, 1.0, 1.0, jitter_prob=1.0), image_from_pixels(made(5)))
     assert view.shape == (5, 16, 16)
     flat = np.full((24, 32, 2), 200, dtype=np.uint8)
-    kept, _ = drawn(DinoCrop((8, 8), (0.4, 1.0), Normalisation((0.0, 0.0), (1.0, 1.0)), 1, 1), picture_of(flat))
+    kept, _ = drawn(DinoCrop((8, 8), (0.4, 1.0), Normalisation((0.0, 0.0), (1.0, 1.0)), 1, 1), image_from_pixels(flat))
     assert (kept * 255).round().unique().tolist() == [200]  # neither solarised nor jittered
 
 
 def test_shown__is_rgb_for_any_number_of_channels():
     for channels in (1, 2, 3, 5):
         normalisation = Normalisation((0.5,) * channels, (0.25,) * channels)
-        views = normalisation.apply(picture_of(made(channels)))[None]
+        views = normalisation.apply(image_from_pixels(made(channels)))[None]
         seen = normalisation.shown(views)
         assert seen.shape == (1, 3, 24, 32)
         assert (seen[0, 0].numpy() == made(channels)[..., 0]).all()

@@ -7,16 +7,27 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance
 
-from paucal.data.checking.duplicates import CANDIDATE_SIDE, Pair, alike_pairs, exact_groups, joined
-from paucal.data.checking.findings import Checked, misleads, ranked
-from paucal.data.checking.labels import classes_table, label_findings, size_findings
-from paucal.data.checking.names import suggested_groups
+from paucal.data.checking.findings import (
+    CheckedSet,
+    classes_table,
+    label_findings,
+    misleads,
+    size_findings,
+    sort_findings,
+)
 from paucal.data.checking.pictures import exact_findings, picture_findings
+from paucal.data.checking.related import (
+    CANDIDATE_SIDE,
+    Pair,
+    exact_groups,
+    merge_groups,
+    similar_pairs,
+    suggested_groups,
+)
 from paucal.data.checking.survey import digest_of, survey_images
-from paucal.data.decoded.read_as import smaller
-from paucal.data.images import ImageSet
+from paucal.data.images import ImageSet, reduce_images
 from paucal.data.sources.folder import open_folder
-from paucal.data.sources.stores import ArrayStore
+from paucal.data.stores import ArrayStore
 from paucal.verbs.check.launch import as_pictures
 
 
@@ -33,9 +44,9 @@ def made(keys: list[str], labels: list[int], declared: list[str] | None = None, 
     )
 
 
-def checked(labels: list[int], parts: list[str], declared: bool = True, n_classes: int = 2) -> Checked:
+def checked(labels: list[int], parts: list[str], declared: bool = True, n_classes: int = 2) -> CheckedSet:
     images = made([f"{number}.png" for number in range(len(labels))], labels, parts, n_classes)
-    return Checked(images, np.asarray(parts), declared)
+    return CheckedSet(images, np.asarray(parts), declared)
 
 
 def kinds(findings) -> dict[str, str]:
@@ -100,7 +111,7 @@ def test_names__that_only_count_suggest_nothing(keys: list[str]):
 def test_groups__in_two_parts_are_told(declared: bool, level: str):
     keys, labels = video(6, 5)
     parts = ["test" if number % 5 == 0 else "train" for number in range(30)]
-    found = label_findings(Checked(made(keys, labels, parts), np.asarray(parts), declared))
+    found = label_findings(CheckedSet(made(keys, labels, parts), np.asarray(parts), declared))
     assert kinds(found)["name-groups"] == level
 
 
@@ -126,7 +137,7 @@ def test_sizes__far_below_the_others_are_named():
 
 def test_ranked__puts_the_gravest_first():
     found = label_findings(checked([0] * 40 + [1] * 12 + [2], ["train"] * 52 + ["test"], n_classes=3))
-    assert [one.level for one in ranked(found)][:1] == ["misleads"]
+    assert [one.level for one in sort_findings(found)][:1] == ["misleads"]
 
 
 def test_table__counts_classes_by_part():
@@ -181,10 +192,10 @@ def test_survey__knows_every_file(folder: Path):
     grey = np.asarray(photo(2).convert("L"), dtype=float) / 255
     assert survey.brightness[place["a/2.jpg"]] == pytest.approx(grey.mean(), abs=0.01)
     assert exact_groups(survey.digests) == [[place["a/1.png"], place["b/1copy.png"]]]
-    pairs = alike_pairs(survey, images.store)
+    pairs = similar_pairs(survey, images.store)
     assert [(images.keys[p.first], images.keys[p.second]) for p in pairs] == [("a/2.jpg", "b/2near.jpg")]
     parts = np.full(len(images), "train")
-    found = kinds(picture_findings(Checked(images, parts, False), survey, pairs))
+    found = kinds(picture_findings(CheckedSet(images, parts, False), survey, pairs))
     assert found == {
         "unreadable": "misleads",
         "conflicting-labels": "misleads",
@@ -201,14 +212,14 @@ def test_near_pairs__of_images_too_small_to_tell_apart_are_left_out(tmp_path: Pa
     for number, quality in enumerate((95, 80)):
         photo(1).resize((side, side)).save(tmp_path / "a" / f"{number}.jpg", quality=quality)
     images = open_folder(tmp_path)
-    assert len(alike_pairs(survey_images(images), images.store)) == found
+    assert len(similar_pairs(survey_images(images), images.store)) == found
 
 
 def test_near_pairs__that_features_tell_apart_are_left_out(folder: Path):
     images = open_folder(folder)
     survey = survey_images(images)
-    (pair,) = alike_pairs(survey, images.store)
-    one = Checked(images, np.full(len(images), "train"), False)
+    (pair,) = similar_pairs(survey, images.store)
+    one = CheckedSet(images, np.full(len(images), "train"), False)
     for cosine, there in ((0.95, True), (0.5, False)):
         found = picture_findings(one, survey, [Pair(pair.first, pair.second, pair.likeness, cosine)])
         assert ("alike-with-other-labels" in kinds(found)) == there
@@ -221,7 +232,7 @@ def test_digest__of_arrays_tells_shapes_apart():
 
 
 def test_joined__is_transitive():
-    assert joined([[0, 1], [3, 4], [1, 3], [8, 9]]) == [[0, 1, 3, 4], [8, 9]]
+    assert merge_groups([[0, 1], [3, 4], [1, 3], [8, 9]]) == [[0, 1, 3, 4], [8, 9]]
 
 
 def test_near_pairs__of_video_frames_are_those_of_a_plain_loop(tmp_path: Path):
@@ -231,13 +242,13 @@ def test_near_pairs__of_video_frames_are_those_of_a_plain_loop(tmp_path: Path):
         frame = ImageEnhance.Brightness(scenes[number % 2]).enhance(0.8 + 0.02 * number)
         frame.save(tmp_path / "a" / f"{number:02}.jpg", quality=60 + number)
     images = open_folder(tmp_path)
-    found = alike_pairs(survey_images(images), images.store)
+    found = similar_pairs(survey_images(images), images.store)
     small = [np.asarray(images.store.read(n).resize((24, 24), Image.Resampling.BOX)).reshape(-1) for n in range(24)]
     for pair in found:
         assert pair.likeness == pytest.approx(np.corrcoef(small[pair.first], small[pair.second])[0, 1], abs=1e-4)
     scenes_of = [list(range(first, 24, 2)) for first in (0, 1)]  # of frames with one hash, the first stands for all
-    assert joined([pair.first, pair.second] for pair in found) == scenes_of
-    reduced = alike_pairs(survey_images(images), smaller(images, CANDIDATE_SIDE).store)
+    assert merge_groups([pair.first, pair.second] for pair in found) == scenes_of
+    reduced = similar_pairs(survey_images(images), reduce_images(images, CANDIDATE_SIDE).store)
     assert [(one.first, one.second) for one in reduced] == [(one.first, one.second) for one in found]
 
 
@@ -255,5 +266,5 @@ def test_survey__sees_deep_images_as_the_set_reads_them(tmp_path: Path):
         survey = survey_images(images)
         assert (problems, survey.unreadable) == ([], {})
         assert survey.brightness == pytest.approx([0.5, 0.5], abs=0.1)
-        one = Checked(images, np.full(2, "train"), False)
+        one = CheckedSet(images, np.full(2, "train"), False)
         assert set(kinds(picture_findings(one, survey, []))) == {"deep"}

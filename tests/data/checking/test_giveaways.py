@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from paucal.data.checking.findings import Checked
+from paucal.data.checking.findings import CheckedSet
 from paucal.data.checking.pictures import FEWEST, classes_given_away, format_of, giveaway_findings
 from paucal.data.checking.survey import survey_images
 from paucal.data.sources.opening import open_images
@@ -16,7 +16,7 @@ from paucal.data.sources.opening import open_images
 
 def told(root: Path) -> list[str]:
     images = open_images(root)
-    checked = Checked(images, np.full(len(images), "train"), False)
+    checked = CheckedSet(images, np.full(len(images), "train"), False)
     return [one.text for one in giveaway_findings(checked, survey_images(images))]
 
 

@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paucal.data.checking.findings import Checked
-from paucal.data.checking.labels import label_findings
-from paucal.data.checking.names import suggested_groups
+from paucal.data.checking.findings import CheckedSet, label_findings
+from paucal.data.checking.related import suggested_groups
 from paucal.data.images import ImageSet
-from paucal.data.sources.stores import ArrayStore
 from paucal.data.splits.groups import group_numbers
 from paucal.data.splits.split import make_split
+from paucal.data.stores import ArrayStore
 
 
 def a_set(keys: list[str], labels: list[int], declared: list[str] | None = None) -> ImageSet:
@@ -57,7 +56,7 @@ def test_names_in_several_folders__are_told_with_both_patterns():
         [0] * 24 + [1] * 24,
     )
     (finding,) = [
-        one for one in label_findings(Checked(images, np.full(48, "train"), False)) if one.name == "name-groups"
+        one for one in label_findings(CheckedSet(images, np.full(48, "train"), False)) if one.name == "name-groups"
     ]
     within, across = re.findall(r"--group-by '([^']+)'", finding.advice)
     assert [len(np.unique(group_numbers(images, pattern))) for pattern in (within, across)] == [12, 6]

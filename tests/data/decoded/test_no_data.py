@@ -5,10 +5,10 @@ import pytest
 from PIL import Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
-from paucal.data.channels.planes import RGB
+from paucal.data.channels.pixel_format import measure_range, with_value_ranges
+from paucal.data.channels.pixels import RGB
 from paucal.data.decode import Reading
 from paucal.data.decoded.prepare import prepare_images
-from paucal.data.decoded.value_range import measure_range, with_ranges
 from paucal.data.sources.opening import open_images
 
 HEIGHTS = np.random.default_rng(0).uniform(0, 3000, (64, 64)).astype(np.float32)
@@ -61,7 +61,7 @@ def test_range__is_that_of_the_measurements(tmp_path, values, no_data, note):
 @pytest.mark.parametrize("fill", [0, 65535])
 def test_range__keeps_what_may_be_measured_and_says_so(tmp_path, fill):
     values = filled((HEIGHTS / 3 + 5000).astype(np.uint16), fill)
-    reading, notes = with_ranges(Reading(), save(tmp_path / "set", values))
+    reading, notes = with_value_ranges(Reading(), save(tmp_path / "set", values))
     assert reading.value_range is not None
     assert fill in reading.value_range
     assert len(notes) == 1
@@ -70,4 +70,4 @@ def test_range__keeps_what_may_be_measured_and_says_so(tmp_path, fill):
 
 def test_range__of_ordinary_images_says_nothing(tmp_path):
     for number, values in enumerate((HEIGHTS, np.where(HEIGHTS > 1500, 4095, 100).astype(np.uint16), HEIGHTS - 1500)):
-        assert with_ranges(Reading(channels=RGB), save(tmp_path / str(number), values))[1] == []
+        assert with_value_ranges(Reading(channels=RGB), save(tmp_path / str(number), values))[1] == []

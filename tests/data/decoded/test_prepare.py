@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paucal.data.cache import CachedStore
 from paucal.data.decode import WHOLE, Reading
-from paucal.data.decoded import folder, prepare
-from paucal.data.decoded.entry import MappedStore
+from paucal.data.decoded import cache_folder as folder
+from paucal.data.decoded import prepare
+from paucal.data.decoded.in_memory import CachedStore
+from paucal.data.decoded.on_disk import MappedStore
 from paucal.data.decoded.prepare import prepare_images
-from paucal.data.decoded.read_as import ReadAs, as_opened, whole_image
+from paucal.data.images import full_size_image, without_decoded_copies
 from paucal.data.sources.opening import open_images
+from paucal.data.stores import ConvertedStore
 from paucal.data.views.normalisation import compute_normalisation
 from paucal.types import UserError
 
@@ -64,7 +66,7 @@ def test_prepare__keeps_exactly_what_is_read_without_it(photos):
     assert kept.reading == SMALL
     assert [kept.store.read(i).size for i in range(12)] == [(80, 64)] * 12
     assert [kept.store.size(i) for i in range(12)] == [(160, 200)] * 12  # of the images themselves
-    plain = ReadAs(images.store, SMALL)
+    plain = ConvertedStore(images.store, SMALL)
     assert all(kept.store.read(i).tobytes() == plain.read(i).tobytes() for i in range(12))
 
 
@@ -174,7 +176,7 @@ def test_prepare__makes_do_without_a_disk(photos, monkeypatch, tmp_path):
 @pytest.mark.parametrize("room", [10, 12 * 80 * 64 * 3 - 1])
 def test_prepare__makes_do_where_the_disk_is_too_small(photos, monkeypatch, room, cache):
     monkeypatch.setattr(prepare, "free_bytes", lambda _: room)
-    monkeypatch.setattr(prepare, "_estimate", lambda _: 1.0)  # the sample promised less
+    monkeypatch.setattr(prepare, "estimate_bytes", lambda _: 1.0)  # the sample promised less
     kept, _ = prepare_images(open_images(photos), SMALL)
     assert isinstance(kept.store, CachedStore)
     assert list(cache.glob("*.pixels")) == list(cache.glob(".*")) == []
@@ -243,7 +245,7 @@ def test_mapped_store__can_be_sent_and_survives_its_file(photos, cache):
     sent = pickle.dumps(images.store)
     assert len(sent) < 12 * 80 * 64
     assert pickle.loads(sent).read(3).tobytes() == expected
-    folder.clear(cache)
+    folder.clear_cache(cache)
     assert images.store.read(3).tobytes() == expected  # still mapped
     assert pickle.loads(sent).read(3).tobytes() == expected  # from the image itself
 
@@ -254,20 +256,23 @@ def test_whole_image__is_the_image_itself(photos, monkeypatch):
         if place:
             monkeypatch.setenv(folder.VARIABLE, place)
         kept, _ = prepare_images(images, SMALL)
-        assert whole_image(kept, 4).tobytes() == images.store.read(4).tobytes()
-        assert prepare_images(as_opened(kept), WHOLE)[0].store.read(4).tobytes() == images.store.read(4).tobytes()
+        assert full_size_image(kept, 4).tobytes() == images.store.read(4).tobytes()
+        assert (
+            prepare_images(without_decoded_copies(kept), WHOLE)[0].store.read(4).tobytes()
+            == images.store.read(4).tobytes()
+        )
 
 
 def test_make_room__removes_what_was_used_longest_ago(photos, cache):
     for side in (16, 32, 64):
         prepare_images(open_images(photos), Reading(side=side))
-    entries = folder.kept(cache)
+    entries = folder.list_entries(cache)
     assert [one.n_bytes for one in entries] == [12 * 20 * 16 * 3, 12 * 40 * 32 * 3, 12 * 80 * 64 * 3]
     prepare_images(open_images(photos), Reading(side=16))  # used again
-    folder.make_room(cache, most=entries[0].n_bytes + entries[2].n_bytes)
-    assert {one.n_bytes for one in folder.kept(cache)} == {entries[0].n_bytes, entries[2].n_bytes}
-    folder.make_room(cache, most=0, spare=entries[0].pixels)
-    assert [one.pixels for one in folder.kept(cache)] == [entries[0].pixels]
+    folder.free_space(cache, most=entries[0].n_bytes + entries[2].n_bytes)
+    assert {one.n_bytes for one in folder.list_entries(cache)} == {entries[0].n_bytes, entries[2].n_bytes}
+    folder.free_space(cache, most=0, spare=entries[0].pixels)
+    assert [one.pixels for one in folder.list_entries(cache)] == [entries[0].pixels]
 
 
 def test_make_room__removes_what_nobody_has_finished(cache):
@@ -276,7 +281,7 @@ def test_make_room__removes_what_nobody_has_finished(cache):
     for file in (old, new):
         file.write_bytes(b"x")
     os.utime(old, (1, 1))
-    folder.make_room(cache)
+    folder.free_space(cache)
     assert not old.exists()
     assert new.exists()
 
@@ -284,7 +289,7 @@ def test_make_room__removes_what_nobody_has_finished(cache):
 def test_clear__frees_what_it_says_and_leaves_other_files(photos, cache):
     prepare_images(open_images(photos), SMALL)
     (cache / "mine.txt").write_text("stay")
-    assert folder.clear(cache) == 12 * 80 * 64 * 3
+    assert folder.clear_cache(cache) == 12 * 80 * 64 * 3
     assert [file.name for file in cache.iterdir()] == ["mine.txt"]
 
 

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from paucal.data.channels.pixel_format import measure_range
 from paucal.data.decode import WHOLE
 from paucal.data.decoded.prepare import prepare_images
-from paucal.data.decoded.value_range import measure_range
 from paucal.data.sources.opening import open_images
 
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from paucal.data.decode import Reading
-from paucal.data.decoded.folder import VARIABLE
+from paucal.data.decoded.cache_folder import VARIABLE
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.images import ImageSet
 from paucal.data.maps import store as hashes
@@ -172,8 +172,8 @@ def test_hashes__of_files_are_computed_once_until_a_file_changes(make_folder, tm
     images = open_images(folder)
     plain = [content_hash(images.store.read(n)) for n in range(3)]
     seen: list[int] = []
-    whole = hashes.whole_image
-    monkeypatch.setattr(hashes, "whole_image", lambda one, n: (seen.append(n), whole(one, n))[1])
+    whole = hashes.full_size_image
+    monkeypatch.setattr(hashes, "full_size_image", lambda one, n: (seen.append(n), whole(one, n))[1])
     told: list[tuple[int, int]] = []
     assert hashes.content_hashes(images, [2, 0, 1], lambda *step: told.append(step)) == [plain[2], *plain[:2]]
     assert (seen, told) == ([2, 0, 1], [(1, 3), (2, 3), (3, 3)])

@@ -8,20 +8,20 @@ from paucal.data.masks.mask_files import COLOUR, PALETTE, FileFacts, MaskFacts
 from paucal.types import UserError
 
 
-def facts(*values: int, name: str = "a.png", solid: tuple[int, ...] | None = None, **more) -> FileFacts:
+def file_facts(*values: int, name: str = "a.png", solid: tuple[int, ...] | None = None, **more) -> FileFacts:
     """Return the facts of a file in which each value has as many pixels, or those of `pixels`."""
     pixels = more.pop("pixels", dict.fromkeys(values, 100))
     return FileFacts(name, pixels, frozenset(values if solid is None else solid), **more)
 
 
-def seen(*values: int, **more) -> MaskFacts:
-    """Return what a look at one file has shown."""
-    return MaskFacts((facts(*values, **more),))
+def one_file(*values: int, **more) -> MaskFacts:
+    """Return the facts of a set of one file."""
+    return MaskFacts((file_facts(*values, **more),))
 
 
-def files(*many: tuple[int, ...], **more) -> MaskFacts:
-    """Return what a look at several files has shown."""
-    return MaskFacts(tuple(facts(*values, name=f"{place}.png", **more) for place, values in enumerate(many)))
+def several_files(*many: tuple[int, ...], **more) -> MaskFacts:
+    """Return the facts of a set of files with these values."""
+    return MaskFacts(tuple(file_facts(*values, name=f"{place}.png", **more) for place, values in enumerate(many)))
 
 
 @pytest.mark.parametrize(
@@ -38,19 +38,19 @@ def files(*many: tuple[int, ...], **more) -> MaskFacts:
     ],
 )
 def test_coding__is_told_from_the_values(values, kind, classes, ignore):
-    assert find_coding(seen(*values)) == MaskCoding(kind, classes, ignore)
+    assert find_coding(one_file(*values)) == MaskCoding(kind, classes, ignore)
 
 
 def test_what_is_said__wins_over_what_looks_likely():
-    assert find_coding(seen(0, 128), "index").count == 129
-    assert find_coding(seen(0, 1, 2), "grey").values == (0, 1, 2)
-    assert find_coding(seen(0, 1, 2, 9), ignore=[9]) == MaskCoding("index", (0, 1, 2), 9)
-    assert find_coding(seen(0, 1, 2), ignore=[0]) == MaskCoding("index", (1, 2), 0)
-    assert find_coding(seen(3, 40, 200, lossy=True, name="a.jpg"), "binary").values == (0, 255)
+    assert find_coding(one_file(0, 128), "index").count == 129
+    assert find_coding(one_file(0, 1, 2), "grey").values == (0, 1, 2)
+    assert find_coding(one_file(0, 1, 2, 9), ignore=[9]) == MaskCoding("index", (0, 1, 2), 9)
+    assert find_coding(one_file(0, 1, 2), ignore=[0]) == MaskCoding("index", (1, 2), 0)
+    assert find_coding(one_file(3, 40, 200, lossy=True, name="a.jpg"), "binary").values == (0, 255)
 
 
 def test_palettes__are_indices():
-    assert find_coding(seen(0, 100, 200, kind=PALETTE, palette={})).kind == "index"
+    assert find_coding(one_file(0, 100, 200, kind=PALETTE, palette={})).kind == "index"
 
 
 def test_encode__numbers_classes_and_marks_what_nobody_labelled():
@@ -92,32 +92,32 @@ def test_values_of_no_class__are_refused_with_the_file():
 
 
 @pytest.mark.parametrize(
-    ("seen", "more", "words"),
+    ("facts", "more", "words"),
     [
-        (seen(*range(0, 256, 2)), {}, r"mask a\.png has 128 grey levels from 0 to 254, as after blurring"),
-        (seen(0, 3, 250, 255, lossy=True, name="a.jpg"), {}, "a.jpg is in a lossy format"),
-        (seen(0, 400, bits=16), {"given": "grey"}, "a.png has 16 bits a pixel"),
-        (seen(0, 20000, bits=16), {}, "a.png has 16 bits a pixel"),
-        (seen(0, 300, bits=16), {"given": "index"}, "255 classes are the most"),
-        (seen(255), {}, "are of one class"),
-        (seen(0), {}, "are of one class"),
-        (seen(0), {"ignore": [0]}, "no pixel of the masks is labelled"),
-        (seen(0, 255), {"ignore": [1, 2, 3]}, "expected one grey value"),
-        (seen(0, 255, kind=COLOUR), {"ignore": [1]}, "expected red, green and blue"),
-        (seen(0, 255), {"given": "colour"}, "the masks are grey"),
-        (seen(0, 255, kind=COLOUR), {"given": "index"}, "the masks are in colour"),
-        (seen(*range(300), kind=COLOUR), {}, "300 colours, and 255"),
-        (seen(0, 1, 2), {"named": NamedClasses(("a", "b"))}, "names 2 classes, and the masks have 3"),
+        (one_file(*range(0, 256, 2)), {}, r"mask a\.png has 128 grey levels from 0 to 254, as after blurring"),
+        (one_file(0, 3, 250, 255, lossy=True, name="a.jpg"), {}, "a.jpg is in a lossy format"),
+        (one_file(0, 400, bits=16), {"given": "grey"}, "a.png has 16 bits a pixel"),
+        (one_file(0, 20000, bits=16), {}, "a.png has 16 bits a pixel"),
+        (one_file(0, 300, bits=16), {"given": "index"}, "255 classes are the most"),
+        (one_file(255), {}, "are of one class"),
+        (one_file(0), {}, "are of one class"),
+        (one_file(0), {"ignore": [0]}, "no pixel of the masks is labelled"),
+        (one_file(0, 255), {"ignore": [1, 2, 3]}, "expected one grey value"),
+        (one_file(0, 255, kind=COLOUR), {"ignore": [1]}, "expected red, green and blue"),
+        (one_file(0, 255), {"given": "colour"}, "the masks are grey"),
+        (one_file(0, 255, kind=COLOUR), {"given": "index"}, "the masks are in colour"),
+        (one_file(*range(300), kind=COLOUR), {}, "300 colours, and 255"),
+        (one_file(0, 1, 2), {"named": NamedClasses(("a", "b"))}, "names 2 classes, and the masks have 3"),
         (
-            seen(0, 1),
+            one_file(0, 1),
             {"named": NamedClasses(("a", "b"), (0, 9), colours=True)},
             "gives colours and the masks are grey",
         ),
     ],
 )
-def test_masks_that_mean_nothing__are_refused(seen, more, words):
+def test_masks_that_mean_nothing__are_refused(facts, more, words):
     with pytest.raises(UserError, match=words):
-        find_coding(seen, **more)
+        find_coding(facts, **more)
 
 
 ZERO_ONE, ZERO_255, VOID = (0, 1), (0, 255), (0, 1, 255)
@@ -144,22 +144,22 @@ ZERO_ONE, ZERO_255, VOID = (0, 1), (0, 255), (0, 1, 255)
     ],
 )
 def test_files_of_two_codings__are_refused_with_the_flag_that_settles_it(many, words):
-    seen = files(*many)
+    facts = several_files(*many)
     if "84" in words:
-        seen.files[1].pixels[84] = 1
+        facts.files[1].pixels[84] = 1
     with pytest.raises(UserError, match=words):
-        find_coding(seen)
+        find_coding(facts)
 
 
 def test_flags__settle_what_files_of_two_codings_mean():
-    mixed = files(ZERO_255, ZERO_ONE)
+    mixed = several_files(ZERO_255, ZERO_ONE)
     assert find_coding(mixed, "binary") == MaskCoding("binary", (0, 255))
     assert find_coding(mixed, ignore=[255]) == MaskCoding("index", (0, 1), 255)
-    assert find_coding(files(ZERO_255, (0, 254)), "grey") == MaskCoding("grey", (0, 254, 255))
+    assert find_coding(several_files(ZERO_255, (0, 254)), "grey") == MaskCoding("grey", (0, 254, 255))
     rows = np.asarray([[0, 1, 1], [0, 255, 254]], dtype=np.int32)
     assert [MaskCoding("binary", (0, 255)).encode(row[None], "x").tolist() for row in rows] == [[[0, 1, 1]]] * 2
     with pytest.raises(UserError, match=r"mask 1\.png has values up to 100: .* are marked with 1 or with 128"):
-        find_coding(files(ZERO_255, (0, 100)), "binary")
+        find_coding(several_files(ZERO_255, (0, 100)), "binary")
 
 
 @pytest.mark.parametrize(
@@ -174,23 +174,23 @@ def test_flags__settle_what_files_of_two_codings_mean():
     ],
 )
 def test_sound_sets__are_not_refused(many):
-    seen = files(*many)
-    assert set(find_coding(seen).values) | {255} >= set(seen.values)
+    facts = several_files(*many)
+    assert set(find_coding(facts).values) | {255} >= set(facts.values)
 
 
 def test_a_few_pixels_of_a_small_number__do_not_make_white_unlabelled():
-    specks = seen(0, 1, 255, pixels={0: 90_000, 1: 20, 255: 40_000})
+    specks = one_file(0, 1, 255, pixels={0: 90_000, 1: 20, 255: 40_000})
     with pytest.raises(UserError, match=r"0 and 255, and 20 pixels of 1 \(a\.png\): give --mask-values binary"):
         find_coding(specks)
     assert find_coding(specks, "binary").count == 2
-    scribbles = seen(0, 1, 255, pixels={0: 300, 1: 200, 255: 90_000})
+    scribbles = one_file(0, 1, 255, pixels={0: 300, 1: 200, 255: 90_000})
     assert find_coding(scribbles) == MaskCoding("index", (0, 1), 255)
 
 
 def test_palettes_that_differ__are_refused_and_their_colours_may_be_meant():
     red, blue, black = 0xFF0000, 0x0000FF, 0
-    one = facts(0, 1, name="one.png", kind=PALETTE, palette={0: black, 1: red})
-    other = facts(0, 1, 2, name="two.png", kind=PALETTE, palette={0: black, 1: blue, 2: red})
+    one = file_facts(0, 1, name="one.png", kind=PALETTE, palette={0: black, 1: red})
+    other = file_facts(0, 1, 2, name="two.png", kind=PALETTE, palette={0: black, 1: blue, 2: red})
     with pytest.raises(UserError, match=r"the number 1 is \(255, 0, 0\) in one\.png and \(0, 0, 255\) in two\.png"):
         find_coding(MaskFacts((one, other)))
     assert find_coding(MaskFacts((one, other)), "colour") == MaskCoding("colour", (black, blue, red))
@@ -203,13 +203,13 @@ def test_palettes_that_differ__are_refused_and_their_colours_may_be_meant():
     ("pair", "words"),
     [
         (
-            (facts(0, 0xFF0000, kind=COLOUR), facts(0, 1, kind=PALETTE, palette={0: 0, 1: 9})),
+            (file_facts(0, 0xFF0000, kind=COLOUR), file_facts(0, 1, kind=PALETTE, palette={0: 0, 1: 9})),
             "with a palette: store all alike, or give",
         ),
-        ((facts(0, 0xFF0000, kind=COLOUR), facts(0, 1, 2)), "with numbers or grey levels"),
-        ((facts(0, 0xFF0000, kind=COLOUR), facts(0, 255)), "in black and white"),
-        ((facts(0, 1, kind=PALETTE, palette={}), facts(0, 76, 150)), "with grey levels"),
-        ((facts(0, 1, kind=PALETTE, palette={}), facts(0, 255)), "two codings"),
+        ((file_facts(0, 0xFF0000, kind=COLOUR), file_facts(0, 1, 2)), "with numbers or grey levels"),
+        ((file_facts(0, 0xFF0000, kind=COLOUR), file_facts(0, 255)), "in black and white"),
+        ((file_facts(0, 1, kind=PALETTE, palette={}), file_facts(0, 76, 150)), "with grey levels"),
+        ((file_facts(0, 1, kind=PALETTE, palette={}), file_facts(0, 255)), "two codings"),
     ],
 )
 def test_masks_that_are_stored_in_two_ways__are_refused(pair, words):
@@ -218,54 +218,54 @@ def test_masks_that_are_stored_in_two_ways__are_refused(pair, words):
 
 
 def test_black_white_and_grey__are_colours_where_a_file_of_three_channels_has_them():
-    colour, grey = facts(0, 0xFF0000, kind=COLOUR), facts(0, 128, 255, bits=24)
-    found = find_coding(MaskFacts((colour, grey, facts(0, 128), facts(0, 255), facts(0, 1, bits=1))))
+    colour, grey = file_facts(0, 0xFF0000, kind=COLOUR), file_facts(0, 128, 255, bits=24)
+    found = find_coding(MaskFacts((colour, grey, file_facts(0, 128), file_facts(0, 255), file_facts(0, 1, bits=1))))
     assert found == MaskCoding("colour", (0, 0x808080, 0xFF0000, 0xFFFFFF))
 
 
 def test_one_bit_and_eight__are_black_and_white_alike():
-    assert find_coding(MaskFacts((facts(0, 1, bits=1), facts(0, 255)))) == MaskCoding("binary", (0, 255))
-    assert find_coding(MaskFacts((facts(0, 1, bits=1), facts(0, 1, 2)))) == MaskCoding("index", (0, 1, 2))
+    assert find_coding(MaskFacts((file_facts(0, 1, bits=1), file_facts(0, 255)))) == MaskCoding("binary", (0, 255))
+    assert find_coding(MaskFacts((file_facts(0, 1, bits=1), file_facts(0, 1, 2)))) == MaskCoding("index", (0, 1, 2))
 
 
 def test_blurred_masks__are_named():
-    clean, grey = facts(0, 255, name="clean.png"), tuple(range(0, 256, 12))
-    blurred = facts(*grey, 255, name="blurred.png", solid=(0, 255), pixels=dict.fromkeys((*grey, 255), 1))
+    clean, grey = file_facts(0, 255, name="clean.png"), tuple(range(0, 256, 12))
+    blurred = file_facts(*grey, 255, name="blurred.png", solid=(0, 255), pixels=dict.fromkeys((*grey, 255), 1))
     with pytest.raises(UserError, match=r"mask blurred\.png has 23 grey levels .* \(1 of 4 masks like that\)"):
         find_coding(MaskFacts((clean, blurred, clean, clean)))
-    edges = facts(
+    edges = file_facts(
         0, 64, 128, 191, 255, name="edges.png", solid=(0, 255), pixels={0: 900, 64: 9, 128: 9, 191: 9, 255: 900}
     )
     with pytest.raises(UserError, match=r"mask edges\.png has 5 grey levels"):
         find_coding(MaskFacts((edges, clean)))
     colours = [n * 0x010203 for n in range(9)]
     with pytest.raises(UserError, match=r"mask a\.png has 9 colours, and 7 of the 9 of all masks occur on edges alone"):
-        find_coding(seen(*colours, kind=COLOUR, solid=tuple(colours[:2])))
+        find_coding(one_file(*colours, kind=COLOUR, solid=tuple(colours[:2])))
 
 
 def test_lossy_masks_of_numbers__are_refused_even_where_nothing_is_left():
     with pytest.raises(UserError, match=r"mask b\.jpg is in a lossy format"):
-        find_coding(MaskFacts((facts(0, 1), facts(0, name="b.jpg", lossy=True))))
-    assert find_coding(MaskFacts((facts(0, 255), facts(0, 255, lossy=True)))).kind == "binary"
+        find_coding(MaskFacts((file_facts(0, 1), file_facts(0, name="b.jpg", lossy=True))))
+    assert find_coding(MaskFacts((file_facts(0, 255), file_facts(0, 255, lossy=True)))).kind == "binary"
 
 
 def test_masks_for_a_run__must_have_the_coding_that_it_knows():
     known = MaskCoding("index", (0, 1, 2), 255)
-    require_fit(known, files((0, 1, 255), (0, 255)))
+    require_fit(known, several_files((0, 1, 255), (0, 255)))
     with pytest.raises(UserError, match="no value but 0 and 255"):
-        require_fit(known, files(ZERO_255, ZERO_255))
-    require_fit(known, files(ZERO_255, ZERO_255), ignore=[255])
+        require_fit(known, several_files(ZERO_255, ZERO_255))
+    require_fit(known, several_files(ZERO_255, ZERO_255), ignore=[255])
     with pytest.raises(UserError, match="two codings"):
-        require_fit(known, files(ZERO_255, ZERO_ONE))
-    require_fit(MaskCoding("binary", (0, 255)), files(ZERO_255, ZERO_ONE))
+        require_fit(known, several_files(ZERO_255, ZERO_ONE))
+    require_fit(MaskCoding("binary", (0, 255)), several_files(ZERO_255, ZERO_ONE))
     with pytest.raises(UserError, match="values up to 90"):
-        require_fit(MaskCoding("binary", (0, 255)), files((0, 90)))
+        require_fit(MaskCoding("binary", (0, 255)), several_files((0, 90)))
 
 
 def test_names__give_classes_that_no_mask_shows():
-    assert find_coding(seen(0, 1), named=NamedClasses(("a", "b", "c"))).values == (0, 1, 2)
+    assert find_coding(one_file(0, 1), named=NamedClasses(("a", "b", "c"))).values == (0, 1, 2)
     named = NamedClasses(("road", "sky"), (7, 23))
-    assert find_coding(seen(7, 23, 255), named=named) == MaskCoding("index", (7, 23), 255)
+    assert find_coding(one_file(7, 23, 255), named=named) == MaskCoding("index", (7, 23), 255)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from data.masks.made import grey, save
+from data.masks.saving import grey, save
 from paucal.data.masks.pairs import find_pairs
 from paucal.types import UserError
 
@@ -15,7 +15,7 @@ def folder(root: Path, *names: str) -> Path:
     return root
 
 
-def found(root: Path, *more) -> dict[str, str]:
+def masks_by_image(root: Path, *more) -> dict[str, str]:
     pairs = find_pairs(root, *more)
     return {pair.key: " ".join(mask.relative_to(root).as_posix() for mask in pair.masks) for pair in pairs.pairs}
 
@@ -23,17 +23,17 @@ def found(root: Path, *more) -> dict[str, str]:
 @pytest.mark.parametrize(("images", "masks"), [("image", "label"), ("images", "masks"), ("JPEGImages", "annotations")])
 def test_pairs__are_found_by_name_whatever_the_suffix(tmp_path, images, masks):
     folder(tmp_path, f"{images}/b.png", f"{images}/a.bmp", f"{masks}/a.png", f"{masks}/b.png")
-    assert found(tmp_path) == {f"{images}/a.bmp": f"{masks}/a.png", f"{images}/b.png": f"{masks}/b.png"}
+    assert masks_by_image(tmp_path) == {f"{images}/a.bmp": f"{masks}/a.png", f"{images}/b.png": f"{masks}/b.png"}
 
 
 def test_pairs__are_found_within_parts_and_below_both_folders(tmp_path):
     folder(tmp_path / "one", "train/images/a.png", "train/masks/a.png", "val/images/a.png", "val/masks/a.png")
-    assert found(tmp_path / "one") == {
+    assert masks_by_image(tmp_path / "one") == {
         "train/images/a.png": "train/masks/a.png",
         "val/images/a.png": "val/masks/a.png",
     }
     folder(tmp_path / "two", "images/train/a.png", "masks/train/a.png", "images/test/a.png", "masks/test/a.png")
-    assert found(tmp_path / "two")["images/test/a.png"] == "masks/test/a.png"
+    assert masks_by_image(tmp_path / "two")["images/test/a.png"] == "masks/test/a.png"
 
 
 def test_pairs__know_the_endings_of_masks_and_two_folders_with_names_of_their_own(tmp_path):
@@ -127,8 +127,8 @@ def test_layouts_of_published_sets__are_read(tmp_path, name):
     folder(tmp_path, *layout, *(mask for masks, _ in layout.values() for mask in split(masks)))
     pairs = find_pairs(tmp_path)
     assert pairs.notes == () or "joined" in pairs.notes[0]
-    made = {pair.key: tuple(mask.relative_to(tmp_path).as_posix() for mask in pair.masks) for pair in pairs.pairs}
-    assert made == {image: split(masks) for image, (masks, _) in layout.items()}
+    by_image = {pair.key: tuple(mask.relative_to(tmp_path).as_posix() for mask in pair.masks) for pair in pairs.pairs}
+    assert by_image == {image: split(masks) for image, (masks, _) in layout.items()}
     assert {pair.key: pair.part for pair in pairs.pairs} == {image: part for image, (_, part) in layout.items()}
 
 
@@ -139,7 +139,7 @@ def split(masks: str) -> tuple[str, ...]:
 
 def test_masks_beside_images__may_keep_the_suffix_of_the_image(tmp_path):
     folder(tmp_path, "a b.tif", "a b.tif_mask.png", "c.JPG", "c.JPG_mask.png")
-    assert found(tmp_path) == {"a b.tif": "a b.tif_mask.png", "c.JPG": "c.JPG_mask.png"}
+    assert masks_by_image(tmp_path) == {"a b.tif": "a b.tif_mask.png", "c.JPG": "c.JPG_mask.png"}
 
 
 def test_single_masks_without_an_image__are_left_out_though_another_name_begins_theirs(tmp_path):
@@ -151,10 +151,10 @@ def test_cityscapes__has_pictures_and_instances_beside_its_masks(tmp_path):
     base = "train/aachen/aachen_0"
     folder(tmp_path, f"leftImg8bit/{base}_leftImg8bit.png")
     folder(tmp_path, *(f"gtFine/{base}_gtFine_{kind}.png" for kind in ("color", "instanceIds", "labelIds")))
-    assert found(tmp_path) == {f"leftImg8bit/{base}_leftImg8bit.png": f"gtFine/{base}_gtFine_labelIds.png"}
+    assert masks_by_image(tmp_path) == {f"leftImg8bit/{base}_leftImg8bit.png": f"gtFine/{base}_gtFine_labelIds.png"}
     assert "2 files beside the masks were left out" in find_pairs(tmp_path).notes[0]
     folder(tmp_path, f"gtFine/{base}_gtFine_labelTrainIds.png")
-    assert list(found(tmp_path).values()) == [f"gtFine/{base}_gtFine_labelTrainIds.png"]
+    assert list(masks_by_image(tmp_path).values()) == [f"gtFine/{base}_gtFine_labelTrainIds.png"]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_cityscapes__has_pictures_and_instances_beside_its_masks(tmp_path):
         (["images/a.png", "masks/liver/a.png", "masks/lung/a.png"], "in two folders"),
         (
             [f"{kind}.png" for n in "12" for kind in (f"images/{n}", f"masks/{n}/liver", f"masks/{n}/lung")],
-            "are called 'liver', 'lung', as classes are",
+            "named like classes, 'liver', 'lung': join",
         ),
         (
             ["t/images/21_training.tif", "t/1st_manual/21_manual1.gif", "t/mask/21_training_mask.gif"],
@@ -184,8 +184,8 @@ def test_masks_that_may_mean_several_things__are_refused(tmp_path, names, words)
 
 def test_two_folders__may_lie_in_each_other_or_be_one(tmp_path):
     folder(tmp_path, "set/a.png", "set/drawn/a.png", "one/a.png", "one/a_mask.png")
-    assert found(tmp_path, tmp_path / "set", tmp_path / "set/drawn") == {"a.png": "set/drawn/a.png"}
-    assert found(tmp_path, tmp_path / "one", tmp_path / "one") == {"a.png": "one/a_mask.png"}
+    assert masks_by_image(tmp_path, tmp_path / "set", tmp_path / "set/drawn") == {"a.png": "set/drawn/a.png"}
+    assert masks_by_image(tmp_path, tmp_path / "one", tmp_path / "one") == {"a.png": "one/a_mask.png"}
 
 
 def test_images_outside_of_parts__are_named_and_make_parts_void(tmp_path):

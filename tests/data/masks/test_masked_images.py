@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.masks.made import grey, save
+from data.masks.saving import grey, save
 from paucal.data.decode import UnreadableImage
 from paucal.data.masks.coding import IGNORED
 from paucal.data.masks.masked_images import images_of_pairs, join_masks, read_masks
@@ -28,12 +28,12 @@ def test_masks__are_class_numbers_and_say_which_classes_an_image_shows(tmp_path)
     top = np.zeros((4, 6), dtype=np.uint8)
     top[:2] = 2
     top[0, 0] = 255
-    made = opened(make(tmp_path, [top, np.zeros((4, 6), np.uint8)]))
-    assert made.images.classes == ("class 0", "class 1", "class 2")
-    assert made.images.multi_hot.tolist() == [[1, 0, 1], [1, 0, 0]]
-    assert made.pixels.tolist() == [[12, 0, 11], [24, 0, 0]]
-    assert made.masks.read(0).tolist() == top.tolist()
-    assert made.images.declared == ["", ""]
+    masked = opened(make(tmp_path, [top, np.zeros((4, 6), np.uint8)]))
+    assert masked.images.classes == ("class 0", "class 1", "class 2")
+    assert masked.images.multi_hot.tolist() == [[1, 0, 1], [1, 0, 0]]
+    assert masked.pixels.tolist() == [[12, 0, 11], [24, 0, 0]]
+    assert masked.masks.read(0).tolist() == top.tolist()
+    assert masked.images.declared == ["", ""]
 
 
 def test_masks__that_do_not_fit_in_memory_are_read_again(tmp_path, monkeypatch):
@@ -49,9 +49,9 @@ def test_masks__that_do_not_fit_in_memory_are_read_again(tmp_path, monkeypatch):
 
 def test_smaller_masks__are_enlarged_by_the_nearest_pixel_and_said(tmp_path):
     make(tmp_path, [grey([0, 1, 1], [1, 0, 1]), np.zeros((4, 6), np.uint8)])
-    made = opened(tmp_path)
-    assert made.masks.read(0).tolist() == np.kron([[0, 1, 1], [1, 0, 1]], np.ones((2, 2), int)).tolist()
-    assert any("1 mask is smaller than its image" in note and "(0.png)" in note for note in made.images.notes)
+    masked = opened(tmp_path)
+    assert masked.masks.read(0).tolist() == np.kron([[0, 1, 1], [1, 0, 1]], np.ones((2, 2), int)).tolist()
+    assert any("1 mask is smaller than its image" in note and "(0.png)" in note for note in masked.images.notes)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_colours__are_classes_also_where_a_mask_has_only_grey_ones(tmp_path):
     colours = np.zeros((4, 6, 3), np.uint8)
     colours[:2] = (255, 255, 255)
     colours[3, 3] = (128, 0, 0)
-    made = opened(make(tmp_path, [colours, np.zeros((4, 6, 3), np.uint8), np.full((4, 6), 255, np.uint8)]))
-    assert made.images.classes == ("#000000", "#800000", "#ffffff")
-    assert [made.masks.read(n)[0, 0] for n in range(3)] == [2, 0, 2]
+    masked = opened(make(tmp_path, [colours, np.zeros((4, 6, 3), np.uint8), np.full((4, 6), 255, np.uint8)]))
+    assert masked.images.classes == ("#000000", "#800000", "#ffffff")
+    assert [masked.masks.read(n)[0, 0] for n in range(3)] == [2, 0, 2]
 
 
 def test_palettes__are_read_as_numbers_not_as_colours(tmp_path):
@@ -80,16 +80,16 @@ def test_palettes__are_read_as_numbers_not_as_colours(tmp_path):
         picture.putdata([number, 1 - number] * 12)
         picture.putpalette([9, 9, 9, 200, 0, 0])
         picture.save(tmp_path / f"masks/{number}.png")
-    made = opened(tmp_path)
-    assert made.coding.kind == "index"
-    assert made.masks.read(1)[0].tolist() == [1, 0, 1, 0, 1, 0]
+    masked = opened(tmp_path)
+    assert masked.coding.kind == "index"
+    assert masked.masks.read(1)[0].tolist() == [1, 0, 1, 0, 1, 0]
 
 
 def test_sixteen_bits__are_numbers_of_classes_or_refused(tmp_path):
     deep = np.zeros((4, 6), np.uint16)
     deep[0] = 3
-    made = opened(make(tmp_path, [deep, deep]))
-    assert made.masks.read(0)[0].tolist() == [3] * 6
+    masked = opened(make(tmp_path, [deep, deep]))
+    assert masked.masks.read(0)[0].tolist() == [3] * 6
     save(tmp_path / "masks/1.png", (deep * 9000).astype(np.uint16))
     with pytest.raises(UserError, match="values up to 27000, and 255 classes are the most"):
         opened(tmp_path)
@@ -101,10 +101,10 @@ def test_several_masks_of_an_image__are_joined(tmp_path, monkeypatch):
     left[0, :2], right[3] = 255, 255
     save(tmp_path / "masks/0.png", left).rename(tmp_path / "masks/0_mask_1.png")
     save(tmp_path / "masks/0_mask_2.png", right)
-    made = opened(tmp_path)
-    assert made.masks.read(0).tolist() == (np.maximum(left, right) // 255).tolist()
+    masked = opened(tmp_path)
+    assert masked.masks.read(0).tolist() == (np.maximum(left, right) // 255).tolist()
     monkeypatch.setattr("paucal.data.masks.masked_images.available_memory", lambda: 0)
-    assert opened(tmp_path).masks.read(0).tolist() == made.masks.read(0).tolist()
+    assert opened(tmp_path).masks.read(0).tolist() == masked.masks.read(0).tolist()
     save(tmp_path / "masks/0_mask_2.png", grey(*np.eye(4, 6, dtype=np.uint8) * 2))
     save(tmp_path / "masks/0_mask_1.png", left // 255)
     with pytest.raises(UserError, match=r"0_mask_1\.png and 0_mask_2\.png are masks of one image, and masks have 3"):
@@ -132,9 +132,9 @@ def test_turned_images__have_masks_that_fit_or_a_doubt(tmp_path, orientation):
             Image.open(path).save(path, exif=exif)
         else:
             Image.open(path).save(path, exif=exif)
-    made = opened(tmp_path)
-    assert made.masks.read(1).tolist() == np.ones((6, 4) if orientation == 6 else (4, 6), int).tolist()
-    assert [one.name for one in made.findings] == (["turned-images"] if orientation == 3 else [])
+    masked = opened(tmp_path)
+    assert masked.masks.read(1).tolist() == np.ones((6, 4) if orientation == 6 else (4, 6), int).tolist()
+    assert [finding.name for finding in masked.findings] == (["turned-images"] if orientation == 3 else [])
     if orientation == 6:
         save(tmp_path / "masks/1.png", np.ones((4, 6), np.uint8))
         with pytest.raises(UserError, match="once its EXIF tag turns it: the mask was drawn before the turn"):

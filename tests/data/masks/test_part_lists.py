@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from data.masks.made import grey, save
+from data.masks.saving import grey, save
 from paucal.data.masks.pairs import find_pairs
 from paucal.data.masks.part_lists import read_part_lists
 from paucal.types import UserError
@@ -28,9 +28,9 @@ def lists(root: Path, where: str = "ImageSets/Segmentation", **texts: str | byte
 )
 def test_lists__are_found_where_sets_have_them(tmp_path, where):
     lists(tmp_path, where, train="a\nb", val="slide1", test="slide1 copy\nx 2\nN.1")
-    found = read_part_lists([tmp_path], KEYS)
-    assert list(found.parts.values()) == ["train", "train", "val", "test", "test", "test"]
-    assert dict(found.parts) == dict(zip(KEYS, found.parts.values(), strict=True))
+    listed = read_part_lists([tmp_path], KEYS)
+    assert list(listed.parts.values()) == ["train", "train", "val", "test", "test", "test"]
+    assert dict(listed.parts) == dict(zip(KEYS, listed.parts.values(), strict=True))
 
 
 @settings(max_examples=60, deadline=None)
@@ -78,12 +78,12 @@ def test_lists_that_do_not_fit__are_refused(tmp_path):
 
 def test_text_files_at_the_top__may_be_anything(tmp_path):
     lists(tmp_path, ".", train="these images were taken in May")
-    found = read_part_lists([tmp_path], KEYS)
-    assert found.parts == {}
-    assert found.notes == ("lists that name no image are not used: train.txt",)
+    listed = read_part_lists([tmp_path], KEYS)
+    assert listed.parts == {}
+    assert listed.notes == ("lists that name no image are not used: train.txt",)
 
 
-def made(root: Path, *names: str) -> Path:
+def make_set(root: Path, *names: str) -> Path:
     for name in names:
         save(root / f"JPEGImages/{name}.jpg", grey([0, 1], [1, 0]))
         save(root / f"SegmentationClass/{name}.png", grey([0, 1], [1, 0]))
@@ -91,7 +91,7 @@ def made(root: Path, *names: str) -> Path:
 
 
 def test_images_that_no_list_names__are_left_out_and_named(tmp_path):
-    made(lists(tmp_path, train="a", val="b"), "a", "b", "c")
+    make_set(lists(tmp_path, train="a", val="b"), "a", "b", "c")
     pairs = find_pairs(tmp_path)
     assert [(pair.key, pair.part) for pair in pairs.pairs] == [
         ("JPEGImages/a.jpg", "train"),
@@ -101,7 +101,7 @@ def test_images_that_no_list_names__are_left_out_and_named(tmp_path):
 
 
 def test_lists_with_other_names_than_the_images__are_refused(tmp_path):
-    made(lists(tmp_path, train="a\nB-2"), "a", "b")
+    make_set(lists(tmp_path, train="a\nB-2"), "a", "b")
     with pytest.raises(UserError, match=r"name 'B-2' in train.txt, and there is no such image, .* 'JPEGImages/b.jpg'"):
         find_pairs(tmp_path)
 

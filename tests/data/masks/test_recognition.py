@@ -22,7 +22,7 @@ def drawn(path: Path) -> None:
     Image.fromarray(np.eye(24, dtype=np.uint8)[:20] * 255).save(path)
 
 
-def made(root: Path, images: list[str], masks: list[str]) -> Path:
+def make_set(root: Path, images: list[str], masks: list[str]) -> Path:
     for name in images:
         photograph(root / name)
     for name in masks:
@@ -54,12 +54,12 @@ SETS = {
 @pytest.mark.parametrize("name", SETS)
 def test_masks__are_no_photographs_of_a_class(tmp_path, name):
     images, masks = SETS[name]
-    made(tmp_path, images, masks)
+    make_set(tmp_path, images, masks)
     with pytest.raises(UserError, match=r"has masks among its images, .*: `paucal segment` learns from masks"):
         open_images(tmp_path)
-    found = open_images(tmp_path, labelled=False)
-    assert sorted(found.keys) == sorted(images)
-    assert any("left out" in note for note in found.notes)
+    opened = open_images(tmp_path, labelled=False)
+    assert sorted(opened.keys) == sorted(images)
+    assert any("left out" in note for note in opened.notes)
 
 
 @pytest.mark.parametrize(
@@ -74,11 +74,11 @@ def test_masks__are_no_photographs_of_a_class(tmp_path, name):
     ],
 )
 def test_classes_that_are_called_so__are_classes(tmp_path, names):
-    images = open_images(made(tmp_path, names, []))
+    images = open_images(make_set(tmp_path, names, []))
     assert list(images.classes) == sorted({name.split("/")[0] for name in names})
     assert len(images) == len(names)
 
 
 def test_a_folder_of_masks_alone__is_predicted(tmp_path):
-    made(tmp_path, [], ["masks/a.png", "masks/b.png"])
+    make_set(tmp_path, [], ["masks/a.png", "masks/b.png"])
     assert open_images(tmp_path, labelled=False).keys == ["masks/a.png", "masks/b.png"]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from data.fake_sets import MAKE
-from paucal.data.cache import cache_images
 from paucal.data.decode import UnreadableImage
+from paucal.data.decoded.in_memory import cache_images
 from paucal.data.sources.opening import open_images
 from paucal.types import UserError
 

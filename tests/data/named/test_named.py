@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from data.fake_sets import EXPECTED, MAKE, expected_rows, rows
-from paucal.data.cache import cache_images
+from paucal.data.decoded.in_memory import cache_images
 from paucal.data.images import ImageSet
 from paucal.data.named.table import NAMED
 from paucal.data.sources.opening import open_images

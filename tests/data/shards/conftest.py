@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from paucal.data.decoded.folder import VARIABLE
-from paucal.data.shards import place as place_module
-from paucal.data.shards.place import RemotePlace
+from paucal.data.decoded.cache_folder import VARIABLE
+from paucal.data.shards import folders as place_module
+from paucal.data.shards.folders import RemoteShardFolder
 
 
 @pytest.fixture
@@ -20,6 +20,8 @@ def cache(tmp_path, monkeypatch) -> Path:
 def fetched(monkeypatch) -> list[str]:
     """Names of the files that were fetched."""
     found: list[str] = []
-    get = RemotePlace._get
-    monkeypatch.setattr(RemotePlace, "_get", lambda self, name, target: (found.append(name), get(self, name, target)))
+    get = RemoteShardFolder._get
+    monkeypatch.setattr(
+        RemoteShardFolder, "_get", lambda self, name, target: (found.append(name), get(self, name, target))
+    )
     return found

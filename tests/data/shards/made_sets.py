@@ -4,7 +4,7 @@ import numpy as np
 from PIL import Image
 
 from paucal.data.images import ImageSet
-from paucal.data.sources.stores import EncodedStore
+from paucal.data.stores import EncodedStore
 
 CLASSES = ("even", "odd", "third")
 

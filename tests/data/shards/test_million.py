@@ -18,11 +18,11 @@ from paucal.data.images import ImageSet
 from paucal.data.loader import make_train_loader
 from paucal.data.sampler import StepSampler
 from paucal.data.shards.index import NAME, read_index
-from paucal.data.shards.texts import Texts
 from paucal.data.shards.writing import write_shards
 from paucal.data.sources.opening import open_images
-from paucal.data.splits.file import read_split, write_split
 from paucal.data.splits.split import make_split
+from paucal.data.splits.split_csv import read_split, write_split
+from paucal.data.string_arrays import StringArray
 from paucal.data.views.normalisation import compute_normalisation
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,7 @@ def million(tmp_path_factory) -> Path:
         one,
         files=tuple(replace(one.files[0], name=name) for name in names),
         shards=np.repeat(np.arange(SHARDS, dtype=np.int32), EACH),
-        keys=Texts.joined([one.keys] * SHARDS),
+        keys=StringArray.concatenate([one.keys] * SHARDS),
         **{name: np.tile(getattr(one, name), SHARDS) for name in ("offsets", "lengths", "labels")},
     ).write(folder / NAME)
     return folder

@@ -8,11 +8,11 @@ import pytest
 
 from data.shards.made_sets import number_of, numbered
 from paucal.data.decode import Reading, UnreadableImage
-from paucal.data.decoded.folder import VARIABLE
+from paucal.data.decoded.cache_folder import VARIABLE
 from paucal.data.decoded.prepare import prepare_images
-from paucal.data.shards import place as place_module
+from paucal.data.shards import folders as place_module
+from paucal.data.shards.folders import RemoteShardFolder, clear_fetched, fetched_bytes, upload
 from paucal.data.shards.index import NAME
-from paucal.data.shards.place import RemotePlace, clear_fetched, fetched_bytes, upload
 from paucal.data.shards.writing import write_shards
 from paucal.data.sources.opening import open_images
 from paucal.types import UserError
@@ -78,7 +78,7 @@ def test_remote__without_an_index_is_looked_through_once(storage, cache, fetched
 
 
 def test_remote__storage_that_lists_nothing_needs_the_index(storage, cache, monkeypatch):
-    monkeypatch.setattr(RemotePlace, "listing", lambda _: None)
+    monkeypatch.setattr(RemoteShardFolder, "list_files", lambda _: None)
     assert len(open_images(URL)) == 100
     storage.rm(f"/bucket/set/{NAME}")
     with pytest.raises(UserError, match="lists no files: check the address, or put the index"):
@@ -103,8 +103,8 @@ def test_remote__missing_changed_and_unreachable_shards_are_named(storage, cache
         tries.append(1)
         raise ConnectionError("the network is down")
 
-    monkeypatch.setattr(RemotePlace, "_get", fail)
-    with pytest.raises(UnreadableImage, match=r"cannot be fetched from memory.*the network is down"):
+    monkeypatch.setattr(RemoteShardFolder, "_get", fail)
+    with pytest.raises(UnreadableImage, match=r"cannot be downloaded from memory.*the network is down"):
         images.store.read(60)
     assert len(tries) == 3
     assert list(cache.rglob("*.tmp")) == []
@@ -139,5 +139,5 @@ def test_remote__is_prepared_by_a_sample(storage, cache):
 
 
 def test_upload__leaves_what_is_there(storage, tmp_path):
-    with pytest.raises(UserError, match="holds something already"):
+    with pytest.raises(UserError, match="there are files at"):
         upload(tmp_path / "made", URL)

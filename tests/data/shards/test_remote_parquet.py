@@ -10,8 +10,8 @@ import pytest
 from data.shards.made_sets import CLASSES, number_of, numbered
 from paucal.data.decode import Reading, UnreadableImage
 from paucal.data.decoded.prepare import prepare_images
-from paucal.data.shards import place as place_module
-from paucal.data.shards.place import RemotePlace, upload
+from paucal.data.shards import folders as place_module
+from paucal.data.shards.folders import RemoteShardFolder, upload
 from paucal.data.shards.writing import write_shards
 from paucal.data.sources.opening import open_images
 from paucal.types import UserError
@@ -37,7 +37,7 @@ def test_remote_parquet__is_what_it_is_on_this_machine(storage, cache, fetched, 
     assert (len(images), images.name, images.location, images.classes) == (100, "rows", URL, CLASSES)
     assert (list(images.keys), images.labels.tolist()) == (here.keys, here.labels.tolist())
     assert list(images.declared) == here.declared
-    assert images.notes[0].startswith("100 images in 4 shards are read as they come: none is decoded before the run")
+    assert images.notes[0].startswith("100 images in 4 shards are streamed: they are not decoded before the run")
     assert sorted(number_of(images.store.read(n)) for n in range(100)) == list(range(100))
     assert all(number_of(images.store.read(n)) % 3 == images.labels[n] for n in range(100))
     assert fetched == [f"{part}-00000{n}.parquet" for part in ("test", "train") for n in range(2)]
@@ -68,7 +68,7 @@ def test_remote_parquet__files_make_room_for_each_other(storage, cache, fetched,
 
 
 def test_remote_parquet__one_file_by_its_name_where_storage_lists_nothing(storage, cache, monkeypatch):
-    monkeypatch.setattr(RemotePlace, "listing", lambda _: None)
+    monkeypatch.setattr(RemoteShardFolder, "list_files", lambda _: None)
     images = open_images(f"{URL}/test-000000.parquet")
     assert (images.name, images.location) == ("test-000000", f"{URL}/test-000000.parquet")
     assert set(images.declared) == {""}
@@ -103,7 +103,7 @@ def test_remote_parquet__says_what_is_wrong(storage, cache, monkeypatch):
         tries.append(1)
         raise ConnectionError("the network is down")
 
-    monkeypatch.setattr(RemotePlace, "opened", fail)
+    monkeypatch.setattr(RemoteShardFolder, "open_file", fail)
     with pytest.raises(UserError, match=r"cannot be read \(the network is down\); check the network"):
         open_images(URL)
     assert len(tries) == 3

@@ -14,7 +14,7 @@ import pytest
 from data.conftest import encode
 from data.shards.made_sets import number_of, numbered
 from paucal.data.decode import UnreadableImage
-from paucal.data.decoded.folder import VARIABLE
+from paucal.data.decoded.cache_folder import VARIABLE
 from paucal.data.shards import index as index_module
 from paucal.data.shards import opening
 from paucal.data.shards.index import NAME
@@ -243,10 +243,10 @@ def test_index__shard_that_changes_while_it_is_read_is_named(written):
     shard = next(place for place, key in enumerate(images.keys) if key.startswith("train-000001"))
     file = written / "train-000001.tar"
     file.write_bytes(b"\0" * file.stat().st_size)
-    with pytest.raises(UnreadableImage, match=r"train-000001\.tar/.* is not where the index says"):
+    with pytest.raises(UnreadableImage, match=r"train-000001\.tar/.* is not at its position in the index"):
         images.store.read(shard)
     file.write_bytes(b"")
-    with pytest.raises(UnreadableImage, match="is not where the index says"):
+    with pytest.raises(UnreadableImage, match="is not at its position in the index"):
         images.store.read(shard)
 
 
@@ -257,8 +257,8 @@ def test_index__shard_that_changes_while_it_is_read_is_named(written):
         ("lengths", lambda values: values + 10**6, "outside of its shard"),
         ("labels", lambda values: values + 9, "beyond its 3 classes"),
         ("shards", lambda values: values[::-1].copy(), "shards that it does not list"),
-        ("key_ends", lambda values: values + 5, "names are not as they are written"),
-        ("offsets", lambda values: values.astype(np.float64), "'offsets' is not as it is written"),
+        ("key_ends", lambda values: values + 5, "names of images are damaged"),
+        ("offsets", lambda values: values.astype(np.float64), "'offsets' has the type float64"),
         ("about", lambda _: np.array('{"format": 99}'), "format 99"),
         ("about", lambda _: np.array("{"), "cannot be read as an index"),
         ("about", lambda text: np.array(str(text).replace("test-000000", "../000000")), "leads out of it"),
@@ -308,9 +308,9 @@ def test_write__several_labels_go_into_parquet_and_come_back(tmp_path):
     numbers = [number_of(again.store.read(place)) for place in range(40)]
     assert sorted(numbers) == list(range(40))
     assert again.multi_hot.tolist() == rows[numbers].tolist()
-    with pytest.raises(UserError, match=r"--format is tar, where an image has one label.* give --format parquet"):
+    with pytest.raises(UserError, match=r"--format tar holds one label for each image.* give --format parquet"):
         write_shards(images, tmp_path / "tars")
     unknown = replace(images, multi_hot=np.where(rows == 1, rows, -1).astype(np.int8))
-    with pytest.raises(UserError, match=r"labels of these images were neither given nor denied.*--classes"):
+    with pytest.raises(UserError, match=r"these images have \d+ unknown labels.*--classes"):
         write_shards(unknown, tmp_path / "tars", "parquet")
     assert list((tmp_path / "tars").iterdir()) == []

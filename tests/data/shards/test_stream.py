@@ -3,8 +3,8 @@ import pytest
 
 from paucal.data.randomness import derive_seed
 from paucal.data.sampler import StepSampler
-from paucal.data.shards.stream import Stream, blocks_of, is_streamed, joined_stream, window_for
-from paucal.data.shards.texts import Repeated, Texts, sorted_positions, taken
+from paucal.data.shards.stream import Stream, blocks_of, concatenate_streams, is_streamed, window_for
+from paucal.data.string_arrays import RepeatedStrings, StringArray, sorted_positions, take_strings
 
 
 def made_stream(shards: int = 7, each: int = 60, block: int = 10, window: int = 64) -> Stream:
@@ -101,8 +101,8 @@ def test_blocks__end_with_their_shard():
 
 
 def test_joined_stream__counts_a_set_that_is_decoded_as_one_shard():
-    assert joined_stream([None, None], [3, 4]) is None
-    joined = joined_stream([made_stream(shards=2, each=20), None], [40, 300])
+    assert concatenate_streams([None, None], [3, 4]) is None
+    joined = concatenate_streams([made_stream(shards=2, each=20), None], [40, 300])
     assert joined is not None
     assert np.unique(joined.shards).tolist() == [0, 1, 2]
     assert np.bincount(joined.blocks).tolist() == [10, 10, 10, 10, 256, 44]
@@ -115,18 +115,18 @@ def test_rules__of_what_is_streamed_and_how_large_a_window_is():
 
 def test_texts__are_the_strings_they_were_made_of():
     strings = ["b", "", "ä", "bytes\udce3", "a" * 300]
-    texts = Texts.of(strings)
+    texts = StringArray.from_strings(strings)
     assert list(texts) == strings
     assert [texts[n] for n in range(5)] == strings
     assert list(texts[1:4]) == strings[1:4]
-    assert list(taken(texts, np.array([4, 0]))) == taken(strings, np.array([4, 0])) == ["a" * 300, "b"]
-    assert list(Texts.stored(*texts.take(np.array([3, 2])).parts())) == ["bytes\udce3", "ä"]
+    assert list(take_strings(texts, np.array([4, 0]))) == take_strings(strings, np.array([4, 0])) == ["a" * 300, "b"]
+    assert list(StringArray.from_buffers(*texts.take(np.array([3, 2])).to_buffers())) == ["bytes\udce3", "ä"]
     assert sorted_positions(texts[:3]).tolist() == sorted_positions(strings[:3]).tolist() == [1, 0, 2]
-    assert list(Texts.rows(["x", "y"], [2, 1])) == ["x#0", "x#1", "y#0"]
+    assert list(StringArray.numbered(["x", "y"], [2, 1])) == ["x#0", "x#1", "y#0"]
 
 
 def test_repeated__is_a_short_list():
-    parts = Repeated(("train", "test"), np.array([1, 0, 0]))
+    parts = RepeatedStrings(("train", "test"), np.array([1, 0, 0]))
     assert list(parts) == ["test", "train", "train"]
     assert (parts[0], len(parts), list(parts[1:]), set(parts)) == ("test", 3, ["train"] * 2, {"train", "test"})
     assert (np.asarray(parts) == np.asarray(["test", "train", "train"])).all()

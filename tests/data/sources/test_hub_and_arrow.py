@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data.conftest import encode
-from paucal.data.sources import hub
+from paucal.data.sources import parquet as hub
 from paucal.data.sources.opening import open_images
 from paucal.types import UserError
 

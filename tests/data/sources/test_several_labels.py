@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.conftest import encode
+from paucal.data.classes import choose_classes
 from paucal.data.sources.labels import find_separator, from_cells
 from paucal.data.sources.opening import open_images
-from paucal.data.splits.classes import choose_classes
-from paucal.data.splits.file import read_split, write_split
 from paucal.data.splits.split import make_split
+from paucal.data.splits.split_csv import read_split, write_split
 from paucal.types import UserError
 
 

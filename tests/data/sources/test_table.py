@@ -13,8 +13,8 @@ from paucal.data.sources.labels import is_missing
 from paucal.data.sources.opening import open_images
 from paucal.data.sources.source import SourceOptions
 from paucal.data.sources.tables import open_tables
-from paucal.data.splits.file import write_split
 from paucal.data.splits.split import make_split
+from paucal.data.splits.split_csv import write_split
 from paucal.types import UserError
 
 

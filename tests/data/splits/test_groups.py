@@ -8,9 +8,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from paucal.data.images import ImageSet
-from paucal.data.sources.stores import ArrayStore
 from paucal.data.splits.groups import fold_parts, group_numbers, parse_fold
 from paucal.data.splits.split import make_split
+from paucal.data.stores import ArrayStore
 from paucal.types import UserError
 
 

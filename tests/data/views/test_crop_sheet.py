@@ -2,8 +2,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from paucal.data.views.crop_sheet import crop_sheet
 from paucal.data.views.normalisation import Normalisation
+from paucal.data.views.sheets import crop_sheet
 from paucal.types import Batch
 
 NORMALISATION = Normalisation()

@@ -8,8 +8,7 @@ from timm.data.auto_augment import rand_augment_transform
 from torch.nn.functional import affine_grid
 
 from data.seeding import seeded
-from paucal.data.views.augment import Augmentation
-from paucal.data.views.located_rand_augment import LocatedRandAugment
+from paucal.data.views.augmentation import Augmentation, LocatedRandAugment
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import TrainTransform
 

@@ -4,9 +4,9 @@ import torch
 from PIL import Image
 
 from data.seeding import seeded
-from paucal.data.views.mixing import Mixing
+from paucal.data.views.augmentation import Mixing
 from paucal.data.views.normalisation import Normalisation
-from paucal.data.views.preview import sheet
+from paucal.data.views.sheets import sheet
 from paucal.types import Batch, UserError
 
 

@@ -10,7 +10,7 @@ from torchvision.transforms.v2 import functional as peer
 from data.seeding import seeded
 from paucal.data.dataset import SampleKey, ViewDataset
 from paucal.data.images import ImageSet
-from paucal.data.sources.stores import ArrayStore
+from paucal.data.stores import ArrayStore
 from paucal.data.views import multi_crop
 from paucal.data.views.multi_crop import DinoCrop, crop_views, jittered
 from paucal.data.views.normalisation import Normalisation

@@ -8,7 +8,7 @@ from PIL import Image, ImageFilter
 
 from data.seeding import seeded
 from paucal.data.images import ImageSet
-from paucal.data.views.augment import Augmentation, build_rand_augment
+from paucal.data.views.augmentation import Augmentation, build_rand_augment
 from paucal.data.views.normalisation import Normalisation, compute_normalisation
 from paucal.data.views.transforms import EvalTransform, TrainTransform
 from paucal.types import UserError

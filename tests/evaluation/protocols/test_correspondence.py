@@ -9,11 +9,16 @@ import torch
 
 from paucal.data.dataset import SampleKey, ViewDataset, collate
 from paucal.data.images import ImageSet
-from paucal.data.sources.stores import ArrayStore
+from paucal.data.stores import ArrayStore
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import EvalTransform
-from paucal.evaluation.protocols.correspondence import cell_centres, correspond, match_cells, true_positions
-from paucal.evaluation.protocols.views import second_view
+from paucal.evaluation.protocols.correspondence import (
+    cell_centres,
+    correspond,
+    match_cells,
+    second_view,
+    true_positions,
+)
 from paucal.types import Features, UserError
 from vectors import fill
 
@@ -115,7 +120,7 @@ class Coordinates(torch.nn.Module):
 @pytest.mark.parametrize("change", ["mirror", "crop"])
 def test_views__tell_the_true_place_of_every_pixel(change, monkeypatch):
     # Without colour changes, an image of its own coordinates is matched nearly perfectly: the geometry is right.
-    monkeypatch.setattr("paucal.evaluation.protocols.views._colours", lambda grey: lambda image: image)
+    monkeypatch.setattr("paucal.evaluation.protocols.correspondence._colours", lambda grey: lambda image: image)
     height, width = 48, 80
     y, x = np.meshgrid(np.linspace(0, 255, height), np.linspace(0, 255, width), indexing="ij")
     pixels = np.stack([x, y, 0 * x], 2).astype(np.uint8)[None].repeat(6, 0)

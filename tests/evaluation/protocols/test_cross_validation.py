@@ -6,8 +6,15 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import PredefinedSplit, cross_val_score
 
-from paucal.evaluation.protocols.cross_validation import draw_folds, fit_by_folds, fit_probe_by_folds
-from paucal.evaluation.protocols.linear_probe import ProbeSettings, cached_batches, for_images, train_probes
+from paucal.evaluation.protocols.classifier import draw_folds
+from paucal.evaluation.protocols.linear_probe import (
+    ProbeSettings,
+    cached_batches,
+    fit_probe_by_folds,
+    for_images,
+    train_probes,
+)
+from paucal.evaluation.protocols.logistic import fit_by_folds
 from paucal.types import UserError
 
 

@@ -13,13 +13,19 @@ from PIL import Image
 from paucal.backbones import BackboneSpec
 from paucal.data.images import ImageSet
 from paucal.data.sources.opening import open_images
-from paucal.data.sources.stores import ArrayStore
-from paucal.evaluation.protocols import extraction as module
-from paucal.evaluation.protocols.extraction import Extraction, augmented_batches, extract
-from paucal.evaluation.protocols.feature_cache import FeatureCache, default_folder, images_fingerprint
-from paucal.evaluation.protocols.feature_reader import POOLED, FeatureKind
-from paucal.evaluation.protocols.linear_probe import ProbeSettings
-from paucal.evaluation.protocols.subjects import Subject, floor_of, random_backbone
+from paucal.data.stores import ArrayStore
+from paucal.evaluation.protocols import features as module
+from paucal.evaluation.protocols.features import (
+    POOLED,
+    Extraction,
+    FeatureCache,
+    FeatureKind,
+    default_folder,
+    extract,
+    images_fingerprint,
+)
+from paucal.evaluation.protocols.linear_probe import ProbeSettings, augmented_batches
+from paucal.models.frozen import FrozenBackbone, random_backbone, random_floor
 from paucal.models.preprocessing import Preprocessing
 from paucal.types import UserError
 
@@ -29,7 +35,7 @@ BLOCKS = FeatureKind("blocks", 2)
 
 
 def subject(seed=0):
-    return Subject("toy", "random", SPEC, random_backbone(SPEC, seed), PREPROCESSING)
+    return FrozenBackbone("toy", "random", SPEC, random_backbone(SPEC, seed), PREPROCESSING)
 
 
 def pictures(count=7, seed=0):
@@ -198,7 +204,7 @@ def test_extract__refuses_features_that_are_no_numbers():
 
 def test_floor__is_the_same_architecture_with_weights_of_a_seed():
     one = subject(7)
-    floor, again, other = floor_of(one, 0), floor_of(one, 0), floor_of(one, 1)
+    floor, again, other = random_floor(one, 0), random_floor(one, 0), random_floor(one, 1)
     assert floor.random
     assert floor.fingerprint == again.fingerprint
     assert len({one.fingerprint, floor.fingerprint, other.fingerprint}) == 3
@@ -206,7 +212,7 @@ def test_floor__is_the_same_architecture_with_weights_of_a_seed():
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
-    floor_of(one, 0)
+    random_floor(one, 0)
     assert torch.equal(torch.rand(3), expected)
 
 

@@ -7,7 +7,7 @@ import torch
 import paucal.backbones  # noqa: F401 (registers our models)
 from backbones.reduced import FAMILIES
 from paucal.backbones import FeatureBackbone
-from paucal.evaluation.protocols.feature_reader import POOLED, FeatureKind, FeatureReader, parse_kind, probe_kind
+from paucal.evaluation.protocols.features import POOLED, FeatureKind, FeatureReader, parse_kind, probe_kind
 from paucal.types import FeatureRequest, UserError
 
 ESVIT_SWIN = {"embed_dim": 24, "depths": (1, 1, 2, 2), "num_heads": (1, 2, 3, 6), "img_size": 64, "window_size": 2}
@@ -101,7 +101,7 @@ def test_class_and_mean__where_the_class_token_comes_after_the_blocks():
     [("resnet18", {}), ("swin_tiny_patch4_window7_224", ESVIT_SWIN), ("esvit_vil_tiny", {})],
 )
 def test_class_and_mean__is_refused_without_a_class_token(name, arguments):
-    with pytest.raises(UserError, match=f"beside the mean of the patches, and {name} has none that it pools by"):
+    with pytest.raises(UserError, match=f"class\\+mean needs a class token, and {name} does not pool by one"):
         FeatureReader(build(name, **arguments), [FeatureKind("class+mean")])
 
 
@@ -192,7 +192,7 @@ def test_parse__refuses_what_is_no_kind(text):
 
 def test_reader__refuses_more_blocks_or_stages_than_there_are():
     backbone = build("vit_mini", (16, 16), img_size=16, depth=2)
-    with pytest.raises(UserError, match="the last 5 blocks and vit_mini has 2"):
+    with pytest.raises(UserError, match="the last 5 blocks, and vit_mini has 2"):
         FeatureReader(backbone, [FeatureKind("blocks", 5)])
-    with pytest.raises(UserError, match="the last 9 stages and vit_mini has 2"), torch.no_grad():
+    with pytest.raises(UserError, match="the last 9 stages, and vit_mini has 2"), torch.no_grad():
         FeatureReader(backbone, [FeatureKind("stages", 9)])(images((16, 16)))

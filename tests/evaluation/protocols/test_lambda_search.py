@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paucal.evaluation.protocols.lambda_search import (
+from paucal.evaluation.protocols.logistic import (
     POINTS,
     search_strength,
     strength_at,

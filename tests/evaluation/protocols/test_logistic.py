@@ -5,8 +5,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from paucal.evaluation.protocols.lambda_search import POINTS, Searched, strength_at
-from paucal.evaluation.protocols.logistic import Solver, fit_logistic, fit_selected
+from paucal.evaluation.protocols.logistic import POINTS, SearchResult, Solver, fit_logistic, fit_selected, strength_at
 from paucal.types import UserError
 
 EXACT = {name: Solver(name, max_iterations=5000, tolerance=1e-7) for name in ("sklearn", "torch")}
@@ -79,10 +78,10 @@ def test_multi_label__is_one_regression_per_class_without_the_ignored_images():
     np.testing.assert_allclose(ours.weight[2], peer.coef_[0], rtol=1e-4, atol=1e-5)
 
 
-def sweep(score) -> Searched:
+def sweep(score) -> SearchResult:
     """Try every lambda of the grid; of equal scores the larger one wins."""
     scores = {position: score(strength_at(position)) for position in range(POINTS)}
-    return Searched(max(scores, key=lambda position: (scores[position], position)), scores)
+    return SearchResult(max(scores, key=lambda position: (scores[position], position)), scores)
 
 
 def test_selected__takes_the_grids_best_lambda_and_refits_on_both_parts():

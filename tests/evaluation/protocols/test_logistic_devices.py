@@ -1,4 +1,4 @@
-"""Features on an accelerator and labels on the CPU, as `judge` hands them over."""
+"""Features on an accelerator and labels on the CPU, as `evaluate_backbone` hands them over."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from paucal.evaluation.protocols import logistic_torch
+from paucal.evaluation.protocols import logistic as logistic_torch
 from paucal.evaluation.protocols.few_labels import few_label_curve
 from paucal.evaluation.protocols.logistic import Solver, fit_logistic, fit_selected
 

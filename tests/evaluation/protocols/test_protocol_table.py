@@ -7,11 +7,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from paucal.evaluation.protocols.comparison import Row, compare
-from paucal.evaluation.protocols.figure import protocols_figure, shown_rows
-from paucal.evaluation.protocols.judge import Line, Outcome
-from paucal.evaluation.protocols.table import protocol_table, remarks, store_table
-from paucal.metrics.bootstrap import Bootstrap
+from paucal.evaluation.protocols.evaluate import Line, Outcome
+from paucal.evaluation.protocols.table import (
+    Row,
+    compare,
+    protocol_table,
+    protocols_figure,
+    remarks,
+    shown_rows,
+    store_table,
+)
+from paucal.metrics.intervals import Bootstrap
 from paucal.metrics.measures import Mean
 from paucal.types import UserError
 
@@ -138,7 +144,7 @@ def test_rows__come_back_from_what_was_stored():
     ],
 )
 def test_rows__refuse_what_is_no_line(damage):
-    with pytest.raises(UserError, match="judge again"):
+    with pytest.raises(UserError, match="evaluate again"):
         Row.from_dict({**rows_of()[0].to_dict(), **damage})
 
 

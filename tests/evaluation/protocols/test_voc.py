@@ -4,20 +4,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from evaluation.protocols.test_judge import OPTIONS, subject
-from paucal.evaluation.protocols import voc
-from paucal.evaluation.protocols.judge import judge
+from evaluation.protocols.test_evaluate import OPTIONS, subject
+from paucal.evaluation.protocols import data as data_module
+from paucal.evaluation.protocols.evaluate import evaluate_backbone
 from paucal.metrics.measures import value_of
 from paucal.runner.console import SilentConsole
 from paucal.types import UserError
-from paucal.verbs.eval.frozen_data import open_data
+from paucal.verbs.eval.images import open_data
 from paucal.verbs.eval.settings import FrozenSettings, OpeningSettings
 
 
 @pytest.fixture
 def folder(tmp_path):
     """VOC2007 below a data root, as its two archives unpack over each other."""
-    return unpack(tmp_path / voc.FOLDER)
+    return unpack(tmp_path / data_module.VOC_FOLDER)
 
 
 def unpack(folder):
@@ -30,7 +30,7 @@ def unpack(folder):
             Image.fromarray(generator.integers(0, 255, (18, 20, 3), dtype=np.uint8)).save(
                 folder / "JPEGImages" / f"{name}.jpg"
             )
-        for k, kind in enumerate(voc.CLASSES):
+        for k, kind in enumerate(data_module.VOC_CLASSES):
             marks = [("1", "-1", "0")[(i + k) % 3] for i in range(count)]
             lines = [f"{name} {mark:>2}" for name, mark in zip(names, marks, strict=True)]
             (folder / "ImageSets" / "Main" / f"{kind}_{part}.txt").write_text("\n".join(lines) + "\n")
@@ -38,28 +38,28 @@ def unpack(folder):
 
 
 def test_voc__has_several_labels_per_image_and_eleven_point_map(folder):
-    assert voc.is_voc(folder)
-    data = voc.open_voc(folder)
+    assert data_module.is_voc(folder)
+    data = data_module.open_voc(folder)
     assert data.counts() == {"train": 24, "val": 12, "test": 12}
     assert data.labels.shape == (48, 20)
     assert data.labels[0].tolist()[:4] == [1, 0, -1, 1]
-    (found,) = judge(subject(), data, ["logistic"], OPTIONS)
+    (found,) = evaluate_backbone(subject(), data, ["logistic"], OPTIONS)
     assert found.line.score == "11-point mAP"
     assert 0 < value_of(found.measure, 12) <= 1
-    with pytest.raises(UserError, match="have several classes each: judge them with --protocol logistic"):
-        judge(subject(), data, ["knn", "logistic"], OPTIONS)
+    with pytest.raises(UserError, match="have several classes each: evaluate them with --protocol logistic"):
+        evaluate_backbone(subject(), data, ["knn", "logistic"], OPTIONS)
 
 
 def test_voc__says_what_is_missing_or_damaged(folder):
     (folder / "JPEGImages" / "200003.jpg").unlink()
     with pytest.raises(UserError, match=r"200003.jpg is missing: unpack both archives"):
-        voc.open_voc(folder)
+        data_module.open_voc(folder)
     (folder / "ImageSets" / "Main" / "cat_val.txt").write_text("../../secret 1\n")
     with pytest.raises(UserError, match="names no images as VOC2007 does"):
-        voc.open_voc(folder)
+        data_module.open_voc(folder)
     (folder / "ImageSets" / "Main" / "cat_val.txt").write_text("100000 7\n")
     with pytest.raises(UserError, match="is no list of VOC2007"):
-        voc.open_voc(folder)
+        data_module.open_voc(folder)
 
 
 def test_name__finds_it_below_the_data_root(folder, tmp_path, monkeypatch):
@@ -83,12 +83,12 @@ def test_download__asks_torchvision_for_both_archives(tmp_path, monkeypatch):
     def fetch(root, year, image_set, download):
         asked.append((root, year, image_set, download))
         if image_set == "test":
-            unpack(tmp_path / voc.FOLDER)
+            unpack(tmp_path / data_module.VOC_FOLDER)
 
-    monkeypatch.setattr(voc, "VOCDetection", fetch)
-    assert voc.find_voc(tmp_path, download=True) == tmp_path / "VOCdevkit" / "VOC2007"
+    monkeypatch.setattr(data_module, "VOCDetection", fetch)
+    assert data_module.find_voc(tmp_path, download=True) == tmp_path / "VOCdevkit" / "VOC2007"
     assert asked == [(str(tmp_path), "2007", part, True) for part in ("trainval", "test")]
-    voc.find_voc(tmp_path, download=True)
+    data_module.find_voc(tmp_path, download=True)
     assert len(asked) == 2  # what is there is not fetched again
 
 
@@ -96,6 +96,6 @@ def test_download__that_fails_is_one_sentence(tmp_path, monkeypatch):
     def fetch(*_, **__):
         raise OSError("<urlopen error no route>")
 
-    monkeypatch.setattr(voc, "VOCDetection", fetch)
+    monkeypatch.setattr(data_module, "VOCDetection", fetch)
     with pytest.raises(UserError, match=r"could not be fetched \(<urlopen error no route>\); try again, or put"):
-        voc.find_voc(tmp_path, download=True)
+        data_module.find_voc(tmp_path, download=True)

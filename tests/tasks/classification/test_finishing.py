@@ -10,7 +10,7 @@ from PIL import Image
 
 import paucal
 from paucal.data.loader import make_eval_loader
-from paucal.data.splits.file import read_split
+from paucal.data.splits.split_csv import read_split
 from paucal.evaluation.classification import quick_scores
 from paucal.evaluation.predictions import predict_all
 from paucal.models.trained import load_trained

@@ -69,9 +69,9 @@ def test_eval__refuses_strange_classes_and_what_is_of_classifiers(finished: Path
     with pytest.raises(UserError, match="has boxes of 'green', which the detector does not know: it finds"):
         paucal.evaluate(finished, strange, output=str(tmp_path / "no"))
     assert not (tmp_path / "no").exists()
-    with pytest.raises(UserError, match=r"--mirror is of classifiers.*is for detection"):
+    with pytest.raises(UserError, match=r"--mirror is for classifiers.*is for detection"):
         paucal.evaluate(finished, mirror=True)
-    with pytest.raises(UserError, match="--protocol judges classifiers and frozen features"):
+    with pytest.raises(UserError, match="--protocol is for classifiers and frozen features"):
         paucal.evaluate(finished, protocol=["classification"])
 
 

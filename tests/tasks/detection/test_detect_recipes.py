@@ -16,14 +16,13 @@ from paucal.runner.console import SilentConsole
 from paucal.runner.starts import plain_init
 from paucal.settings.options import check_ranges
 from paucal.tasks.detection.assembly import assemble
-from paucal.tasks.detection.batch import BoxedDataset
-from paucal.tasks.detection.job import DetectionJob, _schedule
-from paucal.tasks.detection.opening import open_boxed
-from paucal.tasks.detection.options import DetectorOptions
+from paucal.tasks.detection.batches import BoxedDataset
+from paucal.tasks.detection.images import open_boxed
+from paucal.tasks.detection.job import DetectionJob, make_schedule
+from paucal.tasks.detection.network.options import DetectorOptions
 from paucal.tasks.detection.rules import RULES, BoxFacts
-from paucal.tasks.detection.settings import DetectSettings
-from paucal.tasks.detection.structure import detector_options
-from paucal.tasks.detection.views import PAPER_SCALES, _cut_out, training_view
+from paucal.tasks.detection.settings import DetectSettings, detector_options
+from paucal.tasks.detection.views import PAPER_SCALES, make_crop, training_view
 from paucal.training import CosineWarmup
 from paucal.training.schedules import WarmupThenSteps
 from paucal.types import UserError
@@ -54,11 +53,11 @@ def test_recipes__are_whole_settings_in_their_ranges(name: str):
 
 def test_a_start_that_has_been_shown_little__is_not_handled_with_care():
     few = BoxFacts(205, 3, 480, device="cpu", longer=640)
-    for shown, expected in ((2_050, (0, 1.0, "learn")), (UNDERTRAINED, (1, 0.5, "still")), (None, (1, 0.5, "still"))):
+    for shown, expected in ((2_050, ("none", 1.0, False)), (UNDERTRAINED, (1, 0.5, True)), (None, (1, 0.5, True))):
         start = StartFacts("runs/5", "resnet10t", normalise="model", shown=shown)
         settings, reasons = resolve(DetectSettings(data="cells/", init="runs/5"), replace(few, start=start), RULES)
-        assert (settings.freeze_stages, settings.backbone_rate, settings.norms) == expected
-        assert ("runs/5 has been shown 2,050 images" in reasons["norms"]) == (shown == 2_050)
+        assert (settings.freeze, settings.backbone_lr, settings.eval_mode) == expected
+        assert ("runs/5 has been shown 2,050 images" in reasons["eval_mode"]) == (shown == 2_050)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +79,7 @@ def test_recipes__resolve_to_the_published_numbers(name: str, epochs: int, falls
     per_pass = IMAGES // settings.effective_batch
     warmup = round(settings.warmup_epochs * per_pass)
     assert (settings.epochs, warmup) == (epochs, 500)
-    schedule = _schedule(settings, epochs * per_pass, warmup, per_pass)
+    schedule = make_schedule(settings, epochs * per_pass, warmup, per_pass)
     rates = [schedule(step) for step in (0, 250, 500, falls[0] * per_pass - 1, falls[0] * per_pass)]
     assert rates == pytest.approx([1e-7, 5.005e-5, 1e-4, 1e-4, 1e-5])
     assert schedule(falls[1] * per_pass - 1) == pytest.approx(1e-5)
@@ -125,7 +124,7 @@ def test_what_is_given__wins_over_a_recipe():
     for length in ({"time": "2h"}, {"steps": 100}):
         settings, origin = filled("detector-coco-1x", **length)
         assert (settings.epochs, settings.milestones) == (None, None)
-        assert isinstance(_schedule(settings, 100, 5, 10), CosineWarmup)
+        assert isinstance(make_schedule(settings, 100, 5, 10), CosineWarmup)
 
 
 def test_recipes__want_trained_weights_and_a_name_that_exists():
@@ -221,7 +220,7 @@ def test_cropped__cuts_half_of_the_images_as_published():
 
 def test_crops__are_of_the_published_sides():
     """Before the last scaling: 384 to 600 pixels a side of images whose shorter side is 400, 500 or 600."""
-    cut = _cut_out((800, 1333))
+    cut = make_crop((800, 1333))
     image = tv_tensors.Image(torch.zeros(3, 480, 640, dtype=torch.uint8))
     sides = []
     for seed in range(40):
@@ -254,10 +253,10 @@ def test_images_without_objects__are_left_out_of_training_alone(tmp_path: Path):
         for how in ("keep", "drop")
     )
     before, after = kept.data.counts(), dropped.data.counts()
-    empty = [index for index in kept.data.part("train") if not len(kept.images.of(int(index)))]
+    empty = [index for index in kept.data.part("train") if not len(kept.images.boxes_of(int(index)))]
     assert empty
     assert after == {**before, "train": before["train"] - len(empty)}
-    assert all(len(dropped.images.of(int(index))) for index in dropped.data.part("train"))
+    assert all(len(dropped.images.boxes_of(int(index))) for index in dropped.data.part("train"))
     words = f"{len(empty)} training image{'s' if len(empty) > 1 else ''} without an object left out"
     assert dropped.data.split.description == f"{kept.data.split.description}; {words}"
 
@@ -272,4 +271,4 @@ def test_boxes_under_a_side__are_not_learned(tmp_path: Path, least: float, boxes
         sample = BoxedDataset(boxed, view, seed=0, least=least)[SampleKey(place, epoch)]
         counts.append(sum(1 for box in sample.boxes if float((box[2:] - box[:2]).min()) < 2))
     assert max(counts) == boxes
-    assert len(boxed.of(place)) == len(boxed.boxes["3.png"])  # they are judged all the same
+    assert len(boxed.boxes_of(place)) == len(boxed.boxes["3.png"])  # they are judged all the same

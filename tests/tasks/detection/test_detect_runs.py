@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from paucal.runner.life import Stopped, begin, resume
 from paucal.runner.starts import plain_init
 from paucal.runner.time_budget import Pace
 from paucal.runs import RunFolder, load_checkpoint, read_weights
-from paucal.settings.chosen import CHOSEN
+from paucal.settings.options import chosen_settings
+from paucal.tasks.detection import assembly
 from paucal.tasks.detection.assembly import assemble
 from paucal.tasks.detection.job import DetectionJob, detect, fit_steps
 from paucal.tasks.detection.rules import RULES
@@ -145,7 +147,7 @@ BAD = {
     "a batch to be tried": ({"batch_size": "auto"}, "--batch-size auto"),
     "no time": ({"time": "soon"}, "--time is 'soon'"),
     "a size out of range": ({"img_size": [5]}, "--img-size"),
-    "a stage too many": ({"freeze_stages": 50, "steps": 2}, "stages"),
+    "a stage too many": ({"freeze": 50, "steps": 2}, "stages"),
     "a start that is not there": ({"init": "nowhere", "steps": 2}, "no file or run folder 'nowhere'"),
     "a model that is not there": ({"model": "resnet1", "steps": 2}, "There is no model"),
     "a stride that no map has": ({"finest": 12}, "--finest is 12"),
@@ -173,17 +175,17 @@ def test_unreadable_images__are_refused_or_left_out_with_their_boxes(tmp_path: P
     made = assemble(replace(settings, on_bad_image="skip"), GIVEN, bars)
     assert len(made.images.images) == 19
     assert made.images.images.keys[4] == "5.png"
-    assert made.images.of(4).corners.tolist() == assemble_whole(tmp_path).of(5).corners.tolist()
+    assert made.images.boxes_of(4).corners.tolist() == assemble_whole(tmp_path).boxes_of(5).corners.tolist()
 
 
 def assemble_whole(tmp_path: Path):
-    from paucal.tasks.detection.opening import open_boxed
+    from paucal.tasks.detection.images import open_boxed
 
     return open_boxed(write_coco(tmp_path / "whole", 20))
 
 
 def test_chosen__are_the_settings_that_have_a_rule():
-    assert CHOSEN["detect"] == set(RULES)
+    assert chosen_settings(DetectSettings) == set(RULES)
 
 
 def test_measuring__leaves_the_detector_as_it_was(images: Path):
@@ -242,3 +244,20 @@ def test_time__that_does_not_suffice_is_refused_with_one_that_does(images: Path,
     monkeypatch.setattr(DetectionJob, "measure", lambda job, setup, threads: Pace(20.0, 1.0, 1.0, 12.0))
     with pytest.raises(UserError, match=r"a step takes 20\.0 s here.*give --time \d+m or more"):
         detect(images, output=str(tmp_path / "run"), time="30s", **TINY)
+
+
+@pytest.mark.parametrize(("device", "expected"), [(None, "cuda"), ("cpu", "cpu")])
+def test_start__is_chosen_for_the_device_of_the_run(
+    images: Path, monkeypatch: pytest.MonkeyPatch, device: str | None, expected: str
+):
+    devices = []
+
+    def choose(settings: DetectSettings, given: Mapping[str, str], device: str, side: int):
+        devices.append(device)
+        raise UserError("chosen")
+
+    monkeypatch.setattr(assembly, "best_device", lambda: ("cuda", True))
+    monkeypatch.setattr(assembly, "choose_start", choose)
+    with pytest.raises(UserError, match="chosen"):
+        assemble(DetectSettings(data=str(images), device=device), {}, SilentConsole().progress)
+    assert devices == [expected]

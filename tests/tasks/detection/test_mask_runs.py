@@ -15,8 +15,8 @@ from paucal.runner.life import Stopped, begin, resume
 from paucal.runner.starts import plain_init
 from paucal.runs import RunFolder, load_checkpoint, read_weights
 from paucal.tasks.detection.assembly import assemble
-from paucal.tasks.detection.instance_masks.run_lengths import RunLengths, unpacked
 from paucal.tasks.detection.job import DetectionJob, detect
+from paucal.tasks.detection.masks import RunLengths, unpack_mask
 from paucal.tasks.detection.settings import DetectSettings
 from paucal.types import UserError
 from paucal.verbs.predict.detection import detect_objects
@@ -61,7 +61,7 @@ def test_run__leaves_the_scores_and_pictures_of_masks(finished: Path):
     assert all(row["segmentation"]["size"] == [64, 96] for row in detections["annotations"])
     assert (run.plots / "mask_precision_recall.png").is_file()
     page = (finished / "report.html").read_text()
-    assert "Where the masks have to overlap" in page
+    assert "For masks instead of boxes" in page
     assert page.count("<figcaption>") == 6
     assert page.count(">mask AP<") == 2
 
@@ -100,7 +100,7 @@ def test_predictions__of_the_command_line_hold_masks(finished: Path, images: Pat
     assert len(rows) == len(found) > 0
     for place, row in enumerate(rows):
         told = row["segmentation"]
-        mask = unpacked(RunLengths(size=told["size"], counts=told["counts"].encode())).astype(bool)
+        mask = unpack_mask(RunLengths(size=told["size"], counts=told["counts"].encode())).astype(bool)
         assert mask.shape == (64, 96)
         assert np.array_equal(mask, found.mask(place))
         assert row["area"] == mask.sum()
@@ -128,10 +128,10 @@ def test_masks__are_learnt_where_every_box_has_an_outline_and_told_why(images: P
     assert setup(images, cascade=True).describe().startswith("Cascade Mask R-CNN")
     off = setup(images, masks="off")
     assert (off.settings.masks, off.describe().partition(" on ")[0]) == ("off", "Faster R-CNN")
-    assert off.images.of(0).masks is None
+    assert off.images.boxes_of(0).masks is None
     some = setup(some_bare(tmp_path / "some", 3), masks="auto")
     assert some.settings.masks == "off"
-    assert some.origin["masks"] == f"auto: 3 of {some.images.total} boxes have no outline"
+    assert some.origin["masks"] == f"auto: 3 of {some.images.count_boxes()} boxes have no outline"
     assert all(one.masks is None for one in some.images.boxes.values())
     none = setup(write_coco(tmp_path / "boxes", 20).parent)
     assert none.origin["masks"] == "auto: no box has an outline"

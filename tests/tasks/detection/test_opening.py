@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from paucal.data.splits.split import make_split
-from paucal.tasks.detection.opening import open_boxed
+from paucal.tasks.detection.images import open_boxed
 from paucal.types import UserError
 from tasks.detection.made import change, coco, pictures, write_coco, write_voc, write_xml
 
@@ -26,7 +26,7 @@ def test_both_formats__give_the_same_boxes(tmp_path: Path):
     assert (voc.category_ids, listed.category_ids) == ((1, 2), (3, 7))
     for index, (_, rows) in enumerate(pictures(6)):
         for boxed in (voc, listed):
-            known = boxed.of(index)
+            known = boxed.boxes_of(index)
             assert known.corners.tolist() == [list(row[1:]) for row in rows]
             assert [boxed.classes[label] for label in known.labels] == [row[0] for row in rows]
             assert known.size == (64, 96)
@@ -37,7 +37,7 @@ def test_presence__says_which_classes_an_image_shows_so_that_sets_are_cut_by_cla
     boxed = open_boxed(write_voc(tmp_path / "voc", 24))
     assert boxed.images.multi_hot is not None
     for index, row in enumerate(boxed.images.multi_hot):
-        assert set(np.flatnonzero(row)) == set(boxed.of(index).labels)
+        assert set(np.flatnonzero(row)) == set(boxed.boxes_of(index).labels)
     split = make_split(boxed.images)
     assert split.counts()["train"] > 10
     assert min(split.counts()[part] for part in ("val", "test")) >= 1
@@ -84,15 +84,15 @@ def test_holes_unused_classes_bare_images_and_empty_boxes__are_kept_or_told(tmp_
     file.write_text(json.dumps(content))
     boxed = open_boxed(file.parent)
     assert (boxed.classes, boxed.category_ids) == (("red", "blue"), (3, 70))
-    assert len(boxed.of(2)) == 0
-    assert boxed.of(0).corners[-1].tolist() == [0, 5, 11, 15]
-    assert boxed.of(0).crowd.tolist() == [False] * (len(boxed.of(0)) - 1) + [True]
+    assert len(boxed.boxes_of(2)) == 0
+    assert boxed.boxes_of(0).corners[-1].tolist() == [0, 5, 11, 15]
+    assert boxed.boxes_of(0).crowd.tolist() == [False] * (len(boxed.boxes_of(0)) - 1) + [True]
     assert boxed.images.notes == (
         "1 box without an area dropped",
         "1 box cut at the edge of the image",
         "1 box marked as a crowd: neither learnt nor counted",
         "1 class without a box left out: pieces",
-        "1 image without a box: they teach what is no object",
+        "1 image without a box: they are used as negatives",
     )
 
 
@@ -225,7 +225,7 @@ def test_voc__beside_the_images_is_found_and_an_unknown_size_is_taken_from_the_i
         image.save(folder / f"{number}.png")
         write_xml(folder / f"{number}.xml", "", (0, 0), rows)
     boxed = open_boxed(folder)
-    assert boxed.of(1).size == (64, 96)
+    assert boxed.boxes_of(1).size == (64, 96)
     assert boxed.images.keys == ["0.png", "1.png", "2.png"]
 
 
@@ -254,9 +254,9 @@ def test_images_without_a_description__are_counted_and_not_taken_for_empty_ones(
 @with_data
 def test_real_sets__have_the_boxes_that_their_makers_count():
     cells, chess = open_boxed(DATA / "bccd"), open_boxed(DATA / "chess")
-    assert (len(cells.images), cells.count(range(364)), cells.classes) == (364, 4886, ("Platelets", "RBC", "WBC"))
+    assert (len(cells.images), cells.count_boxes(range(364)), cells.classes) == (364, 4886, ("Platelets", "RBC", "WBC"))
     assert "2 boxes without an area dropped" in cells.images.notes
-    assert (len(chess.images), chess.count(range(289)), len(chess.classes)) == (289, 2870, 13)
+    assert (len(chess.images), chess.count_boxes(range(289)), len(chess.classes)) == (289, 2870, 13)
     assert make_split(chess.images).counts() == {"train": 202, "val": 58, "test": 29, "unused": 0}
 
 
@@ -269,12 +269,12 @@ def save_turned(path: Path, size: tuple[int, int], value: int) -> None:
 @pytest.mark.parametrize("value", [0, 9, 65537, 65542])
 def test_invalid_exif_orientations__are_ignored(tmp_path: Path, value: int):
     root = write_voc(tmp_path / "set")
-    expected = open_boxed(root).of(0)
+    expected = open_boxed(root).boxes_of(0)
     save_turned(root / "JPEGImages/0.png", (96, 64), value)
     boxed = open_boxed(root)
     assert boxed.images.notes == ()
-    assert boxed.of(0).size == (64, 96)
-    assert boxed.of(0).corners.tolist() == expected.corners.tolist()
+    assert boxed.boxes_of(0).size == (64, 96)
+    assert boxed.boxes_of(0).corners.tolist() == expected.corners.tolist()
     assert boxed.images.store.read(0).size == (96, 64)
 
 
@@ -300,7 +300,7 @@ def test_turned_images__whose_size_tells_nothing_are_named(
     boxed = open_boxed(root)
     said = [note for note in boxed.images.notes if "by its EXIF tag (JPEGImages/0.png)" in note]
     assert len(said) == is_ambiguous
-    assert boxed.of(0).size == upright[::-1]
+    assert boxed.boxes_of(0).size == upright[::-1]
 
 
 def test_boxes_drawn_before_an_image_was_turned__are_refused(tmp_path: Path):

@@ -10,10 +10,9 @@ from paucal.recipes.detection import RECIPES
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, begin, resume
 from paucal.runs import RunFolder, load_checkpoint, read_weights
-from paucal.tasks.detection.card import load_detector
 from paucal.tasks.detection.job import DetectionJob, detect
-from paucal.tasks.detection.settings import DetectSettings
-from paucal.tasks.detection.structure import detector_options
+from paucal.tasks.detection.model import load_detector
+from paucal.tasks.detection.settings import DetectSettings, detector_options
 from paucal.verbs.predict.detection import detect_objects
 from tasks.detection.outlined import write_outlined
 from tasks.pretraining.short_runs import StopAfter

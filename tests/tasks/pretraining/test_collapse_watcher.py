@@ -3,7 +3,7 @@ import json
 import pytest
 
 from evaluation.courses import LINE, ONE_PROTOTYPE, UNIFORM, B, D, K, course
-from paucal.evaluation.collapse import PATIENCE, judge
+from paucal.evaluation.collapse import PATIENCE, find_collapse
 from paucal.tasks.pretraining.collapse_watcher import CollapseWatcher
 from paucal.types import UserError
 
@@ -12,7 +12,7 @@ def watcher(on_collapse="warn", **options) -> tuple[CollapseWatcher, list[str]]:
     said: list[str] = []
 
     def judged(rows, patience):
-        return judge(rows, K, D, batch=B, patience=patience or PATIENCE, **options)
+        return find_collapse(rows, K, D, batch=B, patience=patience or PATIENCE, **options)
 
     return CollapseWatcher(on_collapse, judged, said.append), said
 

@@ -6,10 +6,10 @@ import torch
 
 from paucal.backbones import BackboneSpec
 from paucal.data.dataset import SampleKey, ViewDataset, collate
-from paucal.data.sources.digits import open_digits
+from paucal.data.sources.opening import open_digits
 from paucal.data.views.multi_crop import crop_views
 from paucal.data.views.normalisation import Normalisation
-from paucal.evaluation.collapse import PATIENCE, judge
+from paucal.evaluation.collapse import PATIENCE, find_collapse
 from paucal.objectives import SelfDistillation, SelfDistillationOptions
 from paucal.tasks.pretraining.collapse_watcher import CollapseWatcher
 from paucal.training.meters import Meters
@@ -46,7 +46,7 @@ def watched_run(epochs: int, **options) -> tuple[CollapseWatcher, list[str], lis
 
     def judged(rows, patience):
         scale = {"batch": BATCH, "grace_steps": 2 * STEPS, "patience": patience or PATIENCE}
-        return judge(rows, K, objective.student.backbone.dim, **scale)
+        return find_collapse(rows, K, objective.student.backbone.dim, **scale)
 
     watcher = CollapseWatcher("warn", judged, said.append)
     rows, order = [], np.random.default_rng(0)

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from PIL import Image
 
 from paucal.data.sources.opening import open_images
-from paucal.data.sources.stores import FileStore
 from paucal.data.splits.split import make_split
+from paucal.data.stores import FileStore
 from paucal.models.preprocessing import Preprocessing
 from paucal.tasks.pretraining import monitor
 from paucal.tasks.pretraining.monitor import knn_monitor

@@ -102,8 +102,8 @@ def test_photometric_colours__change_the_image_alone():
     options = {"size": (40, 60), "scale": (1.0, 1.0), "hflip": 0.0}
     changed = [drawn(CropOptions(**options, colour="photometric"), seed, image, mask) for seed in range(12)]
     plain = drawn(CropOptions(**options, colour=0.0), 0, image, mask)
-    assert all(torch.equal(one[1], plain[1]) for one in changed)
-    assert sum(float((one[0] - plain[0]).abs().mean()) > 0.01 for one in changed) > 6
+    assert all(torch.equal(crop[1], plain[1]) for crop in changed)
+    assert sum(float((crop[0] - plain[0]).abs().mean()) > 0.01 for crop in changed) > 6
 
 
 def test_flips__turn_image_and_mask_together():
@@ -151,13 +151,13 @@ def test_samples__depend_on_seed_epoch_image_and_repeat_alone(tmp_path):
             (tmp_path / folder).mkdir(exist_ok=True)
             picture.save(tmp_path / folder / f"{number}.png")
     pairs = find_pairs(tmp_path)
-    made = read_masks(images_of_pairs(pairs, str(tmp_path)), pairs)
-    crops = MaskedCrops(made.images, made.masks, CropTransform(CropOptions((24, 24)), STATISTICS), seed=3)
+    masked = read_masks(images_of_pairs(pairs, str(tmp_path)), pairs)
+    crops = MaskedCrops(masked.images, masked.masks, CropTransform(CropOptions((24, 24)), STATISTICS), seed=3)
     keys = [SampleKey(0, 1), SampleKey(0, 2), SampleKey(1, 1), SampleKey(0, 1, 1)]
     together, backwards = crops.__getitems__(keys), crops.__getitems__(keys[::-1])[::-1]
     for one, two in zip(together, backwards, strict=True):
         assert torch.equal(one.views[0], two.views[0])
-    assert len({one.views[0].sum().item() for one in together}) == 4
+    assert len({sample.views[0].sum().item() for sample in together}) == 4
     batch = collate(together)
     assert batch.views[0].shape == (4, 3, 24, 24)
     assert batch.label_maps is not None
@@ -171,12 +171,12 @@ def coloured_noise(seed: int, side: int = 12) -> torch.Tensor:
 @pytest.mark.parametrize("seed", range(6))
 def test_saturation__is_multiplied_in_hue_saturation_and_value(seed):
     image, factor = coloured_noise(seed), (0.5, 0.8, 1.0, 1.2, 1.5, 0.0)[seed]
-    found = multiply_saturation(image, factor)
+    saturated = multiply_saturation(image, factor)
     for row in range(12):
         for column in range(12):
             hue, share, value = colorsys.rgb_to_hsv(*(image[:, row, column] / 255).tolist())
             expected = colorsys.hsv_to_rgb(hue, min(1.0, share * factor), value)
-            assert found[:, row, column].tolist() == pytest.approx([255 * one for one in expected], abs=1.0)
+            assert saturated[:, row, column].tolist() == pytest.approx([255 * value for value in expected], abs=1.0)
 
 
 def test_each_colour_change__has_a_chance_of_a_half():

@@ -99,16 +99,16 @@ def test_overlays__show_colours_of_classes_and_grey_where_nobody_labelled():
     mask = np.asarray([[0, 1], [IGNORED, 1]], np.uint8)
     colours = class_colours(MaskCoding("index", (0, 1)))
     assert colours.tolist() == [[0, 0, 0], [128, 0, 0]]
-    found = np.asarray(draw_overlay(image, mask, colours))
-    assert found[0, 0].tolist() == [55, 55, 55]
-    assert found[0, 1].tolist() == [113, 55, 55]
-    assert found[1, 0].tolist() == [113, 113, 113]
+    overlay = np.asarray(draw_overlay(image, mask, colours))
+    assert overlay[0, 0].tolist() == [55, 55, 55]
+    assert overlay[0, 1].tolist() == [113, 55, 55]
+    assert overlay[1, 0].tolist() == [113, 113, 113]
 
 
 def test_differences__are_red_and_what_is_right_green():
-    found = np.asarray(draw_mistakes(np.asarray([[0, 1, IGNORED]], np.uint8), np.asarray([[0, 0, 1]], np.uint8)))
-    assert [pixel.argmax() for pixel in found[0, :2]] == [1, 0]
-    assert len(set(found[0, 2].tolist())) == 1
+    mistakes = np.asarray(draw_mistakes(np.asarray([[0, 1, IGNORED]], np.uint8), np.asarray([[0, 0, 1]], np.uint8)))
+    assert [pixel.argmax() for pixel in mistakes[0, :2]] == [1, 0]
+    assert len(set(mistakes[0, 2].tolist())) == 1
 
 
 def test_sheets__hold_everything_whatever_the_names():

@@ -12,24 +12,24 @@ from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.training.schedules import LinearWarmup
 
 
-@pytest.mark.parametrize("room", [5.0, 31.0, 100.0, 900.0, 86400.0])
-@pytest.mark.parametrize(("once", "looks"), [(1.0, 0.5), (20.0, 3.0), (0.02, 0.3), (4.0, 30.0)])
+@pytest.mark.parametrize("training", [5.0, 31.0, 100.0, 900.0, 86400.0])
+@pytest.mark.parametrize(("one_crop", "evaluation"), [(1.0, 0.5), (20.0, 3.0), (0.02, 0.3), (4.0, 30.0)])
 @pytest.mark.parametrize("crops", [1, 8, 64])
-def test_time__is_filled_to_a_tenth_and_never_overrun(room, once, looks, crops):
-    for free in (True, False):
-        chosen, epochs = fill_time(room, once, looks, crops, free)
-        took = epochs * (chosen * once + looks)
-        assert took <= room + 1e-9
-        if not free:
-            assert chosen == crops
-            assert room - took < crops * once + looks
-        elif room >= 20 * once + 10 * looks:  # so that whole numbers of crops can fill it
-            assert took >= 0.8 * room
+def test_time__is_filled_to_a_tenth_and_never_overrun(training, one_crop, evaluation, crops):
+    for is_given in (True, False):
+        planned, epochs = fill_time(training, one_crop, evaluation, crops, is_given)
+        seconds = epochs * (planned * one_crop + evaluation)
+        assert seconds <= training + 1e-9
+        if is_given:
+            assert planned == crops
+            assert training - seconds < crops * one_crop + evaluation
+        elif training >= 20 * one_crop + 10 * evaluation:  # so that whole numbers of crops can fill it
+            assert seconds >= 0.8 * training
 
 
 def test_time__is_filled_by_several_epochs_where_it_allows_them():
-    assert fill_time(900.0, 2.0, 1.0, 50, free=True)[1] == 10
-    assert fill_time(2.0, 5.0, 1.0, 3, free=True) == (1, 0)
+    assert fill_time(900.0, 2.0, 1.0, 50, is_given=False)[1] == 10
+    assert fill_time(2.0, 5.0, 1.0, 3, is_given=False) == (1, 0)
 
 
 def chosen(facts: DataAndMachine, **given):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from paucal.metrics.pixels import PixelScores
+from paucal.metrics.measures import PixelScores
 from paucal.tasks.segmentation.scores import Tally, segmentation_report, tally
 
 

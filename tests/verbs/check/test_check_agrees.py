@@ -13,7 +13,7 @@ from PIL import Image
 
 import paucal
 from cli.calls import call, make_photos
-from paucal.data.verify import OnBad
+from paucal.data.unreadable import OnBad
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.console import SilentConsole
 from paucal.tasks.classification.assembly import _open

@@ -12,9 +12,9 @@ from cli.calls import make_photos
 from paucal.cli.main import main
 from paucal.data.checking.findings import Finding
 from paucal.data.sources.opening import open_images
-from paucal.tasks.detection.opening import open_boxed
+from paucal.tasks.detection.images import open_boxed
 from paucal.types import UserError
-from paucal.verbs.check.masks import BOXES, MASKS, for_masks
+from paucal.verbs.check.annotations import BOXES, MASKS, for_masks
 from tasks.detection.made import change, write_coco, write_voc
 
 
@@ -72,7 +72,7 @@ def test_what_is_wrong_with_boxes__is_found_with_its_images(tmp_path: Path):
     assert texts(found, "empty-boxes") == ["1 box without an area, in 1 image"]
     assert texts(found, "tiny-boxes") == ["1 box under 8 pixels, in 1 image"]
     assert texts(found, "repeated-boxes") == ["1 box drawn twice on one object, in 1 image"]
-    assert texts(found, "images-without-boxes") == ["1 image of 12 without a box: they teach what is no object"]
+    assert texts(found, "images-without-boxes") == ["1 image of 12 without a box: they are used as negatives"]
     names = ("empty-boxes", "tiny-boxes", "repeated-boxes", "images-without-boxes")
     assert [keys(found, name) for name in names] == [["0.png"], ["1.png"], ["2.png"], ["3.png"]]
     assert not found.misleads
@@ -85,7 +85,7 @@ def test_boxes_that_detect_refuses__mislead(tmp_path: Path):
     change(file, annotations=rows)
     found = paucal.check(file)
     assert found.misleads
-    assert texts(found, "outside-boxes") == ["1 box outside of the image they are of, in 1 image"]
+    assert texts(found, "outside-boxes") == ["1 box outside of their image, in 1 image"]
     assert keys(found, "outside-boxes") == ["0.png"]
     assert "outside of it" in texts(found, "bad-boxes")[0]
     assert next(one.advice for one in found.findings if one.name == "bad-boxes") == "correct it"
@@ -159,7 +159,7 @@ def test_tiny_boxes__are_those_with_a_shorter_side_under_8_pixels(tmp_path: Path
     found = paucal.check(file.parent)
     assert texts(found, "tiny-boxes") == [f"{count} box under 8 pixels, in 1 image"] * count
     assert [one.advice[:30] for one in found.findings if one.name == "tiny-boxes"] == [
-        "that is their shorter side: la"
+        "on their shorter side: remove "
     ] * count
 
 
@@ -244,7 +244,7 @@ def test_names_alike_difficult_boxes_and_turned_images__are_said(tmp_path: Path)
     notes = texts(found, "source")
     total = sum(file.read_text().count("<object>") for file in (root / "Annotations").iterdir())
     assert texts(found, "boxes")[0].startswith(f"8 images with {total - 1} boxes of ")
-    assert open_boxed(root).total == total - 1
+    assert open_boxed(root).count_boxes() == total - 1
     assert "1 box marked as difficult: neither learnt nor counted" in notes
     assert any(note.startswith("classes have names that look the same ('Red' and 'red')") for note in notes)
     assert any(note.startswith("1 image is turned by its EXIF tag (JPEGImages/4.png), and the size") for note in notes)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paucal.cli.main import main
-from paucal.verbs.check.features import weights_at_hand
+from paucal.verbs.check.labels import weights_at_hand
 from verbs.check.planted import CHANGES, DATA, Planted, plant, precision_and_recall
 
 pytestmark = [

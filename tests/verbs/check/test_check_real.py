@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import paucal
-from paucal.verbs.check.features import weights_at_hand
+from paucal.verbs.check.labels import weights_at_hand
 from verbs.check.planted import DATA, found_pairs, plant, precision_and_recall
 
 needs_data = pytest.mark.skipif(

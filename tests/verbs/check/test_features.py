@@ -8,13 +8,13 @@ from torch.nn import functional
 
 from paucal.data.sources.folder import open_folder
 from paucal.models.preprocessing import Preprocessing
-from paucal.verbs.check.features import Coarser, Reader
+from paucal.verbs.check.labels import FeatureReader, ReducedInput
 from paucal.verbs.check.settings import CheckSettings
 
 
 @pytest.mark.parametrize(("side", "size"), [(None, (40, 30)), (50, (40, 30)), (15, (20, 15)), (1, (1, 1))])
 def test_coarser__reduces_what_is_larger_and_keeps_the_shape(side, size):
-    seen = Coarser(lambda image: image, side)(Image.new("RGB", (40, 30)))  # type: ignore[arg-type, return-value]
+    seen = ReducedInput(lambda image: image, side)(Image.new("RGB", (40, 30)))  # type: ignore[arg-type, return-value]
     assert seen.size == size  # type: ignore[attr-defined]
 
 
@@ -29,7 +29,7 @@ def test_read__of_less_detail_knows_a_copy_that_was_saved_smaller(tmp_path):
     images = open_folder(tmp_path, labelled=False)
     assert images.keys == ["a/0.png", "a/0small.png", "a/1.png"]
     prepared = Preprocessing((64, 64), 1.0, "bicubic", (0.5,) * 3, (0.5,) * 3)
-    reader = Reader("pixels", nn.Flatten(), prepared)
+    reader = FeatureReader("pixels", nn.Flatten(), prepared)
     cosines = []
     for detail in (None, 24):
         found = functional.normalize(reader.read(images, np.arange(3), CheckSettings(), detail=detail))

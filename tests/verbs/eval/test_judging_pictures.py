@@ -7,7 +7,7 @@ import torch
 
 from paucal.evaluation.protocols.correspondence import TOP, match_cells, true_positions
 from paucal.explain.features import Correspondence
-from paucal.verbs.eval.pictures import scored_pairs
+from paucal.verbs.eval.frozen import scored_pairs
 
 PLAIN = torch.tensor([[1.0, 0, 0], [0, 1, 0]])
 MIRROR = torch.tensor([[-1.0, 0, 0], [0, 1, 0]])

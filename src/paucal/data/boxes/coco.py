@@ -20,7 +20,7 @@ from paucal.data.boxes.annotations import (
 )
 from paucal.data.boxes.naming import ImageNames, MissingImage, explain_foreign_path
 from paucal.data.boxes.tree import PEEKED, Tree, mentions
-from paucal.data.part_names import part_of_file
+from paucal.data.splits.part_names import part_of_file
 from paucal.reading import parse_json
 from paucal.types import UserError
 from paucal.wording import counted, was

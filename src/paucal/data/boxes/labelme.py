@@ -17,7 +17,7 @@ from paucal.data.boxes.annotations import (
 )
 from paucal.data.boxes.naming import assign_keys
 from paucal.data.boxes.tree import Tree, mentions
-from paucal.data.class_names import plain_name
+from paucal.data.classes import plain_name
 from paucal.reading import parse_json
 from paucal.types import UserError
 

@@ -10,8 +10,8 @@ from urllib.parse import unquote
 
 from paucal.data.boxes.annotations import AnnotatedImage, add_image
 from paucal.data.boxes.tree import Tree
-from paucal.data.part_names import part_fits, part_of_folders
 from paucal.data.sources.folder import IMAGE_FOLDERS, IMAGE_SUFFIXES
+from paucal.data.splits.part_names import part_fits, part_of_folders
 from paucal.types import UserError
 from paucal.wording import counted
 

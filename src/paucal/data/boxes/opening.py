@@ -17,9 +17,9 @@ from paucal.data.boxes.naming import LABEL_FOLDERS, MissingImage
 from paucal.data.boxes.parts import with_parts
 from paucal.data.boxes.tree import Tree, ascii_bytes, folder_tree, is_archive, open_tree
 from paucal.data.images import ImageSet
-from paucal.data.part_names import part_of_folders
 from paucal.data.sources.archive import ARCHIVE_SUFFIXES
 from paucal.data.sources.folder import IMAGE_FOLDERS
+from paucal.data.splits.part_names import part_of_folders
 from paucal.types import UserError
 from paucal.wording import counted, was
 

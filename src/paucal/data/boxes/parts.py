@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from paucal.data.boxes.annotations import AnnotatedImage, AnnotationSet
 from paucal.data.boxes.naming import ImageNames
 from paucal.data.boxes.tree import Tree
-from paucal.data.part_names import PARTS, TRAINVAL, part_of_folders
+from paucal.data.splits.part_names import PARTS, TRAINVAL, part_of_folders
 from paucal.types import UserError
 from paucal.wording import counted, was
 

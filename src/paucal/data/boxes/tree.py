@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paucal.data.sources.archive import ARCHIVE_SUFFIXES, COMPRESSED, ArchiveStore, archive_entries, shared_folder
 from paucal.data.sources.folder import IMAGE_SUFFIXES, find_files
-from paucal.data.sources.stores import EncodedStore, FileStore
+from paucal.data.stores import EncodedStore, FileStore
 from paucal.reading import DecodedText, decode_text, is_regular, read_bytes
 from paucal.types import UserError
 

@@ -23,8 +23,8 @@ from paucal.data.boxes.annotations import (
 )
 from paucal.data.boxes.naming import ImageNames, MissingImage, assign_keys
 from paucal.data.boxes.tree import Tree, ascii_bytes
-from paucal.data.class_names import plain_name
-from paucal.data.part_names import part_of_file, part_of_name
+from paucal.data.classes import plain_name
+from paucal.data.splits.part_names import part_of_file, part_of_name
 from paucal.reading import decode_text
 from paucal.types import UserError
 

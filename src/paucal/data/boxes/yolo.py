@@ -19,8 +19,8 @@ from paucal.data.boxes.annotations import (
 )
 from paucal.data.boxes.naming import ImageNames, MissingImage, assign_images, normalise_name, split_path
 from paucal.data.boxes.tree import Tree, ascii_bytes
-from paucal.data.class_names import plain_name
-from paucal.data.part_names import PARTS
+from paucal.data.classes import plain_name
+from paucal.data.splits.part_names import PARTS
 from paucal.reading import MOST_CONFIG_BYTES, parse_yaml, read_decoded
 from paucal.types import UserError
 from paucal.wording import counted, was

@@ -1,6 +1,6 @@
-"""Images that are arrays: NumPy files (`.npy`), and TIFF files of channels that Pillow does not know.
+"""Images that are arrays: NumPy files (`.npy`), and TIFF files with channels that Pillow does not support.
 
-The files come from outside: shapes and types are looked at before memory is taken, and nothing is unpickled.
+Files are untrusted: shapes and types are checked before memory is allocated, and nothing is unpickled.
 """
 
 import io
@@ -21,17 +21,17 @@ NPY, TIFF = (".npy",), (".tif", ".tiff")
 MOST_CHANNELS = 1024
 _NPY_MAGIC = b"\x93NUMPY"
 _TIFF_MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-_KINDS = "buif"  # of numbers: bool, unsigned, signed, float
+_KINDS = "buif"  # bool, unsigned, signed and float
 
 
 class ArrayShape(NamedTuple):
-    """What the header of an array says.
+    """Shape of an image, from the header of an array.
 
     Attributes:
-        height: in pixels.
-        width: in pixels.
-        channels: how many.
-        axis: of the channels in the file, 0 or 2; None where it has two axes.
+        height: Height in pixels.
+        width: Width in pixels.
+        channels: Number of channels.
+        axis: Axis of the channels in the file, 0 or 2; None for an array of two axes.
     """
 
     height: int
@@ -41,7 +41,7 @@ class ArrayShape(NamedTuple):
 
 
 def is_npy(source: ImageSource) -> bool:
-    """Return whether a file, or bytes, are an array of NumPy."""
+    """Return whether a file, or bytes, are a NumPy array."""
     return _start(source).startswith(_NPY_MAGIC)
 
 
@@ -51,24 +51,25 @@ def is_tiff(source: ImageSource) -> bool:
 
 
 def npy_shape(source: ImageSource, channels: int | None = None) -> ArrayShape:
-    """Return the shape of an array of NumPy from its header.
+    """Return the shape of a NumPy array from its header.
 
     Args:
-        source: the bytes or the path.
-        channels: how many there should be, which tells their axis; None for the shorter one of the first and the last.
+        source: Encoded bytes, or path of the file.
+        channels: Expected number of channels, which identifies their axis; None takes the shorter of the first and the
+            last axis.
 
     Raises:
-        ValueError: it is no image: of another kind, of too many axes, or cut short.
+        ValueError: The array is not an image: it has another type or too many axes, or is cut short.
     """
     with _opened(source) as file:
         return _npy_header(file, channels)
 
 
 def read_npy(source: ImageSource, channels: int | None = None) -> NDArray[np.generic]:
-    """Return the (H, W, C) values of an array of NumPy.
+    """Return the (H, W, C) values of a NumPy array.
 
     Raises:
-        ValueError: as `npy_shape`.
+        ValueError: As `npy_shape`.
     """
     with _opened(source) as file:
         shape = _npy_header(file, channels)
@@ -80,7 +81,7 @@ def read_tiff(source: ImageSource, channels: int | None = None) -> NDArray[np.ge
     """Return the (H, W, C) values of a TIFF, whose channels may be samples, planes or pages.
 
     Raises:
-        ValueError: tifffile is not installed, or the file holds something else.
+        ValueError: Tifffile is not installed, or the file holds something else.
     """
     with _tifffile(source) as file:
         series = file.series[0]
@@ -95,7 +96,7 @@ def tiff_shape(source: ImageSource, channels: int | None = None) -> ArrayShape:
     """Return the shape of a TIFF from its header.
 
     Raises:
-        ValueError: as `read_tiff`.
+        ValueError: As `read_tiff`.
     """
     with _tifffile(source) as file:
         return _tiff_shape(file.series[0], channels)
@@ -107,46 +108,46 @@ def _npy_header(file: BinaryIO, channels: int | None) -> ArrayShape:
     if read is None:
         raise ValueError(f"it is an array of NumPy's format {version}, expected 1.0 or 2.0")
     shape, _, dtype = read(file)
-    found = _shaped(shape, dtype, channels)
+    image_shape = _shaped(shape, dtype, channels)
     rest = file.seek(0, io.SEEK_END)
     file.seek(0)
     npy.read_magic(file)
     read(file)
     if rest - file.tell() < prod(shape) * dtype.itemsize:
         raise ValueError("it is cut short")
-    return found
+    return image_shape
 
 
 def _tiff_shape(series: Any, channels: int | None) -> ArrayShape:
     sides = [(side, axis) for side, axis in zip(series.shape, series.axes, strict=True) if side > 1 or axis in "YX"]
     shape, axes = [side for side, _ in sides], "".join(axis for _, axis in sides)
-    first = not axes.startswith("YX") if axes in ("YXS", "SYX", "CYX", "YXC") else None  # others may be anything
+    first = not axes.startswith("YX") if axes in ("YXS", "SYX", "CYX", "YXC") else None  # others are unknown
     return _shaped(shape, np.dtype(series.dtype), channels, first)
 
 
 def _shaped(shape: Sequence[int], dtype: np.dtype, channels: int | None, first: bool | None = None) -> ArrayShape:
-    """Return the shape of an image; raises a ValueError or Pillow's error of a bomb where it is none that will do.
+    """Return the shape of an image; raises a ValueError for an invalid one, or Pillow's decompression-bomb error.
 
     Args:
-        shape: of the array.
-        dtype: of its values.
-        channels: how many there should be; None where that is not known.
-        first: whether the first axis is that of the channels; None where the file does not say.
+        shape: Shape of the array.
+        dtype: Type of its values.
+        channels: Expected number of channels; None if unknown.
+        first: Whether the channels are the first axis; None if the file does not say.
     """
     if dtype.kind not in _KINDS or len(shape) not in (2, 3) or min(shape) < 1:
         raise ValueError(f"it holds {dtype} of shape {tuple(shape)}, expected numbers with 2 axes, or 3 with channels")
     if len(shape) == 2:
-        found = ArrayShape(shape[0], shape[1], 1, None)
+        image_shape = ArrayShape(shape[0], shape[1], 1, None)
     elif _channels_first(shape, channels) if first is None else first:
-        found = ArrayShape(shape[1], shape[2], shape[0], 0)
+        image_shape = ArrayShape(shape[1], shape[2], shape[0], 0)
     else:
-        found = ArrayShape(shape[0], shape[1], shape[2], 2)
-    if found.channels > MOST_CHANNELS:
-        raise ValueError(f"it has {found.channels:,} channels, expected at most {MOST_CHANNELS:,}")
-    check_shape(found.width, found.height)
+        image_shape = ArrayShape(shape[0], shape[1], shape[2], 2)
+    if image_shape.channels > MOST_CHANNELS:
+        raise ValueError(f"it has {image_shape.channels:,} channels, expected at most {MOST_CHANNELS:,}")
+    check_shape(image_shape.width, image_shape.height)
     if prod(shape) > 6 * (Image.MAX_IMAGE_PIXELS or prod(shape)):  # as many values as the largest image in colour has
         raise Image.DecompressionBombError
-    return found
+    return image_shape
 
 
 def _channels_first(shape: Sequence[int], channels: int | None) -> bool:
@@ -163,11 +164,11 @@ def _start(source: ImageSource) -> bytes:
     if isinstance(source, bytes):
         return source[:8]
     try:
-        if not stat.S_ISREG(source.stat().st_mode):  # a pipe would be waited for
+        if not stat.S_ISREG(source.stat().st_mode):  # reading a pipe would block
             return b""
         with source.open("rb") as file:
             return file.read(8)
-    except OSError:  # whoever reads the whole of it says so
+    except OSError:  # reported when the whole file is read
         return b""
 
 
@@ -179,5 +180,5 @@ def _tifffile(source: ImageSource):
     try:
         import tifffile
     except ImportError:
-        raise ValueError("it is a TIFF of channels, which needs: pip install 'paucal[tiff]'") from None
+        raise ValueError("it is a TIFF of several channels, which needs: pip install 'paucal[tiff]'") from None
     return tifffile.TiffFile(io.BytesIO(source) if isinstance(source, bytes) else source)

@@ -1,7 +1,7 @@
-"""Encoded images to pictures of as many channels as a set has: what Pillow knows through `decode`, arrays here.
+"""Decoding of images of any number of channels: by `decode` if Pillow supports them, else as arrays.
 
-Values of more than 8 bits are brought to 8 by the set's own range, for each channel apart where they are not three: a
-band of reflectances and one of heights have nothing in common.
+Values of more than 8 bits are scaled to 8 by the value range of the set. Images of other than three channels have a
+range for each channel, since a band of reflectances and one of heights have nothing in common.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paucal.data.channels.arrays import ArrayShape, is_npy, is_tiff, npy_shape, read_npy, read_tiff, tiff_shape
-from paucal.data.channels.planes import RGB, Planes
+from paucal.data.channels.pixels import RGB, Planes, deep_values, is_deep, to_8_bits
 from paucal.data.decode import (
     WHOLE,
     ImageSource,
@@ -21,53 +21,52 @@ from paucal.data.decode import (
     check_decodes,
     decode_reduced,
     decode_rgb,
+    decoding_errors,
     image_size,
-    opened,
+    open_image,
     raw_values,
     turned_upright,
-    unreadable_if_it_fails,
     upright_rgb,
 )
-from paucal.data.deep_pixels import deep_values, is_deep, to_8_bits
 
 T = TypeVar("T")
 GREY, GREY_ALPHA, RGBA = 1, 2, 4
-MODES = {GREY: "L", GREY_ALPHA: "LA", RGBA: "RGBA"}  # Pillow's, of so many channels, opacity among them
+MODES = {GREY: "L", GREY_ALPHA: "LA", RGBA: "RGBA"}  # Pillow's modes by number of channels
 
 
 def decode_image(source: ImageSource, name: str, reading: Reading = WHOLE) -> Image.Image:
-    """Decode an image to a picture of `reading.channels` channels: RGB of Pillow, or `Planes`.
+    """Decode an image to `reading.channels` channels: an RGB image of Pillow, or `Planes`.
 
     Args:
-        source: the encoded bytes or the path of the file.
-        name: how the image is called in messages.
-        reading: to which size, how many channels, and from which values.
+        source: Encoded bytes, or path of the file.
+        name: Name of the image in messages.
+        reading: Size, number of channels and value range of the result.
 
     Raises:
-        UnreadableImage: as `decode_rgb`; or it has another number of channels.
+        UnreadableImage: As `decode_rgb`; or it has another number of channels.
     """
     if reading.channels == RGB and not is_npy(source):
         return _or_its_channels(lambda: decode_rgb(source, name, reading), source)
     values = channel_values(source, name, reading.channels)
-    with unreadable_if_it_fails(name):
-        return picture_from(values, reading)
+    with decoding_errors(name):
+        return image_from_values(values, reading)
 
 
 def image_shape(source: ImageSource, name: str) -> tuple[int, int]:
     """Return the upright (height, width) from the header, without decoding the pixels.
 
     Raises:
-        UnreadableImage: the header cannot be read.
+        UnreadableImage: The header cannot be read.
     """
-    found = array_shape(source, name)
-    return image_size(source, name) if found is None else (found.height, found.width)
+    array = array_shape(source, name)
+    return image_size(source, name) if array is None else (array.height, array.width)
 
 
 def check_image(source: ImageSource, name: str, reading: Reading = WHOLE) -> None:
     """Read an image to its last byte as cheaply as its format allows.
 
     Raises:
-        UnreadableImage: as `decode_image`.
+        UnreadableImage: As `decode_image`.
     """
     if reading.channels == RGB and not is_npy(source):
         _or_its_channels(lambda: check_decodes(source, name, reading), source)
@@ -75,34 +74,34 @@ def check_image(source: ImageSource, name: str, reading: Reading = WHOLE) -> Non
         decode_image(source, name, reading)
 
 
-def look_at(
+def decode_for_display(
     source: ImageSource, name: str, side: int, value_range: tuple[float, float] | None = None
 ) -> tuple[Image.Image, str, tuple[int, int]]:
-    """Decode an image for people to look at, and say what it is; see `decode_reduced`.
+    """Decode an image for display, and return its original mode and size; see `decode_reduced`.
 
-    The values of an array are stretched to what is seen, since a single image cannot say what its set's range is.
+    The values of an array are stretched to their own range, since the range of its set is unknown.
 
     Raises:
-        UnreadableImage: as `decode_image`.
+        UnreadableImage: As `decode_image`.
     """
-    found = array_shape(source, name)
-    if found is None:
+    array = array_shape(source, name)
+    if array is None:
         return decode_reduced(source, name, side, value_range)
-    values = channel_values(source, name, found.channels)
-    with unreadable_if_it_fails(name):
-        ranges = None if values.dtype.itemsize == 1 else tuple(range_of(values[..., c]) for c in range(found.channels))
-        shown = picture_from(values, Reading(side, None, found.channels, ranges))
-        mode = f"{found.channels} channels, {values.dtype}" if found.channels > 1 else f"grey, {values.dtype}"
-    return shown.convert("RGB"), mode, (found.height, found.width)
+    values = channel_values(source, name, array.channels)
+    with decoding_errors(name):
+        ranges = None if values.dtype.itemsize == 1 else tuple(range_of(values[..., c]) for c in range(array.channels))
+        shown = image_from_values(values, Reading(side, None, array.channels, ranges))
+        mode = f"{array.channels} channels, {values.dtype}" if array.channels > 1 else f"grey, {values.dtype}"
+    return shown.convert("RGB"), mode, (array.height, array.width)
 
 
 def array_shape(source: ImageSource, name: str, channels: int | None = None) -> ArrayShape | None:
-    """Return the shape of an image that is an array to us, from its header; None of one that Pillow reads.
+    """Return the shape of an image that is read as an array, from its header; None if Pillow reads it.
 
     Raises:
-        UnreadableImage: the header is damaged, or the array is no image.
+        UnreadableImage: The header is damaged, or the array is not an image.
     """
-    with unreadable_if_it_fails(name):
+    with decoding_errors(name):
         if is_npy(source):
             return npy_shape(source, channels)
         if is_tiff(source) and not _pillow_reads(source, name):
@@ -111,19 +110,19 @@ def array_shape(source: ImageSource, name: str, channels: int | None = None) -> 
 
 
 def channel_values(source: ImageSource, name: str, channels: int) -> NDArray[np.generic]:
-    """Return the (H, W, channels) values of an image as they are; those of a single channel for three are grey.
+    """Return the (H, W, channels) values of an image; a single channel is repeated for three.
 
     Raises:
-        UnreadableImage: it cannot be decoded, or has another number of channels.
+        UnreadableImage: It cannot be decoded, or has another number of channels.
     """
-    with unreadable_if_it_fails(name):
+    with decoding_errors(name):
         if is_npy(source):
             values = read_npy(source, channels)
         else:
             values = _pillow_values(source, name, channels)
             if values is None:
                 if not is_tiff(source):
-                    raise ValueError(f"it has no {channels} channels that Pillow knows, {_expected(channels)}")
+                    raise ValueError(f"Pillow cannot read it with {channels} channels, {_expected(channels)}")
                 values = read_tiff(source, channels)
         if values.shape[2] == GREY and channels == RGB:
             return np.repeat(values, RGB, axis=2)
@@ -136,7 +135,7 @@ def deep_channel_values(source: ImageSource, name: str, channels: int = RGB) -> 
     """Return the values of an image of more than 8 bits a channel, (H, W), (H, W, 3) or (H, W, channels); else None.
 
     Raises:
-        UnreadableImage: as `decode_image`.
+        UnreadableImage: As `decode_image`.
     """
     if channels == RGB and not is_npy(source):
         return raw_values(source, name)
@@ -144,11 +143,11 @@ def deep_channel_values(source: ImageSource, name: str, channels: int = RGB) -> 
     return None if values.dtype.itemsize == 1 else values
 
 
-def picture_from(values: NDArray[np.generic], reading: Reading) -> Image.Image:
-    """Return (H, W, C) values as a picture, at the size and from the values that a reading says.
+def image_from_values(values: NDArray[np.generic], reading: Reading) -> Image.Image:
+    """Return (H, W, C) values as an image of the size and value ranges of a reading.
 
     Raises:
-        ValueError: there are no ranges and the values are floats or beyond 16 bits.
+        ValueError: There are no ranges and the values are floats or beyond 16 bits.
     """
     ranges = reading.channel_ranges or (reading.value_range,) * values.shape[2]
     if values.dtype.kind == "b":
@@ -160,18 +159,18 @@ def picture_from(values: NDArray[np.generic], reading: Reading) -> Image.Image:
         for channel in range(values.shape[2])
     ]
     picture = Image.merge("RGB", planes) if len(planes) == RGB else Planes(planes)
-    return reduced(picture, reading)
+    return resize_as_read(picture, reading)
 
 
-def as_read(image: Image.Image | NDArray[np.generic], reading: Reading) -> Image.Image:
-    """Return a picture in memory, or an array of pixels, as the images of a set are read.
+def convert_image(image: Image.Image | NDArray[np.generic], reading: Reading) -> Image.Image:
+    """Convert an image or array in memory as the images of a set are read.
 
     Args:
-        image: opened by Pillow, or `Planes`, or values (H, W) or (H, W, C).
-        reading: how.
+        image: Image opened by Pillow, `Planes`, or values (H, W) or (H, W, C).
+        reading: Size, number of channels and value range of the result.
 
     Raises:
-        ValueError: its pixels have no known range, or it has another number of channels.
+        ValueError: The value range of its pixels is unknown, or it has another number of channels.
     """
     if isinstance(image, np.ndarray):
         values = image[..., None] if image.ndim == 2 else image
@@ -181,27 +180,27 @@ def as_read(image: Image.Image | NDArray[np.generic], reading: Reading) -> Image
             values = np.repeat(values, RGB, axis=2)
         if values.shape[2] != reading.channels:
             raise ValueError(f"it has {values.shape[2]} channels, {_expected(reading.channels)}")
-        return picture_from(values, reading)
+        return image_from_values(values, reading)
     if isinstance(image, Planes):
         if len(image.planes) != reading.channels:
             raise ValueError(f"it has {len(image.planes)} channels, {_expected(reading.channels)}")
-        return reduced(image, reading)
+        return resize_as_read(image, reading)
     if reading.channels == RGB:
         return upright_rgb(image, reading)
     values = _values_of(image, reading.channels)
     if values is None:
         raise ValueError(f"it is {image.mode}, {_expected(reading.channels)}")
-    return picture_from(values, reading)
+    return image_from_values(values, reading)
 
 
-def reduced(picture: Image.Image, reading: Reading) -> Image.Image:
-    """Return a picture at the size that a reading hands it over with."""
+def resize_as_read(picture: Image.Image, reading: Reading) -> Image.Image:
+    """Return an image resized to the size of a reading."""
     size = reading.reduced(picture.size)
     return picture if size == picture.size else picture.resize(size, Image.Resampling.HAMMING, reducing_gap=2.0)
 
 
 def range_of(values: NDArray[np.generic], outside: float = 0.0) -> tuple[float, float]:
-    """Return the (low, high) that finite values lie between, but for a share of them on either side."""
+    """Return the (low, high) range of finite values, without a share of them on either side."""
     finite = values[np.isfinite(values)].astype(np.float64)
     if not finite.size:
         return 0.0, 1.0
@@ -211,20 +210,20 @@ def range_of(values: NDArray[np.generic], outside: float = 0.0) -> tuple[float, 
 
 def _pillow_reads(source: ImageSource, name: str) -> bool:
     try:
-        with opened(source, name):
+        with open_image(source, name):
             return True
     except UnreadableImage:
         return False
 
 
 def _pillow_values(source: ImageSource, name: str, channels: int) -> NDArray[np.generic] | None:
-    """Return the (H, W, C) values of an image that Pillow reads; None where it cannot have so many channels."""
+    """Return the (H, W, C) values of an image that Pillow reads; None if it cannot have so many channels."""
     try:
-        with opened(source, name) as image:
+        with open_image(source, name) as image:
             return _values_of(image, channels)
     except UnreadableImage:
         if is_tiff(source):
-            return None  # of channels that Pillow does not know
+            return None  # channels that Pillow does not support
         raise
 
 
@@ -241,7 +240,7 @@ def _values_of(image: Image.Image, channels: int) -> NDArray[np.generic] | None:
 
 
 def _or_its_channels(decode: Callable[[], T], source: ImageSource) -> T:
-    """Return what a decoder of RGB images returns; where it fails at an array, say what the array is."""
+    """Call a decoder of RGB images; if it fails for a TIFF of more channels, report their number."""
     try:
         return decode()
     except UnreadableImage as problem:
@@ -249,7 +248,7 @@ def _or_its_channels(decode: Callable[[], T], source: ImageSource) -> T:
             raise
         try:
             shape = tiff_shape(source)
-        except Exception:  # what Pillow has said is all that is known
+        except Exception:  # Pillow's message stays
             raise problem from None
         if shape.channels <= RGBA:
             raise
@@ -258,4 +257,4 @@ def _or_its_channels(decode: Callable[[], T], source: ImageSource) -> T:
 
 
 def _expected(channels: int) -> str:
-    return f"expected {channels} (--channels says how many a set has)"
+    return f"expected {channels} (--channels sets the number)"

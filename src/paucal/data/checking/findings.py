@@ -1,4 +1,4 @@
-"""Findings of a check as sentences: the problem, how grave it is, and what to do."""
+"""Findings of a check, and those about labels, parts and names, which need no pixels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,11 +7,19 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from paucal.data.checking.related import suggested_groups
+from paucal.data.classes import NO_LABEL, alike_names, are_measurements
 from paucal.data.images import ImageSet
 from paucal.types import UserError
+from paucal.wording import counted, percent
 
 Level = Literal["misleads", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("misleads", "warning", "note")
+FEW = 10  # training images; the scores of a class with fewer are mostly chance
+UNBALANCED, VERY_UNBALANCED = 3.0, 20.0  # ratio of the largest to the smallest class
+_SHOWN = 5
+_ENLARGED = 2.0  # least enlargement at which an image has too little detail for the network
+_PARTS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedSet:
     """A set of images and its parts.
 
     Attributes:
@@ -55,7 +63,7 @@ class Checked:
     declared: bool
     cut_by: str = "as paucal train would cut them"
 
-    def across(self, group: Sequence[int]) -> bool:
+    def is_divided(self, group: Sequence[int]) -> bool:
         """Return whether images of a group lie in several parts."""
         return len({self.parts[position] for position in group} - {"unused"}) > 1
 
@@ -64,22 +72,192 @@ class Checked:
         return {tuple(self.images.classes_of(position)) for position in group} - {()}
 
 
-def refusal(name: str, problem: UserError, begin: str = "") -> Finding:
-    """Return the finding that a run would refuse a set, with the message of the run.
-
-    Args:
-        name: Name of the kind of finding.
-        problem: Error that the run would raise.
-        begin: Words before it.
-    """
+def refusal_finding(name: str, problem: UserError, begin: str = "") -> Finding:
+    """Return the finding that a run would refuse a set."""
     return Finding(name, "misleads", f"{begin}{str(problem).rstrip('.')}")
 
 
-def ranked(findings: Sequence[Finding]) -> list[Finding]:
+def sort_findings(findings: Sequence[Finding]) -> list[Finding]:
     """Return findings, the gravest first; those of one level stay in order."""
-    return sorted(findings, key=lambda one: LEVELS.index(one.level))
+    return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
 def misleads(findings: Sequence[Finding]) -> bool:
     """Return whether training on the set would mislead."""
-    return any(one.level == "misleads" for one in findings)
+    return any(finding.level == "misleads" for finding in findings)
+
+
+def label_findings(checked: CheckedSet) -> list[Finding]:
+    """Return the findings about labels, parts and names."""
+    images = checked.images
+    findings = [Finding("source", "note", note.rstrip(".;")) for note in images.notes]
+    if images.classes:
+        findings += [*_odd_names(images), *_one_sided(checked), *_rare(checked), *_imbalance(checked)]
+    return [*findings, *_names(checked)]
+
+
+def split_problem(problem: UserError) -> Finding:
+    """Return the finding that a set cannot be divided into parts."""
+    return refusal_finding("split", problem, "the images cannot be divided into parts: ")
+
+
+def size_findings(sizes: np.ndarray, wanted: int, positions: np.ndarray) -> list[Finding]:
+    """Return a finding about images that a network would have to enlarge.
+
+    Args:
+        sizes: (N, 2) heights and widths.
+        wanted: Pixels of the shorter side that `paucal train` would choose for the set.
+        positions: (N,) positions of the images in their set.
+    """
+    if not len(sizes):
+        return []
+    short = sizes.min(axis=1)
+    small = np.flatnonzero(short * _ENLARGED < wanted)
+    if not len(small):
+        return []
+    among, share, groups = f"of {len(short)}", len(small) / len(short), tuple((int(positions[i]),) for i in small)
+    return [
+        Finding(
+            "small-images",
+            "warning" if share < 0.5 else "note",
+            f"{counted(len(small), f'image {among} is', f'images {among} are')} less than half as large as "
+            f"--img-size {wanted}, which paucal train would choose (the smallest is {int(short.min())} pixels); "
+            "they are enlarged, and show less than the grid could tell",
+            "take larger copies if there are any",
+            groups,
+        )
+    ]
+
+
+def _odd_names(images: ImageSet) -> list[Finding]:
+    """Return findings on class names that look the same, mean a missing label, or are measurements."""
+    findings, quoted = [], [" and ".join(map(repr, group)) for group in alike_names(images.classes)]
+    if quoted:
+        findings.append(
+            Finding(
+                "alike-classes",
+                "warning",
+                f"{counted(len(quoted), 'group of classes has', 'groups of classes have')} names that look the same "
+                f"({_named(quoted)})",
+                "give them one name if one class is meant",
+            )
+        )
+    if missing := [repr(name) for name in images.classes if name in NO_LABEL]:
+        are = "is" if len(missing) == 1 else "are"
+        text = f"{_named(missing)} {are} learnt as a class, and may mean images without a label"
+        findings.append(Finding("missing-labels", "warning", text, "leave the label of such images empty"))
+    if are_measurements(images.classes, 0.0):
+        text = f"the classes look like measurements ({_named(list(images.classes))}), and classes are learnt here"
+        findings.append(Finding("measurements", "warning", text, "join them to ranges, such as 'low' and 'high'"))
+    return findings
+
+
+def _one_sided(checked: CheckedSet) -> list[Finding]:
+    """Return findings on classes that are missing in train, or in another part."""
+    images, findings = checked.images, []
+    counts = {part: images.class_counts(np.flatnonzero(checked.parts == part)) for part in _PARTS}
+    there = [part for part in _PARTS if (checked.parts == part).any()]
+    if "train" in there:
+        unseen = [name for place, name in enumerate(images.classes) if not counts["train"][place]]
+        if unseen:
+            findings.append(
+                Finding(
+                    "untrained-classes",
+                    "misleads",
+                    f"{counted(len(unseen), 'class is', 'classes are')} in other parts and not in train "
+                    f"({_named(unseen)}): no model can learn {'it' if len(unseen) == 1 else 'them'}",
+                    "check the spelling of the class folders, or move images of these classes to train",
+                )
+            )
+    for part in there[1:]:
+        lost = [name for place, name in enumerate(images.classes) if counts["train"][place] and not counts[part][place]]
+        if lost:
+            findings.append(
+                Finding(
+                    "unjudged-classes",
+                    "warning",
+                    f"{counted(len(lost), 'class has', 'classes have')} no images in {part} "
+                    f"({_named(lost)}), so nothing is known of {'it' if len(lost) == 1 else 'them'} there",
+                    f"add images of these classes to {part}, or leave the cut to paucal (one folder per class)",
+                )
+            )
+    return findings
+
+
+def _rare(checked: CheckedSet) -> list[Finding]:
+    images = checked.images
+    counts = images.class_counts(np.flatnonzero(checked.parts == "train"))
+    rare = [f"{name}: {count}" for name, count in zip(images.classes, counts.tolist(), strict=True) if 0 < count < FEW]
+    if not rare:
+        return []
+    return [
+        Finding(
+            "rare-classes",
+            "warning",
+            f"{counted(len(rare), 'class has', 'classes have')} fewer than {FEW} images to train on "
+            f"({_named(rare)}): the scores of {'it' if len(rare) == 1 else 'them'} are mostly chance",
+            "add images, join classes, or look at the intervals before believing a score",
+        )
+    ]
+
+
+def _imbalance(checked: CheckedSet) -> list[Finding]:
+    images = checked.images
+    counts = images.class_counts(np.flatnonzero(checked.parts == "train"))
+    if not counts.any() or counts.min() == 0 or counts.max() < UNBALANCED * counts.min():
+        return []
+    most, least, ratio = int(counts.argmax()), int(counts.argmin()), counts.max() / counts.min()
+    always = (
+        f"; always answering '{images.classes[most]}' would be right for {percent(counts[most] / counts.sum())}"
+        if images.multi_hot is None else ""
+    )  # fmt: skip
+    better = "balanced accuracy, and try --class-weights auto or --sampling balanced"
+    several = "average precision of each class, and try --class-weights auto"
+    return [
+        Finding(
+            "imbalance",
+            "warning" if ratio >= VERY_UNBALANCED else "note",
+            f"the classes are unbalanced: '{images.classes[most]}' has {ratio:.0f} times the training images of "
+            f"'{images.classes[least]}' ({counts[most]} and {counts[least]}){always}",
+            f"look at the {better if images.multi_hot is None else several}",
+        )
+    ]
+
+
+def _names(checked: CheckedSet) -> list[Finding]:
+    # The names and numbers of images in shards do not show what belongs together.
+    groups = None if checked.images.stream is not None else suggested_groups(checked.images)
+    if groups is None:
+        return []
+    split: dict[str, set[str]] = {}
+    for name, part in zip(groups.names, checked.parts.tolist(), strict=True):
+        split.setdefault(name, set()).add(part)
+    torn = sum(len(parts - {"unused"}) > 1 for parts in split.values())
+    parts = f"; {counted(torn, 'group lies', 'groups lie')} in several parts" if torn else ""
+    advice = "if that is so, divide the images anew so that no group is in two parts"
+    if not checked.declared:
+        advice = f"if that is so, keep groups together: --group-by '{groups.pattern}'"
+        if groups.across:
+            advice += f"; if '{groups.shared}' is one group in all of its folders: --group-by '{groups.across}'"
+    return [
+        Finding(
+            "name-groups",
+            "misleads" if torn and checked.declared else "warning" if torn else "note",
+            f"the names of the files suggest {groups.count} groups of up to {groups.largest} images that belong "
+            f"together, such as frames of one video (as {groups.examples[0]} and {groups.examples[1]}){parts}",
+            advice,
+        )
+    ]
+
+
+def classes_table(images: ImageSet, parts: np.ndarray) -> dict[str, dict[str, int]]:
+    """Return the number of images per class of each part that is not empty."""
+    return {
+        part: dict(zip(images.classes, images.class_counts(np.flatnonzero(parts == part)).tolist(), strict=True))
+        for part in _PARTS
+        if (parts == part).any()
+    }
+
+
+def _named(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")

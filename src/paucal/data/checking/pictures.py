@@ -8,11 +8,11 @@ from pathlib import PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.checking.duplicates import LEAST_CONTRAST, Pair, exact_groups, joined
-from paucal.data.checking.findings import Checked, Finding, refusal
+from paucal.data.checking.findings import CheckedSet, Finding, refusal_finding
+from paucal.data.checking.related import LEAST_CONTRAST, Pair, exact_groups, merge_groups
 from paucal.data.checking.survey import Survey
 from paucal.data.sources.folder import IMAGE_SUFFIXES
-from paucal.data.verify import without_bad
+from paucal.data.unreadable import drop_unreadable
 from paucal.types import UserError
 from paucal.wording import counted, percent
 
@@ -20,14 +20,14 @@ UNREADABLE = "unreadable"
 SAME = 0.9  # least cosine of frozen features at which a pair that looks alike counts as one picture
 MANY_NEAR = 0.01  # least share of test images with a near twin in train at which scores mislead
 _DARK, _BRIGHT = 0.03, 0.97
-_DEEP = ("I", "F")  # prefixes of the modes with more than 8 bits
-FEWEST = 5  # images of a class, below which its files may be alike by chance
-SURE = 0.95  # least share of correct predictions at which a class counts as given away
+_DEEP = ("I", "F")  # prefixes of modes of more than 8 bits
+FEWEST = 5  # images of a class; the files of fewer may be alike by chance
+SURE = 0.95  # least share of correct predictions of a class that is given away
 _SHOWN = 3
 _SAME = {"jpeg": "jpg", "jfif": "jpg", "jpe": "jpg", "tiff": "tif"}
 
 
-def picture_findings(checked: Checked, survey: Survey, pairs: Sequence[Pair]) -> list[Finding]:
+def picture_findings(checked: CheckedSet, survey: Survey, pairs: Sequence[Pair]) -> list[Finding]:
     """Return the findings about images, once every image was read.
 
     Args:
@@ -37,29 +37,29 @@ def picture_findings(checked: Checked, survey: Survey, pairs: Sequence[Pair]) ->
     """
     exact = exact_groups(survey.digests)
     near = [pair for pair in pairs if pair.features is None or pair.features >= SAME]
-    found = [*_unreadable(survey, checked), *exact_findings(checked, exact), *_near(checked, near, exact)]
-    return [*found, *_blank(survey), *_modes(survey), *giveaway_findings(checked, survey)]
+    findings = [*_unreadable(survey, checked), *exact_findings(checked, exact), *_near(checked, near, exact)]
+    return [*findings, *_blank(survey), *_modes(survey), *giveaway_findings(checked, survey)]
 
 
-def exact_findings(checked: Checked, groups: Sequence[Sequence[int]]) -> list[Finding]:
+def exact_findings(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list[Finding]:
     """Return findings about images with the same bytes: between parts, with different labels, within a part."""
-    across = [group for group in groups if checked.across(group)]
+    across = [group for group in groups if checked.is_divided(group)]
     conflicts = [group for group in groups if len(checked.labels_of(group)) > 1]
-    inside = [group for group in groups if not checked.across(group) and len(checked.labels_of(group)) < 2]
-    found = []
+    inside = [group for group in groups if not checked.is_divided(group) and len(checked.labels_of(group)) < 2]
+    findings = []
     if across:
         where = "lie in several parts" if checked.declared else "would fall into several parts"
-        found.append(
+        findings.append(
             Finding(
                 "duplicates-across-parts",
                 "misleads",
-                f"{_copies(across)} the same as another image, and {where}: the test would ask what training has shown",
+                f"{_copies(across)} the same as another image, and {where}: the test would contain training images",
                 _apart(checked),
                 _plain(across),
             )
         )
     if conflicts:
-        found.append(
+        findings.append(
             Finding(
                 "conflicting-labels",
                 "misleads",
@@ -69,7 +69,7 @@ def exact_findings(checked: Checked, groups: Sequence[Sequence[int]]) -> list[Fi
             )
         )
     if inside:
-        found.append(
+        findings.append(
             Finding(
                 "duplicates",
                 "warning",
@@ -78,24 +78,24 @@ def exact_findings(checked: Checked, groups: Sequence[Sequence[int]]) -> list[Fi
                 _plain(inside),
             )
         )
-    return found
+    return findings
 
 
-def _near(checked: Checked, pairs: Sequence[Pair], exact: Sequence[Sequence[int]]) -> list[Finding]:
+def _near(checked: CheckedSet, pairs: Sequence[Pair], exact: Sequence[Sequence[int]]) -> list[Finding]:
     """Return findings on pairs that look alike; a pair stands for all exact copies of its two images."""
     if not pairs:
         return []
     copies = {group[0]: group for group in exact}
-    groups = joined([[*copies.get(p.first, [p.first]), *copies.get(p.second, [p.second])] for p in pairs])
+    groups = merge_groups([[*copies.get(p.first, [p.first]), *copies.get(p.second, [p.second])] for p in pairs])
     confirmed = "" if pairs[0].features is None else " (as frozen features confirm)"
-    found, across = [], [group for group in groups if checked.across(group)]
+    findings, across = [], [group for group in groups if checked.is_divided(group)]
     if across:
         test = np.flatnonzero(checked.parts == "test")
         shown = {i for group in across if any(checked.parts[j] == "train" for j in group) for i in group}
         share = len(shown & set(test.tolist())) / max(len(test), 1)
         lie = "would fall" if not checked.declared else "lies" if len(across) == 1 else "lie"
         twins = f" ({percent(share)} of the test images have a twin to train on)" if share else ""
-        found.append(
+        findings.append(
             Finding(
                 "near-duplicates-across-parts",
                 "misleads" if share >= MANY_NEAR else "warning",
@@ -106,7 +106,7 @@ def _near(checked: Checked, pairs: Sequence[Pair], exact: Sequence[Sequence[int]
         )
     differing = [group for group in groups if len(checked.labels_of(group)) > 1]
     if differing:
-        found.append(
+        findings.append(
             Finding(
                 "alike-with-other-labels",
                 "warning",
@@ -116,27 +116,27 @@ def _near(checked: Checked, pairs: Sequence[Pair], exact: Sequence[Sequence[int]
                 _plain(differing),
             )
         )
-    inside = [group for group in groups if not checked.across(group) and len(checked.labels_of(group)) < 2]
+    inside = [group for group in groups if not checked.is_divided(group) and len(checked.labels_of(group)) < 2]
     if inside:
-        found.append(
+        findings.append(
             Finding(
                 "near-duplicates",
                 "note",
                 f"{counted(len(inside), 'group')} of images of one part and class "
                 f"{'looks' if len(inside) == 1 else 'look'} alike{confirmed}",
-                "look at them on the page; copies say nothing new",
+                "look at them on the page; copies add no information",
                 _plain(inside),
             )
         )
-    return found
+    return findings
 
 
-def _unreadable(survey: Survey, checked: Checked) -> list[Finding]:
+def _unreadable(survey: Survey, checked: CheckedSet) -> list[Finding]:
     try:
-        without_bad(checked.images, survey.unreadable, "refuse")
+        drop_unreadable(checked.images, survey.unreadable, "refuse")
     except UserError as problem:
         groups = tuple((position,) for position in sorted(survey.unreadable))
-        return [replace(refusal(UNREADABLE, problem), groups=groups)]
+        return [replace(refusal_finding(UNREADABLE, problem), groups=groups)]
     return []
 
 
@@ -150,9 +150,9 @@ def _blank(survey: Survey) -> list[Finding]:
         Finding(
             "blank",
             "warning",
-            f"{counted(len(blank), 'image')} {'shows' if len(blank) == 1 else 'show'} next to nothing "
+            f"{counted(len(blank), 'image')} {'is' if len(blank) == 1 else 'are'} blank "
             "(one colour, nearly black or nearly white)",
-            "look at them on the page, and remove what is empty",
+            "look at them on the page, and remove those without content",
             tuple((int(position),) for position in blank),
         )
     ]
@@ -161,27 +161,27 @@ def _blank(survey: Survey) -> list[Finding]:
 def _modes(survey: Survey) -> list[Finding]:
     """Return findings on modes that differ within the set, since a model may learn the mode, and on deep images."""
     counts = Counter(mode for mode in survey.modes if mode)
-    found = []
+    findings = []
     if len(counts) > 1:
         usual = counts.most_common(1)[0][0]
         odd = tuple((i,) for i, mode in enumerate(survey.modes) if mode and mode != usual)
         kinds = ", ".join(f"{mode}: {count}" for mode, count in counts.most_common())
         text = f"the files have pixels of {len(counts)} kinds ({kinds}); all are read as RGB"
-        found.append(Finding("modes", "note", text, "see that no class has a kind of its own", odd))
+        findings.append(Finding("modes", "note", text, "make sure that no class has a kind of its own", odd))
     if any(mode.startswith(_DEEP) for mode in counts):
         deep = sum(count for mode, count in counts.items() if mode.startswith(_DEEP))
         text = f"{counted(deep, 'image')} have more than 8 bits a channel"
-        found.append(Finding("deep", "note", text, "see in the docs how their range is chosen"))
-    return found
+        findings.append(Finding("deep", "note", text, "see the documentation on how their range is chosen"))
+    return findings
 
 
 def _copies(groups: Sequence[Sequence[int]]) -> str:
     return counted(sum(len(group) - 1 for group in groups), "image is", "images are")
 
 
-def _apart(checked: Checked) -> str:
+def _apart(checked: CheckedSet) -> str:
     if checked.declared:
-        return "remove the copies from train, or from the part they are judged in"
+        return "remove the copies from train, or from the other part"
     return "remove the copies, or keep them together with --group-by duplicates"
 
 
@@ -189,7 +189,7 @@ def _plain(groups: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(group) for group in groups)
 
 
-def giveaway_findings(checked: Checked, survey: Survey) -> list[Finding]:
+def giveaway_findings(checked: CheckedSet, survey: Survey) -> list[Finding]:
     """Return a finding if the format, the size or the mode of the files gives classes away.
 
     Args:
@@ -214,8 +214,10 @@ def giveaway_findings(checked: Checked, survey: Survey) -> list[Finding]:
             clues.append(f"the {kind} of the files ({', '.join(shown[:_SHOWN])}{more})")
     if not clues:
         return []
-    text = f"classes can be told by {' and by '.join(clues)}: a model may learn that in place of what the images show"
-    advice = "save the images of all classes alike, or see that new images differ in the same way"
+    text = (
+        f"classes can be told by {' and by '.join(clues)}: a model may learn that instead of the content of the images"
+    )
+    advice = "save the images of all classes in the same way, or make sure that new images differ in the same way"
     return [Finding("giveaway", "note", text, advice)]
 
 

@@ -1,4 +1,4 @@
-"""One pass over every image of a set: size, mode, brightness, a digest for copies and a hash for similar images.
+"""One pass over all images of a set: size, mode, brightness, a digest for copies and a hash for similar images.
 
 The perceptual hash is pHash (Zauner 2010, "Implementation and benchmarking of perceptual image hash functions", section
 3.2.1), 64 bits that change little when an image is resized, saved again or made a little brighter: the image in grey at
@@ -13,20 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.channels.decoding import look_at
-from paucal.data.channels.planes import RGB
+from paucal.data.channels.decoding import decode_for_display
+from paucal.data.channels.pixels import RGB
 from paucal.data.decode import UnreadableImage
-from paucal.data.decoded.known import source_digest
-from paucal.data.images import Copies, ImageSet, Store, locate, locate_original
-from paucal.data.sources.stores import EncodedStore
-from paucal.data.verify import ReportProgress, for_each
+from paucal.data.decoded.cache_folder import source_digest
+from paucal.data.images import ImageSet
+from paucal.data.stores import DecodedCopies, EncodedStore, Store, locate, locate_original
+from paucal.data.unreadable import ReportProgress, for_each
 
-_DECODED_SIDE = 64  # pixels of the shorter side that are enough for a hash and for brightness
+_DECODED_SIDE = 64  # pixels of the shorter side, enough for a hash and for brightness
 SIDE, KEPT = 32, 8  # pixels of the grey image, and frequencies kept of each axis
 MOST_DISTANCE = 7  # of 64 bits; up to this distance `near_pairs` misses nothing
 _BANDS, _BAND_BITS = 4, 16
-_CHUNK = 1 << 14  # hashes whose neighbours are looked up at once
-_MOST_PAIRS = 1 << 24  # candidates held at once, before their distances are looked at
+_CHUNK = 1 << 14  # hashes whose neighbours are searched at a time
+_MOST_PAIRS = 1 << 24  # candidates held at a time, before their distances are computed
 _BYTE_BITS = np.array([bin(value).count("1") for value in range(256)], dtype=np.uint8)
 
 
@@ -75,15 +75,9 @@ class Survey:
 
 
 def survey_images(images: ImageSet, workers: int | None = None, progress: ReportProgress | None = None) -> Survey:
-    """Decode every image once, JPEG at a reduced size, and read all of its bytes.
-
-    Args:
-        images: Images to read; their `reading` has the value range of images of more than 8 bits.
-        workers: Number of threads; None for one per processor core.
-        progress: Function called with (images done, images in all) from the calling thread.
-    """
+    """Decode every image once, JPEG at a reduced size, and read all of its bytes."""
     count = len(images)
-    found = Survey(
+    survey = Survey(
         sizes=np.zeros((count, 2), dtype=np.int64),
         modes=[""] * count,
         digests=[b""] * count,
@@ -96,15 +90,15 @@ def survey_images(images: ImageSet, workers: int | None = None, progress: Report
     def look(index: int) -> None:
         picture, mode, size = _read(images.store, index, images.reading.value_range)
         if images.reading.channels != RGB:
-            images.store.check(index)  # an image of other channels is seen, and no run can read it
+            images.store.check(index)  # an image of other channels can be decoded for display, but not read by a run
         digest = digest_of(images.store, index)
         grey = small_grey(picture)
-        found.sizes[index], found.modes[index], found.digests[index] = size, mode, digest
-        found.hashes[index] = hash_of(grey)
-        found.brightness[index], found.contrast[index] = grey.mean() / 255, grey.std() / 255
+        survey.sizes[index], survey.modes[index], survey.digests[index] = size, mode, digest
+        survey.hashes[index] = hash_of(grey)
+        survey.brightness[index], survey.contrast[index] = grey.mean() / 255, grey.std() / 255
 
-    found.unreadable.update(for_each(count, look, workers, progress))
-    return found
+    survey.unreadable.update(for_each(count, look, workers, progress))
+    return survey
 
 
 def image_digests(images: ImageSet) -> Iterator[str]:
@@ -130,7 +124,7 @@ def digest_of(store: Store, index: int) -> bytes:
         UnreadableImage: The image cannot be read.
     """
     store, index = locate(store, index)
-    if isinstance(store, Copies) and (known := store.digest(index)) is not None:
+    if isinstance(store, DecodedCopies) and (known := store.digest(index)) is not None:
         return known
     store, index = locate_original(store, index)
     if not isinstance(store, EncodedStore):
@@ -147,7 +141,7 @@ def _read(
 ) -> tuple[Image.Image, str, tuple[int, int]]:
     store, index = locate(store, index)
     if isinstance(store, EncodedStore):
-        return look_at(store.source(index), store.name(index), _DECODED_SIDE, value_range)
+        return decode_for_display(store.source(index), store.name(index), _DECODED_SIDE, value_range)
     picture = store.read(index)
     return picture, picture.mode, (picture.height, picture.width)
 
@@ -164,12 +158,12 @@ def perceptual_hash(image: Image.Image) -> int:
 
 
 def small_grey(image: Image.Image) -> NDArray[np.float64]:
-    """Return the (32, 32) pixels in grey, from 0 to 255, that an image is hashed by."""
+    """Return the (32, 32) grey pixels, from 0 to 255, of which an image's hash is computed."""
     return np.asarray(image.convert("L").resize((SIDE, SIDE), Image.Resampling.LANCZOS), dtype=np.float64)
 
 
 def hash_of(grey: NDArray[np.float64]) -> int:
-    """Return the hash of what `small_grey` gives."""
+    """Return the perceptual hash of the result of `small_grey`."""
     low = (_COSINES @ grey @ _COSINES.T).reshape(-1)
     ordered = np.sort(low)
     bits = low > (ordered[KEPT * KEPT // 2 - 1] + ordered[KEPT * KEPT // 2]) / 2
@@ -185,27 +179,27 @@ def hamming(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np
 def near_pairs(hashes: NDArray[np.uint64], most: int = MOST_DISTANCE) -> NDArray[np.int64]:
     """Return the (P, 2) positions of all hashes that differ in at most `most` bits, the smaller position first.
 
-    Of several equal hashes each is paired with the first of them only, and that one stands for them all elsewhere, so
-    that a thousand copies of one image are a thousand pairs and not half a million.
+    Equal hashes are paired only with the first of them, which represents them in all other pairs, so that a thousand
+    copies of one image give a thousand pairs and not half a million.
 
-    Two hashes that differ in at most 7 bits differ in at most one bit within one of their four quarters. So every hash
-    is compared with those alone that share a quarter with it, or have it but for one bit (Norouzi et al. 2012, "Fast
+    Two hashes that differ in at most 7 bits differ in at most one bit in one of their four quarters. So every hash is
+    compared only with those that have an equal quarter, or one that differs in one bit (Norouzi et al. 2012, "Fast
     search in Hamming space with multi-index hashing").
 
     Raises:
-        ValueError: `most` is above 7, where this search would miss pairs.
+        ValueError: `most` is above 7, for which this search would miss pairs.
     """
     if not 0 <= most <= MOST_DISTANCE:
         raise ValueError(f"expected a distance of 0 to {MOST_DISTANCE} bits, got {most}")
     different, first, numbers = np.unique(hashes, return_index=True, return_inverse=True)
     copies = np.flatnonzero(first[numbers] != np.arange(len(hashes)))
-    found = [np.stack([first[numbers[copies]], copies], axis=1)]
+    pairs = [np.stack([first[numbers[copies]], copies], axis=1)]
     for band in range(_BANDS):
         quarter = ((different >> np.uint64(band * _BAND_BITS)) & np.uint64(0xFFFF)).astype(np.int64)
         for left, right in _sharing(quarter):
             close = hamming(different[left], different[right]) <= most
-            found.append(np.sort(np.stack([first[left[close]], first[right[close]]], axis=1), axis=1))
-    return np.unique(np.concatenate(found), axis=0).astype(np.int64).reshape(-1, 2)
+            pairs.append(np.sort(np.stack([first[left[close]], first[right[close]]], axis=1), axis=1))
+    return np.unique(np.concatenate(pairs), axis=0).astype(np.int64).reshape(-1, 2)
 
 
 def _sharing(quarter: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
@@ -214,11 +208,11 @@ def _sharing(quarter: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], ND
     ordered = quarter[order]
     for mask in (0, *(1 << bit for bit in range(_BAND_BITS))):
         begin, end = (np.searchsorted(ordered, quarter ^ mask, side=side) for side in ("left", "right"))
-        for some in _pieces(end - begin):
-            counts = end[some] - begin[some]
-            left = np.repeat(some, counts)
+        for rows in _pieces(end - begin):
+            counts = end[rows] - begin[rows]
+            left = np.repeat(rows, counts)
             within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-            right = order[np.repeat(begin[some], counts) + within]
+            right = order[np.repeat(begin[rows], counts) + within]
             once = left < right
             yield left[once], right[once]
 

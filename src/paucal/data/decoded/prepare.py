@@ -1,7 +1,7 @@
-"""The one pass over a set's images: each is verified, recognised, measured and kept decoded, and all that once.
+"""The preparation of a set: every image is verified, measured and kept decoded, once for all runs.
 
-What a first run has found out the next ones read: files are recognised by place, size and time of change, images by
-their bytes, so that a set that was moved, copied or added to is not decoded again.
+Files are recognised by path, size and time of change, and images by their bytes, so that a set that was moved, copied
+or extended is not decoded again.
 """
 
 import hashlib
@@ -13,31 +13,38 @@ import numpy as np
 import PIL
 from numpy.typing import NDArray
 
-from paucal.data.cache import cache_images
 from paucal.data.channels.decoding import decode_image
+from paucal.data.channels.pixel_format import with_value_ranges
 from paucal.data.decode import Reading, UnreadableImage
-from paucal.data.decoded.entry import Entry, EntryWriter, FullError, MappedStore, find_entry, read_table
-from paucal.data.decoded.folder import INDEX, KNOWN, PIXELS, free_bytes, make_room, usable_folder
-from paucal.data.decoded.known import KnownImages, content_of, source_digest
-from paucal.data.decoded.read_as import ReadAs
-from paucal.data.decoded.value_range import with_ranges
-from paucal.data.images import ImageSet, locate
-from paucal.data.sources.stores import EncodedStore
-from paucal.data.verify import OnBad, ReportProgress, for_each, verify_images, without_bad
+from paucal.data.decoded.cache_folder import (
+    INDEX,
+    KNOWN,
+    PIXELS,
+    StoredDigests,
+    free_bytes,
+    free_space,
+    read_encoded,
+    source_digest,
+    usable_folder,
+)
+from paucal.data.decoded.in_memory import cache_images, estimate_bytes
+from paucal.data.decoded.on_disk import Entry, EntryWriter, FullError, MappedStore, find_entry, read_table
+from paucal.data.images import ImageSet
+from paucal.data.stores import ConvertedStore, EncodedStore, locate
+from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable, for_each, verify_images
 from paucal.types import UserError
 from paucal.wording import counted
 
-FORMAT = 1  # of the entries; a change in how images are reduced needs another
-TRIED = 256  # images of a set that is read as it comes
-_SAMPLE = 64
-_SIDES = (64, 128, 512)
+FORMAT = 1  # of entries; to be raised if images are reduced in another way
+TRIED = 256  # images of a streamed set that are verified
+_SIDES = (64, 128, 512)  # pixels
 
 
 def side_for(image_size: Sequence[int]) -> int:
-    """Return the shorter side that images are kept at for a network: at least twice its own, in a few steps.
+    """Return the shorter side of stored images for a network: at least twice its input size, in a few steps.
 
-    A crop of a quarter of the image's area then still has every pixel that the network sees. Few steps let networks of
-    different sizes share what is kept, as the sizes that `paucal train` tries one after the other do.
+    A crop of a quarter of the area then needs no enlargement. Networks of similar input sizes, such as those that
+    `paucal train` tries one after the other, share stored images.
 
     Example:
         >>> [side_for([side]) for side in (16, 32, 64, 96, 160, 224, 240, 384)]
@@ -56,46 +63,39 @@ def prepare_images(
 ) -> tuple[ImageSet, list[str]]:
     """Verify every image once, and keep all of them decoded in a file that runs share.
 
-    Where the disk has no room for them they are kept in memory, and where that does not do either they are verified
-    and read anew each time. Images of shards are read as they come: `stream_images`.
+    If the disk is too full they are kept in memory; if the memory is too small they are only verified, and decoded
+    each time they are read. Streamed images are left to `stream_images`.
 
     Args:
-        image_set: the images, of files or in memory.
-        reading: how they are handed over. Without ranges these are measured where images have more than 8 bits.
-        on_bad: what to do with unreadable images, see `verify_images`.
-        workers: threads; None for one per processor core.
-        progress: called with (images done, images in all) from the calling thread.
+        image_set: Images of files, or in memory.
+        reading: Size, channels and value ranges of the decoded images. Missing ranges are measured if images have more
+            than 8 bits a channel.
+        on_bad: Treatment of unreadable images: "refuse" or "skip".
+        workers: Number of threads; None for one per processor core.
+        progress: Function called with (images done, images in all) from the calling thread.
 
     Returns:
-        The set without unreadable images, which says how it is read, and the keys of those left out.
+        The set without unreadable images, with its `reading`, and the keys of those left out.
 
     Raises:
-        UserError: images are unreadable and `on_bad` is "refuse", or none is readable.
+        UserError: Images are unreadable and `on_bad` is "refuse", or none is readable.
     """
-    reading, notes = with_ranges(reading, image_set)
+    reading, notes = with_value_ranges(reading, image_set)
     image_set = replace(image_set, notes=tuple(dict.fromkeys([*image_set.notes, *notes])))
     if image_set.stream is not None:
         return stream_images(image_set, reading, on_bad, workers, progress)
-    # Every image is looked at through the reading, also where nothing is reduced: then it changes nothing.
-    seen = replace(image_set, store=ReadAs(image_set.store, reading), reading=reading)
+    seen = replace(image_set, store=ConvertedStore(image_set.store, reading), reading=reading)
     encoded = all(isinstance(locate(image_set.store, index)[0], EncodedStore) for index in range(len(image_set)))
     folder = usable_folder() if encoded else None
-    if folder is not None and _estimate(seen) <= (room := free_bytes(folder)):
+    if folder is not None and estimate_bytes(seen) <= (room := free_bytes(folder)):
         try:
-            return _Pass(image_set, seen, folder, room, workers, progress).run(on_bad)
-        except (FullError, OSError):  # the disk is fuller than it said, or gone
+            return _PreparationPass(image_set, seen, folder, room, workers, progress).run(on_bad)
+        except (FullError, OSError):  # less free disk than reported, or none
             pass
     return cache_images(seen, on_bad=on_bad, workers=workers, progress=progress)
 
 
-def _estimate(images: ImageSet) -> float:
-    """Return the bytes that the decoded images take, from a sample of headers."""
-    sizes = [images.reading.reduced((height, width)) for height, width in images.sample_sizes(_SAMPLE).tolist()]
-    pixels = float(np.mean([height * width for height, width in sizes])) if sizes else 0.0
-    return pixels * images.reading.channels * len(images)
-
-
-class _Pass:
+class _PreparationPass:
     """One pass over a set; see `prepare_images`."""
 
     def __init__(
@@ -111,49 +111,49 @@ class _Pass:
         self.places = [locate(image_set.store, index) for index in range(len(image_set))]
         self.stamps = [store.stamp(place) for store, place in self.places if isinstance(store, EncodedStore)]
         self.about = f"{FORMAT} {PIL.__version__} {seen.reading}"
-        self.memory = KnownImages(folder, image_set.location)
+        self.memory = StoredDigests(folder, image_set.location)
         self.digests, self.known = self.memory.look_up(self.stamps)
         self.bad: dict[int, str] = {}
         self.done = 0
 
     def run(self, on_bad: OnBad) -> tuple[ImageSet, list[str]]:
-        """Return the set as it is kept, and the keys of what cannot be read."""
+        """Return the prepared set, and the keys of unreadable images."""
         if not (self.known.all() and self._entry()):
             self._fill()
         self._report(len(self.places))
-        good, names = without_bad(self.seen, self.bad, on_bad)
+        good, names = drop_unreadable(self.seen, self.bad, on_bad)
         entry = self._entry()
         return (good if entry is None else replace(good, store=MappedStore(good.store, entry))), names
 
     def _fill(self) -> None:
-        others = _Others(self.folder, self.about)
+        others = _OtherEntries(self.folder, self.about)
         with EntryWriter(self.folder, len(self.places), self.room, self.seen.reading.channels) as writer:
             self._each(np.flatnonzero(~self.known), lambda index: self._take(index, writer, others))
             chosen = self._good()
-            if not self._entry():  # what was new may have been bad, or the set a copy of another one
+            if not self._entry():  # else the new images were unreadable, or the set is a copy of another one
                 self._each(np.flatnonzero(self.known), lambda index: self._take(index, writer, others))
                 chosen = self._good()
                 if len(chosen):
                     writer.table.digests[:] = self.digests
                     writer.finish(self._key(), chosen, self.about)
         self.memory.remember([self.stamps[index] for index in chosen], self.digests[chosen])
-        make_room(self.folder, spare=self.folder / f"{self._key()}{PIXELS}")
+        free_space(self.folder, spare=self.folder / f"{self._key()}{PIXELS}")
 
-    def _take(self, index: int, writer: EntryWriter, others: "_Others") -> None:
-        """Put an image into the entry: from another one that has it, or decoded."""
+    def _take(self, index: int, writer: EntryWriter, others: "_OtherEntries") -> None:
+        """Add an image to the entry: copied from another entry if possible, else decoded."""
         store, place = self.places[index]
         assert isinstance(store, EncodedStore)
-        if self.known[index] and others.give(self.digests[index].tobytes(), index, writer):
+        if self.known[index] and others.copy_to(writer, index, self.digests[index].tobytes()):
             return
         name = store.name(place)
         source = _content(store, place)
         if not self.known[index]:
             digest = source_digest(source)
             self.digests[index] = np.frombuffer(digest, dtype=np.uint8)
-            if others.give(digest, index, writer):
+            if others.copy_to(writer, index, digest):
                 return
         image = decode_image(source, name, self.seen.reading)
-        # What is larger than the side it is reduced to was not reduced, so its header need not be read again.
+        # An image of another shorter side was not reduced, so its header need not be read again.
         reduced = min(image.size) == self.seen.reading.side
         writer.add(index, image, store.size(place) if reduced else (image.height, image.width))
 
@@ -183,8 +183,8 @@ class _Pass:
         return digest.hexdigest()
 
 
-class _Others:
-    """The images that other entries have, read in the same way, by the digests of their bytes."""
+class _OtherEntries:
+    """The images in other entries of the same reading, by their digests."""
 
     def __init__(self, folder: Path, about: str) -> None:
         self._places: dict[bytes, tuple[Entry, int]] = {}
@@ -194,15 +194,15 @@ class _Others:
             if entry is not None:
                 self._places.update({row.tobytes(): (entry, place) for place, row in enumerate(entry.table.digests)})
 
-    def give(self, digest: bytes, index: int, writer: EntryWriter) -> bool:
-        """Copy an image into an entry; return whether there is one."""
-        found = self._places.get(digest)
-        return found is not None and writer.copy(index, *found)
+    def copy_to(self, writer: EntryWriter, index: int, digest: bytes) -> bool:
+        """Copy the image of a digest into an entry; return whether there was one."""
+        place = self._places.get(digest)
+        return place is not None and writer.copy(index, *place)
 
 
 def _content(store: EncodedStore, place: int) -> bytes | Path:
     try:
-        return content_of(store.source(place))
+        return read_encoded(store.source(place))
     except OSError as problem:
         raise UnreadableImage(f"image {store.name(place)} cannot be decoded: {problem.strerror or problem}") from None
 
@@ -214,25 +214,17 @@ def stream_images(
     workers: int | None = None,
     progress: ReportProgress | None = None,
 ) -> tuple[ImageSet, list[str]]:
-    """Return a set of shards as a run reads it; an image that cannot be read ends the run when its turn comes.
+    """Return a streamed set with its reading; an unreadable image ends the run when it is read.
 
-    To leave such images out they must be known beforehand, so that every process shows the same images in the same
-    steps: with "skip" every image is tried once.
-
-    Args:
-        image_set: with a stream.
-        reading: how images are handed over.
-        on_bad: what to do with unreadable images.
-        workers: threads; None for one per processor core.
-        progress: called with (images done, images in all).
+    With "skip" every image is decoded once beforehand, since every process must leave out the same images.
 
     Returns:
         The set, and the keys of the images left out.
 
     Raises:
-        UserError: one of 256 images spread over the set cannot be read, or with "skip" none can.
+        UserError: One of 256 images spread over the set is unreadable, or with "skip" all are.
     """
-    seen = replace(image_set, store=ReadAs(image_set.store, reading), reading=reading)
+    seen = replace(image_set, store=ConvertedStore(image_set.store, reading), reading=reading)
     if on_bad == "skip":
         return verify_images(seen, on_bad, workers, progress)
     tried = seen.sample(TRIED)
@@ -241,6 +233,6 @@ def stream_images(
         key = image_set.keys[int(tried[min(bad)])]
         raise UserError(
             f"{len(bad)} of {counted(len(tried), 'image')} that were tried cannot be read ({key}); {bad[min(bad)]}; "
-            "make the shards again, or leave such images out with --on-bad-image skip, which tries all of them first"
+            "make the shards again, or leave such images out with --on-bad-image skip, which decodes all of them first."
         )
     return seen, []

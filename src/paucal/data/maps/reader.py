@@ -73,11 +73,6 @@ class LabelMaps:
     def rows(self, images: ImageSet, positions: NDArray[np.int64], advance: Advance | None = None) -> "MapReader":
         """Return a reader for some of a set's images, after checking that they are those of the maps.
 
-        Args:
-            images: Set of images.
-            positions: Positions of the images that will be read.
-            advance: Function called with (images checked, images in all).
-
         Raises:
             UserError: An image has no map or has changed since, or the teacher does not know all of the set's classes.
         """
@@ -86,8 +81,8 @@ class LabelMaps:
         rows = np.full(len(images), -1)
         rows[positions] = [self._row_of(images.keys[int(position)]) for position in positions]
         hashes = content_hashes(images, positions, advance)
-        for position, found in zip(positions.tolist(), hashes, strict=True):
-            if found != self._hashes[rows[position]]:
+        for position, hash_now in zip(positions.tolist(), hashes, strict=True):
+            if hash_now != self._hashes[rows[position]]:
                 raise UserError(
                     f"--labels: {images.keys[position]!r} has changed since its label map was made: run 'paucal label' "
                     "anew."
@@ -144,15 +139,15 @@ class MapReader:
             self._arrays = open_array(self.folder / VALUES, "r"), open_array(self.folder / CLASSES, "r")
         values, indices = self._arrays
         row = self.rows[position]
-        found = {
+        tensors = {
             "values": torch.from_numpy(np.array(values[row])),
             "indices": torch.from_numpy(self.order[indices[row]]),
         }
         if self.covered is not None:
-            found["covered"] = torch.from_numpy(self.covered[position])
+            tensors["covered"] = torch.from_numpy(self.covered[position])
         if self.foreign:
-            found["teacher_classes"] = torch.tensor(len(self.order))
-        return found
+            tensors["teacher_classes"] = torch.tensor(len(self.order))
+        return tensors
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_arrays": None}
@@ -161,7 +156,7 @@ class MapReader:
 def name_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
     """List the classes of each map once, and say for each entry which of the list it is.
 
-    This runs where a batch is put together, on the CPU, so that the number U of classes needs no synchronisation.
+    It runs on the CPU when a batch is collated, so that the number U of classes needs no synchronisation.
 
     Args:
         indices: (B, k, H, W) int64 classes.
@@ -173,19 +168,19 @@ def name_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
         >>> name_classes(torch.tensor([7, 3, 7]).reshape(1, 3, 1, 1))[0]
         tensor([[3, 7]])
     """
-    found = [torch.unique(one, return_inverse=True) for one in indices]
-    most = max(len(classes) for classes, _ in found)
-    padded = [functional.pad(classes, (0, most - len(classes)), value=-1) for classes, _ in found]
-    return torch.stack(padded), torch.stack([slots for _, slots in found])
+    pairs = [torch.unique(image_indices, return_inverse=True) for image_indices in indices]
+    most = max(len(classes) for classes, _ in pairs)
+    padded = [functional.pad(classes, (0, most - len(classes)), value=-1) for classes, _ in pairs]
+    return torch.stack(padded), torch.stack([slots for _, slots in pairs])
 
 
 def _covered(images: ImageSet, positions: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return (N, 2) shares of the width and height that the largest square about the centre has, where it is asked."""
-    found = np.ones((len(images), 2), dtype=np.float32)
+    """Return the (N, 2) shares of width and height in the largest central square; 1 for other positions."""
+    shares = np.ones((len(images), 2), dtype=np.float32)
     for position in positions.tolist():
         height, width = images.store.size(position)
-        found[position] = min(height, width) / np.array([width, height])
-    return found
+        shares[position] = min(height, width) / np.array([width, height])
+    return shares
 
 
 def _class_order(facts: MapFacts, images: ImageSet) -> NDArray[np.int64]:

@@ -19,17 +19,15 @@ import PIL
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.decoded.folder import usable_folder
-from paucal.data.decoded.known import DIGEST, KnownImages
-from paucal.data.decoded.read_as import whole_image
-from paucal.data.images import ImageSet, locate_original
-from paucal.data.sources.stores import EncodedStore, Stamp
+from paucal.data.decoded.cache_folder import DIGEST, StoredDigests, usable_folder
+from paucal.data.images import ImageSet, full_size_image
+from paucal.data.stores import EncodedStore, Stamp, locate_original
 from paucal.reading import parse_json, read_bytes, require_regular
 from paucal.types import UserError
 
 FORMAT = 1
 INDEX, VALUES, CLASSES, DONE = "index.json", "values.npy", "indices.npy", "done.npy"
-# Of whoever writes, or is about to (`paucal.runs.lock`, `paucal.runs.files`).
+# Names of files that a writing process creates (`paucal.runs.lock`, `paucal.runs.files`).
 _OF_WRITERS = ("lock.json", ".lock.json.", ".paucal-")
 MAX_INDEX_BYTES = 512 << 20  # three times the index of ImageNet's 1.3 million images
 Covered = Literal["image", "square"]
@@ -177,11 +175,6 @@ def content_hashes(
     Files of the same path, size and time of change are not decoded again: the hashes are kept in the cache of images,
     as those of their bytes are.
 
-    Args:
-        images: Set of images.
-        positions: Positions of the images in it.
-        advance: Function called with (images done, images in all).
-
     Raises:
         UnreadableImage: An image cannot be read.
     """
@@ -193,7 +186,7 @@ def content_hashes(
         digests, known = memory.look_up(stamps)
     new = np.flatnonzero(~known)
     for done, row in enumerate(new.tolist()):
-        found = bytes.fromhex(content_hash(whole_image(images, int(positions[row]))))
+        found = bytes.fromhex(content_hash(full_size_image(images, int(positions[row]))))
         digests[row] = np.frombuffer(found, dtype=np.uint8)
         if advance is not None:
             advance(len(stamps) - len(new) + done + 1, len(stamps))
@@ -204,13 +197,13 @@ def content_hashes(
     return [digest.tobytes().hex() for digest in digests]
 
 
-def _memory(images: ImageSet) -> KnownImages | None:
+def _memory(images: ImageSet) -> StoredDigests | None:
     """Return the stored hashes of images that are read in this way, by this Pillow; None without a cache."""
     folder = usable_folder()
     if folder is None:
         return None
     whole = replace(images.reading, side=None)
-    return KnownImages(folder, f"{images.location}\ncontents {PIL.__version__} {whole}")
+    return StoredDigests(folder, f"{images.location}\ncontents {PIL.__version__} {whole}")
 
 
 def _stamp(images: ImageSet, position: int) -> Stamp | None:

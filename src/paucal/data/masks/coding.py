@@ -211,9 +211,10 @@ def find_coding(
         UserError: The values contradict what was given, files of the set have different codings, or the values cannot
             be those of classes.
     """
-    if given is None:
-        refuse_mixed_kinds(facts, colours_are_meant=named is not None and named.colours)
-    in_colour = facts.has_colour or (facts.has_palette and (given == "colour" or (named is not None and named.colours)))
+    has_named_colours = named is not None and named.colours
+    if given is None and not has_named_colours:
+        refuse_mixed_kinds(facts)
+    in_colour = facts.has_colour or (facts.has_palette and (given == "colour" or has_named_colours))
     facts = facts.as_colours() if in_colour else facts
     void = _ignored_value(ignore, in_colour)
     if given in (None, "index") and not in_colour:
@@ -256,9 +257,6 @@ def require_fit(coding: MaskCoding, facts: MaskFacts, ignore: Sequence[int] | No
         coding: Meaning of the values in the run.
         facts: Facts of all files.
         ignore: Value that means "not labelled" as the user gives it.
-
-    Raises:
-        UserError: The masks have another coding.
     """
     if coding.kind == "binary":
         refuse_faint(facts, coding.ignore)

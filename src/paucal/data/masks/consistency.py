@@ -20,18 +20,8 @@ WHITE = 255
 BINARY, OR_GREY = "--mask-values binary (two classes)", "or grey (a class for each level)"
 
 
-def refuse_mixed_kinds(facts: MaskFacts, colours_are_meant: bool = False) -> None:
-    """Refuse sets that mix files in colour, with palettes and with numbers, if the values then mean different things.
-
-    Args:
-        facts: Facts of all files.
-        colours_are_meant: Whether a file of classes gives colours, so that the colours of palettes count.
-
-    Raises:
-        UserError: The values mean different things.
-    """
-    if colours_are_meant:
-        return  # a value that the file of classes lacks is refused later
+def refuse_mixed_kinds(facts: MaskFacts) -> None:
+    """Refuse sets of files in colour, with palettes and with numbers, if their values mean different things."""
     by_kind: dict[str, list[FileFacts]] = defaultdict(list)
     for file in facts.files:
         by_kind[file.kind].append(file)
@@ -85,15 +75,7 @@ def _refuse_palettes(files: Sequence[FileFacts]) -> None:
 
 
 def refuse_mixed_codings(facts: MaskFacts, void: int | None = None) -> None:
-    """Refuse grey files if some hold class numbers and others 0 and one high value, such as 255.
-
-    Args:
-        facts: Facts of grey files and of palettes.
-        void: Value that means "not labelled" as the user gives it.
-
-    Raises:
-        UserError: There are such files, and no file or hardly any holds both kinds of values.
-    """
+    """Refuse grey files if some hold class numbers, others 0 and one high value such as 255, and hardly any both."""
     low: list[FileFacts] = []
     both: list[FileFacts] = []
     high: dict[int, list[FileFacts]] = defaultdict(list)
@@ -137,11 +119,7 @@ def is_black_and_white(facts: MaskFacts, values: Sequence[int]) -> bool:
 
 
 def refuse_specks(facts: MaskFacts, void: int | None) -> None:
-    """Refuse masks of 0 and 255 with a few pixels of a small number, which would turn 255 into "not labelled".
-
-    Raises:
-        UserError: There are such pixels.
-    """
+    """Refuse masks of 0 and 255 with a few pixels of a small number, which would turn 255 into "not labelled"."""
     pixels = {value: count for value, count in facts.pixels.items() if value != void}
     small = {value: count for value, count in pixels.items() if 0 < value < HIGH}
     if small and set(pixels) - set(small) == {0, VOID} and sum(small.values()) * SPECKS < min(pixels[0], pixels[VOID]):
@@ -153,15 +131,7 @@ def refuse_specks(facts: MaskFacts, void: int | None) -> None:
 
 
 def refuse_near_levels(facts: MaskFacts, values: Sequence[int]) -> None:
-    """Refuse values close to those of classes that are far apart, such as 254 beside 0 and 255.
-
-    Args:
-        facts: Facts of grey files.
-        values: Values of classes, sorted.
-
-    Raises:
-        UserError: There are such values.
-    """
+    """Refuse sorted values close to those of classes that are far apart, such as 254 beside 0 and 255."""
     below = [value for value in values if value != VOID]
     if max(below, default=0) < HIGH:
         return  # class numbers
@@ -186,15 +156,7 @@ def refuse_near_levels(facts: MaskFacts, values: Sequence[int]) -> None:
 
 
 def refuse_blurred_levels(facts: MaskFacts, values: Sequence[int]) -> None:
-    """Refuse grey levels that occur on edges alone, as after blurring or resizing.
-
-    Args:
-        facts: Facts of grey files.
-        values: Values of classes, sorted.
-
-    Raises:
-        UserError: There are many such levels, or many files with them.
-    """
+    """Refuse many of the sorted values if they occur on edges alone, as after blurring or resizing."""
     noisy = [file for file in facts.files if len(file.values) > NOISY and max(file.values) > NOISY_TOP]
     edges = [value for value in values[1:-1] if value not in facts.solid]
     on_edges = [file for file in facts.files if not file.values.isdisjoint(edges)]
@@ -212,11 +174,7 @@ def refuse_blurred_levels(facts: MaskFacts, values: Sequence[int]) -> None:
 
 
 def refuse_blurred_colours(facts: MaskFacts) -> None:
-    """Refuse colours that occur on edges alone, if most colours do.
-
-    Raises:
-        UserError: Most colours occur on edges alone.
-    """
+    """Refuse colours that occur on edges alone, if most colours do."""
     edges = [value for value in facts.values if value not in facts.solid]
     if len(edges) > max(FEW_EDGES, len(facts.values) - len(edges)):
         worst = max(facts.files, key=lambda file: len(file.values))
@@ -228,11 +186,7 @@ def refuse_blurred_colours(facts: MaskFacts) -> None:
 
 
 def refuse_lossy(facts: MaskFacts) -> None:
-    """Refuse a lossy format, unless all masks are black and white: ones may be read as zeros.
-
-    Raises:
-        UserError: A file has a lossy format.
-    """
+    """Refuse a lossy format, unless all masks are black and white: ones may be read as zeros."""
     lossy = [file for file in facts.files if file.lossy]
     if lossy and not set(facts.values) <= {0, WHITE, 0xFFFFFF}:
         worst = max(lossy, key=lambda file: len(file.values))
@@ -243,11 +197,7 @@ def refuse_lossy(facts: MaskFacts) -> None:
 
 
 def refuse_faint(facts: MaskFacts, void: int | None) -> None:
-    """Refuse masks of two classes with marked pixels below 128, which would count as background.
-
-    Raises:
-        UserError: There is such a file.
-    """
+    """Refuse masks of two classes with marked pixels below 128, which would count as background."""
     for file in facts.files:
         marked = file.values - {0, void}
         if marked and 1 < max(marked) < 128 and (len(marked) == 1 or max(marked) >= HIGH):

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.decode import UnreadableImage, opened, turned_upright
+from paucal.data.decode import UnreadableImage, open_image, turned_upright
 
 GREY, PALETTE, COLOUR = "grey", "palette", "colour"
 LOSSY = ("JPEG", "MPO")  # formats that change values
@@ -74,7 +74,7 @@ def read_mask(path: Path, name: str, most: int | None = None) -> RawMask:
     Raises:
         UnreadableImage: The file is no image, is damaged, holds floats, or has too many pixels.
     """
-    with opened(path, f"{name} (a mask)") as image:
+    with open_image(path, f"{name} (a mask)") as image:
         if most is not None and image.width * image.height > most:
             raise ValueError(f"it has {image.height}x{image.width} pixels, many more than its image")
         lossy = image.format in LOSSY or (image.format == "WEBP" and not _is_lossless_webp(path))

@@ -10,13 +10,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paucal.data.checking.findings import Finding
-from paucal.data.decode import UnreadableImage, read_orientation
+from paucal.data.decode import Orientation, UnreadableImage, ambiguity_note, read_orientation
 from paucal.data.images import ImageSet
 from paucal.data.masks.coding import IGNORED, Coding, MaskCoding, NamedClasses, find_coding, require_fit
 from paucal.data.masks.mask_files import FileFacts, MaskFacts, count_values, read_mask
 from paucal.data.masks.pairs import Pairs
-from paucal.data.orientation import Orientation, ambiguity_note
-from paucal.data.sources.stores import FileStore
+from paucal.data.stores import FileStore
 from paucal.memory import available_memory
 from paucal.types import UserError
 from paucal.wording import counted
@@ -242,11 +241,7 @@ def is_smaller_than_image(
 
 
 def _require_joinable(files: Sequence[tuple[Path, ...]], coding: MaskCoding) -> None:
-    """Refuse several masks of one image if they have more classes than a background and a foreground.
-
-    Raises:
-        UserError: They have more.
-    """
+    """Refuse several masks of one image if they have more classes than a background and a foreground."""
     several = next((paths for paths in files if len(paths) > 1), None)
     if several and (coding.count != 2 or coding.values[0] != 0):
         raise UserError(
@@ -293,11 +288,7 @@ def _class_names(coding: MaskCoding) -> tuple[str, ...]:
 
 
 def require_enough(masked: MaskedImages) -> None:
-    """Refuse masks of fewer images than training needs.
-
-    Raises:
-        UserError: Fewer than three have labelled pixels.
-    """
+    """Refuse masks of fewer images than training needs."""
     labelled = int((masked.pixels.sum(1) > 0).sum())
     if labelled < FEWEST:
         raise UserError(

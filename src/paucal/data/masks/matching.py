@@ -17,7 +17,7 @@ from paucal.data.masks.naming import (
     shorter_names,
     without_suffix,
 )
-from paucal.data.part_names import PARTS
+from paucal.data.splits.part_names import PARTS
 from paucal.types import UserError
 from paucal.wording import counted, was
 
@@ -220,8 +220,8 @@ class _Matching:
         names = sorted(name for name, keys in images_of.items() if len(keys) > 1)
         if len(names) > 1:
             raise UserError(
-                f"the masks of each image lie in a folder and are called {', '.join(map(repr, names[:SHOWN]))}, as "
-                "classes are: join them to one file for each image, with a value for each class."
+                f"the masks of each image are in a folder and named like classes, {', '.join(map(repr, names[:SHOWN]))}"
+                ": join them to one file for each image, with a value for each class."
             )
 
     def _ordered_masks(self, image: File, decoys: list[File]) -> list[str]:

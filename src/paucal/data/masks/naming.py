@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from paucal.data.part_names import FOLDER_WORDS, WHOLE_WORDS, folder_words
 from paucal.data.sources.folder import IMAGE_SUFFIXES
+from paucal.data.splits.part_names import FOLDER_WORDS, WHOLE_WORDS, folder_words
 
 # Names of the two folders in published sets and labelling programs; lower case, without signs, parts and formats.
 _IMAGE_FOLDER = re.compile(

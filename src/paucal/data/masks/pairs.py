@@ -18,8 +18,8 @@ from paucal.data.masks.naming import (
     without_suffix,
 )
 from paucal.data.masks.part_lists import read_part_lists
-from paucal.data.part_names import part_among_words
 from paucal.data.sources.folder import find_images
+from paucal.data.splits.part_names import part_among_words
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -217,11 +217,7 @@ def _above(key: str, below: int = 0) -> str:
 
 
 def _parts(matches: Matches, sides: Sides, bases: Iterable[Path]) -> tuple[dict[str, str], list[str]]:
-    """Return the part of each image that is used, and sentences on images without one.
-
-    Raises:
-        UserError: A list and a folder declare different parts for one image.
-    """
+    """Return the part of each image that is used, and sentences on images without one."""
     folders = {file.key: file.part for file in sides.images if file.key in matches.masks}
     lists = read_part_lists(bases, [file.key for file in sides.images])
     notes = list(lists.notes)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from paucal.data.masks.matching import list_names
 from paucal.data.masks.naming import fold, without_suffix
-from paucal.data.part_names import PARTS, TRAINVAL
 from paucal.data.sources.folder import IMAGE_SUFFIXES, ignored
+from paucal.data.splits.part_names import PARTS, TRAINVAL
 from paucal.reading import is_regular, read_decoded
 from paucal.types import UserError
 from paucal.wording import counted
@@ -56,15 +56,15 @@ def read_part_lists(bases: Iterable[Path], keys: Sequence[str]) -> ListedParts:
     missing: list[str] = []
     notes: list[str] = []
     for base in bases:
-        folder, files = _find(base)
-        lists = {part: _resolved(file, names) for part, file in files.items()}
+        folder, files = _find_lists(base)
+        lists = {part: _read_list(file, names) for part, file in files.items()}
         shown = ", ".join(file.name for file in files.values())
-        if files and not any(keys_of for keys_of, _ in lists.values()):
+        if files and not any(listed for listed, _ in lists.values()):
             if folder != base:
                 raise UserError(f"the lists in {folder} ({shown}) name none of the images: correct or remove them.")
             notes.append(f"lists that name no image are not used: {shown}")
             continue  # a text file of such a name may be anything
-        parts = _join_lists({part: keys_of for part, (keys_of, _) in lists.items()}, files, parts)
+        parts = _join_lists({part: listed for part, (listed, _) in lists.items()}, files, parts)
         missing += [f"{line!r} in {files[part].name}" for part, (_, lines) in lists.items() for line in lines]
         notes += [f"parts are those of the lists in {folder.name}: {shown}"] if files else []
     if missing:
@@ -72,39 +72,36 @@ def read_part_lists(bases: Iterable[Path], keys: Sequence[str]) -> ListedParts:
     return ListedParts(parts, tuple(missing), tuple(notes))
 
 
-def _find(base: Path) -> tuple[Path, dict[str, Path]]:
-    """Return the folder whose lists count, and the list of each part.
-
-    Raises:
-        UserError: A part has two lists.
-    """
+def _find_lists(base: Path) -> tuple[Path, dict[str, Path]]:
+    """Return the folder whose lists count, and the list of each part."""
     for names in FOLDERS:
         folder = base
         for name in names:
             folder = next((child for child in _children(folder) if fold(child.name) == name), folder / name)
-        if files := _lists(folder):
+        if files := _lists_in(folder):
             return folder, files
-    return base, _lists(base)
+    return base, _lists_in(base)
 
 
-def _lists(folder: Path) -> dict[str, Path]:
-    found: dict[str, Path] = {}
+def _lists_in(folder: Path) -> dict[str, Path]:
+    """Return the list of each part in a folder."""
+    lists: dict[str, Path] = {}
     for file in _children(folder):
         match = _NAME.fullmatch(file.stem.strip())
         if match is None or file.suffix.lower() != ".txt" or not is_regular(file):
             continue
         part = TRAINVAL if match["both"] else PARTS[match["part"].lower()]
-        if part in found:
-            raise UserError(f"{found[part]} and {file.name} are both lists of {part}: keep one of them.")
-        found[part] = file
-    return found
+        if part in lists:
+            raise UserError(f"{lists[part]} and {file.name} are both lists of {part}: keep one of them.")
+        lists[part] = file
+    return lists
 
 
 def _children(folder: Path) -> list[Path]:
     return sorted(child for child in folder.iterdir() if not ignored(child.name)) if folder.is_dir() else []
 
 
-def _resolved(file: Path, names: "_Names") -> tuple[list[str], list[str]]:
+def _read_list(file: Path, names: "_Names") -> tuple[list[str], list[str]]:
     """Return the keys of the images in a list, and its lines that name no image."""
     keys, missing = [], []
     for line in read_decoded(file, MOST_BYTES).text.splitlines():
@@ -137,8 +134,8 @@ class _Names:
         path = fold(entry).replace("\\", "/")
         for end in _ends(path):
             for name in (end, without_suffix(end)):
-                if len(found := self._ends.get(name, ())) == 1:
-                    return next(iter(found))
+                if len(keys := self._ends.get(name, ())) == 1:
+                    return next(iter(keys))
         return None
 
 
@@ -155,9 +152,6 @@ def _join_lists(lists: Mapping[str, list[str]], files: Mapping[str, Path], befor
         lists: Keys of the images in the list of each part.
         files: Path of the list of each part.
         before: Parts from the lists of another folder.
-
-    Raises:
-        UserError: An image is in two lists.
     """
     parts: dict[str, str] = dict(before)
     for part in ("train", "val", "test"):

@@ -8,11 +8,12 @@ from pathlib import PurePosixPath
 import numpy as np
 
 from paucal.data.decode import UnreadableImage
-from paucal.data.images import ImageSet, Store, spread
+from paucal.data.images import ImageSet, evenly_spaced
 from paucal.data.masks.mask_files import pack_colours
 from paucal.data.masks.matching import match
 from paucal.data.masks.naming import TOKENS, folder_role
 from paucal.data.masks.pairs import tell_sides
+from paucal.data.stores import Store
 from paucal.types import UserError
 from paucal.wording import counted, was
 
@@ -79,11 +80,7 @@ def without_masks(images: ImageSet) -> ImageSet:
 
 
 def refuse_masks(images: ImageSet) -> None:
-    """Refuse images with masks if images with classes are expected.
-
-    Raises:
-        UserError: There are masks among the images.
-    """
+    """Refuse images with masks if images with classes are expected."""
     if masks := masks_among(images.keys, images.store):
         raise UserError(
             f"{images.location} has masks among its images, {masks.describe()}: `paucal segment` learns from masks; to "
@@ -96,7 +93,7 @@ def _may_have_masks(keys: Sequence[str]) -> bool:
     folders = {key.rpartition("/")[0] for key in keys}
     if any(_is_sided(f"{folder}/", "mask") for folder in folders) or any(map(_WORD.search, folders)):
         return True
-    sample = [keys[int(place)] for place in spread(len(keys), SAMPLE)]
+    sample = [keys[int(place)] for place in evenly_spaced(len(keys), SAMPLE)]
     named = sum(_WORD.search(key.rpartition("/")[2].rpartition(".")[0]) is not None for key in sample)
     return named >= LEAST / 2 * len(sample)
 

@@ -17,10 +17,9 @@ from PIL import Image
 from torchvision import datasets
 
 from paucal.data.decode import UnreadableImage
-from paucal.data.images import Store
 from paucal.data.named.layouts import FacesFile, Memes, MiddleFrames, OpenImagesFolders, WebVisionList
 from paucal.data.named.table import Portion
-from paucal.data.sources.stores import ArrayStore, FileStore, Reopened
+from paucal.data.stores import ArrayStore, FileStore, Reopened, Store
 
 BACKGROUND = "BACKGROUND_Google"  # Caltech-101's folder of unrelated pictures
 

@@ -10,7 +10,7 @@ import numpy as np
 from paucal.data.images import ImageSet
 from paucal.data.named.readers import Piece, fetch_portion, read_portion
 from paucal.data.named.table import NAMED, Lists, NamedSet, data_root, home_of, how_to_get
-from paucal.data.sources.several import JoinedStore
+from paucal.data.stores import JoinedStore
 from paucal.reading import read_text
 from paucal.types import UserError
 from paucal.wording import shortened
@@ -129,11 +129,6 @@ def _by_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSet:
     """Return the images that the lists of an official partition name, in their parts; all, with a note, without lists.
 
     torchvision's SUN397 has all images and none of the ten partitions, of which papers report the first.
-
-    Args:
-        entry: Set, which may have lists.
-        images: All of its images.
-        root: Folder of published sets.
 
     Raises:
         UserError: One list of a partition is missing and another is not; or a line of one is not an image of the set,

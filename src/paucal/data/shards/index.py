@@ -1,4 +1,4 @@
-"""The index of tar shards: where every image lies and what its label is, found out once and kept as plain arrays."""
+"""The index of tar shards: position and label of every image, stored as plain arrays."""
 
 import json
 import os
@@ -10,14 +10,14 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.shards.texts import Texts
 from paucal.data.sources.archive import MOST_ENTRIES, MOST_IMAGE, checked_name
+from paucal.data.string_arrays import StringArray
 from paucal.types import UserError
 
 NAME = "paucal_index.npz"
 FORMAT = 1
 HEADER = 512  # bytes of a tar member before its content
-MOST_BYTES = 4 << 30  # of an index, unpacked
+MOST_BYTES = 4 << 30  # largest unpacked index
 _ARRAYS = {
     "shards": np.dtype(np.int32),
     "offsets": np.dtype(np.int64),
@@ -28,15 +28,20 @@ _ARRAYS = {
 }
 
 
+REMAKE = f"remove {NAME}, so that the shards are indexed again, or write them again with 'paucal shard'"
+# What reading a damaged index raises.
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, RecursionError, zipfile.BadZipFile)
+
+
 @dataclass(frozen=True)
 class Shard:
     """A file of many images.
 
     Attributes:
-        name: relative to the place of all shards, with forward slashes.
-        size: in bytes.
-        part: "train", "val" or "test"; "" where its name tells none.
-        changed: time of the last change in nanoseconds, where the index was made; 0 where it is not known.
+        name: Path relative to the folder of all shards, with forward slashes.
+        size: Size in bytes.
+        part: "train", "val" or "test"; "" if the name has no part.
+        changed: Time of the last change in nanoseconds, on the machine that made the index; 0 if unknown.
     """
 
     name: str
@@ -47,17 +52,17 @@ class Shard:
 
 @dataclass(frozen=True, eq=False)
 class ShardIndex:
-    """Where the images of a set of tar shards lie.
+    """The images of a set of tar shards.
 
     Attributes:
-        files: the shards, in the order of their names.
-        classes: names in label order; empty where no image has a label.
-        shards: (N,) int32, positions among the files, not decreasing.
-        offsets: (N,) int64, where the bytes of each image begin.
-        lengths: (N,) int32, how many they are.
-        labels: (N,) int32, -1 for images without one.
+        files: Shards, in the order of their names.
+        classes: Class names in label order; empty if no image has a label.
+        shards: (N,) int32 positions in `files`, not decreasing.
+        offsets: (N,) int64 byte positions of the images in their shards.
+        lengths: (N,) int32 sizes of the images in bytes.
+        labels: (N,) int32 labels, -1 for unlabelled images.
         keys: (N,) names within the shards.
-        notes: what was found on the way, in sentences.
+        notes: Sentences on images without a label and on empty shards.
     """
 
     files: tuple[Shard, ...]
@@ -66,21 +71,17 @@ class ShardIndex:
     offsets: NDArray[np.int64]
     lengths: NDArray[np.int32]
     labels: NDArray[np.int32]
-    keys: Texts
+    keys: StringArray
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.offsets)
 
     def write(self, path: Path) -> None:
-        """Write the index, which stands whole or not at all; raises an OSError."""
-        about = {
-            "format": FORMAT,
-            "files": [asdict(file) for file in self.files],
-            "classes": self.classes,
-            "notes": self.notes,
-        }
-        key_bytes, key_ends = self.keys.parts()
+        """Write the index atomically; raises an OSError."""
+        files = [asdict(file) for file in self.files]
+        about = {"format": FORMAT, "files": files, "classes": self.classes, "notes": self.notes}
+        key_bytes, key_ends = self.keys.to_buffers()
         arrays = {name: getattr(self, name) for name in _ARRAYS if not name.startswith("key_")}
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
@@ -96,72 +97,56 @@ class ShardIndex:
 def read_index(file: IO[bytes], shown: str) -> ShardIndex:
     """Read an index from an open file.
 
-    Args:
-        file: opened for reading, which can be searched.
-        shown: its name in messages.
-
     Raises:
-        UserError: it is damaged, of another version, or leads out of the place of its shards.
+        UserError: The index is damaged, of another version, or names a shard outside of its folder.
     """
     try:
         with zipfile.ZipFile(file) as packed:
-            if sum(one.file_size for one in packed.infolist()) > MOST_BYTES:
+            if sum(member.file_size for member in packed.infolist()) > MOST_BYTES:
                 raise ValueError(f"more than {MOST_BYTES:,} bytes")
         file.seek(0)
         with np.load(file, allow_pickle=False) as stored:
             about = json.loads(str(stored["about"]))
-            found = {name: stored[name] for name in _ARRAYS}
-        return _checked(about, found, shown)
+            arrays = {name: stored[name] for name in _ARRAYS}
+        return _validated_index(about, arrays, shown)
     except UserError:
         raise
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        EOFError,
-        AttributeError,
-        RecursionError,
-        zipfile.BadZipFile,
-    ) as bad:
-        raise UserError(f"{shown} cannot be read as an index of shards ({bad}); {REMAKE}") from None
+    except _DAMAGE as problem:
+        raise UserError(f"{shown} cannot be read as an index of shards ({problem}); {REMAKE}.") from None
 
 
-REMAKE = "remove it, so that the shards are looked through anew, or write them again with 'paucal shard'"
-
-
-def _checked(about: Any, found: dict[str, NDArray[Any]], shown: str) -> ShardIndex:
-    """Return the index that was stored; raises a ValueError where it is none."""
+def _validated_index(about: Any, arrays: dict[str, NDArray[Any]], shown: str) -> ShardIndex:
+    """Return the stored index; raises a ValueError if it is invalid."""
     if about["format"] != FORMAT:
         raise ValueError(f"it has the format {about['format']}, and this version of paucal reads {FORMAT}")
     files = tuple(Shard(**file) for file in about["files"])
     for file in files:
-        if not isinstance(file.name, str) or not all(isinstance(one, int) for one in (file.size, file.changed)):
-            raise ValueError("the list of shards is no such list")
+        if not isinstance(file.name, str) or not all(isinstance(number, int) for number in (file.size, file.changed)):
+            raise ValueError("the list of shards is invalid")
         checked_name(shown, file.name)
-    count = len(found["offsets"])
+    count = len(arrays["offsets"])
     for name, kind in _ARRAYS.items():
-        if found[name].dtype != kind or found[name].ndim != 1 or (name != "key_bytes" and len(found[name]) != count):
-            raise ValueError(f"'{name}' is not as it is written")
+        array = arrays[name]
+        if array.dtype != kind or array.ndim != 1 or (name != "key_bytes" and len(array) != count):
+            raise ValueError(f"'{name}' has the type {array.dtype} and the shape {array.shape}")
     classes, notes = tuple(map(str, about["classes"])), tuple(map(str, about["notes"]))
-    _check_places(files, len(classes), found)
-    keys = Texts.stored(found.pop("key_bytes"), found.pop("key_ends"))
-    return ShardIndex(files, classes, keys=keys, notes=notes, **found)
+    _check_positions(files, len(classes), arrays)
+    keys = StringArray.from_buffers(arrays.pop("key_bytes"), arrays.pop("key_ends"))
+    return ShardIndex(files, classes, keys=keys, notes=notes, **arrays)
 
 
-def _check_places(files: tuple[Shard, ...], n_classes: int, found: dict[str, NDArray[Any]]) -> None:
-    shards, offsets, lengths, ends = (found[name] for name in ("shards", "offsets", "lengths", "key_ends"))
+def _check_positions(files: tuple[Shard, ...], n_classes: int, arrays: dict[str, NDArray[Any]]) -> None:
+    shards, offsets, lengths, ends = (arrays[name] for name in ("shards", "offsets", "lengths", "key_ends"))
     count = len(offsets)
     if not 0 < count <= MOST_ENTRIES or not files:
         raise ValueError(f"it has {count} images")
     if shards.min() < 0 or shards.max() >= len(files) or (np.diff(shards) < 0).any():
         raise ValueError("it names shards that it does not list")
     sizes = np.asarray([file.size for file in files], dtype=np.int64)
-    if offsets.min() < HEADER or lengths.min() < 0 or lengths.max() > MOST_IMAGE:
+    in_range = offsets.min() >= HEADER and lengths.min() >= 0 and lengths.max() <= MOST_IMAGE
+    if not in_range or (offsets + lengths > sizes[shards]).any():
         raise ValueError("an image lies outside of its shard")
-    if (offsets + lengths > sizes[shards]).any():
-        raise ValueError("an image lies outside of its shard")
-    if not -1 <= found["labels"].min() <= found["labels"].max() < max(1, n_classes):
+    if not -1 <= arrays["labels"].min() <= arrays["labels"].max() < max(1, n_classes):
         raise ValueError(f"it has labels beyond its {n_classes} classes")
-    if ends[0] < 0 or (np.diff(ends) < 0).any() or ends[-1] != len(found["key_bytes"]):
-        raise ValueError("its names are not as they are written")
+    if ends[0] < 0 or (np.diff(ends) < 0).any() or ends[-1] != len(arrays["key_bytes"]):
+        raise ValueError("its names of images are damaged")

@@ -1,4 +1,4 @@
-"""Tar shards opened as a set of images, by the index that lies beside them or is made once and kept in the cache."""
+"""Tar shards opened as a set of images, by an index that is beside them or is built once and cached."""
 
 import hashlib
 import io
@@ -11,42 +11,42 @@ from pathlib import Path
 import numpy as np
 
 from paucal.data.decode import UnreadableImage
-from paucal.data.decoded.folder import usable_folder
+from paucal.data.decoded.cache_folder import usable_folder
 from paucal.data.images import ImageSet
-from paucal.data.part_names import PARTS
+from paucal.data.shards.folders import FOLDER, LocalShardFolder, RemoteShardFolder, ShardFolder
 from paucal.data.shards.index import HEADER, MOST_BYTES, NAME, REMAKE, Shard, ShardIndex, read_index
-from paucal.data.shards.place import FOLDER, LocalPlace, Place, RemotePlace, is_remote
-from paucal.data.shards.stream import Stream, blocks_of, is_streamed, read_as_they_come, window_for
-from paucal.data.shards.tar_index import (
+from paucal.data.shards.stream import Stream, blocks_of, is_streamed, streaming_note, window_for
+from paucal.data.shards.tar import (
     JSON_FIELD,
     LABEL_SUFFIXES,
-    Rows,
+    TarContents,
     TarStore,
-    index_of,
+    build_index,
     index_tar,
     sample_key,
     size_in_header,
 )
-from paucal.data.shards.texts import Repeated, Texts
 from paucal.data.sources.archive import COMPRESSED
 from paucal.data.sources.folder import IMAGE_SUFFIXES, ignored
 from paucal.data.sources.source import SourceOptions
-from paucal.data.verify import ReportProgress
+from paucal.data.splits.part_names import PARTS
+from paucal.data.string_arrays import RepeatedStrings, StringArray
+from paucal.data.unreadable import ReportProgress
 from paucal.reading import decode_text
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, was
 
 SUFFIX = ".tar"
 CLASSES = "classes.txt"
-_MOST_NAMES = 64 << 20  # bytes of the list of classes
-_LOOKED_AT = 64  # members of a tar that tell whether it is a shard
+_MOST_LIST_BYTES = 64 << 20  # largest list of classes
+_LOOKED_AT = 64  # first members of a tar file, which show whether it is a shard
 
 
 def find_shards(folder: Path) -> bool:
-    """Return whether a folder holds tar shards: an index, or tar files in it or in its folders of parts, and no images.
+    """Return whether a folder holds tar shards: an index, or tar files in it or its folders of parts, but no images.
 
     Raises:
-        UserError: they are compressed.
+        UserError: The tar files are compressed.
     """
     if (folder / NAME).is_file():
         return True
@@ -60,13 +60,13 @@ def find_shards(folder: Path) -> bool:
     if packed and len(packed) == len(files) and set(folders) == set(parts):
         raise UserError(
             f"{folder / packed[0]} is compressed as a whole, so that single images cannot be read from it: unpack it "
-            "to a plain .tar (gunzip, unxz, zstd -d), which is hardly larger, since images are compressed already"
+            "to a plain .tar (gunzip, unxz, zstd -d), which is hardly larger, since images are compressed already."
         )
     return bool(tars) and all(any(file.lower().endswith(SUFFIX) for file in parts.get(name, ())) for name in folders)
 
 
 def _entries(folder: Path, most: int | None = None) -> tuple[list[str], list[str]]:
-    """Return the names of the folders and of the files in a folder, sorted; of some of them where it has many."""
+    """Return the sorted names of the folders and of the files in a folder, of at most `most` entries."""
     folders, files = [], []
     with os.scandir(folder) as entries:
         for entry in itertools.islice(entries, most):
@@ -76,83 +76,83 @@ def _entries(folder: Path, most: int | None = None) -> tuple[list[str], list[str
 
 
 def is_shard(file: Path) -> bool:
-    """Return whether a tar file is WebDataset's: one of its first members holds the label of an image beside it."""
+    """Return whether a tar file has WebDataset's layout: one of its first members is a label."""
     try:
         with tarfile.open(file, "r:") as archive:
-            names = [one.name for _, one in zip(range(_LOOKED_AT), archive, strict=False)]
+            names = [member.name for _, member in zip(range(_LOOKED_AT), archive, strict=False)]
     except (tarfile.TarError, OSError, EOFError, ValueError):
         return False
     return any(sample_key(name)[1] in LABEL_SUFFIXES for name in names)
 
 
-def open_shards(place: Place, options: SourceOptions, only: str | None = None) -> ImageSet:
-    """Open tar shards as one set; the parts come from names such as `train-000000.tar`, or those of folders.
+def open_shards(place: ShardFolder, options: SourceOptions, only: str | None = None) -> ImageSet:
+    """Open tar shards as one set; the parts come from names of shards such as `train-000000.tar`, or of folders.
 
     Args:
-        place: where they lie.
-        options: whether labels are wanted (images without one are left out then, with a note), and the field of the
-            shards' JSON files that holds them as `label_column` (None for "label").
-        only: the name of the one shard to open; None for all.
+        place: Folder of the shards.
+        options: `labelled` leaves out images without a label, with a note; `label_column` is the field of JSON files
+            that holds the label (None for "label").
+        only: Name of the one shard to open; None for all.
 
     Raises:
-        UserError: there are none, one is missing, damaged or compressed, the index does not match them, or no image
-            has a label.
+        UserError: There are no shards, one is missing, damaged or compressed, the index does not match them, or no
+            image has a label.
     """
     label_field = options.label_column or JSON_FIELD
-    index = _shipped(place, only) or _made(place, label_field, only, options.progress)
+    index = _read_shipped_index(place, only) or _load_or_build_index(place, label_field, only, options.progress)
     images = _image_set(place, index, options.labelled, only)
     if not options.labelled:
         return images
-    kept = np.flatnonzero(images.labels >= 0)
-    bare = len(images) - len(kept)
-    if not len(kept):
+    labelled = np.flatnonzero(images.labels >= 0)
+    if not len(labelled):
         raise (NoLabelsError if options.label_column is None else UserError)(
             f"no image of {place.location} has a label: expected a member such as 000001.cls beside 000001.jpg, or a "
-            f"field {label_field!r} in 000001.json (--label-column names another); images without labels "
-            "do for 'paucal pretrain'"
+            f"field {label_field!r} in 000001.json (--label-column names another); 'paucal pretrain' takes images "
+            "without labels."
         )
-    if not bare:
+    if not (bare := len(images) - len(labelled)):
         return images
     first = images.keys[int(np.flatnonzero(images.labels < 0)[0])]
-    return images.select(kept, f"{counted(bare, 'image')} without a label {was(bare)} left out ({first}, ...)")
+    return images.select(labelled, f"{counted(bare, 'image')} without a label {was(bare)} left out ({first}, ...)")
 
 
-def _shipped(place: Place, only: str | None) -> ShardIndex | None:
-    """Return the index that lies beside the shards, once it is known to match them; None where there is none."""
-    content = None if only is not None else place.content(NAME, MOST_BYTES)
+def _read_shipped_index(place: ShardFolder, only: str | None) -> ShardIndex | None:
+    """Return the index beside the shards after comparing it with them; None if there is none."""
+    content = None if only is not None else place.read_small_file(NAME, MOST_BYTES)
     if content is None:
         return None
     shown = f"{place.location}/{NAME}"
     index = read_index(io.BytesIO(content), shown)
-    listed = place.listing()
-    if listed is None:  # each shard is compared when it is fetched
+    listed = place.list_files()
+    if listed is None:  # each shard is compared when it is downloaded
         return index
-    found = {shard.name: shard for shard in listed if shard.name.lower().endswith(SUFFIX)}
+    shards = {shard.name: shard for shard in listed if shard.name.lower().endswith(SUFFIX)}
     for number, shard in enumerate(index.files):
-        there = found.pop(shard.name, None)
-        if there is None:
+        current = shards.pop(shard.name, None)
+        if current is None:
             raise UserError(
-                f"the shard {shard.name} is missing in {place.location}, and {NAME} names it; put it there, or {REMAKE}"
+                f"the shard {shard.name} is missing in {place.location}, although {NAME} names it; put it there, or "
+                f"{REMAKE}."
             )
-        if there.size != shard.size or (there.changed != shard.changed and not _same(place, index, number)):
+        if current.size != shard.size or (current.changed != shard.changed and not _is_same(place, index, number)):
             raise UserError(
-                f"the shard {shard.name} of {place.location} was changed after it was indexed ({there.size} bytes, "
-                f"{shard.size} in {NAME}); {REMAKE}"
+                f"the shard {shard.name} of {place.location} was changed after it was indexed ({current.size} bytes, "
+                f"{shard.size} in {NAME}); {REMAKE}."
             )
-    if found:
-        raise UserError(f"{NAME} of {place.location} does not name the shard {min(found)}; {REMAKE}")
+    if shards:
+        raise UserError(f"{NAME} of {place.location} does not name the shard {min(shards)}; {REMAKE}.")
     return index
 
 
-def _same(place: Place, index: ShardIndex, number: int) -> bool:
-    """Return whether the first and the last image of a shard on this machine are where the index says.
+def _is_same(place: ShardFolder, index: ShardIndex, number: int) -> bool:
+    """Return whether the first and the last image of a local shard are at their positions in the index.
 
-    A copy has another time of change than its original, so the time alone says little.
+    The time of change is not enough: a copy has another one than its original.
     """
-    if not isinstance(place, LocalPlace):
+    if not isinstance(place, LocalShardFolder):
         return True
     rows = np.flatnonzero(index.shards == number)
-    with place.path(index.files[number]).open("rb") as file:
+    with place.local_path(index.files[number]).open("rb") as file:
         for row in rows[[0, -1]] if len(rows) else ():
             file.seek(int(index.offsets[row]) - HEADER)
             if size_in_header(file.read(HEADER)) != index.lengths[row]:
@@ -160,13 +160,15 @@ def _same(place: Place, index: ShardIndex, number: int) -> bool:
     return True
 
 
-def _made(place: Place, label_field: str, only: str | None, progress: ReportProgress | None) -> ShardIndex:
-    """Return the index of shards that have none, from the cache where they are as they were."""
-    listed = place.listing()
+def _load_or_build_index(
+    place: ShardFolder, label_field: str, only: str | None, progress: ReportProgress | None
+) -> ShardIndex:
+    """Return the index of shards without one: the cached index if the shards are unchanged, else a new one."""
+    listed = place.list_files()
     if listed is None:
         raise UserError(
             f"{place.location} lists no files: check the address, or put the index {NAME} there, which 'paucal shard' "
-            "writes with the shards"
+            "writes with the shards."
         )
     files = [
         Shard(shard.name, shard.size, part_of(shard.name), shard.changed)
@@ -175,59 +177,59 @@ def _made(place: Place, label_field: str, only: str | None, progress: ReportProg
         if only in (None, shard.name)
     ]
     if not files:
-        raise UserError(f"there are no shards (.tar, .parquet) in {place.location}; check the address")
+        raise UserError(f"there are no shards (.tar, .parquet) in {place.location}; check the address.")
     names = _class_names(place)
-    kept = _kept_at(place, label_field, names, only)
-    if kept is not None and kept.is_file():
+    cached = _cache_path(place, label_field, names, only)
+    if cached is not None and cached.is_file():
         try:
-            with kept.open("rb") as file:
-                index = read_index(file, str(kept))
+            with cached.open("rb") as file:
+                index = read_index(file, str(cached))
         except (UserError, OSError):
             index = None
         if index is not None and index.files == tuple(files):
             return index
-    rows: list[Rows] = []
+    rows: list[TarContents] = []
     for number, file in enumerate(files):
-        rows.append(index_tar(_path(place, file), f"{place.location}/{file.name}", label_field))
+        rows.append(index_tar(_local_path(place, file), f"{place.location}/{file.name}", label_field))
         if progress is not None:
             progress(number + 1, len(files))
-    index = index_of(files, rows, names)
-    if kept is not None:
+    index = build_index(files, rows, names)
+    if cached is not None:
         try:
-            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            index.write(kept)
-        except OSError:  # a full disk costs the next run some time, nothing else
-            kept.unlink(missing_ok=True)
+            cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            index.write(cached)
+        except OSError:  # if the disk is full, the next run indexes the shards again
+            cached.unlink(missing_ok=True)
     return index
 
 
-def _path(place: Place, shard: Shard) -> Path:
+def _local_path(place: ShardFolder, shard: Shard) -> Path:
     try:
-        return place.path(shard)
+        return place.local_path(shard)
     except UnreadableImage as problem:
         raise UserError(str(problem)) from None
 
 
-def _kept_at(place: Place, label_field: str, names: list[str], only: str | None) -> Path | None:
+def _cache_path(place: ShardFolder, label_field: str, names: list[str], only: str | None) -> Path | None:
     folder = usable_folder()
-    told = "\n".join([place.location, label_field, only or "", *names])
-    digest = hashlib.blake2b(told.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+    identity = "\n".join([place.location, label_field, only or "", *names])
+    digest = hashlib.blake2b(identity.encode(errors="surrogateescape"), digest_size=16).hexdigest()
     return None if folder is None else folder / FOLDER / f"{digest}.npz"
 
 
-def _class_names(place: Place) -> list[str]:
-    content = place.content(CLASSES, _MOST_NAMES)
+def _class_names(place: ShardFolder) -> list[str]:
+    content = place.read_small_file(CLASSES, _MOST_LIST_BYTES)
     if content is None:
         return []
     text = decode_text(content, f"{place.location}/{CLASSES}").text
     names = [line.strip() for line in text.splitlines() if line.strip()]
     if len(set(names)) != len(names):
-        raise UserError(f"{place.location}/{CLASSES} names a class twice; give each its own line, in label order")
+        raise UserError(f"{place.location}/{CLASSES} names a class twice; give each class one line, in label order.")
     return names
 
 
 def part_of(name: str) -> str:
-    """Return the part that a shard's name tells, else that of its folder; "" for none.
+    """Return the part in a shard's name, else in that of its folder; "" for none.
 
     Example:
         >>> part_of("imagenet1k-train-0000.tar"), part_of("validation/0000.tar"), part_of("0000.tar")
@@ -240,26 +242,21 @@ def part_of(name: str) -> str:
     return PARTS.get(folder.rpartition("/")[2], "")
 
 
-def _image_set(place: Place, index: ShardIndex, labelled: bool, only: str | None) -> ImageSet:
+def _image_set(place: ShardFolder, index: ShardIndex, labelled: bool, only: str | None) -> ImageSet:
     counts = np.bincount(index.shards, minlength=len(index.files)).tolist()
-    keys = Texts.below([shard.name for shard in index.files], index.shards, index.keys)
+    keys = StringArray.in_folders([shard.name for shard in index.files], index.shards, index.keys)
     parts = ("", "train", "val", "test")
     codes = np.asarray([parts.index(shard.part) for shard in index.files])[index.shards]
     labels = index.labels.astype(np.int64) if labelled else np.full(len(index), -1, dtype=np.int64)
-    streamed = isinstance(place, RemotePlace) or is_streamed(len(index), sum(shard.size for shard in index.files))
+    streamed = isinstance(place, RemoteShardFolder) or is_streamed(len(index), sum(shard.size for shard in index.files))
     return ImageSet(
         name=place.name if only is None else Path(only).stem,
         location=place.location if only is None else f"{place.location}/{only}",
         classes=index.classes if labelled else (),
         keys=keys,
         labels=labels,
-        declared=Repeated(parts, codes if only is None else np.zeros_like(codes)),
+        declared=RepeatedStrings(parts, codes if only is None else np.zeros_like(codes)),
         store=TarStore(place, index, keys),
-        notes=(*([read_as_they_come(len(index), len(index.files))] if streamed else []), *index.notes),
+        notes=(*([streaming_note(len(index), len(index.files))] if streamed else []), *index.notes),
         stream=Stream(index.shards, blocks_of(counts), window_for(float(index.lengths.mean()))) if streamed else None,
     )
-
-
-def open_place(location: str) -> Place:
-    """Return the place that a URL or a folder names."""
-    return RemotePlace(location) if is_remote(location) else LocalPlace(Path(location).expanduser())

@@ -1,8 +1,8 @@
-"""The order in which images of shards are shown: shards, and runs within them, in random order, then a window.
+"""The training order of streamed images: shards and blocks within them in random order, then shuffled in windows.
 
-Images that lie together are read together, so that neither a disk nor a network has to jump for each; and which image
-comes when is known from (seed, epoch) alone, without having read any. So a run goes on at any step, with any number of
-workers and processes, and nothing of a shuffle buffer has to be stored or filled again.
+Neighbours are read together, so that neither a disk nor a network has to seek for each image. The order depends on
+(seed, epoch) alone and is known before any image is read: a run resumes at any step, with any number of workers and
+processes, and no shuffle buffer has to be stored or filled again.
 """
 
 from dataclasses import dataclass, replace
@@ -12,21 +12,21 @@ from numpy.typing import NDArray
 
 from paucal.wording import counted
 
-BLOCK = 256  # images of a tar that stay together until the window
-WINDOW_BYTES = 256 << 20  # of encoded images that a window holds about
+BLOCK = 256  # neighbouring images of a tar file that stay together until the window is shuffled
+WINDOW_BYTES = 256 << 20  # encoded bytes in a window, about
 LEAST_WINDOW, MOST_WINDOW = 2048, 65536  # images
-STREAMED_IMAGES, STREAMED_BYTES = 200_000, 8 << 30  # from which on a set is not decoded before a run
-_RUNS = 32  # places that a sample is taken from
+STREAMED_IMAGES, STREAMED_BYTES = 200_000, 8 << 30  # a set of this size or larger is not decoded before a run
+_RUNS = 32  # runs of neighbours in a sample
 
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """Where images lie that are read as they come, instead of being decoded before a run begins.
+    """Positions of streamed images, which are read when needed instead of being decoded before a run begins.
 
     Attributes:
-        shards: (N,) int32, the shard of each image.
-        blocks: (N,) int32, the run of neighbours within the shard: a row group of Parquet, 256 images of a tar.
-        window: images among which the order is random in the end.
+        shards: (N,) int32 shard of each image.
+        blocks: (N,) int32 block of neighbours within the shards: a row group of Parquet, 256 images of a tar file.
+        window: Number of images that are shuffled together.
     """
 
     shards: NDArray[np.int32]
@@ -37,11 +37,11 @@ class Stream:
         return len(self.shards)
 
     def take(self, indices: NDArray[np.int64]) -> "Stream":
-        """Return what is so of some of the images."""
+        """Return the stream of some of the images."""
         return replace(self, shards=self.shards[indices], blocks=self.blocks[indices])
 
     def order(self, generator: np.random.Generator) -> NDArray[np.int64]:
-        """Return (N,) positions, each once: shards in random order, in each its blocks, and then windows shuffled.
+        """Return all (N,) positions: shards in random order, blocks within them in random order, then windows shuffled.
 
         Example:
             >>> stream = Stream(np.repeat([0, 1], 4), np.repeat([0, 1, 2, 3], 2), window=2)
@@ -58,7 +58,7 @@ class Stream:
         return order
 
     def sample(self, count: int) -> NDArray[np.int64]:
-        """Return up to `count` positions in a few runs spread over the shards, so that few places are read."""
+        """Return up to `count` positions in 32 runs spread over the shards, so that few seeks are needed."""
         if len(self) <= count:
             return np.arange(len(self), dtype=np.int64)
         runs = min(_RUNS, count)
@@ -67,23 +67,23 @@ class Stream:
 
 
 def is_streamed(count: int, n_bytes: int) -> bool:
-    """Return whether so many images, of so many bytes as they are stored, are read as they come.
+    """Return whether a set of `count` images in `n_bytes` encoded bytes is streamed.
 
-    It depends on the data alone: a run that goes on must show the same images in the same steps.
+    It depends on the data alone, since a resumed run must show the same images in the same steps.
     """
     return count >= STREAMED_IMAGES or n_bytes >= STREAMED_BYTES
 
 
-def read_as_they_come(count: int, shards: int) -> str:
-    """Return the sentence that tells so many images are not decoded before a run."""
+def streaming_note(count: int, shards: int) -> str:
+    """Return the note on a streamed set."""
     return (
-        f"{count} images in {counted(shards, 'shard')} are read as they come: none is decoded before the run, and one "
-        "that cannot be read ends it"
+        f"{count} images in {counted(shards, 'shard')} are streamed: they are not decoded before the run, and an "
+        "unreadable one ends it"
     )
 
 
 def window_for(mean_bytes: float) -> int:
-    """Return the images of a window, from the bytes that an encoded image takes on average.
+    """Return the number of images in a window, from the mean size of an encoded image in bytes.
 
     Example:
         >>> window_for(110_000), window_for(2_000)
@@ -93,29 +93,28 @@ def window_for(mean_bytes: float) -> int:
 
 
 def blocks_of(counts: list[int]) -> NDArray[np.int32]:
-    """Return (N,) blocks of up to 256 neighbours of shards with so many images, numbered over all of them."""
-    found, first = [], 0
+    """Return the (N,) block of each image, from the number of images in each tar file."""
+    blocks, first = [], 0
     for count in counts:
-        numbers = np.arange(count) // BLOCK
-        found.append(numbers + first)
+        blocks.append(np.arange(count) // BLOCK + first)
         first += -(-count // BLOCK)
-    return np.concatenate(found).astype(np.int32) if found else np.zeros(0, dtype=np.int32)
+    return np.concatenate(blocks).astype(np.int32) if blocks else np.zeros(0, dtype=np.int32)
 
 
-def joined_stream(streams: list["Stream | None"], counts: list[int]) -> "Stream | None":
-    """Return the stream of several sets as one; None where none of them is read as it comes.
+def concatenate_streams(streams: list["Stream | None"], counts: list[int]) -> "Stream | None":
+    """Return the stream of several sets as one; None if none of them is streamed.
 
     Args:
-        streams: of each; None where a set is decoded before a run, and counts as one shard here.
-        counts: images of each.
+        streams: Stream of each set; None for a set that is decoded before a run, which counts as one shard here.
+        counts: Number of images in each set.
     """
     if not any(stream is not None for stream in streams):
         return None
     shards, blocks, windows, first, block = [], [], [], 0, 0
     for stream, count in zip(streams, counts, strict=True):
-        one = stream or Stream(np.zeros(count, dtype=np.int32), blocks_of([count]), MOST_WINDOW)
-        shards.append(one.shards + first)
-        blocks.append(one.blocks + block)
-        windows.append(one.window)
+        stream = stream or Stream(np.zeros(count, dtype=np.int32), blocks_of([count]), MOST_WINDOW)
+        shards.append(stream.shards + first)
+        blocks.append(stream.blocks + block)
+        windows.append(stream.window)
         first, block = int(shards[-1].max()) + 1, int(blocks[-1].max()) + 1
     return Stream(np.concatenate(shards), np.concatenate(blocks), min(windows))

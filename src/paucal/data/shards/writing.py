@@ -2,8 +2,11 @@
 
 import io
 import json
+import os
+import re
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,38 +15,29 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from PIL import Image
 
+from paucal.cores import usable_cores
+from paucal.data.decode import UnreadableImage
 from paucal.data.images import UNKNOWN, ImageSet
+from paucal.data.randomness import derive_seed
 from paucal.data.shards.index import HEADER, NAME, Shard, ShardIndex
-from paucal.data.shards.members import Member, members, shard_order
-from paucal.data.shards.texts import Texts
-from paucal.data.verify import OnBad, ReportProgress, without_bad
+from paucal.data.sources.folder import IMAGE_SUFFIXES
+from paucal.data.stores import EncodedStore, locate
+from paucal.data.string_arrays import StringArray, take_strings
+from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable
 from paucal.types import UserError
-from paucal.wording import counted, was
+from paucal.wording import counted
 
 Form = Literal["tar", "parquet"]
-Label = int | list[int]  # of an image; a list where it may have several
+Label = int | list[int]  # label of an image, or list of its labels
+
 CLASSES = "classes.txt"
-_GROUP_IMAGES, _GROUP_BYTES = 256, 8 << 20  # of a row group of Parquet, the smallest piece that can be read
-
-
-@dataclass(frozen=True)
-class Written:
-    """What was written.
-
-    Attributes:
-        folder: where.
-        images: how many.
-        shards: how many.
-        n_bytes: of all shards.
-        left_out: keys of images that cannot be read.
-    """
-
-    folder: str
-    images: int
-    shards: int
-    n_bytes: int
-    left_out: tuple[str, ...] = ()
+_CHUNK = 256  # images that are read and checked together
+_MOST_THREADS = 16
+_MOST_NAME = 60  # characters; a tar header holds a hundred
+_GROUP_IMAGES, _GROUP_BYTES = 256, 8 << 20  # limits of a Parquet row group, the smallest piece that can be read
+_SPECIAL_CHARACTERS = re.compile(r"[^A-Za-z0-9_/-]+")
 
 
 def write_shards(
@@ -55,35 +49,40 @@ def write_shards(
     seed: int = 0,
     on_bad: OnBad = "refuse",
     progress: ReportProgress | None = None,
-) -> Written:
+) -> tuple[list[Shard], list[str]]:
     """Write all images of a set into shards, each part of the set into its own, in random order.
 
-    Images keep their bytes; each is decoded once on the way, so that the shards hold none that cannot be read. Labels
-    are numbers, or lists of them (Parquet); `classes.txt` beside tars, or the metadata of Parquet, has their names.
+    Images keep their bytes. Each is decoded once, so that the shards hold no unreadable image. Labels are numbers, or
+    lists of them (Parquet); `classes.txt` beside tar files, or the metadata of Parquet, has the class names.
 
     Args:
-        images: the set.
-        folder: an empty one.
+        images: Images to write.
+        folder: Empty folder.
         form: "tar" or "parquet".
-        most_bytes: after which a shard is full.
-        most_images: after which a shard is full.
-        seed: of the order.
-        on_bad: what to do about images that cannot be read.
-        progress: called with (images done, images in all).
+        most_bytes: Size in bytes after which a shard is full.
+        most_images: Number of images after which a shard is full.
+        seed: Seed of the order.
+        on_bad: Treatment of unreadable images: "refuse" or "skip".
+        progress: Function called with (images done, images in all).
+
+    Returns:
+        The shards, and the keys of the unreadable images that were left out.
 
     Raises:
-        UserError: an image cannot be read, and `on_bad` is "refuse"; or the form has no place for the labels.
-        OSError: the disk is full.
+        UserError: An image is unreadable and `on_bad` is "refuse", or the format cannot hold the labels.
+        OSError: The disk is full.
     """
     _require_writable_labels(images, form)
-    several = images.multi_hot is not None
     parquet = form == "parquet"
-    writer = _ParquetWriter(folder, images.classes, several) if parquet else _TarWriter(folder, bool(images.classes))
+    if parquet:
+        writer = _ParquetWriter(folder, images.classes, images.multi_hot is not None)
+    else:
+        writer = _TarWriter(folder, bool(images.classes))
     done, bad = 0, {}
     for part in ("", "test", "train", "val"):  # in the order of the shards' names
         order = shard_order(images, part, seed)
         count = 0
-        for member in members(images, order, bad, _from(done, len(images), progress)):
+        for member in read_members(images, order, bad, done, progress):
             if bad and on_bad == "refuse":
                 break
             if count == 0:
@@ -96,18 +95,12 @@ def write_shards(
         if count:
             writer.close()
         done += len(order)
-    _, names = without_bad(images, bad, on_bad)
+    left_out = drop_unreadable(images, bad, on_bad)[1]
     if isinstance(writer, _TarWriter):
         if images.classes:
             (folder / CLASSES).write_text("".join(f"{name}\n" for name in images.classes), encoding="utf-8")
         writer.index(images.classes).write(folder / NAME)
-    return Written(
-        str(folder), len(images) - len(names), len(writer.shards), sum(one.size for one in writer.shards), tuple(names)
-    )
-
-
-def _from(done: int, total: int, progress: ReportProgress | None) -> ReportProgress | None:
-    return None if progress is None else lambda now, _: progress(done + now, total)
+    return writer.shards, left_out
 
 
 def _require_writable_labels(images: ImageSet, form: Form) -> None:
@@ -115,13 +108,13 @@ def _require_writable_labels(images: ImageSet, form: Form) -> None:
         return
     if form == "tar":
         raise UserError(
-            "--format is tar, where an image has one label, and these have several: give --format parquet, which has "
-            "lists of labels"
+            "--format tar holds one label for each image, and these images have several: give --format parquet, which "
+            "holds lists of labels."
         )
     if unknown := int((images.multi_hot == UNKNOWN).sum()):
         raise UserError(
-            f"{counted(unknown, 'label')} of these images {was(unknown)} neither given nor denied, and lists of labels "
-            "cannot say so: leave these classes out with --classes, or train on the table itself"
+            f"these images have {counted(unknown, 'unknown label')}, which lists of labels cannot express: leave these "
+            "classes out with --classes, or train on the table itself."
         )
 
 
@@ -131,20 +124,102 @@ def _label_of(images: ImageSet, position: int) -> Label:
     return np.flatnonzero(images.multi_hot[position] == 1).tolist()
 
 
-class _TarWriter:
-    """Writes tar files and remembers where every image lies.
+@dataclass(frozen=True)
+class Member:
+    """An image to be written into a shard.
+
+    Attributes:
+        position: Position in its set.
+        content: Encoded bytes.
+        suffix: Suffix of its file name, such as ".jpg".
+        key: Key in its set.
+    """
+
+    position: int
+    content: bytes
+    suffix: str
+    key: str
+
+    def stem(self, number: int) -> str:
+        """Return a unique file name without suffix: as much of the key as a tar header can hold, and the number."""
+        plain = _SPECIAL_CHARACTERS.sub("_", os.path.splitext(self.key)[0]).strip("/")[-_MOST_NAME:].lstrip("/")
+        return f"{plain}-{number:08d}" if plain else f"{number:08d}"
+
+
+def shard_order(images: ImageSet, part: str, seed: int) -> NDArray[np.int64]:
+    """Return the positions of a part's images in random order, which depends on the seed alone.
+
+    A shard is then a random sample, so that a window over a few of them mixes classes.
+    """
+    positions = np.flatnonzero(np.asarray(images.declared, dtype="<U6") == part)
+    generator = np.random.default_rng(derive_seed(seed, len(positions)))
+    if images.stream is not None:  # from shards to shards: neighbours are read together
+        return positions[images.stream.take(positions).order(generator)]
+    return positions[generator.permutation(len(positions))]
+
+
+def read_members(
+    images: ImageSet,
+    order: NDArray[np.int64],
+    bad: dict[int, str],
+    done: int = 0,
+    progress: ReportProgress | None = None,
+) -> Iterator[Member]:
+    """Yield the readable images with their encoded bytes; images of arrays are encoded as PNG.
 
     Args:
-        folder: for the shards.
-        labelled: whether images have labels.
+        images: Set of images.
+        order: Positions to read.
+        bad: Dictionary to which the reasons of unreadable images are added, by position.
+        done: Number of images read before.
+        progress: Function called with (images done, images in all).
     """
+    with ThreadPoolExecutor(min(_MOST_THREADS, usable_cores())) as pool:
+        for first in range(0, len(order), _CHUNK):
+            positions = order[first : first + _CHUNK]
+            contents = pool.map(lambda position: _encode(images, position), positions.tolist())
+            keys = take_strings(images.keys, positions)
+            for position, key, content in zip(positions.tolist(), keys, contents, strict=True):
+                if isinstance(content, str):
+                    bad[position] = content
+                else:
+                    yield Member(position, *content, key)
+            if progress is not None:
+                progress(done + first + len(positions), len(images))
+
+
+def _encode(images: ImageSet, position: int) -> tuple[bytes, str] | str:
+    """Return the encoded bytes of an image and a suffix for its file, or the reason why it is unreadable."""
+    store, place = locate(images.store, position)
+    try:
+        if not isinstance(store, EncodedStore):
+            buffer = io.BytesIO()
+            store.read(place).save(buffer, "PNG")
+            return buffer.getvalue(), ".png"
+        store.check(place)
+        source = store.source(place)
+        content = source.read_bytes() if isinstance(source, Path) else source
+        if isinstance(source, Path) and source.suffix.lower() in IMAGE_SUFFIXES:
+            return content, source.suffix.lower()
+        with Image.open(io.BytesIO(content)) as image:
+            form = (image.format or "png").lower()
+        usual = {"jpeg": ".jpg", "tiff": ".tif", "jpeg2000": ".jp2", "ppm": ".ppm"}
+        return content, usual.get(form, f".{form}")
+    except UnreadableImage as problem:
+        return str(problem)
+    except OSError as problem:
+        return f"image {images.keys[position]} cannot be read: {problem.strerror or problem}"
+
+
+class _TarWriter:
+    """Writes tar files and records the position of every image."""
 
     def __init__(self, folder: Path, labelled: bool) -> None:
         self.shards: list[Shard] = []
         self._folder, self._labelled, self._number = folder, labelled, 0
-        self._places: list[tuple[int, int, int, int]] = []  # of the open shard: number, offset, length, label
+        self._rows: list[tuple[int, int, int, int]] = []  # shard, offset, length and label, in the open shard
         self._names: list[str] = []
-        self._tables: list[tuple[NDArray[np.int64], Texts]] = []  # of the finished ones
+        self._tables: list[tuple[NDArray[np.int64], StringArray]] = []  # rows and names of finished shards
         self._archive: tarfile.TarFile | None = None
 
     def open(self, part: str) -> None:
@@ -153,12 +228,12 @@ class _TarWriter:
         self._archive = tarfile.open(self._path, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115 (until `close`)
 
     def add(self, member: Member, label: Label) -> int:
-        """Add an image and its label, and return how large the shard is now."""
+        """Add an image and its label; return the size of the shard in bytes."""
         assert self._archive is not None
         assert isinstance(label, int)
         stem = member.stem(self._number)
         self._number += 1
-        self._places.append((len(self.shards), self._archive.offset + HEADER, len(member.content), label))
+        self._rows.append((len(self.shards), self._archive.offset + HEADER, len(member.content), label))
         self._names.append(f"{stem}{member.suffix}")
         _put(self._archive, self._names[-1], member.content)
         if self._labelled and label >= 0:
@@ -169,14 +244,14 @@ class _TarWriter:
         """Finish the shard."""
         assert self._archive is not None
         self._archive.close()
-        found = self._path.stat()
-        self.shards.append(Shard(self._path.name, found.st_size, self._part, found.st_mtime_ns))
-        self._tables.append((np.asarray(self._places, dtype=np.int64), Texts.of(self._names)))
-        self._places, self._names = [], []
+        status = self._path.stat()
+        self.shards.append(Shard(self._path.name, status.st_size, self._part, status.st_mtime_ns))
+        self._tables.append((np.asarray(self._rows, dtype=np.int64), StringArray.from_strings(self._names)))
+        self._rows, self._names = [], []
 
     def index(self, classes: Sequence[str]) -> ShardIndex:
-        """Return the index of what was written."""
-        table = np.concatenate([places for places, _ in self._tables])
+        """Return the index of the finished shards."""
+        table = np.concatenate([rows for rows, _ in self._tables])
         return ShardIndex(
             files=tuple(self.shards),
             classes=tuple(classes),
@@ -184,41 +259,41 @@ class _TarWriter:
             offsets=table[:, 1].copy(),
             lengths=table[:, 2].astype(np.int32),
             labels=table[:, 3].astype(np.int32),
-            keys=Texts.joined([names for _, names in self._tables]),
+            keys=StringArray.concatenate([names for _, names in self._tables]),
         )
 
 
 def _put(archive: tarfile.TarFile, name: str, content: bytes) -> None:
-    entry = tarfile.TarInfo(name)  # no time and no owner: the same images give the same shards
+    entry = tarfile.TarInfo(name)  # without time and owner, so that the same images give the same shards
     entry.size = len(content)
     archive.addfile(entry, io.BytesIO(content))
 
 
 def _shard_name(part: str, shards: Sequence[Shard], suffix: str) -> str:
-    return f"{part or 'shard'}-{sum(one.part == part for one in shards):06d}{suffix}"
+    return f"{part or 'shard'}-{sum(shard.part == part for shard in shards):06d}{suffix}"
 
 
 class _ParquetWriter:
-    """Writes Parquet files in the layout of Hugging Face's data sets.
+    """Writes Parquet files in the layout of Hugging Face data sets.
 
     Args:
-        folder: for the shards.
-        classes: names, empty without labels.
-        several: whether each image has a list of labels.
+        folder: Folder for the shards.
+        classes: Class names; empty without labels.
+        multi_label: Whether each image has a list of labels.
     """
 
-    def __init__(self, folder: Path, classes: Sequence[str], several: bool = False) -> None:
+    def __init__(self, folder: Path, classes: Sequence[str], multi_label: bool) -> None:
         self.shards: list[Shard] = []
         self._folder, self._labelled = folder, bool(classes)
         image = pa.field("image", pa.struct({"bytes": pa.binary(), "path": pa.string()}))
         features: dict[str, object] = {"image": {"_type": "Image"}}
         fields = [image]
         if classes:
-            one = {"names": list(classes), "_type": "ClassLabel"}
-            fields.append(pa.field("label", pa.list_(pa.int64()) if several else pa.int64()))
-            features["label"] = {"feature": one, "_type": "Sequence"} if several else one
-        told = json.dumps({"info": {"features": features}})
-        self._schema = pa.schema(fields, metadata={"huggingface": told.encode(errors="replace").decode()})
+            label = {"names": list(classes), "_type": "ClassLabel"}
+            fields.append(pa.field("label", pa.list_(pa.int64()) if multi_label else pa.int64()))
+            features["label"] = {"feature": label, "_type": "Sequence"} if multi_label else label
+        metadata = json.dumps({"info": {"features": features}})
+        self._schema = pa.schema(fields, metadata={"huggingface": metadata.encode(errors="replace").decode()})
         self._file: pq.ParquetWriter | None = None
         self._images: list[dict[str, object]] = []
         self._labels: list[Label] = []
@@ -232,7 +307,7 @@ class _ParquetWriter:
         self._size = 0
 
     def add(self, member: Member, label: Label) -> int:
-        """Add an image, and return how large the shard is now."""
+        """Add an image and its label; return the size of the shard's images in bytes."""
         path = member.key.encode(errors="replace").decode()
         self._images.append({"bytes": member.content, "path": path})
         self._labels.append(label)

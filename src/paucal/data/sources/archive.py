@@ -17,16 +17,16 @@ from pathlib import Path, PureWindowsPath
 
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet
-from paucal.data.part_names import PARTS
 from paucal.data.sources.folder import IMAGE_SUFFIXES, Place, ignored, open_place
-from paucal.data.sources.stores import EncodedStore, Reopened
+from paucal.data.splits.part_names import PARTS
+from paucal.data.stores import EncodedStore, Reopened
 from paucal.reading import require_regular
 from paucal.types import UserError
 
 ARCHIVE_SUFFIXES = (".zip", ".tar")
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 MOST_ENTRIES = 20_000_000
-MOST_IMAGE = 512 << 20  # bytes of one image, unpacked; a bomb has more
+MOST_IMAGE = 512 << 20  # most unpacked bytes of an image; more is a decompression bomb
 _ENCRYPTED, _UTF8 = 1, 0x800  # bits of a zip entry's flags
 
 
@@ -48,12 +48,7 @@ class _Entry:
 
 
 class ArchiveStore(Reopened, EncodedStore):
-    """Images in a zip or tar file, each read when it is asked for.
-
-    Args:
-        file: the archive.
-        entries: of the images.
-    """
+    """Images in a zip or tar file, each read when it is asked for."""
 
     kept = ("_file", "_entries", "_zipped")
 
@@ -72,7 +67,7 @@ class ArchiveStore(Reopened, EncodedStore):
         """Return the bytes of an image.
 
         Raises:
-            UnreadableImage: they are damaged, encrypted, or more than the archive says.
+            UnreadableImage: They are damaged, encrypted, or more than the archive says.
         """
         entry = self._entries[index]
         if entry.size > MOST_IMAGE:
@@ -106,21 +101,23 @@ class ArchiveStore(Reopened, EncodedStore):
 
 
 def open_archive(file: Path, labelled: bool = True) -> ImageSet:
-    """Open a zip or tar file as the folder it was made of.
+    """Open a zip or tar file like the folder that it was made from.
 
-    Where all entries lie in one folder (`photos.zip` with `photos/cat/1.jpg`), that folder is the root, unless its name
-    is that of a part.
+    If all entries are in one folder (`photos.zip` with `photos/cat/1.jpg`), that folder is the root, unless it is named
+    after a part.
 
     Raises:
-        UserError: it is damaged, compressed as a whole, holds a name that leads out of it, or is no folder of images.
+        UserError: The archive is damaged, compressed as a whole, holds a name that leads out of it, or has no images.
     """
     shown = archive_entries(file)
-    images = sorted((one for one in shown if one.name.lower().endswith(IMAGE_SUFFIXES)), key=lambda one: one.name)
-    passed_over = Counter(
-        os.path.splitext(one.name)[1].lower() for one in shown if not one.name.lower().endswith(IMAGE_SUFFIXES)
+    images = sorted(
+        (entry for entry in shown if entry.name.lower().endswith(IMAGE_SUFFIXES)), key=lambda entry: entry.name
     )
-    base = shared_folder([one.name for one in images], 2)
-    by_key = {one.name.removeprefix(base): one for one in images}
+    passed_over = Counter(
+        os.path.splitext(entry.name)[1].lower() for entry in shown if not entry.name.lower().endswith(IMAGE_SUFFIXES)
+    )
+    base = shared_folder([entry.name for entry in images], 2)
+    by_key = {entry.name.removeprefix(base): entry for entry in images}
     place = Place(
         name=file.stem,
         location=str(file.resolve()),
@@ -131,7 +128,7 @@ def open_archive(file: Path, labelled: bool = True) -> ImageSet:
 
 
 def archive_entries(file: Path) -> list[_Entry]:
-    """Return the files in an archive but hidden ones.
+    """Return the files in an archive without hidden ones.
 
     Raises:
         UserError: The archive is damaged, compressed as a whole, or holds a name that leads out of it.
@@ -140,27 +137,28 @@ def archive_entries(file: Path) -> list[_Entry]:
     if file.name.lower().endswith(COMPRESSED):
         raise UserError(
             f"{file} is compressed as a whole, so that single images cannot be read from it: unpack it, or save the "
-            "images as .zip or plain .tar"
+            "images as .zip or plain .tar."
         )
     try:
         entries = _zip_entries(file) if file.suffix.lower() == ".zip" else _tar_entries(file)
     except (zipfile.BadZipFile, tarfile.TarError, OSError, ValueError, EOFError, NotImplementedError) as problem:
-        raise UserError(f"{file} cannot be read as an archive ({problem}); fetch or make it again") from None
+        raise UserError(f"{file} cannot be read as an archive ({problem}); download or make it again.") from None
     # A tar of "." has names that begin with "./".
-    return [one for one in entries if not any(ignored(part) for part in one.name.split("/") if part != ".")]
+    return [entry for entry in entries if not any(ignored(part) for part in entry.name.split("/") if part != ".")]
 
 
 def _zip_entries(file: Path) -> list[_Entry]:
     with zipfile.ZipFile(file) as archive:
-        found = archive.infolist()
-        _refuse_many(file, len(found))
-        locked = next((one.filename for one in found if one.flag_bits & _ENCRYPTED), None)
+        members = archive.infolist()
+        _refuse_many(file, len(members))
+        locked = next((member.filename for member in members if member.flag_bits & _ENCRYPTED), None)
         if locked is not None:
-            raise UserError(f"{file} is encrypted ({locked!r}): unpack it with its password")
-        # A link in a zip is a file that holds a path; nothing but its few bytes would be read.
-        files = [one for one in found if not one.is_dir() and not stat.S_ISLNK(one.external_attr >> 16)]
+            raise UserError(f"{file} is encrypted ({locked!r}): unpack it with its password.")
+        # A link in a zip is a file that holds a path.
+        files = [member for member in members if not member.is_dir() and not stat.S_ISLNK(member.external_attr >> 16)]
         return [
-            _Entry(checked_name(file, _zip_name(one)), one.header_offset, one.file_size, one.filename) for one in files
+            _Entry(checked_name(file, _zip_name(member)), member.header_offset, member.file_size, member.filename)
+            for member in files
         ]
 
 
@@ -177,15 +175,15 @@ def _zip_name(entry: zipfile.ZipInfo) -> str:
 
 
 def _tar_entries(file: Path) -> list[_Entry]:
-    found: dict[str, _Entry] = {}
+    entries: dict[str, _Entry] = {}
     with tarfile.open(file, "r:") as archive:
-        for number, one in enumerate(archive):
+        for number, member in enumerate(archive):
             _refuse_many(file, number)
-            archive.members.clear()  # type: ignore[attr-defined]  # which would keep every header in memory
-            if one.isreg() and not one.issparse():
-                name = checked_name(file, one.name)
-                found[name] = _Entry(name, one.offset_data, one.size)  # of several of one name the last counts
-    return list(found.values())
+            archive.members.clear()  # type: ignore[attr-defined]  # else every header stays in memory
+            if member.isreg() and not member.issparse():
+                name = checked_name(file, member.name)
+                entries[name] = _Entry(name, member.offset_data, member.size)  # the last entry of a name counts
+    return list(entries.values())
 
 
 def checked_name(file: Path | str, name: str) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from PIL import features
 
-from paucal.data.images import ImageSet, Store
-from paucal.data.part_names import PARTS
-from paucal.data.sources.stores import FileStore
+from paucal.data.images import ImageSet
+from paucal.data.splits.part_names import PARTS
+from paucal.data.stores import FileStore, Store
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, was
 

@@ -157,13 +157,7 @@ def from_names(rows: Sequence[Sequence[str]], several: bool, where: str) -> Labe
 
 
 def class_columns(rows: Sequence[Sequence[str]], width: int, known: Collection[int | None]) -> tuple[int, ...]:
-    """Return the positions of columns of 1 and 0, one for each class; none if there are fewer than two.
-
-    Args:
-        rows: Cells below the names of the columns.
-        width: Number of columns.
-        known: Positions of columns that hold something else.
-    """
+    """Return the positions of columns of 1 and 0, one for each class; none if there are fewer than two."""
     marks = [
         place
         for place in range(width)

@@ -9,10 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from paucal.data.class_names import valid_text
-from paucal.data.images import spread
-from paucal.data.part_names import tells_part
+from paucal.data.classes import valid_text
+from paucal.data.images import evenly_spaced
 from paucal.data.sources.folder import IMAGE_FOLDERS, IMAGE_SUFFIXES
+from paucal.data.splits.part_names import tells_part
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -148,7 +148,7 @@ def _choose_folder(
     Raises:
         UserError: No folder has any of them.
     """
-    sample = [rows[place] for place in spread(len(rows), _SAMPLED_ROWS)]
+    sample = [rows[place] for place in evenly_spaced(len(rows), _SAMPLED_ROWS)]
     best, most = None, 0
     for finder in candidates:
         paths = [_relative(row.path, _absolute_prefixes(finder.root, root)) for row in sample]
@@ -216,9 +216,6 @@ class FileFinder:
     A path means the file of exactly that name if there is one. Otherwise it means the files whose names differ from it
     only in Unicode form, in case or in bytes that are not UTF-8, and failing that the images of that name with any
     suffix.
-
-    Args:
-        root: Folder that the paths are relative to.
     """
 
     def __init__(self, root: Path) -> None:

@@ -5,33 +5,40 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from sklearn.datasets import load_digits
 
 from paucal.data.boxes.opening import STRUCTURE, find_boxes, open_boxed_images, refuse_boxes
-from paucal.data.class_names import with_plain_classes
-from paucal.data.images import ImageSet
+from paucal.data.classes import with_plain_classes
+from paucal.data.images import Hints, ImageSet
 from paucal.data.masks.recognition import refuse_masks, without_masks
 from paucal.data.named.table import NAMED, is_named
-from paucal.data.part_names import PARTS, tells_part
+from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, is_remote
 from paucal.data.shards.opening import find_shards, is_shard, open_shards
-from paucal.data.shards.place import LocalPlace, RemotePlace, is_remote
 from paucal.data.sources.archive import ARCHIVE_SUFFIXES, COMPRESSED, open_archive
-from paucal.data.sources.digits import open_digits
 from paucal.data.sources.folder import IMAGE_SUFFIXES, open_folder
-from paucal.data.sources.hub import is_on_hub, open_hub
-from paucal.data.sources.parquet import find_parquet, find_remote_parquet, open_parquet, open_remote_parquet
+from paucal.data.sources.joining import join_sets, roots_of
+from paucal.data.sources.parquet import (
+    find_parquet,
+    find_remote_parquet,
+    is_on_hub,
+    open_hub,
+    open_parquet,
+    open_remote_parquet,
+)
 from paucal.data.sources.parquet_store import PARQUET_SUFFIX, RowFile
-from paucal.data.sources.several import joined_sets, roots_of
 from paucal.data.sources.source import Source, SourceOptions
-from paucal.data.sources.stores import FileStore
 from paucal.data.sources.table_columns import find_tables, tables_of_set
 from paucal.data.sources.table_rows import LIST_SUFFIX, TABLE_SUFFIXES
 from paucal.data.sources.tables import find_train_list, open_list, open_tables
-from paucal.data.sources.voc_lists import is_voc, open_voc
-from paucal.data.verify import ReportProgress
+from paucal.data.sources.voc import is_voc, open_voc
+from paucal.data.splits.part_names import PARTS, tells_part
+from paucal.data.stores import ArrayStore, FileStore
+from paucal.data.unreadable import ReportProgress
 from paucal.types import NoLabelsError, UserError
 
 BUILT_IN = "digits"
 PARQUET_SUFFIXES = (".parquet", ".pq", ".arrow")
+_BRIGHTEST = 16  # scikit-learn's digits have 17 grey levels, 0 to 16
 
 
 def open_images(
@@ -80,7 +87,7 @@ def open_images(
     if (images := _open(location, "name", options)) is not None:
         return images
     sets = [_open_piece(piece, options) for piece in roots_of(location)]
-    images = sets[0] if len(sets) == 1 else joined_sets(sets, str(location))
+    images = sets[0] if len(sets) == 1 else join_sets(sets, str(location))
     if not labelled:
         return without_masks(images)
     if len(images.classes) < 2 or {name.lower() for name in images.classes} & set(STRUCTURE):
@@ -135,9 +142,9 @@ def _open_named(name: str, _: Any, options: SourceOptions) -> ImageSet:
 def _open_remote(location: str, _: Any, options: SourceOptions) -> ImageSet:
     folder, _, file = location.rstrip("/").rpartition("/")
     if file.endswith(PARQUET_SUFFIX):  # a single file, which also works on storage that cannot list its files
-        place = RemotePlace(folder)
-        return open_remote_parquet([RowFile(place, place.known(file))], options)
-    place = RemotePlace(location)
+        place = RemoteShardFolder(folder)
+        return open_remote_parquet([RowFile(place, place.find_file(file))], options)
+    place = RemoteShardFolder(location)
     if files := find_remote_parquet(place):
         return open_remote_parquet(files, options)
     return open_shards(place, options)
@@ -219,7 +226,7 @@ SOURCES = (
     Source(
         "a shard (.tar)", "file",
         lambda path, options: path.suffix.lower() == ".tar" and is_shard(path),
-        lambda path, found, options: open_shards(LocalPlace(path.parent), options, path.name),
+        lambda path, found, options: open_shards(LocalShardFolder(path.parent), options, path.name),
     ),
     Source(
         "an archive of a folder (.zip, .tar)", "file",
@@ -241,7 +248,7 @@ SOURCES = (
     Source(
         "a folder of shards", "folder",
         lambda path, options: find_shards(path),
-        lambda path, found, options: open_shards(LocalPlace(path), options),
+        lambda path, found, options: open_shards(LocalShardFolder(path), options),
     ),
     Source(  # without labels a folder stands for all images below it, listed or not
         "a folder of unlabelled images", "folder",
@@ -278,3 +285,23 @@ def _deeper(path: Path) -> str:
     if len(below) == 1 and sum(entry.is_dir() for entry in below[0].iterdir()) > 1:
         return f"; did you mean {below[0]}?"
     return "."
+
+
+def open_digits(labelled: bool = True) -> ImageSet:
+    """Return scikit-learn's digits: real, small, always there.
+
+    The hints ask for 16 pixels (8 leave a patch model too few tokens), for no mirroring, and for so few epochs that a
+    first run takes about a minute.
+    """
+    data: Any = load_digits()
+    pixels = np.rint(data.images * (255 / _BRIGHTEST)).astype(np.uint8)
+    return ImageSet(
+        name="digits",
+        location="digits",
+        classes=tuple(str(name) for name in data.target_names) if labelled else (),
+        keys=[f"digits#{row}" for row in range(len(pixels))],
+        labels=data.target.astype(np.int64) if labelled else np.full(len(pixels), -1, dtype=np.int64),
+        declared=[""] * len(pixels),
+        store=ArrayStore(pixels),
+        hints=Hints(flip=False, image_size=16, epochs=16),
+    )

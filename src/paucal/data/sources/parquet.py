@@ -2,17 +2,17 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from paucal.data.images import ImageSet
-from paucal.data.part_names import PARTS
-from paucal.data.shards.place import LocalPlace, RemotePlace, stamped
-from paucal.data.shards.stream import Stream, is_streamed, read_as_they_come, window_for
-from paucal.data.shards.texts import Repeated, Texts
+from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, stamped
+from paucal.data.shards.stream import Stream, is_streamed, streaming_note, window_for
 from paucal.data.sources.folder import ignored, require_readable
 from paucal.data.sources.labels import Labels
 from paucal.data.sources.parquet_columns import (
@@ -28,11 +28,16 @@ from paucal.data.sources.parquet_columns import (
 )
 from paucal.data.sources.parquet_store import ARROW_SUFFIX, PARQUET_SUFFIX, ArrowStore, ParquetStore, RowFile
 from paucal.data.sources.source import SourceOptions
+from paucal.data.splits.part_names import PARTS
+from paucal.data.string_arrays import RepeatedStrings, StringArray
 from paucal.reading import require_regular
 from paucal.types import UserError
 from paucal.wording import counted, was
 
 _PART_NAME = re.compile(rf"({'|'.join(PARTS)})([-_.].*)?\.(parquet|arrow)", re.IGNORECASE)
+PREFIX = "hf:"
+CONVERTED = "refs/convert/parquet"  # the branch where the hub keeps Parquet files of most data sets
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # no path that leads anywhere else
 
 
 def find_parquet(folder: Path) -> list[Path]:
@@ -61,24 +66,19 @@ def open_parquet(root: Path, files: Sequence[Path], options: SourceOptions) -> I
     of some sets) are left out of a labelled set, with a note. If rows have lists of labels, images may have several, or
     none if a list is empty.
 
-    Args:
-        root: Folder that the keys are relative to.
-        files: Parquet or Arrow files.
-        options: Columns, and whether labels are wanted.
-
     Raises:
         UserError: A file is not a Parquet file, lacks the columns or numbers its classes differently from the others,
             or labels lie outside of the class names.
     """
-    place = LocalPlace(root)
+    place = LocalShardFolder(root)
     row_files = [RowFile(place, stamped(require_regular(file), _name(file, root))) for file in files]
     name = Path(files[0]).stem if len(files) == 1 else root.resolve().name
     return _open(row_files, name, str((files[0] if len(files) == 1 else root).resolve()), options)
 
 
-def find_remote_parquet(place: RemotePlace) -> list[RowFile]:
+def find_remote_parquet(place: RemoteShardFolder) -> list[RowFile]:
     """Return the Parquet files on object storage, at any depth; none if there are tars, or files cannot be listed."""
-    listed = place.listing() or []
+    listed = place.list_files() or []
     if any(shard.name.lower().endswith(".tar") for shard in listed):
         return []
     return [
@@ -116,10 +116,10 @@ def _open(files: list[RowFile], name: str, location: str, options: SourceOptions
     if bare := len(table) - len(kept):
         notes.append(f"{counted(bare, 'row')} without a label {was(bare)} left out")
     parts, hidden = _parts(files, options.labelled)
-    table, keys = table[kept], Texts.rows([file.shard.name for file in files], counts).take(kept)
+    table, keys = table[kept], StringArray.numbered([file.shard.name for file in files], counts).take(kept)
     stream = _stream(files, groups, table)
-    streamed = [read_as_they_come(len(kept), len(files))] if stream is not None else []
-    declared = Repeated(parts, table[:, 0])
+    streamed = [streaming_note(len(kept), len(files))] if stream is not None else []
+    declared = RepeatedStrings(parts, table[:, 0])
     store = ArrowStore if files[0].is_arrow else ParquetStore
     return ImageSet(
         name=name,
@@ -172,7 +172,7 @@ def _read(files: Sequence[RowFile], columns: Columns) -> tuple[list[list[int]], 
 def _stream(files: Sequence[RowFile], groups: Sequence[list[int]], table: NDArray[np.int64]) -> Stream | None:
     """Return the row groups of the rows if the set is streamed; None if it is decoded before a run."""
     n_bytes = sum(file.shard.size for file in files)
-    is_remote = isinstance(files[0].place, RemotePlace)
+    is_remote = isinstance(files[0].place, RemoteShardFolder)
     if files[0].is_arrow or not (is_remote or is_streamed(len(table), n_bytes)):
         return None
     blocks, first = np.zeros(len(table), dtype=np.int32), 0
@@ -220,3 +220,68 @@ def _with_parts(files: list[RowFile]) -> tuple[list[RowFile], list[str]]:
         return files, []
     left_out = [file.shard.name.rpartition("/")[2] for file in files if not _part(file.shard.name)]
     return named, [f"files that are neither train, validation nor test were left out ({', '.join(left_out)})"]
+
+
+def is_on_hub(location: str | Path) -> bool:
+    """Whether a location names a data set of the hub, such as "hf:uoft-cs/cifar100"."""
+    return str(location).startswith(PREFIX)
+
+
+def open_hub(location: str, _: Any, options: SourceOptions) -> ImageSet:
+    """Open the Parquet files of a data set.
+
+    Args:
+        location: "hf:OWNER/NAME", or "hf:OWNER/NAME/CONFIGURATION" if a data set has several configurations.
+        options: Columns and labels as for Parquet files, and whether the set may be downloaded.
+
+    Raises:
+        UserError: The name is invalid, or the set is missing, cannot be downloaded, has no Parquet files or several
+            configurations.
+    """
+    folder, files = _hub_files(str(location), options.download)
+    images = open_parquet(folder, files, options)
+    return replace(images, name=str(location).rsplit("/", 1)[-1], location=str(location))
+
+
+def _hub_files(location: str, download: bool) -> tuple[Path, list[Path]]:
+    """Return a folder and the Parquet files of a data set in it."""
+    owner, name, *configuration = [*location.removeprefix(PREFIX).split("/", 2), "", ""][:3]
+    if not all(map(_NAME.fullmatch, (owner, name, configuration[0] or name))):
+        raise UserError(
+            f"{location!r} names no data set of the hub; expected hf:OWNER/NAME, as in hf:uoft-cs/cifar100."
+        )
+    repository, problem = f"{owner}/{name}", ""
+    for revision in (None, CONVERTED):
+        try:
+            root = _download(repository, revision, download)
+        except Exception as error:  # no network, no such set, no permission: the library has a type for each
+            problem = str(error).split("\n")[0].strip() or type(error).__name__
+            continue
+        files = sorted(root.rglob("*.parquet"))
+        if files:
+            return root, _select_configuration(root, files, configuration[0], location)
+        problem = "it has no Parquet files"
+    how = "check the name and the network" if download else "fetch it with --download"
+    raise UserError(f"the data set {repository} is not on this machine, or cannot be opened ({problem}); {how}.")
+
+
+def _download(repository: str, revision: str | None, download: bool) -> Path:
+    from huggingface_hub import snapshot_download  # imported here: it takes a second, and most data does not need it
+
+    options: dict[str, Any] = {"repo_type": "dataset", "revision": revision, "allow_patterns": ["*.parquet"]}
+    return Path(snapshot_download(repository, local_files_only=not download, **options))
+
+
+def _select_configuration(root: Path, files: list[Path], wanted: str, location: str) -> list[Path]:
+    """Return the files of one configuration, which is the first folder of their paths."""
+    tops = sorted({file.relative_to(root).parts[0] for file in files if len(file.relative_to(root).parts) > 1})
+    if wanted:
+        chosen = [file for file in files if file.relative_to(root).parts[0] == wanted]
+        if not chosen:
+            raise UserError(f"{location} has no configuration {wanted!r}; it has {', '.join(tops[:8])}.")
+        return chosen
+    if len(tops) > 1:
+        raise UserError(
+            f"{location} has several configurations ({', '.join(tops[:8])}); name one: {location}/{tops[0]}."
+        )
+    return files

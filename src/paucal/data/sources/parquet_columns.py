@@ -32,11 +32,6 @@ class Columns:
 def find_columns(shown: str, schema: pa.Schema, options: SourceOptions) -> Columns:
     """Return the columns of a file.
 
-    Args:
-        shown: File as messages call it.
-        schema: Schema of the file.
-        options: Columns that are given, and whether labels are wanted.
-
     Raises:
         UserError: There is no such column, or no column of images.
     """
@@ -153,11 +148,6 @@ class Values:
 def read_values(column: pa.ChunkedArray, name: str, shown: str) -> Values:
     """Return the labels of a column.
 
-    Args:
-        column: Numbers, text, or lists of them, plain or as a dictionary.
-        name: Name of the column.
-        shown: File as messages call it.
-
     Raises:
         UserError: The column holds something else, or is damaged.
     """
@@ -213,11 +203,11 @@ def _are_equally_long(lengths: NDArray[np.int64]) -> bool:
     return len(different) == 1 and different[0] > 1
 
 
-def encode(found: Sequence[Values], columns: Columns, shown: str, separator: str | None = None) -> Labels:
+def encode(cells: Sequence[Values], columns: Columns, shown: str, separator: str | None = None) -> Labels:
     """Return the classes and labels of all rows of several files; a row without a label has -1, or unknown classes.
 
     Args:
-        found: Labels of each file.
+        cells: Labels of each file.
         columns: Name of the column, and of the classes if the metadata has them.
         shown: Files as messages call them.
         separator: Separator between several labels in text; None or "none" for one label.
@@ -225,15 +215,15 @@ def encode(found: Sequence[Values], columns: Columns, shown: str, separator: str
     Raises:
         UserError: The files differ in the type of their labels, or labels lie outside of the class names.
     """
-    kinds = sorted({one.kind for one in found if len(one)})
+    kinds = sorted({part.kind for part in cells if len(part)})
     if len(kinds) > 1:
         raise UserError(
             f"column '{columns.label}' holds {kinds[0]} in some files of {shown} and {kinds[1]} in others; choose one."
         )
-    values = np.concatenate([one.values for one in found])
-    lengths = [one.lengths for one in found if one.lengths is not None]
+    values = np.concatenate([part.values for part in cells])
+    lengths = [part.lengths for part in cells if part.lengths is not None]
     if lengths:
-        return _from_lists(Values(values, np.concatenate(lengths), any(one.marks for one in found)), columns, shown)
+        return _from_lists(Values(values, np.concatenate(lengths), any(part.marks for part in cells)), columns, shown)
     if separator is not None and separator != ONE_LABEL:
         if values.dtype != object:
             raise UserError(f"--label-separator is about text, and column '{columns.label}' of {shown} holds numbers.")
@@ -260,11 +250,11 @@ def _numbered(values: NDArray[Any], columns: Columns, shown: str) -> tuple[tuple
     return columns.names, np.maximum(values, -1)
 
 
-def _from_lists(found: Values, columns: Columns, shown: str) -> Labels:
-    assert found.lengths is not None
-    values, lengths = found.values, found.lengths
+def _from_lists(cells: Values, columns: Columns, shown: str) -> Labels:
+    assert cells.lengths is not None
+    values, lengths = cells.values, cells.lengths
     rows = np.repeat(np.arange(len(lengths)), np.maximum(lengths, 0))
-    if found.marks or _repeats_marks(values, lengths, rows):
+    if cells.marks or _repeats_marks(values, lengths, rows):
         return _from_marks(values, lengths, columns, shown)
     classes, numbers = _numbered(values, columns, shown)
     if (lengths == 1).all():  # a list of one label is a label

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from paucal.data.decode import UnreadableImage
+from paucal.data.shards.folders import RemoteShardFolder, ShardFolder, retry
 from paucal.data.shards.index import Shard
-from paucal.data.shards.place import Place, RemotePlace, retried
 from paucal.data.shards.stream import WINDOW_BYTES, is_streamed
-from paucal.data.sources.stores import EncodedStore, Reopened, Stamp
+from paucal.data.stores import EncodedStore, Reopened, Stamp
 from paucal.types import UserError
 
 PARQUET_SUFFIX, ARROW_SUFFIX = ".parquet", ".arrow"
@@ -40,14 +40,9 @@ class Rows:
 
 
 class RowFile:
-    """One Parquet or Arrow file; it is opened anew for each query, so that a set may have thousands.
+    """One Parquet or Arrow file; it is opened anew for each query, so that a set may have thousands."""
 
-    Args:
-        place: Folder or storage of the file.
-        shard: The file.
-    """
-
-    def __init__(self, place: Place, shard: Shard) -> None:
+    def __init__(self, place: ShardFolder, shard: Shard) -> None:
         self.place, self.shard = place, shard
 
     def __str__(self) -> str:
@@ -65,7 +60,7 @@ class RowFile:
             UserError: It is not such a file, or cannot be downloaded.
         """
         if self.is_arrow:
-            return read_arrow(self.place.path(self.shard)).schema
+            return read_arrow(self.place.local_path(self.shard)).schema
         return self._query(lambda file: file.schema_arrow)
 
     def rows(self, column: str | None) -> Rows:
@@ -76,7 +71,7 @@ class RowFile:
             ArrowException: The column is damaged.
         """
         if self.is_arrow:
-            table = read_arrow(self.place.path(self.shard))
+            table = read_arrow(self.place.local_path(self.shard))
             return Rows([table.num_rows], None if column is None else table[column])
         return self._query(
             lambda file: Rows(row_groups(file), None if column is None else file.read(columns=[column])[column])
@@ -84,25 +79,25 @@ class RowFile:
 
     def _query(self, query: Callable[[pq.ParquetFile], Any]) -> Any:
         """Return what a function of the opened file returns; on object storage only the parts it needs are read."""
-        if isinstance(self.place, RemotePlace):
+        if isinstance(self.place, RemoteShardFolder):
             return self._query_remote(self.place, query)
         try:
-            file = pq.ParquetFile(self.place.path(self.shard), memory_map=True)
+            file = pq.ParquetFile(self.place.local_path(self.shard), memory_map=True)
         except (pa.ArrowException, OSError) as problem:
             raise UserError(f"{self} cannot be read as a Parquet file ({problem}); give another one.") from None
         with file:
             return query(file)
 
-    def _query_remote(self, place: RemotePlace, query: Callable[[pq.ParquetFile], Any]) -> Any:
+    def _query_remote(self, place: RemoteShardFolder, query: Callable[[pq.ParquetFile], Any]) -> Any:
         def attempt() -> Any:
             try:
-                with place.opened(self.shard) as source, pq.ParquetFile(source) as file:
+                with place.open_file(self.shard) as source, pq.ParquetFile(source) as file:
                     return query(file)
             except pa.ArrowInvalid as problem:
                 raise UserError(f"{self} cannot be read as a Parquet file ({problem}); give another one.") from None
 
         try:
-            return retried(attempt)
+            return retry(attempt)
         except UserError:
             raise
         except FileNotFoundError:
@@ -149,7 +144,7 @@ class RowStore(Reopened, EncodedStore):
     kept = ("_place", "_files", "_column", "_rows", "_keys")
 
     def __init__(
-        self, place: Place, files: Sequence[Shard], column: str, rows: NDArray[np.int64], keys: Sequence[str]
+        self, place: ShardFolder, files: Sequence[Shard], column: str, rows: NDArray[np.int64], keys: Sequence[str]
     ) -> None:
         self._place, self._files, self._column, self._rows, self._keys = place, files, column, rows, keys
         self._begin()
@@ -202,7 +197,7 @@ class ArrowStore(RowStore):
 
     def _piece(self, file: int, row: int) -> tuple[pa.ChunkedArray, int]:
         if file not in self._tables:
-            self._tables[file] = read_arrow(self._place.path(self._files[file]))[self._column]
+            self._tables[file] = read_arrow(self._place.local_path(self._files[file]))[self._column]
         return self._tables[file], row
 
 
@@ -243,9 +238,9 @@ class ParquetStore(RowStore):
 
     def _open(self, file: int) -> pq.ParquetFile:
         try:
-            return pq.ParquetFile(self._place.path(self._files[file]), memory_map=True)
+            return pq.ParquetFile(self._place.local_path(self._files[file]), memory_map=True)
         except FileNotFoundError:  # a downloaded file had to make room for another in between: once more
-            return pq.ParquetFile(self._place.path(self._files[file]), memory_map=True)
+            return pq.ParquetFile(self._place.local_path(self._files[file]), memory_map=True)
 
     def _read_group(self, reader: pq.ParquetFile, group: int) -> pa.Array:
         # One thread: Arrow's pool does not survive the fork of a loader worker in every version.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paucal.data.images import ImageSet
-from paucal.data.verify import ReportProgress
+from paucal.data.unreadable import ReportProgress
 
 
 @dataclass(frozen=True)

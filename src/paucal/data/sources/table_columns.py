@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paucal.data.part_names import PARTS, files_of_set, part_name, train_files
 from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.data.sources.labels import class_columns
 from paucal.data.sources.locating import FOLDERS_OF_TABLES
 from paucal.data.sources.source import SourceOptions
 from paucal.data.sources.table_rows import MOST_BYTES, TABLE_SUFFIXES, TableRow, read_table
+from paucal.data.splits.part_names import PARTS, files_of_set, part_name, train_files
 from paucal.reading import is_regular
 from paucal.types import UserError
 
@@ -130,10 +130,6 @@ def find_tables(folder: Path, options: SourceOptions) -> dict[str, Path]:
 
     They are the train table with those beside it, or the only table with a path and a class, in the folder or in one
     called `annotations` or the like; or one table in each folder of a part.
-
-    Args:
-        folder: Path of the folder.
-        options: Columns of paths and of classes, if they are given.
 
     Raises:
         UserError: There are several; one has to be named.

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from paucal.data.images import ImageSet
-from paucal.data.part_names import PARTS, files_of_set, part_name, train_files
 from paucal.data.sources.folder import parts_of
 from paucal.data.sources.labels import (
     Labels,
@@ -25,10 +24,11 @@ from paucal.data.sources.labels import (
 )
 from paucal.data.sources.locating import ListedImage, locate, plain_path
 from paucal.data.sources.source import SourceOptions
-from paucal.data.sources.stores import FileStore
 from paucal.data.sources.table_columns import FLAGS, Columns, find_columns
 from paucal.data.sources.table_rows import LIST_SUFFIX, MOST_LIST_BYTES, TableRow, read_list, read_table
+from paucal.data.splits.part_names import PARTS, files_of_set, part_name, train_files
 from paucal.data.splits.split import held_out_part
+from paucal.data.stores import FileStore
 from paucal.reading import is_regular
 from paucal.types import UserError
 from paucal.wording import counted, was
@@ -243,11 +243,6 @@ def hold_out_listed(images: ImageSet, folder: Path, root: Path | None = None) ->
 
     Which lists test is as in `open_list` and `make_split`: a test list, otherwise the val list beside a train list. All
     sets of lists count, whichever of them a later run may be trained on.
-
-    Args:
-        images: Every image below the folder.
-        folder: Folder that may have list files.
-        root: Folder that the paths are relative to, as in `locate`.
 
     Raises:
         UserError: A line of such a list is not a path.

@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.checking.duplicates import CANDIDATE_SIDE, alike_pairs, exact_groups, joined
-from paucal.data.checking.names import group_name
+from paucal.data.checking.related import CANDIDATE_SIDE, exact_groups, group_name, merge_groups, similar_pairs
 from paucal.data.checking.survey import survey_images
-from paucal.data.decoded.read_as import smaller
-from paucal.data.images import UNKNOWN, ImageSet, Targets
+from paucal.data.images import UNKNOWN, ImageSet, Targets, reduce_images
 from paucal.data.randomness import derive_seed
-from paucal.data.shards.texts import sorted_positions
+from paucal.data.string_arrays import sorted_positions
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -64,9 +62,9 @@ def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
 
 def _copies(images: ImageSet) -> NDArray[np.int64]:
     survey = survey_images(images)
-    pairs = ([pair.first, pair.second] for pair in alike_pairs(survey, smaller(images, CANDIDATE_SIDE).store))
+    pairs = ([pair.first, pair.second] for pair in similar_pairs(survey, reduce_images(images, CANDIDATE_SIDE).store))
     numbers = np.arange(len(images))
-    for group in joined([*exact_groups(survey.digests), *pairs]):
+    for group in merge_groups([*exact_groups(survey.digests), *pairs]):
         numbers[group] = group[0]
     return np.unique(numbers, return_inverse=True)[1]
 
@@ -91,7 +89,7 @@ def cut_groups(
     """
     parts, n_classes = parts.copy(), max(1, len(images.classes))
     pool = np.flatnonzero(parts == "train")
-    refuse_torn(parts, groups)
+    refuse_divided_groups(parts, groups)
     members = {group: pool[groups[pool] == group] for group in np.unique(groups[pool]).tolist()}
     wanted_parts = {part: share for part, share in cut.items() if share > 0}
     if len(members) <= len(wanted_parts):
@@ -144,7 +142,7 @@ def _nearest(
     return moved
 
 
-def refuse_torn(parts: NDArray[np.str_], groups: NDArray[np.int64]) -> None:
+def refuse_divided_groups(parts: NDArray[np.str_], groups: NDArray[np.int64]) -> None:
     """Refuse groups whose images are in several of the data's own parts."""
     given = sorted(set(parts.tolist()) - {"unused"})
     of_part = [set(groups[parts == part].tolist()) for part in given]
@@ -217,7 +215,7 @@ def parse_fold(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def described(by: str, groups: NDArray[np.int64]) -> str:
+def describe_groups(by: str, groups: NDArray[np.int64]) -> str:
     """Return the end of a sentence about groups that were kept together."""
     return f"whole groups by {by!r} ({len(np.unique(groups))} of them)"
 

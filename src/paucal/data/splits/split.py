@@ -6,19 +6,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.class_names import are_measurements
+from paucal.data.classes import are_measurements
 from paucal.data.images import ImageSet, Targets
 from paucal.data.randomness import derive_seed
-from paucal.data.shards.texts import sorted_positions
 from paucal.data.splits.groups import (
     cut_groups,
-    described,
+    describe_groups,
     fold_parts,
     group_numbers,
     iterative_parts,
     parse_fold,
-    refuse_torn,
+    refuse_divided_groups,
 )
+from paucal.data.string_arrays import sorted_positions
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -51,7 +51,7 @@ class Split:
 
 
 def held_out_part(declared: Collection[str]) -> str:
-    """Return the part that `make_split` takes for the test, of those that a set declares; "" where it cuts one.
+    """Return the part that `make_split` takes for the test, of those that a set declares; "" if the test part is cut.
 
     Example:
         >>> held_out_part(["train", "val"]), held_out_part(["train", "val", "test"]), held_out_part(["train"])
@@ -71,15 +71,18 @@ def make_split(
 ) -> Split:
     """Split a set into train, val and test, keeping the parts it came with.
 
-    What is cut is cut per class, at least one image of each class for every part, and depends only on the
-    seed and the keys; where images may have several labels it is cut by iterative stratification
-    (`iterative.py`), and a rare class may lack in a part, but never in train. With train, val and test folders
-    nothing is cut. With train and test, val is cut from
-    train. With train and val, the val folder becomes the test set, since it is the one that people report on
-    and selection must not look at it; a new val is cut from train. Without parts, or with train alone, both
-    are cut. Without a share for val all images but those of the test train, those of a val folder beside train
-    and test too; the test images are those that are cut beside the usual share for val, so that a run without val
-    and one with it can be compared, or start from each other.
+    Parts are cut per class, with at least one image of each class in every part, depending only on the seed and the
+    keys. If images may have several labels, parts are cut by iterative stratification (`iterative_parts`), and a rare
+    class may be missing in a part, but never in train.
+
+    - With train, val and test folders nothing is cut.
+    - With train and test, val is cut from train.
+    - With train and val, the val folder becomes the test part, since results are reported on it and selection must not
+      use it; a new val is cut from train.
+    - Without parts, or with train alone, both are cut.
+
+    Without a share for val all images outside of test are training images, also those of a val folder. The test part
+    is the one that would be cut beside the usual share for val, so that runs with and without val can be compared.
 
     Args:
         image_set: Images; an unlabelled set is split as one class.
@@ -103,7 +106,7 @@ def make_split(
         return _own_parts(image_set, val_fraction, groups)
     parts, cut, words = _to_cut(image_set, seed, val_fraction, test_fraction)
     if groups is not None:
-        words = f"{words.replace('cut per class', 'cut by class')}, in {described(group_by or '', groups)}"
+        words = f"{words.replace('cut per class', 'cut by class')}, in {describe_groups(group_by or '', groups)}"
         return Split(cut_groups(image_set, parts, cut, seed, groups), words)
     return Split(_cut(image_set, parts, cut, seed), _description(words, image_set))
 
@@ -113,7 +116,7 @@ def _own_parts(image_set: ImageSet, val_fraction: float, groups: NDArray[np.int6
     declared = np.asarray(image_set.declared)
     parts = np.where((declared == "val") & (val_fraction == 0), "train", declared).astype("<U6")
     if groups is not None:
-        refuse_torn(parts, groups)
+        refuse_divided_groups(parts, groups)
     _refuse_small_classes(image_set, parts == "train", 1)
     if val_fraction == 0:
         return Split(parts, f"test is the data's own folder; train is its train and val folders, {UNSELECTED}")
@@ -148,19 +151,19 @@ def _fold(
     cut = {"val": val_fraction}
     words = f"test is fold {number} of {count}; {_in_words(cut, seed, 'the other folds')}"
     if groups is not None:
-        found = cut_groups(image_set, parts, cut, seed, groups) if val_fraction > 0 else parts
-        return Split(found, f"{words}, in {described(by or '', groups)}")
+        grouped_parts = cut_groups(image_set, parts, cut, seed, groups) if val_fraction > 0 else parts
+        return Split(grouped_parts, f"{words}, in {describe_groups(by or '', groups)}")
     return Split(_cut(image_set, parts, cut, seed), _description(words, image_set))
 
 
 def take_fraction(split: Split, labels: Targets, fraction: float, seed: int) -> Split:
     """Keep a share of every class of the train part, at least one image; the rest becomes "unused".
 
-    With the same seed a smaller share is a subset of a larger one, where each image has one label.
+    With the same seed a smaller share is a subset of a larger one, if each image has one label.
 
     Args:
         split: Split of all images.
-        labels: (N,) labels, or (N, K) multi-hot rows of which iterative stratification keeps a share.
+        labels: (N,) labels, or (N, K) multi-hot rows, which are reduced by iterative stratification.
         fraction: Share in (0, 1].
         seed: Seed of the draw.
 
@@ -203,9 +206,9 @@ def take_few(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
 def limit_val(split: Split, labels: Targets, seed: int) -> Split:
     """Keep at most as many validation images as there are training images, stratified; the rest becomes "unused".
 
-    Whoever has few labelled images to train on does not have many more to choose a model with: results from a
-    validation part larger than the training part do not carry over to real use (Oliver et al. 2018, "Realistic
-    evaluation of deep semi-supervised learning algorithms", on small validation sets).
+    A validation part larger than the training part is not available in real use with few labels, so its results do not
+    carry over (Oliver et al. 2018, "Realistic evaluation of deep semi-supervised learning algorithms", on small
+    validation sets).
     """
     n_train, n_val = len(split.indices("train")), len(split.indices("val"))
     if n_val <= n_train:

@@ -1,9 +1,8 @@
-"""Crops of one image in groups of several sizes, changed as DINO and EsViT do, as LeJEPA does, or as DeiT does.
+"""Crops of one image in groups of several sizes, augmented as in DINO and EsViT, in LeJEPA, or in DeiT.
 
 EsViT (arXiv:2106.09785) takes its first pipeline from DINO (arXiv:2104.14294, implementation details) and its second
-from timm's training transform. Unlike in the published program, any number of groups of any size works with all
-pipelines, and timm's takes the number and the area of its crops as given. LeJEPA (arXiv:2511.08544, the program's
-read-me) changes all its crops alike, with DINO's changes.
+from timm's training transform. Unlike in the published program, all pipelines take any number of groups of any size.
+LeJEPA (arXiv:2511.08544, the program's read-me) augments all its crops alike, with DINO's operations.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,43 +15,43 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2.functional import adjust_hue
 
-from paucal.data.channels.planes import Planes
-from paucal.data.views.augment import Augmentation, Resize
+from paucal.data.channels.pixels import Planes
+from paucal.data.views.augmentation import Augmentation, Resize
 from paucal.data.views.normalisation import Normalisation
-from paucal.data.views.transforms import Size, TrainTransform, ViewTransform, box_geometry, fitted
+from paucal.data.views.transforms import Size, TrainTransform, ViewTransform, box_geometry, fit_shape
 from paucal.types import Crops, UserError
 
 Pipeline = Literal["dino", "alike", "deit"]
 
 GLOBAL_SCALE, LOCAL_SCALE = (0.4, 1.0), (0.05, 0.4)
 ALIKE_GLOBAL_SCALE, ALIKE_LOCAL_SCALE = (0.3, 1.0), (0.05, 0.3)
-DEIT_SCALE = (0.08, 1.0)  # timm's; the published program uses it for globals and locals alike
+DEIT_SCALE = (0.08, 1.0)  # timm's, which the published program uses for global and local crops alike
 BLUR = (0.1, 2.0)  # pixels
 JITTER = (0.4, 0.4, 0.2, 0.1)  # brightness, contrast, saturation, hue
 JITTER_PROB, GREY_PROB = 0.8, 0.2
-# Probabilities of (blur, solarisation): of the first global crop, of the other global ones, of the local ones.
+# Probabilities of (blur, solarisation) for the first global crop, other global crops, and local crops.
 FIRST, FURTHER, LOCAL = (1.0, 0.0), (0.1, 0.2), (0.5, 0.0)
-ALIKE = (0.5, 0.2)  # of every crop of LeJEPA
+ALIKE = (0.5, 0.2)  # for every crop of LeJEPA
 SOLARISED = [value if value < 128 else 255 - value for value in range(256)] * 3
 
 
 class DinoCrop:
     """Crop, flip, change the colours, blur, solarise and normalise, in the order of the published program.
 
-    The randomness is drawn from torch's global generator (CPU); see `randomness.reseed`. A crop of an image of twice
-    its sides took 0.6 to 0.9, 1.6 to 2.0 and 4.8 to 7.1 ms of a slow core's time at 32, 96 and 224 pixels (local to
-    first global crop); hue and blur are most of that, in Pillow. Images of other than three channels have no colours
-    to change: they are blurred as others.
+    Random numbers are drawn from torch's global generator (CPU); see `randomness.reseed`. A crop of an image of twice
+    its sides took 0.6 to 0.9, 1.6 to 2.0 and 4.8 to 7.1 ms on a slow core at 32, 96 and 224 pixels (local to first
+    global crop), mostly for hue and blur in Pillow. Images of other than three channels are blurred, but their colours
+    are not changed.
 
     Args:
         size: (height, width) of the view in pixels.
-        scale: range of the share of the image's area.
-        normalisation: applied at the end.
-        blur_prob: probability of the Gaussian blur.
-        solarise_prob: probability of inverting the values from 128 on.
-        blur: range of the blur's radius in pixels of the view.
-        hflip: probability of mirroring left and right.
-        jitter_prob: probability of changing brightness, contrast, saturation and hue, in random order.
+        scale: Range of the crop's share of the image's area.
+        normalisation: Normalisation of the view, applied last.
+        blur_prob: Probability of the Gaussian blur.
+        solarise_prob: Probability of inverting the values from 128 on.
+        blur: Range of the blur's radius in pixels of the view.
+        hflip: Probability of mirroring left and right.
+        jitter_prob: Probability of changing brightness, contrast, saturation and hue, in random order.
 
     Example:
         >>> crop = DinoCrop((32, 32), (0.4, 1.0), Normalisation())
@@ -105,13 +104,13 @@ class DinoCrop:
 
 
 class FittedFirst:
-    """Brings an image to a shape before a transform crops it, and tells the geometry in the image that was given.
+    """Gives an image the shape of the view before a transform crops it; geometry refers to the original image.
 
     Args:
-        transform: of the fitted image.
-        size: (height, width), of which only the shape counts.
-        resize: "letterbox" or "squash"; see `transforms.fitted`.
-        normalisation: has the colour of bars.
+        transform: Transform of the fitted image.
+        size: (height, width), of which only the ratio counts.
+        resize: "letterbox" or "squash"; see `transforms.fit_shape`.
+        normalisation: Normalisation whose mean is the colour of bars.
     """
 
     def __init__(self, transform: ViewTransform, size: Size, resize: Resize, normalisation: Normalisation) -> None:
@@ -120,7 +119,7 @@ class FittedFirst:
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
         """Return the (C, H, W) view and its (2, 3) geometry, as `types.Batch.geometry` defines it."""
-        image, factors = fitted(image, self.size, self.resize, self.normalisation, "bicubic")
+        image, factors = fit_shape(image, self.size, self.resize, self.normalisation, "bicubic")
         view, theta = self.transform(image)
         return view, theta * factors
 
@@ -152,27 +151,26 @@ def crop_views(
     jitter_prob: float = JITTER_PROB,
     resize: Resize = "crop",
 ) -> list[tuple[ViewTransform, int]]:
-    """Return what `ViewDataset` makes views with: transforms and their counts, in the order of the groups.
+    """Return the views of `ViewDataset`: transforms and their counts, in the order of the groups.
 
     Args:
-        pipeline: "dino" crops, flips, jitters, greys, blurs and solarises (`DinoCrop`); the first global crop is
-            always blurred, the others rarely, but sometimes solarised. "alike" makes the same changes to all crops
-            alike: half are blurred, a fifth are solarised. "deit" is timm's training transform for every crop: crop,
-            flip, RandAugment rand-m9-mstd0.5-inc1 and, on a quarter, random erasing.
-        groups: the global crops, then any number of groups of local ones. A size left out is `image_size`, a scale
-            left out is the published one: (0.4, 1) global and (0.05, 0.4) local for "dino", (0.3, 1) and (0.05, 0.3)
-            for "alike", (0.08, 1) for "deit".
-        normalisation: of every view.
+        pipeline: Kind of augmentation. "dino": `DinoCrop`; the first global crop is always blurred, other global crops
+            rarely, but sometimes solarised. "alike": `DinoCrop` with the same probabilities for all crops: half are
+            blurred, a fifth are solarised. "deit": timm's training transform for every crop: crop, flip, RandAugment
+            rand-m9-mstd0.5-inc1 and, on a quarter, random erasing.
+        groups: Global crops, then any number of groups of local crops. The default size is `image_size`; the default
+            scale is the published one: (0.4, 1) global and (0.05, 0.4) local for "dino", (0.3, 1) and (0.05, 0.3) for
+            "alike", (0.08, 1) for "deit".
+        normalisation: Normalisation of every view.
         image_size: (height, width) in pixels.
-        blur: range of the blur's radius in pixels of the view, as published for crops of 224 and 96 pixels alike.
-            Images much smaller than that would lose all detail: scale it with side / 224. Not used by "deit".
-        hflip: probability of mirroring left and right.
-        jitter_prob: probability of changing the colours. Not used by "deit".
-        resize: how images of another shape than `image_size` are brought to it before they are cropped; see
-            `transforms.fitted`.
+        blur: Range of the blur's radius in pixels of the view, published for crops of 224 and 96 pixels alike. Much
+            smaller images would lose all detail: scale it with side / 224. Not used by "deit".
+        hflip: Probability of mirroring left and right.
+        jitter_prob: Probability of changing the colours. Not used by "deit".
+        resize: Way to give images the shape of `image_size` before they are cropped; see `transforms.fit_shape`.
 
     Raises:
-        UserError: there is no global crop, or a value is out of range.
+        UserError: There is no global crop, or a value is out of range.
 
     Example:
         >>> views = crop_views("dino", [Crops(2, 224), Crops(8, 96)], Normalisation())
@@ -215,7 +213,9 @@ def _check(pipeline: str, groups: Sequence[Crops], image_size: Size, blur: tuple
     if pipeline not in get_args(Pipeline):
         raise UserError(f"the pipeline of crops is {pipeline!r}; expected dino, alike or deit.")
     if not groups or groups[0].count < 1:
-        raise UserError("there is no global crop, and the teacher sees only those: ask for at least one, better two.")
+        raise UserError(
+            "there is no global crop, and the teacher sees only global crops: give at least one, better two."
+        )
     for crops in groups:
         size, (low, high) = crops.sides or image_size, crops.scale or LOCAL_SCALE
         if crops.count < 0 or min(size) < 1:

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from paucal.data.channels.planes import RGB, moments_of, pixels_of
-from paucal.data.decoded.entry import MappedStore
-from paucal.data.images import ImageSet, locate
+from paucal.data.channels.pixels import RGB, moments_of, pixels_of
+from paucal.data.decoded.on_disk import MappedStore
+from paucal.data.images import ImageSet
+from paucal.data.stores import locate
 
 # A channel that never varies would be divided by zero; this is about two and a half of 255 grey levels.
 _SMALLEST_STD = 0.01
@@ -19,7 +20,7 @@ _SMALLEST_STD = 0.01
 
 @dataclass(frozen=True)
 class Normalisation:
-    """Moments of the pixels, with values in [0, 1], one entry per channel.
+    """Mean and standard deviation of the pixels in [0, 1], for each channel.
 
     The defaults are ImageNet's, which the DrLoc experiments use for every data set.
     """
@@ -33,8 +34,8 @@ class Normalisation:
 
     def apply(self, image: Image.Image) -> Tensor:
         """Return an image as a normalised (C, H, W) float tensor."""
-        # Bytes are moved before they become floats, and one subtraction and one product do the rest: three
-        # times as fast as the plain formula on interleaved floats.
+        # Bytes are transposed before they become floats, and one subtraction and one product follow: three times as
+        # fast as the plain formula on interleaved floats.
         pixels = torch.from_numpy(np.array(pixels_of(image))).permute(2, 0, 1).contiguous().float()
         mean, factor = self._factors
         return pixels.sub_(mean).mul_(factor)
@@ -58,9 +59,9 @@ class Normalisation:
         return (views * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8)
 
     def shown(self, views: Tensor) -> Tensor:
-        """Return normalised (N, C, H, W) views as (N, 3, H, W) uint8 pixels for people: the first three channels.
+        """Return the first three channels of normalised (N, C, H, W) views as (N, 3, H, W) uint8 pixels.
 
-        A single channel is grey, a missing one black.
+        A single channel is grey; missing channels are black.
         """
         pixels = self.undo(views)[:, :RGB]
         if pixels.shape[1] == 1:
@@ -69,17 +70,16 @@ class Normalisation:
 
 
 def compute_normalisation(image_set: ImageSet, indices: NDArray[np.int64], max_images: int = 1000) -> Normalisation:
-    """Measure the moments over images spread evenly over `indices` (in shards: in runs); every image counts the same.
+    """Measure mean and standard deviation over images spread over `indices`; every image has the same weight.
 
-    The standard deviation is that of all pixels about the common mean (not the mean of the images' own), and
-    is at least 0.01.
+    The standard deviation is that of all pixels about the common mean (not the mean over images), and at least 0.01.
 
     Raises:
-        ValueError: there are no indices.
-        UnreadableImage: an image cannot be decoded.
+        ValueError: There are no indices.
+        UnreadableImage: An image cannot be decoded.
     """
     if len(indices) == 0:
-        raise ValueError("no images to measure the normalisation on")
+        raise ValueError("there are no images to measure the normalisation on")
     chosen = image_set.sample(max_images, indices)
     moments = np.zeros((2, image_set.reading.channels))
     for index in chosen:

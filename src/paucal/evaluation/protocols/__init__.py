@@ -1,1 +1,1 @@
-"""Frozen backbones judged as the papers do: k-NN, linear probe, logistic suite, correspondence, few labels."""
+"""Evaluation of frozen backbones as in the papers: k-NN, linear probe, logistic suite, correspondence, few labels."""

@@ -1,16 +1,18 @@
-"""A linear classifier on frozen features, and what may be asked of the features before one is fitted."""
+"""A linear classifier on frozen features, checks of what it is fitted to, and folds for cross-validation."""
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from paucal.metrics.measures import value_of
-from paucal.metrics.named import MetricName, measure_of
+from paucal.data.randomness import derive_seed
+from paucal.metrics.measures import MetricName, measure_of, value_of
 from paucal.types import UserError
 from paucal.wording import counted
 
-HELD = 1 << 22  # values looked at together, so that no second copy of all features is made
+CHUNK = 1 << 22  # values that are checked or converted at once, so that no second copy of all features is made
+FOLDS = 5
 
 
 @dataclass(frozen=True)
@@ -18,10 +20,10 @@ class LinearClassifier:
     """Weights and biases.
 
     Attributes:
-        weight: (K, D).
-        bias: (K,); minus infinity for a class that was not among the training labels.
-        iterations: of the solver.
-        converged: whether it stopped for a small gradient and not for the number of iterations.
+        weight: (K, D) weights.
+        bias: (K,) biases; minus infinity for a class that was not among the training labels.
+        iterations: Iterations of the solver.
+        converged: Whether the solver stopped for a small gradient and not at its limit of iterations.
     """
 
     weight: Tensor
@@ -32,12 +34,12 @@ class LinearClassifier:
     def scores(self, features: Tensor) -> Tensor:
         """Return (N, K) scores of (N, D) features, in the classifier's precision and on its device."""
         # The device first: MPS has no float64 to convert to before the way to the CPU.
-        own = (part.to(self.weight.device).to(self.weight.dtype) for part in pieces(features))
-        return torch.cat([part @ self.weight.T + self.bias for part in own])
+        converted = (part.to(self.weight.device).to(self.weight.dtype) for part in pieces(features))
+        return torch.cat([part @ self.weight.T + self.bias for part in converted])
 
 
 def validation_score(classifier: LinearClassifier, features: Tensor, labels: Tensor, metric: MetricName) -> float:
-    """Return the score of a classifier on (N, D) features; not a number where it has diverged."""
+    """Return the score of a classifier on (N, D) features; NaN where it has diverged."""
     scores = classifier.scores(features).cpu()
     trained = ~classifier.bias.isneginf().cpu()
     if not bool(torch.isfinite(scores[:, trained]).all()):
@@ -45,23 +47,61 @@ def validation_score(classifier: LinearClassifier, features: Tensor, labels: Ten
     return value_of(measure_of(metric, scores, labels.cpu()), len(labels))
 
 
+def to_double(values: Tensor) -> Tensor:
+    """Return values in float64, on their device or, from MPS, which has no such numbers, on the CPU."""
+    return (values.cpu() if values.device.type == "mps" else values).double()
+
+
+def draw_folds(labels: Tensor, seed: int = 0, folds: int = FOLDS) -> list[tuple[Tensor, Tensor]]:
+    """Return the rows to fit on and the rows to score on of each fold, both ascending.
+
+    Each class is spread evenly over the folds (Kohavi 1995, "A study of cross-validation and bootstrap for accuracy
+    estimation and model selection").
+
+    Args:
+        labels: (N,) int64 classes; or (N, K) for several labels, whose images are dealt out without regard to classes.
+        seed: Seed of the draw.
+        folds: Number of folds; fewer where there are fewer images.
+
+    Raises:
+        UserError: Fewer than two classes have two images, so that a fold could hold a single class.
+    """
+    if labels.ndim == 1 and int((labels.unique(return_counts=True)[1] > 1).sum()) < 2:
+        raise UserError(
+            "without validation images the training images are cross-validated, which takes two classes of two images "
+            "or more: give more images, or --val-fraction 0.1."
+        )
+    order = np.random.default_rng(derive_seed(seed, len(labels))).permutation(len(labels))
+    if labels.ndim == 1:  # class by class, so that the images of each are dealt out in turn
+        order = order[np.argsort(labels.cpu().numpy()[order], kind="stable")]
+    turn = torch.empty(len(labels), dtype=torch.int64)
+    turn[torch.from_numpy(order)] = torch.arange(len(labels)) % min(folds, len(labels))
+    return [((turn != fold).nonzero()[:, 0], (turn == fold).nonzero()[:, 0]) for fold in range(int(turn.max()) + 1)]
+
+
+def take_rows(data: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the given rows of features and labels, which may be on any device."""
+    features, labels = data
+    return features[rows.to(features.device)], labels[rows.to(labels.device)]
+
+
 def require_classes(labels: Tensor, what: str = "the training images") -> None:
     """Refuse (N,) labels of a single class.
 
     Raises:
-        UserError: there is nothing to tell apart.
+        UserError: There are fewer than two classes.
     """
-    found = labels.unique().tolist()
-    if len(found) < 2:
+    count = len(labels.unique())
+    if count < 2:
         raise UserError(
-            f"{what} have {counted(len(found), 'class', 'classes')}, and a classifier needs at least two: "
+            f"{what} have {counted(count, 'class', 'classes')}, and a classifier needs at least two: "
             "add images of others."
         )
 
 
 def rows_at_once(dim: int) -> int:
-    """Return how many rows of so many channels make a piece of features."""
-    return max(1, HELD // max(1, dim))
+    """Return how many rows of `dim` channels are handled at once."""
+    return max(1, CHUNK // max(1, dim))
 
 
 def pieces(features: Tensor) -> tuple[Tensor, ...]:
@@ -70,15 +110,15 @@ def pieces(features: Tensor) -> tuple[Tensor, ...]:
 
 
 def count_broken(features: Tensor) -> int:
-    """Return how many rows of (N, D) features hold a value that is no finite number."""
+    """Return how many rows of (N, D) features hold a value that is not finite."""
     return sum(int((~torch.isfinite(part).all(1)).sum()) for part in pieces(features))
 
 
 def require_finite(features: Tensor, what: str) -> None:
-    """Refuse features that are no numbers.
+    """Refuse features that are NaN or infinite.
 
     Raises:
-        UserError: some are not finite.
+        UserError: Some are not finite.
     """
     broken = count_broken(features)
     if broken:
@@ -92,7 +132,7 @@ def require_same_width(train: Tensor, test: Tensor) -> None:
     """Refuse features of two models.
 
     Raises:
-        UserError: they have different numbers of channels.
+        UserError: They have different numbers of channels.
     """
     if train.shape[1] != test.shape[1]:
         raise UserError(

@@ -8,13 +8,18 @@ geometry of any two views, and grids may have any shape.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
+from torchvision.transforms import v2
 
 from paucal.backbones.features import FeatureBackbone
-from paucal.evaluation.protocols.double import in_double
+from paucal.data.views.augmentation import RESAMPLING, Augmentation
+from paucal.data.views.transforms import EvalTransform, TrainTransform, ViewTransform, cover_size
+from paucal.evaluation.protocols.classifier import to_double
 from paucal.types import Batch, UserError
 
 TOP = 10  # pairs scored per image, the most similar ones
@@ -26,10 +31,10 @@ class Matches:
     """What became of the cells of B images.
 
     Attributes:
-        cells: (B, N) the cell of the second view that each of the first takes, row by row.
-        similarity: (B, N) their cosine.
-        order: (B, N) the cells of the first view by falling similarity; those without a truth are last.
-        accuracy: (B,) share of the scored pairs that are right; no number where no pair has a truth.
+        cells: (B, N) most similar cell of the second view for each cell of the first, row by row.
+        similarity: (B, N) cosines of these pairs.
+        order: (B, N) cells of the first view by falling similarity; those without a true match are last.
+        accuracy: (B,) share of the scored pairs that are right; NaN if no pair has a true match.
         distance: (B,) mean distance of the scored pairs in pixels of the second view.
     """
 
@@ -57,8 +62,8 @@ def true_positions(first: Tensor, second: Tensor, grid: Size) -> Tensor:
 
     Args:
         first: (B, 2, 3) geometry of the first views, as `types.Batch.geometry` defines it.
-        second: (B, 2, 3) of the second views.
-        grid: (rows, columns) of the first views.
+        second: (B, 2, 3) geometry of the second views.
+        grid: (rows, columns) of the first views' cells.
 
     Returns:
         (B, N, 2) positions (x, y) in the second view; outside of [-1, 1] where it does not show the place.
@@ -77,7 +82,7 @@ def match_cells(first: Tensor, second: Tensor, positions: Tensor, image_size: Si
         positions: (B, h * w, 2) of the first view's cells in the second, as `true_positions` gives them; the truth is
             the cell that holds the position, and cells whose position lies outside are not scored.
         image_size: (height, width) of the second view in pixels.
-        top: pairs scored; fewer where fewer have a truth.
+        top: Pairs scored; fewer where fewer have a truth.
     """
     rows, columns = second.shape[2:]
     cosine = _unit_cells(first) @ _unit_cells(second).transpose(1, 2)
@@ -91,7 +96,7 @@ def match_cells(first: Tensor, second: Tensor, positions: Tensor, image_size: Si
     scored = seen.gather(1, chosen)
     across = (cells % columns - true_column).gather(1, chosen) * (image_size[1] / columns)
     down = (cells // columns - true_row).gather(1, chosen) * (image_size[0] / rows)
-    distance = torch.hypot(in_double(across), in_double(down))
+    distance = torch.hypot(to_double(across), to_double(down))
     scored = scored.to(distance.device)
     count = scored.sum(1)
     return Matches(
@@ -113,11 +118,11 @@ def correspond(
     """Return the accuracy and the distance error in pixels of every image, from the last grid after the final norm.
 
     Args:
-        backbone: in evaluation mode, on `device`.
-        loader: batches of two views with their geometry.
-        device: where to compute.
-        top: pairs scored per image.
-        progress: called with the number of images done.
+        backbone: Backbone in evaluation mode, on `device`.
+        loader: Batches of two views with their geometry.
+        device: Device to compute on.
+        top: Pairs scored per image.
+        progress: Called with the number of images done.
 
     Returns:
         Two (N,) float64 tensors on the CPU.
@@ -139,7 +144,7 @@ def correspond(
             positions = true_positions(batch.geometry[0], batch.geometry[1], (first.shape[2], first.shape[3]))
             size = (batch.views[1].shape[2], batch.views[1].shape[3])
             found = match_cells(first, second, positions.to(first.device), size, top)
-            accuracy.append(in_double(found.accuracy).cpu())
+            accuracy.append(to_double(found.accuracy).cpu())
             distance.append(found.distance.cpu())
             done += len(batch)
             if progress is not None:
@@ -155,3 +160,59 @@ def _middles(count: int) -> Tensor:
 
 def _unit_cells(grid: Tensor) -> Tensor:
     return F.normalize(grid.flatten(2).transpose(1, 2), dim=2)
+
+
+Change = Literal["mirror", "crop"]
+# Brightness, contrast, saturation, hue: the published program's, as is the chance of it.
+_JITTER, _JITTERED = (0.4, 0.4, 0.2, 0.1), 0.8
+_CROPPED_AREA = (0.4, 0.6)
+
+
+def second_view(change: Change, first: EvalTransform) -> ViewTransform:
+    """Return the transform of the second view; the first is the plain one.
+
+    Args:
+        change: "mirror" is the published one: mirrored always, colours jittered with probability 0.8, grey always (as
+            the program has it; the paper says nothing of always). "crop" takes a box of 40 to 60 % of the image,
+            mirrored or not, jittered with probability 0.8, grey with 0.2.
+        first: The transform of the first view.
+    """
+    return MirroredView(first) if change == "mirror" else CroppedView(first)
+
+
+class MirroredView:
+    """The first view in a mirror, in other colours; randomness from torch's global generator."""
+
+    def __init__(self, first: EvalTransform) -> None:
+        self._first, self._colours = first, _colours(grey=1.0)
+
+    def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
+        """Return the (3, H, W) view and its (2, 3) geometry."""
+        view, theta = self._first(self._colours(_reduced(image, self._first)))
+        theta[0, 0] = -theta[0, 0]
+        return torch.flip(view, [2]), theta
+
+
+class CroppedView:
+    """A part of the image, mirrored or not, in other colours; randomness from torch's global generator."""
+
+    def __init__(self, first: EvalTransform) -> None:
+        self._first, self._colours = first, _colours(grey=0.2)
+        crop = Augmentation(scale=_CROPPED_AREA, rand_augment=None, erase_prob=0.0, interpolation=first.interpolation)
+        self._crop = TrainTransform(first.size, crop, first.normalisation, resize=first.resize)
+
+    def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
+        """Return the (3, H, W) view and its (2, 3) geometry."""
+        return self._crop(self._colours(_reduced(image, self._first)))
+
+
+def _colours(grey: float) -> v2.Compose:
+    return v2.Compose([v2.RandomApply([v2.ColorJitter(*_JITTER)], p=_JITTERED), v2.RandomGrayscale(grey)])
+
+
+def _reduced(image: Image.Image, first: EvalTransform) -> Image.Image:
+    """Return a large photo at twice the size of the view: colours are changed in a tenth of the time."""
+    height, width = cover_size(image, (2 * first.size[0], 2 * first.size[1]))
+    if height >= image.height:
+        return image
+    return image.resize((width, height), RESAMPLING[first.interpolation])

@@ -6,7 +6,7 @@ its images have several classes each, the others as published sets of `data/name
 
 from dataclasses import dataclass
 
-from paucal.metrics.named import MetricName
+from paucal.metrics.measures import MetricName
 
 
 @dataclass(frozen=True)
@@ -14,13 +14,13 @@ class Table9Set:
     """One of the data sets.
 
     Attributes:
-        title: its name for people.
-        classes: as the paper counts them.
-        train: images to train on, validation included.
-        test: images to report on.
-        metric: what is reported.
-        source: where it comes from.
-        note: what differs.
+        title: Name for people.
+        classes: Number of classes, as the paper counts them.
+        train: Number of images to train on, validation included.
+        test: Number of images to report on.
+        metric: Reported metric.
+        source: Place to get it from.
+        note: Difference from the paper.
     """
 
     title: str
@@ -94,7 +94,7 @@ TABLE9: dict[str, Table9Set] = {
         3_783,
         "accuracy",
         "the UCF101 page",
-        note="videos, of which the middle frames are judged; the first of three official splits",
+        note="videos, of which the middle frames are used; the first of three official splits",
     ),
     "hateful_memes": Table9Set(
         "Hateful Memes",

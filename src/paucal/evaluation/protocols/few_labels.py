@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paucal.data.randomness import derive_seed
-from paucal.evaluation.protocols.classifier import pieces, require_finite, require_same_width
-from paucal.evaluation.protocols.double import in_double
+from paucal.evaluation.protocols.classifier import pieces, require_finite, require_same_width, to_double
 from paucal.evaluation.protocols.logistic import DEFAULT, Solver, fit_logistic
 from paucal.metrics.measures import hits
 
@@ -24,9 +23,9 @@ class Few:
     """Results with one number of labels.
 
     Attributes:
-        per_class: labels of each class; a class with fewer gives all it has.
-        hits: (repeats, N) of the test images.
-        margins: (repeats, N) score of the second class above the first, where there are two; else empty.
+        per_class: Labels of each class; a class with fewer gives all it has.
+        hits: (repeats, N) hits of the test images.
+        margins: (repeats, N) margin: score of the second class above the first, for two classes; else empty.
     """
 
     per_class: int
@@ -44,8 +43,8 @@ def draw_few(labels: Tensor, per_class: int, seed: int) -> Tensor:
 
     Args:
         labels: (N,) int64.
-        per_class: a class with fewer images gives all of them.
-        seed: of the draw.
+        per_class: A class with fewer images gives all of them.
+        seed: Seed of the draw.
     """
     rows = []
     for label in labels.unique().tolist():
@@ -67,19 +66,19 @@ def few_label_curve(
 ) -> list[Few]:
     """Fit a logistic regression to a few labels, several times with other labels, and score the test images.
 
-    Nothing is selected, since whoever has one label per class has none to validate with: the labelled features are
+    Nothing is selected, since with one label per class there is none to validate with: the labelled features are
     centred, divided by their root mean square, and lambda is 1. Numbers of labels beyond the largest class are left
     out.
 
     Args:
         train: (N, D) features and (N,) labels to draw from.
-        test: the same of the test images.
+        test: The same of the test images.
         n_classes: K.
-        per_class: numbers of labels.
-        repeats: draws of each.
-        seed: of the draws; every model sees the same images.
-        solver: backend and when to stop.
-        progress: called with (fits done, all).
+        per_class: Numbers of labels.
+        repeats: Draws of each.
+        seed: Seed of the draws; every model sees the same images.
+        solver: Backend and when to stop.
+        progress: Called with (fits done, all).
 
     Raises:
         UserError: features that are no finite numbers or of different models, or a single class.
@@ -103,9 +102,9 @@ def few_label_curve(
 
 
 def _scores(train: tuple[Tensor, Tensor], chosen: Tensor, test: Tensor, n_classes: int, solver: Solver) -> Tensor:
-    features, labels = in_double(train[0][chosen]), train[1][chosen.to(train[1].device)]
+    features, labels = to_double(train[0][chosen]), train[1][chosen.to(train[1].device)]
     centre = features.mean(0)
     scale = (features - centre).square().mean().sqrt().clamp(min=1e-12)
     classifier = fit_logistic((features - centre) / scale, labels, n_classes, STRENGTH, solver)
-    scores = [classifier.scores((in_double(part) - centre) / scale) for part in pieces(test)]
+    scores = [classifier.scores((to_double(part) - centre) / scale) for part in pieces(test)]
     return torch.cat(scores).cpu()

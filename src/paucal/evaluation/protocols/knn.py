@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paucal.evaluation.protocols.double import in_double
+from paucal.evaluation.protocols.classifier import to_double
 
 TEMPERATURE = 0.07
 NEIGHBOURS = (10, 20, 100, 200)
@@ -34,10 +34,10 @@ def knn_scores(
     Args:
         train: (N, D) features of any float type.
         labels: (N,) in [0, n_classes).
-        test: (M, D).
+        test: (M, D) features.
         n_classes: K.
-        neighbours: values of k; those above N become N, once.
-        temperature: of the votes.
+        neighbours: Values of k; those above N become N, once.
+        temperature: Temperature of the votes.
 
     Returns:
         k to (M, K) float64 votes, on the CPU.
@@ -49,7 +49,7 @@ def knn_scores(
         raise ValueError(f"expected training images and k >= 1, got {len(train)} and {list(neighbours)}")
     used = clamped(neighbours, len(train))
     similarity, index = nearest(train, test, max(used))
-    votes = (in_double(similarity) / temperature).exp()
+    votes = (to_double(similarity) / temperature).exp()
     index = index.to(votes.device)
     classes = labels.to(votes.device)[index]
     empty = votes.new_zeros(len(test), n_classes)
@@ -73,9 +73,9 @@ def nearest(train: Tensor, test: Tensor, k: int, chunk: int = CHUNK) -> tuple[Te
 
     Args:
         train: (N, D), k <= N.
-        test: (M, D).
-        k: neighbours.
-        chunk: similarities held at once.
+        test: (M, D) features.
+        k: Number of neighbours.
+        chunk: Similarities held at once.
 
     Returns:
         (M, k) float32 cosines and (M, k) int64 rows.

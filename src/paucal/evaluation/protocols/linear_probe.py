@@ -2,31 +2,45 @@
 
 The published program trains one rate per run (momentum 0.9, no weight decay, 100 epochs, cosine per epoch to 0, rate
 times batch / 256, weights from N(0, 0.01)) and reports the best epoch on the images it reports on. Here every rate of
-a grid is trained on the same batches at once, the best at the last epoch is chosen on validation images, a layer of
-that rate is trained on training and validation images together, and the test images are seen once.
+a grid is trained on the same batches at once, the best at the last epoch is chosen on validation images (or by
+cross-validation), a layer of that rate is trained on training and validation images together, and the test images are
+seen once.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import DataLoader
 
+from paucal.data.dataset import SampleKey, ViewDataset, collate
+from paucal.data.images import ImageSet
+from paucal.data.randomness import derive_seed
+from paucal.data.views.augmentation import Augmentation
+from paucal.data.views.transforms import TrainTransform
 from paucal.evaluation.protocols.classifier import (
     LinearClassifier,
+    draw_folds,
     require_finite,
     require_same_width,
+    take_rows,
     validation_score,
 )
-from paucal.metrics.measures import best_of
-from paucal.metrics.named import MetricName
+from paucal.evaluation.protocols.features import Advance, Extraction, FeatureKind, FeatureReader
+from paucal.metrics.measures import MetricName, best_of
+from paucal.models.frozen import FrozenBackbone
 from paucal.types import UserError
 
 # The published runs used 0.001 (default, Swin-B), 0.003 (Swin-S) and 0.01 (ResNet-50) per 256 images.
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0)
-Batches = Callable[[int], Iterator[tuple[Tensor, Tensor]]]
+# The published augmentation: torchvision's crop of 8 to 100 % (bilinear) and mirroring, nothing else.
+PROBE_AUGMENTATION = Augmentation(rand_augment=None, erase_prob=0.0, interpolation="bilinear")
+Batches = Callable[[int], Iterator[tuple[Tensor, Tensor]]]  # from an epoch to its (B, D) features and (B,) labels
 
 
 @dataclass(frozen=True)
@@ -34,12 +48,12 @@ class ProbeSettings:
     """The published schedule.
 
     Attributes:
-        rates: peak learning rates per 256 images.
-        epochs: passes over the training images.
-        batch: images per step; the published command has 4 x 256.
-        momentum: of SGD.
-        deviation: of the first weights.
-        seed: of the first weights and of the order of the images.
+        rates: Peak learning rates per 256 images.
+        epochs: Passes over the training images.
+        batch: Images per step; the published command has 4 x 256.
+        momentum: Momentum of SGD.
+        deviation: Standard deviation of the first weights.
+        seed: Seed of the first weights and of the order of the images.
     """
 
     rates: Sequence[float] = RATES
@@ -66,13 +80,13 @@ def for_images(settings: ProbeSettings, n_images: int) -> ProbeSettings:
 
 
 @dataclass(frozen=True)
-class Probed:
-    """The outcome.
+class FittedProbe:
+    """A linear probe with the learning rate that scored highest.
 
     Attributes:
-        classifier: of the best rate, trained on training and validation images.
-        rate: the best one, per 256 images.
-        scores: validation score of every rate.
+        classifier: Classifier of the best rate, trained on training and validation images.
+        rate: Best learning rate per 256 images.
+        scores: Validation score of every rate.
     """
 
     classifier: LinearClassifier
@@ -91,15 +105,15 @@ def epoch_seed(seed: int, epoch: int) -> int:
 
 
 def cached_batches(features: Tensor, labels: Tensor, settings: ProbeSettings, rows: Tensor | None = None) -> Batches:
-    """Return shuffled batches of features that were extracted once, of given rows or of all."""
+    """Return shuffled batches of the given rows, or of all rows, of features that were extracted once."""
     labels = labels.to(features.device)
     rows = torch.arange(len(features)) if rows is None else rows
 
     def epoch_of(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         generator = torch.Generator().manual_seed(epoch_seed(settings.seed, epoch))
-        for some in torch.randperm(len(rows), generator=generator).split(settings.batch):
-            chosen = rows[some].to(features.device)
-            yield features[chosen].float(), labels[chosen]
+        for places in torch.randperm(len(rows), generator=generator).split(settings.batch):
+            batch = rows[places].to(features.device)
+            yield features[batch].float(), labels[batch]
 
     return epoch_of
 
@@ -109,16 +123,16 @@ def train_probes(
     dim: int,
     n_classes: int,
     settings: ProbeSettings,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Advance | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Train one linear layer per learning rate, all on the same batches.
 
     Args:
-        batches: from the number of an epoch to its (B, D) features and (B,) labels.
+        batches: Batches of each epoch.
         dim: D.
         n_classes: K.
-        settings: the schedule; the rate is scaled by `settings.batch` also where a batch is smaller.
-        progress: called after every epoch with (done, all).
+        settings: Schedule; the rate is scaled by `settings.batch`, also for a smaller batch.
+        progress: Called after every epoch with (done, all).
 
     Returns:
         (G, K, D) weights and (G, K) biases of the G rates.
@@ -146,49 +160,118 @@ def fit_probe(
     n_classes: int,
     settings: ProbeSettings,
     metric: MetricName = "accuracy",
-    progress: Callable[[int, int], None] | None = None,
-) -> Probed:
+    progress: Advance | None = None,
+) -> FittedProbe:
     """Train all rates, choose the one with the highest validation score, then train it on both parts together.
 
     Args:
-        train: from the number of an epoch to features and labels of the training images.
-        both: the same of training and validation images.
+        train: Batches of the training images.
+        both: Batches of training and validation images.
         val: (N, D) features and (N,) labels of the validation images.
         n_classes: K.
-        settings: the schedule, the same for both trainings.
-        metric: what is highest at the best rate; of equal ones the lower rate wins.
-        progress: called after every epoch with (done, all).
+        settings: Schedule of both trainings.
+        metric: Metric that is highest at the best rate; of equal scores the lower rate wins.
+        progress: Called after every epoch with (done, all).
 
     Raises:
-        UserError: there are no validation images, or features that are no finite numbers.
+        UserError: There are no validation images, or a feature is not finite.
     """
-    if not len(val[0]):
+    features, dim = val[0], val[0].shape[1]
+    if not len(features):
         raise UserError("there are no validation images to choose the learning rate with: give --val-fraction 0.1.")
-    require_finite(val[0], "validation images")
-    trained = _trained(train, val[0].shape[1], n_classes, settings, progress, 0)
-    require_same_width(trained[0].weight, val[0])
-    values = [validation_score(probe, *val, metric) for probe in trained]
-    best = settings.rates[best_of(values)]
-    (last,) = _trained(both, val[0].shape[1], n_classes, replace(settings, rates=(best,)), progress, settings.epochs)
-    return Probed(last, best, dict(zip(settings.rates, values, strict=True)))
+    require_finite(features, "validation images")
+    weights, biases = train_probes(train, dim, n_classes, settings, _part_of(progress, 0, 2))
+    require_same_width(weights[0], features)
+    values = [validation_score(LinearClassifier(*pair), *val, metric) for pair in zip(weights, biases, strict=True)]
+    rate = settings.rates[best_of(values)]
+    weight, bias = train_probes(both, dim, n_classes, replace(settings, rates=(rate,)), _part_of(progress, 1, 2))
+    return FittedProbe(LinearClassifier(weight[0], bias[0]), rate, dict(zip(settings.rates, values, strict=True)))
 
 
-def _trained(
+def fit_probe_by_folds(
+    train: tuple[Tensor, Tensor],
     batches: Batches,
-    dim: int,
     n_classes: int,
     settings: ProbeSettings,
-    progress: Callable[[int, int], None] | None,
-    before: int,
-) -> list[LinearClassifier]:
-    """Return a classifier per rate; progress counts on from the epochs of the training before."""
+    metric: MetricName = "accuracy",
+    progress: Advance | None = None,
+) -> FittedProbe:
+    """Choose the learning rate by cross-validation within the training images, then train it on all of them.
 
-    def advance(done: int, total: int) -> None:
-        if progress is not None:
-            progress(before + done, 2 * total)
+    Args:
+        train: (N, D) features of the plain images and (N,) labels, which choose the rate.
+        batches: Batches of the last training, which may be augmented views.
+        n_classes: K.
+        settings: Schedule.
+        metric: Metric whose mean over the folds is highest at the best rate; of equal scores the lower rate wins.
+        progress: Called after every epoch with (done, all).
 
-    weights, biases = train_probes(batches, dim, n_classes, settings, advance)
-    return [LinearClassifier(*pair) for pair in zip(weights, biases, strict=True)]
+    Raises:
+        UserError: There are too few images, or a feature is not finite.
+    """
+    features, labels = train
+    require_finite(features, "training images")
+    folds = draw_folds(labels, settings.seed)
+    dim, trainings, scores = features.shape[1], len(folds) + 1, []
+    for number, (rows, held_out) in enumerate(folds):
+        schedule = for_images(settings, len(rows))
+        fold = cached_batches(features, labels, schedule, rows)
+        weights, biases = train_probes(fold, dim, n_classes, schedule, _part_of(progress, number, trainings))
+        probes = [LinearClassifier(*pair) for pair in zip(weights, biases, strict=True)]
+        scores.append([validation_score(probe, *take_rows(train, held_out), metric) for probe in probes])
+    means = np.mean(scores, axis=0).tolist()
+    rate = settings.rates[best_of(means)]
+    last = replace(settings, rates=(rate,))
+    weight, bias = train_probes(batches, dim, n_classes, last, _part_of(progress, len(folds), trainings))
+    return FittedProbe(LinearClassifier(weight[0], bias[0]), rate, dict(zip(settings.rates, means, strict=True)))
+
+
+def _part_of(progress: Advance | None, number: int, trainings: int) -> Advance | None:
+    """Return the progress function of one of several trainings, counting on from those before."""
+    return progress and (lambda done, total: progress(number * total + done, trainings * total))
+
+
+def augmented_batches(
+    subject: FrozenBackbone,
+    images: ImageSet,
+    rows: tuple[NDArray[np.int64], Tensor],
+    kind: FeatureKind,
+    settings: ProbeSettings,
+    extraction: Extraction,
+) -> Batches:
+    """Return batches of the features of augmented views, new ones in every epoch.
+
+    Args:
+        subject: Backbone whose features are returned.
+        images: Image set.
+        rows: (N,) positions in the set and (N,) labels.
+        kind: Kind of features.
+        settings: Seed and images per step.
+        extraction: Workers and images per forward pass.
+    """
+    indices, labels = rows
+    plain = subject.preprocessing.transform()
+    transform = TrainTransform(plain.size, PROBE_AUGMENTATION, plain.normalisation, resize=plain.resize)
+    dataset = ViewDataset(images, [(transform, 1)], settings.seed, labels=False)
+    label_of = dict(zip(indices.tolist(), labels.tolist(), strict=True))
+
+    def epoch_of(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        order = np.random.default_rng(derive_seed(settings.seed, epoch)).permutation(indices)
+        keys = [SampleKey(epoch, int(index)) for index in order]
+        batches = [keys[first : first + settings.batch] for first in range(0, len(keys), settings.batch)]
+        loader = DataLoader(dataset, batch_sampler=batches, num_workers=extraction.workers, collate_fn=collate)
+        reader = FeatureReader(subject.backbone, [kind])
+        try:
+            for batch in loader:
+                parts = batch.views[0].split(extraction.batch_size)
+                with torch.inference_mode():
+                    features = torch.cat([reader(part.to(subject.device))[0].float() for part in parts])
+                targets = torch.tensor([label_of[index] for index in batch.ids.tolist()], device=features.device)
+                yield features.clone(), targets
+        finally:
+            reader.close()
+
+    return epoch_of
 
 
 class _State:
@@ -202,7 +285,7 @@ class _State:
         self._moved = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
 
     def step(self, features: Tensor, labels: Tensor, share: float) -> None:
-        """One step of SGD with momentum for every rate, which is `share` times its own."""
+        """Make one step of SGD with momentum for every rate, scaled by `share`."""
         count, width = self.bias.shape
         logits = (features @ self.weight.flatten(0, 1).T).view(-1, count, width) + self.bias
         error = (logits.softmax(2) - F.one_hot(labels, width)[:, None]) / len(features)

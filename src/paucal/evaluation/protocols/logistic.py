@@ -1,38 +1,53 @@
 """Logistic regression on frozen features with an L2 penalty (EsViT, section 4.1 and appendix; after CLIP).
 
-What is minimised is sum of cross-entropies + lambda / 2 * |W|^2, the bias free, by L-BFGS with at most 1000 iterations.
-scikit-learn does it on the CPU (its C is 1 / lambda), `logistic_torch.py` on a GPU; with two classes both fit one
-vector of weights, as scikit-learn does, since the penalty of two would be another one.
+The objective is sum of cross-entropies + lambda / 2 * |W|^2, the bias free, minimised by L-BFGS with at most 1000
+iterations: by scikit-learn on the CPU (its C is 1 / lambda), or by torch, which can run on a GPU and reaches the same
+minimum. Torch divides the loss by the number of images, as scikit-learn does, so that one tolerance means the same in
+both. With two classes both fit one vector of weights, as scikit-learn does, since two vectors would be penalised
+differently.
+
+Lambda is chosen by the parametric binary search of the paper. The grid has 8 points per decade from 1e-6 to 1e6, 97 in
+all. Seven of them, two decades apart, are tried first; then the two points at half the distance on both sides of the
+best one so far, until neighbours on the grid have been tried. That is at most 7 + 4 * 2 = 15 fits, and finds the best
+of the grid wherever the score rises to one peak and falls from it.
 """
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from paucal.evaluation.protocols.classifier import (
     LinearClassifier,
+    draw_folds,
     require_classes,
     require_finite,
     require_same_width,
+    take_rows,
+    to_double,
     validation_score,
 )
-from paucal.evaluation.protocols.double import in_double
-from paucal.evaluation.protocols.lambda_search import Searched, search_strength
-from paucal.evaluation.protocols.logistic_torch import fit_independent, fit_softmax
-from paucal.metrics.named import MetricName
+from paucal.metrics.measures import MetricName
 from paucal.types import UserError
 
 MAX_ITERATIONS = 1000
-TOLERANCE = 1e-4  # on the largest entry of the gradient of the mean loss, scikit-learn's own
+TOLERANCE = 1e-4  # scikit-learn's default
+HISTORY = 10  # pairs of differences that L-BFGS keeps, as in SciPy
+_STALLED = 1e-16  # a smaller change of the mean loss is rounding
+PER_DECADE = 8
+LOWEST, HIGHEST = -6, 6  # decades of lambda
+POINTS = (HIGHEST - LOWEST) * PER_DECADE + 1
+COARSE = 2 * PER_DECADE
+
 Backend = Literal["sklearn", "torch"]
-Fit = tuple[Tensor, Tensor, int, bool]
+Fit = tuple[Tensor, Tensor, int, bool]  # weights, biases, iterations, whether the tolerance was reached
 
 
 @dataclass(frozen=True)
@@ -40,9 +55,9 @@ class Solver:
     """How a fit is computed.
 
     Attributes:
-        backend: "sklearn" on the CPU, "torch" where the features are.
-        max_iterations: of L-BFGS.
-        tolerance: on the largest entry of the gradient of the mean loss.
+        backend: "sklearn" on the CPU, or "torch" on the device of the features.
+        max_iterations: Most iterations of L-BFGS.
+        tolerance: Largest entry of the gradient of the mean loss at which the fit stops.
     """
 
     backend: Backend = "sklearn"
@@ -53,47 +68,221 @@ class Solver:
 DEFAULT = Solver()
 
 
+@dataclass(frozen=True)
+class SearchResult:
+    """The outcome of a search for lambda.
+
+    Attributes:
+        best: Position on the grid.
+        scores: Score by position, of the points that were tried, in the order of trying.
+    """
+
+    best: int
+    scores: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def strength(self) -> float:
+        """The best lambda."""
+        return strength_at(self.best)
+
+
+def strength_at(position: int) -> float:
+    """Return lambda at a position of the grid, 0 to 96.
+
+    Example:
+        >>> strength_at(0), strength_at(48), round(strength_at(49), 4), strength_at(96)
+        (1e-06, 1.0, 1.3335, 1000000.0)
+    """
+    if not 0 <= position < POINTS:
+        raise ValueError(f"expected a position in [0, {POINTS}), got {position}")
+    return 10.0 ** (LOWEST + position / PER_DECADE)
+
+
+def search_strength(score: Callable[[float], float]) -> SearchResult:
+    """Find the lambda of the highest validation score with at most 15 evaluations.
+
+    Of equal scores the larger lambda wins, which is the simpler model. NaN loses.
+
+    Args:
+        score: Function that returns the validation score of a lambda.
+    """
+    tried: dict[int, float] = {}
+
+    def best_after(positions: list[int]) -> int:
+        for position in positions:
+            if 0 <= position < POINTS and position not in tried:
+                value = float(score(strength_at(position)))
+                tried[position] = value if value == value else float("-inf")
+        return max(tried, key=lambda position: (tried[position], position))
+
+    peak = best_after(list(range(0, POINTS, COARSE)))
+    step = COARSE // 2
+    while step:
+        peak = best_after([peak - step, peak + step])
+        step //= 2
+    return SearchResult(peak, tried)
+
+
 def fit_logistic(
     features: Tensor, labels: Tensor, n_classes: int, strength: float, solver: Solver = DEFAULT
 ) -> LinearClassifier:
     """Fit a classifier.
 
     Args:
-        features: (N, D).
-        labels: (N,) in [0, K), of which some classes may be missing; or (N, K) of 1, 0 and -1 (image ignored for that
-            class), then one regression is fitted per class.
+        features: (N, D) features.
+        labels: (N,) in [0, K), some of which may be missing; or (N, K) of 1, 0 and -1 (image ignored for that class),
+            then one regression is fitted per class.
         n_classes: K.
-        strength: lambda.
-        solver: backend and when to stop.
+        strength: Lambda.
+        solver: Backend and stopping rule.
 
     Raises:
-        UserError: features that are no finite numbers, or fewer than two classes.
+        UserError: A feature is not finite, or there are fewer than two classes.
     """
     require_finite(features, "training images")
     if labels.ndim == 2:
-        return _fit_many(features, labels, strength, solver)
+        return _fit_several(features, labels, strength, solver)
     require_classes(labels)
     present, compact = labels.unique(return_inverse=True)
-    fit = _softmax_by_sklearn if solver.backend == "sklearn" else fit_softmax
-    weight, bias, iterations, converged = fit(features, compact, strength, solver.max_iterations, solver.tolerance)
+    if solver.backend == "torch":
+        fit = fit_softmax(features, compact, strength, solver.max_iterations, solver.tolerance)
+    else:
+        fit = _both_classes(_fit_by_sklearn(features, compact, strength, solver))
+    weight, bias, iterations, converged = fit
     all_weights = weight.new_zeros(n_classes, features.shape[1])
     all_biases = bias.new_full((n_classes,), -torch.inf)
     all_weights[present.to(weight.device)], all_biases[present.to(bias.device)] = weight, bias
     return LinearClassifier(all_weights, all_biases, iterations, converged)
 
 
+def _fit_several(features: Tensor, labels: Tensor, strength: float, solver: Solver) -> LinearClassifier:
+    """Fit one logistic function per class to (N, K) labels."""
+    for number, column in enumerate(labels.T):
+        require_classes(column[column >= 0], f"the images labelled for class {number}")
+    if solver.backend == "torch":
+        return LinearClassifier(*fit_independent(features, labels, strength, solver.max_iterations, solver.tolerance))
+    fits = [
+        _fit_by_sklearn(features[labelled], column[labelled], strength, solver)
+        for column in labels.T
+        for labelled in [column >= 0]
+    ]
+    weights, biases, iterations, converged = zip(*fits, strict=True)
+    return LinearClassifier(torch.cat(weights), torch.cat(biases), max(iterations), all(converged))
+
+
+def _fit_by_sklearn(features: Tensor, labels: Tensor, strength: float, solver: Solver) -> Fit:
+    model = LogisticRegression(C=1 / strength, max_iter=solver.max_iterations, tol=solver.tolerance)
+    with warnings.catch_warnings():
+        # Hardly penalised fits of separable classes have no minimum nearby; the limit is the paper's.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(to_double(features).cpu().numpy(), labels.cpu().numpy())
+    iterations = int(np.max(model.n_iter_))
+    weight, bias = torch.from_numpy(model.coef_), torch.from_numpy(model.intercept_)
+    return weight, bias, iterations, iterations < solver.max_iterations
+
+
+def fit_softmax(features: Tensor, labels: Tensor, strength: float, max_iterations: int, tolerance: float) -> Fit:
+    """Fit a softmax over the classes with torch, or one logistic function for two classes.
+
+    Args:
+        features: (N, D) features.
+        labels: (N,) with every class in [0, K) present; on any device.
+        strength: Lambda.
+        max_iterations: Most iterations of L-BFGS.
+        tolerance: Largest entry of the gradient of the mean loss at which the fit stops.
+
+    Returns:
+        (K, D) weights and (K,) biases in float64, the number of iterations, and whether the tolerance was reached.
+    """
+    n_classes = int(labels.max()) + 1
+    features = to_double(features)
+    labels = labels.to(features.device)
+    if n_classes > 2:
+        return _minimise(features, n_classes, strength, lambda z: F.cross_entropy(z, labels), max_iterations, tolerance)
+    targets = labels[:, None].to(features)
+    return _both_classes(
+        _minimise(
+            features, 1, strength, lambda z: F.binary_cross_entropy_with_logits(z, targets), max_iterations, tolerance
+        )
+    )
+
+
+def fit_independent(features: Tensor, labels: Tensor, strength: float, max_iterations: int, tolerance: float) -> Fit:
+    """Fit one logistic function per class with torch, all at once.
+
+    Args:
+        features: (N, D) features.
+        labels: (N, K) of 1, 0 and -1; -1 leaves the image out for that class.
+        strength: Lambda.
+        max_iterations: Most iterations of L-BFGS.
+        tolerance: Largest entry of the gradient of the mean loss at which the fit stops.
+
+    Returns:
+        As `fit_softmax`.
+    """
+    features = to_double(features)
+    labels = labels.to(features.device)
+    targets, labelled = (labels > 0).to(features), (labels >= 0).to(features)
+
+    def loss(logits: Tensor) -> Tensor:
+        return (F.binary_cross_entropy_with_logits(logits, targets, reduction="none") * labelled).sum() / len(labels)
+
+    return _minimise(features, labels.shape[1], strength, loss, max_iterations, tolerance)
+
+
+def _both_classes(fit: Fit) -> Fit:
+    """Split the one vector that two classes share into one per class."""
+    weight, bias, iterations, converged = fit
+    if len(bias) == 1:
+        weight, bias = torch.cat([-weight, weight]) / 2, torch.cat([-bias, bias]) / 2
+    return weight, bias, iterations, converged
+
+
+def _minimise(
+    inputs: Tensor,
+    outputs: int,
+    strength: float,
+    loss: Callable[[Tensor], Tensor],
+    max_iterations: int,
+    tolerance: float,
+) -> Fit:
+    weight = inputs.new_zeros(outputs, inputs.shape[1], requires_grad=True)
+    bias = inputs.new_zeros(outputs, requires_grad=True)
+    optimizer = torch.optim.LBFGS(
+        [weight, bias],
+        max_iter=max_iterations,
+        tolerance_grad=tolerance,
+        tolerance_change=_STALLED,
+        history_size=HISTORY,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        total = loss(inputs @ weight.T + bias) + strength / (2 * len(inputs)) * weight.square().sum()
+        total.backward()
+        return total.detach()
+
+    with torch.enable_grad():
+        optimizer.step(closure)  # type: ignore[arg-type]
+        closure()  # for the gradient at the final point
+    steepest = max(float(p.grad.abs().max()) for p in (weight, bias))  # type: ignore[union-attr]
+    iterations = int(optimizer.state[weight]["n_iter"])
+    return weight.detach(), bias.detach(), iterations, steepest <= tolerance
+
+
 @dataclass(frozen=True)
-class Selected:
-    """A classifier whose lambda was chosen on validation images.
+class SelectedClassifier:
+    """A classifier with the lambda that scored highest.
 
     Attributes:
-        classifier: fitted to the training and validation images together.
-        search: the validation score by lambda.
-        fits: how many were made, the last one included.
+        classifier: Classifier fitted to the training and validation images together.
+        search: Score by lambda.
+        fits: Number of fits, the last one included.
     """
 
     classifier: LinearClassifier
-    search: Searched
+    search: SearchResult
     fits: int
 
 
@@ -103,22 +292,23 @@ def fit_selected(
     n_classes: int,
     metric: MetricName = "accuracy",
     solver: Solver = DEFAULT,
-    search: Callable[[Callable[[float], float]], Searched] = search_strength,
+    search: Callable[[Callable[[float], float]], SearchResult] = search_strength,
     both: tuple[Tensor, Tensor] | None = None,
-) -> Selected:
+) -> SelectedClassifier:
     """Choose lambda on the validation images, then fit to both parts together; test images are never seen.
 
     Args:
         train: (N, D) features and labels as `fit_logistic` takes them.
-        val: the same of the validation images.
+        val: The same of the validation images.
         n_classes: K.
-        metric: what is highest at the best lambda.
-        solver: backend and when to stop.
-        search: how lambda is found.
-        both: the rows of `train` and then of `val`, where they lie in one tensor already, which saves a copy.
+        metric: Metric that is highest at the best lambda.
+        solver: Backend and stopping rule.
+        search: Search for lambda.
+        both: Rows of `train` and then of `val`, if they already lie in one tensor, which saves a copy.
 
     Raises:
-        UserError: no validation images, features of different models or no finite numbers, or a single class.
+        UserError: There are no validation images or a single class, or the features are of different models or not
+            finite.
     """
     if not len(val[0]):
         raise UserError("there are no validation images to choose lambda with: give --val-fraction 0.1.")
@@ -128,38 +318,36 @@ def fit_selected(
     def score(strength: float) -> float:
         return validation_score(fit_logistic(*train, n_classes, strength, solver), *val, metric)
 
-    found = search(score)
+    result = search(score)
     if both is None:
         both = torch.cat([train[0], val[0]]), torch.cat([train[1], val[1]])
-    return Selected(fit_logistic(*both, n_classes, found.strength, solver), found, len(found.scores) + 1)
+    classifier = fit_logistic(*both, n_classes, result.strength, solver)
+    return SelectedClassifier(classifier, result, len(result.scores) + 1)
 
 
-def _softmax_by_sklearn(features: Tensor, labels: Tensor, strength: float, limit: int, tolerance: float) -> Fit:
-    weight, bias, iterations, converged = _by_sklearn(features, labels, strength, limit, tolerance)
-    if len(bias) == 1:  # two classes share one vector
-        weight, bias = torch.cat([-weight, weight]) / 2, torch.cat([-bias, bias]) / 2
-    return weight, bias, iterations, converged
+def fit_by_folds(
+    train: tuple[Tensor, Tensor], n_classes: int, metric: MetricName = "accuracy", solver: Solver = DEFAULT
+) -> SelectedClassifier:
+    """Choose lambda by cross-validation within the training images, then fit to all of them.
 
+    Args:
+        train: (N, D) features and labels as `fit_logistic` takes them.
+        n_classes: K.
+        metric: Metric whose mean over the folds is highest at the best lambda.
+        solver: Backend and stopping rule.
 
-def _by_sklearn(features: Tensor, labels: Tensor, strength: float, limit: int, tolerance: float) -> Fit:
-    model = LogisticRegression(C=1 / strength, max_iter=limit, tol=tolerance)
-    with warnings.catch_warnings():
-        # Hardly penalised fits of separable classes have no minimum nearby; the limit is the paper's.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        model.fit(in_double(features).cpu().numpy(), labels.cpu().numpy())
-    iterations = int(np.max(model.n_iter_))
-    return torch.from_numpy(model.coef_), torch.from_numpy(model.intercept_), iterations, iterations < limit
+    Raises:
+        UserError: A feature is not finite, or there are too few images.
+    """
+    folds = draw_folds(train[1])
 
+    def score(strength: float) -> float:
+        scores = []
+        for rows, held_out in folds:
+            classifier = fit_logistic(*take_rows(train, rows), n_classes, strength, solver)
+            scores.append(validation_score(classifier, *take_rows(train, held_out), metric))
+        return float(np.mean(scores))
 
-def _fit_many(features: Tensor, labels: Tensor, strength: float, solver: Solver) -> LinearClassifier:
-    for number, column in enumerate(labels.T):
-        require_classes(column[column >= 0], f"the images labelled for class {number}")
-    if solver.backend == "torch":
-        return LinearClassifier(*fit_independent(features, labels, strength, solver.max_iterations, solver.tolerance))
-    fits = [
-        _by_sklearn(features[known], column[known], strength, solver.max_iterations, solver.tolerance)
-        for column in labels.T
-        for known in [column >= 0]
-    ]
-    weights, biases, iterations, converged = zip(*fits, strict=True)
-    return LinearClassifier(torch.cat(weights), torch.cat(biases), max(iterations), all(converged))
+    result = search_strength(score)
+    classifier = fit_logistic(*train, n_classes, result.strength, solver)
+    return SelectedClassifier(classifier, result, len(folds) * len(result.scores) + 1)

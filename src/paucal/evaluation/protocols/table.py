@@ -1,32 +1,189 @@
-"""The one table: printed, and stored as CSV and JSON."""
+"""The table of frozen features: every model's scores, printed, drawn, and stored as CSV and JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
+from matplotlib.figure import Figure
 from rich.markup import escape
 from rich.table import Table
 
-from paucal.evaluation.protocols.comparison import Row, averages, tally
-from paucal.evaluation.protocols.judge import PROTOCOLS
-from paucal.metrics.intervals import Score
+from paucal.evaluation.curves import COLOURS
+from paucal.evaluation.plots import GREY, shorten
+from paucal.evaluation.protocols.evaluate import PROTOCOLS, TOP_5, Line, Outcome
+from paucal.evaluation.results import stored_score
+from paucal.metrics.intervals import Bootstrap, Score
+from paucal.models.frozen import FLOOR
 from paucal.runs import csv_text, write_text
-from paucal.wording import percent
+from paucal.types import UserError
+from paucal.wording import counted, percent
 
+Verdict = Literal["win", "tie", "loss"]
 COLUMNS = (
     *("data", "protocol", "setting", "score", "unit", "images", "model", "value", "low", "high", "note"),
     *("gain_of_first", "gain_low", "gain_high", "verdict"),
 )
 CSV_NAME, JSON_NAME = "table.csv", "results.json"
 FOLDER = "frozen-features"  # in the evaluations of a run
+MOST_MODELS = 16  # columns of a table
+_DIGITS = {"%": 3, "px": 2}  # a tenth of a point, as papers print; a hundredth of a pixel
+MARKERS = "osD^v"  # of the models whose colours come again
+MOST_LINES = 60
 
 
-def shown(score: Score, unit: str, sign: bool = False) -> str:
+@dataclass(frozen=True)
+class Row:
+    """A line of the table with its scores.
+
+    Attributes:
+        data: Name of the data set.
+        line: Protocol, setting and name of the score.
+        images: Number of test images.
+        scores: Score by model; shares in [0, 1], distances in pixels.
+        notes: Note by model.
+        gains: Score of the first model minus that of another, on the same images, by the other model.
+    """
+
+    data: str
+    line: Line
+    images: int
+    scores: Mapping[str, Score]
+    notes: Mapping[str, str]
+    gains: Mapping[str, Score]
+
+    def verdict(self, other: str) -> Verdict:
+        """Return whether the first model wins against another, at the digits that are printed, as papers count."""
+        first, *_ = self.scores.values()
+        digits = _DIGITS[self.line.unit]
+        gain = round(first.value, digits) - round(self.scores[other].value, digits)
+        if abs(gain) < 10**-digits / 2:
+            return "tie"
+        return "win" if (gain > 0) == (self.line.unit == "%") else "loss"
+
+    def clear(self, other: str) -> bool:
+        """Return whether the interval of the paired difference leaves out 0."""
+        return self.gains[other].excludes_zero
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {
+            "data": self.data,
+            **asdict(self.line),
+            "images": self.images,
+            "scores": {name: asdict(score) for name, score in self.scores.items()},
+            "notes": dict(self.notes),
+            "gains": {
+                name: {**asdict(gain), "verdict": self.verdict(name), "clear": self.clear(name)}
+                for name, gain in self.gains.items()
+            },
+        }
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "Row":
+        """Return a row from what `to_dict` gave.
+
+        Raises:
+            UserError: the value is something else.
+        """
+        try:
+            return cls(
+                str(content["data"]),
+                _line(content),
+                int(content["images"]),
+                {str(name): stored_score(score) for name, score in content["scores"].items()},
+                {str(name): str(note) for name, note in content["notes"].items()},
+                {str(name): stored_score(gain) for name, gain in content["gains"].items()},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
+            raise UserError(
+                f"expected a line of a table of frozen features ({problem!r}): evaluate again."
+            ) from problem
+
+
+def _line(content: Mapping[str, Any]) -> Line:
+    if content["protocol"] not in PROTOCOLS or content["unit"] not in _DIGITS:
+        raise ValueError(f"unknown protocol {content['protocol']!r} or unit {content['unit']!r}")
+    setting, score = str(content["setting"]), str(content["score"])
+    return Line(content["protocol"], setting, score, content["unit"], bool(content["headline"]))
+
+
+def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], bootstrap: Bootstrap) -> list[Row]:
+    """Return the lines of a data set.
+
+    Args:
+        data: Name of the data set.
+        outcomes: Outcomes by model; the model that others are compared with comes first.
+        bootstrap: Bootstrap of the intervals; all models share the resampled sets.
+
+    Raises:
+        UserError: A model was evaluated on other images than the first.
+    """
+    first, *others = outcomes
+    by_line = {name: {outcome.line: outcome for outcome in listed} for name, listed in outcomes.items()}
+    rows = []
+    for outcome in outcomes[first]:
+        line, count = outcome.line, outcome.n_images
+        here = {name: lines[line] for name, lines in by_line.items() if line in lines}
+        if any(other.n_images != count for other in here.values()):
+            numbers = ", ".join(f"{name}: {other.n_images}" for name, other in here.items())
+            raise UserError(f"models are compared on the same test images only, and these were scored on {numbers}.")
+        rows.append(
+            Row(
+                data,
+                line,
+                count,
+                {name: bootstrap.interval(other.measure, count) for name, other in here.items()},
+                {name: other.note for name, other in here.items()},
+                {
+                    name: bootstrap.difference(outcome.measure, here[name].measure, count)
+                    for name in others
+                    if name in here
+                },
+            )
+        )
+    return rows
+
+
+def tally(rows: Sequence[Row], other: str) -> dict[str, int]:
+    """Count wins, ties and losses against another model over the printed lines, and how many of them are clear.
+
+    A data set counts once for each protocol and setting, as in papers: top-5 stands beside an accuracy that counts.
+    """
+    counted = [row for row in rows if row.line.headline and row.line.score != TOP_5 and other in row.gains]
+    verdicts = [row.verdict(other) for row in counted]
+    names: tuple[Verdict, ...] = ("win", "tie", "loss")
+    return {
+        **{name: verdicts.count(name) for name in names},
+        "clear_wins": sum(row.clear(other) and row.verdict(other) == "win" for row in counted),
+        "clear_losses": sum(row.clear(other) and row.verdict(other) == "loss" for row in counted),
+    }
+
+
+def averages(rows: Sequence[Row], protocol: str) -> dict[str, float]:
+    """Return each model's plain mean over data sets of a protocol's first printed score (Table 10's last line)."""
+    firsts: dict[str, Row] = {}
+    for row in rows:
+        if row.line.protocol == protocol and row.line.headline:
+            firsts.setdefault(row.data, row)
+    names = [name for row in list(firsts.values())[:1] for name in row.scores]
+    return {
+        name: sum(row.scores[name].value for row in firsts.values()) / len(firsts)
+        for name in names
+        if all(name in row.scores for row in firsts.values())
+    }
+
+
+SCORES_PICTURE, MATCHES_PICTURE = "frozen_features.png", "correspondence.png"
+
+
+def format_score(score: Score, unit: str, sign: bool = False) -> str:
     """Return a score with its interval as text.
 
     Example:
-        >>> shown(Score(0.912, 0.9, 0.925), "%"), shown(Score(-2.5, -3.0, 1.0), "px", sign=True)
+        >>> format_score(Score(0.912, 0.9, 0.925), "%"), format_score(Score(-2.5, -3.0, 1.0), "px", sign=True)
         ('91.2 [90.0, 92.5]', '-2.50 [-3.00, +1.00]')
     """
     factor, digits = (100, 1) if unit == "%" else (1, 2)
@@ -55,14 +212,14 @@ def protocol_table(rows: Sequence[Row], level: float) -> Table:
             *([escape(row.data)] if several else []),
             f"{row.line.protocol} {row.line.setting}".strip(),
             f"{row.line.score}, {unit}",
-            *(shown(row.scores[name], unit) if name in row.scores else "-" for name in names),
-            *(shown(row.gains[name], unit, sign=True) if name in row.gains else "-" for name in names[1:]),
+            *(format_score(row.scores[name], unit) if name in row.scores else "-" for name in names),
+            *(format_score(row.gains[name], unit, sign=True) if name in row.gains else "-" for name in names[1:]),
         )
     return table
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
-    """Return sentences on averages, wins, ties and losses, and on what was chosen for each model."""
+    """Return sentences on averages, wins, ties and losses, and on the values chosen for each model."""
     lines = []
     sets = len({row.data for row in rows})
     for protocol in PROTOCOLS if sets > 1 else ():
@@ -83,8 +240,8 @@ def _verdicts(counts: Mapping[str, int]) -> str:
         >>> _verdicts({"win": 3, "tie": 1, "loss": 1, "clear_wins": 2, "clear_losses": 0})
         '3 wins, 1 tie, 1 loss; the interval of the difference leaves out 0 in 2 of 3 wins and in 0 of 1 loss'
     """
-    wins, losses = _counted(counts["win"], "win", "wins"), _counted(counts["loss"], "loss", "losses")
-    text = f"{wins}, {_counted(counts['tie'], 'tie', 'ties')}, {losses}"
+    wins, losses = counted(counts["win"], "win", "wins"), counted(counts["loss"], "loss", "losses")
+    text = f"{wins}, {counted(counts['tie'], 'tie', 'ties')}, {losses}"
     parts = [
         f"in {counts[clear]} of {words}"
         for name, clear, words in (("win", "clear_wins", wins), ("loss", "clear_losses", losses))
@@ -93,12 +250,8 @@ def _verdicts(counts: Mapping[str, int]) -> str:
     return f"{text}; the interval of the difference leaves out 0 {' and '.join(parts)}" if parts else text
 
 
-def _counted(count: int, one: str, many: str) -> str:
-    return f"{count} {one if count == 1 else many}"
-
-
 def _notes(rows: Sequence[Row]) -> list[str]:
-    """Return what was chosen for each model, once for all scores and models of a protocol that have it in common."""
+    """Return the values chosen for each model, once for all scores and models of a protocol that share them."""
     about: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
         if not row.line.headline or not any(row.notes.values()):
@@ -114,9 +267,9 @@ def store_table(folder: Path, rows: Sequence[Row], about: Mapping[str, Any]) -> 
     """Write `table.csv` and `results.json`, every line with full precision.
 
     Args:
-        folder: made where it is missing.
-        rows: all lines.
-        about: models, data sets and settings, of JSON types.
+        folder: Folder, created if it is missing.
+        rows: All lines.
+        about: Models, data sets and settings, of JSON types.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / CSV_NAME, _as_csv(rows))
@@ -139,3 +292,52 @@ def _as_csv(rows: Sequence[Row]) -> str:
             compared = ("",) * 4 if gain is None else (gain.value, gain.low, gain.high, row.verdict(name))
             cells.append((*about, score.value, score.low, score.high, row.notes.get(name, ""), *compared))
     return csv_text(COLUMNS, *cells)
+
+
+def shown_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return the lines that the picture can show: printed ones that are shares, the first 60."""
+    return [row for row in rows if row.line.headline and row.line.unit == "%"][:MOST_LINES]
+
+
+def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
+    """Draw the share of each printed line for all models with its interval, the first model's below none.
+
+    Args:
+        rows: Rows of `shown_rows`, at least one.
+        level: Level of the intervals.
+    """
+    names = list(rows[0].scores)
+    room = max(0.42, 0.14 * len(names))  # inches of a line
+    figure = Figure(figsize=(5.4, 1.5 + room * max(len(rows), 2)), layout="constrained")
+    axes = figure.subplots()
+    sets = len({row.data for row in rows})
+    most = 0.2 if len(names) < 4 else 0.34
+    apart = np.linspace(-most, most, len(names)) if len(names) > 1 else np.zeros(1)
+    for name, offset, (colour, marker) in zip(names, apart, _styles(names), strict=True):
+        drawn = [(place, row.scores[name]) for place, row in enumerate(rows) if name in row.scores]
+        places = np.array([place for place, _ in drawn]) + offset
+        values = np.array([100 * score.value for _, score in drawn])
+        reach = np.abs(100 * np.array([score.ends for _, score in drawn]).reshape(-1, 2).T - values)
+        label = shorten(name, 34)
+        axes.errorbar(values, places, xerr=reach, fmt=marker, color=colour, ms=4.5, lw=1.3, capsize=2, label=label)
+    axes.set_yticks(range(len(rows)), [_row_title(row, sets > 1) for row in rows], fontsize=9)
+    axes.set(xlim=(-2, 102), ylim=(len(rows) - 0.5, -0.5))
+    axes.set_xlabel(f"% of the test images, {percent(level, 'g')} interval")
+    axes.grid(axis="x", alpha=0.3)
+    axes.hlines(np.arange(1, len(rows)) - 0.5, -2, 102, color=GREY, lw=0.3)
+    figure.legend(loc="outside upper center", fontsize=9, frameon=False, ncols=min(len(names), 2))
+    return figure
+
+
+def _styles(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return colour and marker of each model, no two alike: grey for random weights."""
+    return [
+        (GREY if name == FLOOR else COLOURS[place % len(COLOURS)], MARKERS[place // len(COLOURS)])
+        for place, name in enumerate(names)
+    ]
+
+
+def _row_title(row: Row, named: bool) -> str:
+    line = row.line
+    words = " ".join(word for word in (line.protocol, line.setting, line.score) if word)
+    return f"{shorten(row.data)}: {words}" if named else words

@@ -41,7 +41,7 @@ class DrLocFormulaSettings:
         "reg: what the variance term takes the logarithm of", group=_GROUP
     )
     drloc_alpha: float | None = option("reg: factor of the variance term", group=_GROUP, low=0)
-    drloc_hidden: int | None = option("width of the localization MLP", group=_GROUP, low=1, high=1 << 16)
+    drloc_hidden: int = option("width of the localization MLP", group=_GROUP, low=1, high=1 << 16)
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class DrLocGridSettings:
     drloc_sampling: Literal["random", "permutation"] = option(
         "pairs of cells: random ones, or every cell with one of a random permutation of all", "random", group=_GROUP
     )
-    drloc_pairs: int | None = option("random pairs of cells per image", group=_GROUP, low=1, high=1 << 16)
+    drloc_pairs: int | None = option("random pairs of cells per image", group=_GROUP, low=1, high=1 << 16, chosen=True)
 
 
 @dataclass(frozen=True)
 class DrLocSettings(DrLocGridSettings, DrLocFormulaSettings):
     """What may be told about DrLoc (Liu et al., NeurIPS 2021)."""
 
-    drloc_weight: float | None = option("weight of the DrLoc loss", group=_GROUP, low=0)
+    drloc_weight: float = option("weight of the DrLoc loss", group=_GROUP, low=0)
     drloc_schedule: Literal["constant", "ramp"] | None = option(
         "the weight over time: constant, or a rise from 0 and a fall to 0", group=_GROUP
     )

@@ -7,8 +7,7 @@ from typing import Any
 from torch import nn
 
 from paucal.backbones.spec import BackboneSpec
-from paucal.evaluation.collapse import Verdict
-from paucal.evaluation.feature_collapse import judge_features
+from paucal.evaluation.collapse import Verdict, find_feature_collapse
 from paucal.methods.contract import HealthScale, PretrainingMethod, Row
 from paucal.methods.lejepa.settings import LeJepaSettings
 from paucal.objectives.base import Objective
@@ -107,7 +106,7 @@ def _build(settings: Any, spec: BackboneSpec, groups: Sequence[Crops]) -> Object
         weight=settings.sigreg_weight,
         directions=settings.sigreg_directions,
         projection_dim=settings.projection_dim,
-        hidden_dim=settings.projection_hidden or HIDDEN,
+        hidden_dim=settings.projection_hidden,
         seed=settings.seed,
     )
     objective = LeJepa(spec, groups, options, settings.drop_path)
@@ -118,7 +117,7 @@ def _build(settings: Any, spec: BackboneSpec, groups: Sequence[Crops]) -> Object
 
 def _judge(settings: Any, rows: Sequence[Row], scale: HealthScale, patience: int | None) -> Verdict | None:
     words = {} if patience is None else {"patience": patience}
-    return judge_features(rows, scale.feature_dim, batch=scale.batch, grace_steps=scale.grace_steps, **words)
+    return find_feature_collapse(rows, scale.feature_dim, batch=scale.batch, grace_steps=scale.grace_steps, **words)
 
 
 METHOD = PretrainingMethod(

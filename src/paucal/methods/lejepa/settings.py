@@ -16,6 +16,4 @@ class LeJepaSettings:
         "random directions along which that is tested", 256, group="method", low=1, high=1 << 16
     )
     projection_dim: int = option("width of the embeddings that are compared", 16, group="method", low=1, high=1 << 16)
-    projection_hidden: int | None = option(
-        "width of the projector's hidden layers", group="method", low=1, high=1 << 16
-    )
+    projection_hidden: int = option("width of the projector's hidden layers", group="method", low=1, high=1 << 16)

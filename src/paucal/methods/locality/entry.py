@@ -11,7 +11,7 @@ from paucal.models.saved import read_card
 from paucal.models.trained import load_trained
 from paucal.objectives import LocalityGuidance, Term
 from paucal.objectives.locality_guidance import WEIGHT
-from paucal.runs import open_model
+from paucal.runs import open_model_folder
 from paucal.types import FeatureRequest, UserError
 
 
@@ -35,7 +35,7 @@ def _settle(settings: Any, term: LocalityGuidance, run_images: RunImages) -> Non
     Raises:
         UserError: The guide was trained on validation or test images of this run, whose labels would leak.
     """
-    run = open_model(settings.guide)
+    run = open_model_folder(settings.guide)
     refuse_leaks("guide", run, run_images)
     show_as_trained("guide", term, read_card(run).preprocessing, run_images)
 

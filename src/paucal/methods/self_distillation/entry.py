@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from paucal.backbones.spec import BackboneSpec
-from paucal.evaluation.collapse import Verdict, judge
+from paucal.evaluation.collapse import Verdict, find_collapse
 from paucal.methods.contract import HealthScale, PretrainingMethod, Row
 from paucal.methods.self_distillation.rules import RULES
 from paucal.methods.self_distillation.settings import SelfDistillationSettings
@@ -19,8 +19,7 @@ from paucal.types import Crops, UserError
 
 def _build(settings: Any, spec: BackboneSpec, crops: Sequence[Crops]) -> Objective:
     objective = SelfDistillation(spec, crops, _options(settings), settings.drop_path)
-    several = (settings.devices or 1) * (settings.nodes or 1) > 1
-    if several and settings.device == "cuda":  # as published; torch has no such norm for processors
+    if settings.processes > 1 and settings.device == "cuda":  # as published; torch has no such norm for processors
         for network in (objective.student, objective.teacher):
             network.backbone.model = nn.SyncBatchNorm.convert_sync_batchnorm(network.backbone.model)
             network.heads = nn.SyncBatchNorm.convert_sync_batchnorm(network.heads)  # type: ignore[assignment]
@@ -29,25 +28,25 @@ def _build(settings: Any, spec: BackboneSpec, crops: Sequence[Crops]) -> Objecti
 
 def _options(settings: Any) -> SelfDistillationOptions:
     return SelfDistillationOptions(
-        tasks=settings.tasks or "view+region",
+        tasks=settings.tasks,
         similarity=settings.similarity,
-        out_dim=settings.out_dim or 65536,
-        hidden_dim=settings.hidden_dim or 2048,
-        bottleneck_dim=settings.bottleneck_dim or 256,
+        out_dim=settings.out_dim,
+        hidden_dim=settings.hidden_dim,
+        bottleneck_dim=settings.bottleneck_dim,
         head_layers=settings.head_layers,
         head_batch_norm=settings.head_norm == "batch",
         norm_last_layer=not settings.learn_lengths,
         freeze_last_layer=settings.freeze_last_layer,
         student_temperature=settings.student_temperature,
-        teacher_temperature=settings.teacher_temperature or 0.07,
+        teacher_temperature=settings.teacher_temperature,
         warmup_teacher_temperature=settings.warmup_teacher_temperature,
-        warmup_teacher_epochs=settings.warmup_teacher_epochs or 0,
-        momentum=0.996 if settings.momentum is None else settings.momentum,
+        warmup_teacher_epochs=settings.warmup_teacher_epochs,
+        momentum=settings.momentum,
         centre_momentum=settings.centre_momentum,
-        weight_decay=0.04 if settings.weight_decay is None else settings.weight_decay,
+        weight_decay=settings.weight_decay,
         weight_decay_end=settings.weight_decay_end,
         decays_tables=settings.esvit_preset == "reference",
-        clip=3.0 if settings.clip is None else settings.clip,
+        clip=settings.clip,
         teacher_norm=settings.teacher_norm,
         mixup=settings.mixup,
     )
@@ -76,8 +75,8 @@ def _check(settings: Any) -> None:
 
 def _judge(settings: Any, rows: Sequence[Row], scale: HealthScale, patience: int | None) -> Verdict | None:
     words = {} if patience is None else {"patience": patience}
-    return judge(
-        rows, settings.out_dim or 2, scale.feature_dim, batch=scale.batch, grace_steps=scale.grace_steps, **words
+    return find_collapse(
+        rows, settings.out_dim, scale.feature_dim, batch=scale.batch, grace_steps=scale.grace_steps, **words
     )
 
 
@@ -87,11 +86,11 @@ def calmer(settings: Any, kind: str) -> dict[str, float]:
     Sharpening works against uniform answers and centring against a constant one, so these two need opposite changes of
     the teacher's temperature (DINO, section 5.3); all but the first need a calmer student and teacher.
     """
-    temperature = settings.teacher_temperature or 0.07
+    temperature = settings.teacher_temperature
     if kind == "uniform output":
         start = min(settings.warmup_teacher_temperature, 0.75 * temperature)
         return {"teacher_temperature": 0.75 * temperature, "warmup_teacher_temperature": start}
-    slower = {"lr": (settings.lr or 0.0) / 2, "momentum": 1 - (1 - (settings.momentum or 0.0)) / 2}
+    slower = {"lr": settings.lr / 2, "momentum": 1 - (1 - settings.momentum) / 2}
     return {"teacher_temperature": 1.25 * temperature, **slower} if kind == "constant output" else slower
 
 
@@ -118,10 +117,10 @@ METHOD = PretrainingMethod(
     check=_check,
     advice="with --method {method}: leave it out, or give --method self-distillation",
     superseded=_superseded,
-    title=lambda settings: f"self-distillation of {(settings.tasks or '').replace('+', 's and ')}s",
+    title=lambda settings: f"self-distillation of {settings.tasks.replace('+', 's and ')}s",
     build=_build,
     # The highest; the objective scales it down to that of the step.
-    weight_decay=lambda settings: max(settings.weight_decay or 0.0, settings.weight_decay_end),
+    weight_decay=lambda settings: max(settings.weight_decay, settings.weight_decay_end),
     judge=_judge,
     calmer=calmer,
     prototypes=lambda settings: settings.out_dim,

@@ -17,7 +17,7 @@ class SelfDistillationSettings:
         "paper",
         group="method",
     )
-    tasks: Literal["view", "view+region"] | None = option(
+    tasks: Literal["view", "view+region"] = option(
         "compare crops (view), or crops and their cells (view+region)", group="method"
     )
     region_after: int | None = option(
@@ -27,28 +27,22 @@ class SelfDistillationSettings:
         high=MOST_EPOCHS,
     )
     similarity: Literal["cosine", "dot"] = option("how a cell's counterpart is found", "cosine", group="method")
-    out_dim: int | None = option("prototypes of each head", group="method", low=2, high=1 << 20)
-    hidden_dim: int | None = option("width of the heads' MLP", group="method", low=1, high=1 << 16)
-    bottleneck_dim: int | None = option(
-        "width of what is compared with prototypes", group="method", low=1, high=1 << 16
-    )
+    out_dim: int = option("prototypes of each head", group="method", low=2, high=1 << 20)
+    hidden_dim: int = option("width of the heads' MLP", group="method", low=1, high=1 << 16)
+    bottleneck_dim: int = option("width of what is compared with prototypes", group="method", low=1, high=1 << 16)
     head_layers: int = option("linear layers of the heads' MLP", 3, group="method", low=1, high=16)
-    head_norm: Literal["none", "batch"] | None = option("normalisation in the heads' MLP", group="method")
+    head_norm: Literal["none", "batch"] = option("normalisation in the heads' MLP", group="method")
     learn_lengths: bool = option("learn the lengths of prototypes too (less stable)", False, group="method")
     freeze_last_layer: int = option(
         "epochs at the beginning in which prototypes stay as they are", 1, group="method", low=0, high=MOST_EPOCHS
     )
     student_temperature: float = option("temperature of the student", 0.1, group="method", above=0)
-    teacher_temperature: float | None = option("temperature of the teacher", group="method", above=0)
+    teacher_temperature: float = option("temperature of the teacher", group="method", above=0)
     warmup_teacher_temperature: float = option(
         "temperature of the teacher at the beginning", 0.04, group="method", above=0
     )
-    warmup_teacher_epochs: int | None = option(
-        "epochs between the two temperatures", group="method", low=0, high=MOST_EPOCHS
-    )
-    momentum: float | None = option(
-        "share of the old teacher in the new one, at the beginning", group="method", low=0, high=1
-    )
+    warmup_teacher_epochs: int = option("epochs between the two temperatures", group="method", low=0, high=MOST_EPOCHS)
+    momentum: float = option("share of the old teacher in the new one, at the beginning", group="method", low=0, high=1)
     centre_momentum: float = option("share of the old centre in the new one", 0.9, group="method", low=0, high=1)
     teacher_norm: Literal["batch", "running"] = option(
         "statistics of the teacher's BatchNorms: of the batch, as published, or running ones", "batch", group="method"

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from paucal.backbones.spec import BackboneSpec
-from paucal.data.channels.counting import spoken
+from paucal.data.channels.pixel_format import describe_channels
 from paucal.data.checking.findings import Finding
-from paucal.data.shards.texts import taken
+from paucal.data.string_arrays import take_strings
 from paucal.data.views.normalisation import Normalisation
+from paucal.evaluation.calibration import DEFAULT_THRESHOLD
 from paucal.evaluation.seen_images import seen_by_start
-from paucal.evaluation.thresholds import USUAL
 from paucal.methods.contract import RunImages
 from paucal.methods.fine_tuning import check_tuning
 from paucal.methods.training import build_objective, method_of, resolve_training, settle_terms, unused_by
@@ -39,7 +39,6 @@ from paucal.runner.time_budget import seconds_of
 from paucal.runner.trainer_inputs import check_rates
 from paucal.runs import RunFolder, read_weights
 from paucal.runs.folder import AUTO
-from paucal.settings.options import USUAL_SIDE
 from paucal.tasks.classification.auto_tune.record import TuneRecord, read_record
 from paucal.tasks.classification.balance import balance, suit_labels
 from paucal.tasks.classification.images import quick_check, split_images, warnings
@@ -113,13 +112,13 @@ def assemble(
     if objective.data_request.label_maps:
         with bars("reading label maps") as advance:
             data = with_label_maps(data, settings.labels, settings.method, advance)
-    fed = run_preprocessing(settings, data, start.input and start.input(settings.model or ""), run)
-    held_out = frozenset(key for part in ("val", "test") for key in taken(images.keys, data.part(part)))
+    fed = run_preprocessing(settings, data, start.input and start.input(settings.model), run)
+    held_out = frozenset(key for part in ("val", "test") for key in take_strings(images.keys, data.part(part)))
     settle_terms(settings, objective, RunImages(images, held_out, Normalisation(fed.mean, fed.std)))
     balance(settings, data, objective)
     card = ModelCard(spec, images.classes, fed)
     if images.multi_hot is not None:
-        card = card.with_thresholds([USUAL] * len(images.classes))  # until validation images choose others
+        card = card.with_thresholds([DEFAULT_THRESHOLD] * len(images.classes))  # until validation images choose others
     if fit_memory:
         settings, reasons["batch_size"] = fit_batch(settings, data, objective, card)
         given = {name: origin for name, origin in given.items() if name not in ("batch_size", "accumulate")}
@@ -131,7 +130,7 @@ def assemble(
         *([choice.remark] if choice.remark else ()),
         *([SEVERAL_PROCESSES] if choice.candidates and settings.processes > 1 else ()),
         *images.notes,
-        *filter(None, [spoken(images.reading.channels)]),
+        *filter(None, [describe_channels(images.reading.channels)]),
         *([SEVERAL_LABELS] if images.multi_hot is not None else ()),
         *([NO_PROBE] if images.stream is not None and choice.candidates else ()),
         *warnings(findings),
@@ -238,7 +237,7 @@ def chosen_image_size(data: SplitImages) -> list[int]:
     settings, given = TrainSettings(), {}
     settings, given, _ = _look_for_start(settings, given, data)
     facts = replace(data.facts(), start=_facts_of(find_start(settings), settings.init))
-    return list(resolve_training(settings, facts)[0].img_size or [USUAL_SIDE])
+    return list(resolve_training(settings, facts)[0].img_size)
 
 
 def _facts_of(start: Start, init: str | None) -> StartFacts | None:
@@ -265,7 +264,7 @@ def _at_size(
     """
     images = data.images
     like = images.reading if images.reading.side else first_reading(settings, images, stored_reading(run))
-    reading = reading_for(settings.img_size or [USUAL_SIDE], like)
+    reading = reading_for(settings.img_size, like)
     have, want = images.reading.side or 0, reading.side or 0
     if have == want or (opened is not None and have > want):
         return data, False

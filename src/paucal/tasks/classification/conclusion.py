@@ -8,15 +8,13 @@ from typing import Any
 import torch
 
 from paucal.distributed import rank
-from paucal.evaluation.calibration import FEWEST, Calibration, calibration
-from paucal.evaluation.classification import classification_report
+from paucal.evaluation.calibration import FEWEST_IMAGES, Calibration, calibration
+from paucal.evaluation.classification import classification_report, multi_label_report
 from paucal.evaluation.curves import curves_figure, with_speed
-from paucal.evaluation.figures import save_figure
-from paucal.evaluation.multi_label import multi_label_report
+from paucal.evaluation.plots import save_figure
 from paucal.evaluation.predictions import Predictions, predict_all
-from paucal.evaluation.record import record_classification, record_multi_label
+from paucal.evaluation.record import due_line, record_classification, record_multi_label, report_table, score_lines
 from paucal.evaluation.results import MultiLabelReport, Report
-from paucal.evaluation.tables import due_line, report_table, score_lines
 from paucal.memory import peak_memory
 from paucal.methods.training import method_of, unused_by
 from paucal.methods.training_settings import TrainSettings
@@ -114,7 +112,7 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
 
 def _predict_test(run: RunFolder, setup: TrainingSetup, console: Console) -> Predictions:
     settings, data = setup.settings, setup.data
-    device = settings.device or "cpu"
+    device = settings.device
     wait_for_all()  # for the model file of the first process
     # Load the stored files, so that exactly the deployed model is evaluated.
     model = load_trained(run, device)
@@ -180,7 +178,7 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
         "best_epoch": outcome.best.get("epoch"),
         f"best_val_{measure.score}": outcome.best.get(measure.column),
         "seconds": round(total_seconds(setup.tune_record, outcome), 1),
-        "peak_memory": peak_memory(setup.settings.device or "cpu"),
+        "peak_memory": peak_memory(setup.settings.device),
         f"test_{measure.score}": evaluation.report.scores[measure.score].value,
         "start": None if setup.start is None else setup.start.short(),
         "remarks": [*setup.remarks, *outcome.remarks],
@@ -218,7 +216,7 @@ def calibration_line(found: Calibration) -> str:
     """Return a line on the effect of temperature scaling."""
     (before, after), images = found.error, counted(found.images, "validation image")
     if found.temperature == 1.0:
-        why = "are too few to correct it" if found.images < FEWEST else "show no need to correct it"
+        why = "are too few to correct it" if found.images < FEWEST_IMAGES else "show no need to correct it"
         return f"confidence: off by {percent(before)} on average; {images} {why}"
     return (
         f"confidence: off by {percent(before)} on average before, by {percent(after)} after a temperature of "

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from paucal.distributed import rank
-from paucal.evaluation.calibration import fit_temperature
+from paucal.evaluation.calibration import choose_thresholds, fit_temperature
 from paucal.evaluation.predictions import Predictions, predict_all
-from paucal.evaluation.thresholds import choose_thresholds
 from paucal.models.trained import TrainedModel, load_trained, save_trained
 from paucal.runner.console import Console
 from paucal.runner.images import eval_loader
@@ -71,7 +70,7 @@ def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console
         return _with_thresholds(run, setup, done, console)
     if setup.settings.calibrate == "none":
         return done
-    model = load_trained(run, setup.settings.device or "cpu")
+    model = load_trained(run, setup.settings.device)
     predictions = _predict_validation(model, setup, console)
     temperature = fit_temperature(predictions.logits, predictions.labels)
     wait_for_all()  # until all have read the model
@@ -82,7 +81,7 @@ def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console
 
 def _with_thresholds(run: RunFolder, setup: TrainingSetup, done: Finish, console: Console) -> Finish:
     """Choose the probability above which each class is predicted, and store it with the model."""
-    model = load_trained(run, setup.settings.device or "cpu")
+    model = load_trained(run, setup.settings.device)
     predictions = _predict_validation(model, setup, console)
     thresholds = choose_thresholds(predictions.probabilities, predictions.labels)
     wait_for_all()  # until all have read the model
@@ -106,7 +105,7 @@ def _averaged(
     # A new network: the trained one may be sharded.
     measure = setup.data.primary_metric
     module = replace(setup.card.backbone, pretrained=False).build().model.eval()
-    device = torch.device(setup.settings.device or "cpu")
+    device = torch.device(setup.settings.device)
 
     def evaluate(state: Mapping[str, Tensor]) -> tuple[float, float]:
         module.load_state_dict(dict(state))

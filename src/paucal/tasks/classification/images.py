@@ -4,14 +4,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paucal.data.checking.duplicates import exact_groups
-from paucal.data.checking.findings import Checked, Finding, ranked
-from paucal.data.checking.labels import label_findings
+from paucal.data.checking.findings import CheckedSet, Finding, label_findings, sort_findings
 from paucal.data.checking.pictures import exact_findings
+from paucal.data.checking.related import exact_groups
 from paucal.data.checking.survey import digest_of
 from paucal.data.images import ImageSet
-from paucal.data.splits.file import read_split
 from paucal.data.splits.split import limit_val, make_split, take_few, take_fraction
+from paucal.data.splits.split_csv import read_split
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.images import SplitImages
 from paucal.runs import RunFolder
@@ -55,7 +54,7 @@ def quick_check(data: SplitImages, seconds: float = READING_SECONDS) -> list[Fin
         seconds: Limit of reading files to find copies.
     """
     images = data.images
-    checked = Checked(images, data.split.parts, len(set(images.declared)) > 1)
+    checked = CheckedSet(images, data.split.parts, len(set(images.declared)) > 1)
     digests = None if images.stream is not None else _digests(images, seconds)
     # Notes about the source are printed by the run itself.
     findings = [finding for finding in label_findings(checked) if finding.name != "source"]
@@ -63,8 +62,10 @@ def quick_check(data: SplitImages, seconds: float = READING_SECONDS) -> list[Fin
         text = (
             f"{len(images)} images were not compared with each other, which would have taken longer than {seconds:g} s"
         )
-        return ranked([*findings, Finding("not-compared", "note", text, f"paucal check {images.location} does so")])
-    return ranked([*findings, *exact_findings(checked, exact_groups(digests))])
+        return sort_findings(
+            [*findings, Finding("not-compared", "note", text, f"paucal check {images.location} does so")]
+        )
+    return sort_findings([*findings, *exact_findings(checked, exact_groups(digests))])
 
 
 def write_findings(run: RunFolder, findings: list[Finding] | tuple[Finding, ...], images: ImageSet) -> None:

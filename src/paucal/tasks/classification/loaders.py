@@ -8,16 +8,14 @@ from PIL import Image
 from torch import nn
 
 from paucal.backbones.weights.inputs import ImageInput, input_of_scratch
-from paucal.data.batch_cache import KeptBatches
 from paucal.data.dataset import ViewDataset
-from paucal.data.images import spread
-from paucal.data.loader import TrainLoader
-from paucal.data.views.augment import Augmentation
+from paucal.data.images import evenly_spaced
+from paucal.data.loader import KeptBatches, TrainLoader
+from paucal.data.views.augmentation import Augmentation
 from paucal.data.views.normalisation import Normalisation
-from paucal.data.views.preview import MOST_IMAGES, sheet
+from paucal.data.views.sheets import MOST_IMAGES, sheet
 from paucal.data.views.transforms import TrainTransform, ViewTransform
-from paucal.evaluation.classification import quick_scores
-from paucal.evaluation.multi_label import quick_multi_label_scores
+from paucal.evaluation.classification import quick_multi_label_scores, quick_scores
 from paucal.evaluation.predictions import predict_all
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.card import ModelCard
@@ -26,7 +24,6 @@ from paucal.recipes.table import RECIPES
 from paucal.rules.model import SMALL
 from paucal.runner.images import SplitImages, eval_loader, normalisation, step_loader, stored_preprocessing
 from paucal.runs import RunFolder
-from paucal.settings.options import USUAL_SIDE
 from paucal.training import Plan
 from paucal.types import Crops, DataRequest, height_and_width
 
@@ -48,7 +45,7 @@ def run_preprocessing(
         UserError: The run's model card is damaged.
     """
     stored = stored_preprocessing(run)
-    if stored is not None and stored.image_size == height_and_width(settings.img_size or USUAL_SIDE):
+    if stored is not None and stored.image_size == height_and_width(settings.img_size):
         return stored  # otherwise it belongs to the probe at another image size
     statistics = normalisation(settings, data, start)
     reading = data.images.reading
@@ -66,10 +63,10 @@ def preprocessing(
 
     The crop and its interpolation are those of the pretrained weights, or else of the recipe or the model.
     """
-    size = height_and_width(settings.img_size or USUAL_SIDE)
+    size = height_and_width(settings.img_size)
     recipe = RECIPES.get(settings.recipe or "")
     of_recipe = ImageInput() if recipe is not None and recipe.imagenet_crop else None
-    fed = of_recipe or start or input_of_scratch(settings.model or "")
+    fed = of_recipe or start or input_of_scratch(settings.model)
     whole = settings.crop in ("padded", "none") or min(size) <= SMALL or settings.resize != "crop"
     ratio = 1.0 if whole else fed.crop_ratio
     return Preprocessing(size, ratio, fed.interpolation, statistics.mean, statistics.std, value_range, settings.resize)
@@ -79,12 +76,12 @@ def augmentation(settings: TrainSettings) -> Augmentation:
     """Return the augmentation of training images."""
     policy = settings.rand_augment
     return Augmentation(
-        crop=settings.crop or "random-resized",
+        crop=settings.crop,
         scale=(settings.crop_scale or 0.08, 1.0),
-        padding=max(1, min(height_and_width(settings.img_size or USUAL_SIDE)) // PAD_SHARE),
-        hflip=settings.hflip or 0.0,
+        padding=max(1, min(height_and_width(settings.img_size)) // PAD_SHARE),
+        hflip=settings.hflip,
         rand_augment=None if policy in (None, "none") else policy,
-        erase_prob=settings.erase or 0.0,
+        erase_prob=settings.erase,
     )
 
 
@@ -133,8 +130,8 @@ def validation(
     batches = KeptBatches(
         lambda workers: eval_loader(data, indices, preprocess, replace(settings, workers=workers)),
         n_bytes=len(indices) * height * width * preprocess.channels * 4,
-        workers=settings.workers or 0,
-        device=settings.device or "cpu",
+        workers=settings.workers,
+        device=settings.device,
     )
 
     score = quick_scores if data.images.multi_hot is None else quick_multi_label_scores
@@ -149,7 +146,7 @@ def deployed_sheet(data: SplitImages, card: ModelCard, settings: TrainSettings) 
     """Return a picture of validation or else training images exactly as the deployed model will see them."""
     indices = data.part("val") if len(data.part("val")) else data.part("train")
     alone = replace(settings, workers=0)
-    batch = next(iter(eval_loader(data, indices[spread(len(indices), MOST_IMAGES)], card.preprocessing, alone)))
+    batch = next(iter(eval_loader(data, indices[evenly_spaced(len(indices), MOST_IMAGES)], card.preprocessing, alone)))
     statistics = Normalisation(card.preprocessing.mean, card.preprocessing.std)
     return sheet(batch, statistics, card.classes)
 

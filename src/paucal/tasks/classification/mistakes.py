@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from paucal.data.images import ImageSet
-from paucal.evaluation.figures import save_figure
-from paucal.evaluation.mistakes import Mistake, worst_mistakes
+from paucal.evaluation.plots import Mistake, save_figure, worst_mistakes
 from paucal.evaluation.predictions import Predictions
 from paucal.explain.attribution.methods import METHODS, OF_CAPTUM, attribute, ranked_methods
 from paucal.explain.figures.attribution import Explained, mistakes_attribution_figure

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from paucal.data.views.mixing import Mixing
+from paucal.data.views.augmentation import Mixing
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.card import ModelCard
 from paucal.objectives import Objective
@@ -26,19 +26,19 @@ def training_plan(settings: TrainSettings, n_train: int, n_classes: int) -> Plan
     check_sync(settings)
     mixing = None
     if settings.mixup or settings.cutmix:
-        mixing = Mixing(mixup=settings.mixup or 0.0, cutmix=settings.cutmix or 0.0)
+        mixing = Mixing(mixup=settings.mixup, cutmix=settings.cutmix)
     return trainer_plan(settings, n_train, mixing, n_classes)
 
 
 def optimization(settings: TrainSettings, plan: Plan) -> Optimization:
     """Return the optimizer's settings in steps."""
-    peak = settings.lr or 0.0
+    peak = settings.lr
     schedule = CosineWarmup(
         peak=peak,
-        horizon=(settings.schedule_epochs or 1) * plan.steps_per_epoch,
-        warmup=round((settings.warmup_epochs or 0) * plan.steps_per_epoch),
+        horizon=settings.schedule_epochs * plan.steps_per_epoch,
+        warmup=round(settings.warmup_epochs * plan.steps_per_epoch),
         start=peak * START_LR if settings.warmup_lr is None else settings.warmup_lr,
-        floor=settings.min_lr or 0.0,
+        floor=settings.min_lr,
     )
     return Optimization(
         LaggingEpochs(schedule, plan.steps_per_epoch) if settings.schedule == "lagging" else schedule,
@@ -84,7 +84,7 @@ def fit_batch(
         return next(iter(loader))  # type: ignore[return-value]
 
     sizes = [usual // 2**n for n in range(usual.bit_length()) if usual % 2**n == 0]
-    size = largest_batch(objective, make, sizes, torch.device("cuda"), settings.precision or "32-true")
+    size = largest_batch(objective, make, sizes, torch.device("cuda"), settings.precision)
     accumulate = settings.accumulate * (usual // size)
     if size == usual:
         return settings, "suits the data, and fits in the memory"

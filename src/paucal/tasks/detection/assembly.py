@@ -1,4 +1,4 @@
-"""A run of a detector put together from its settings and its images."""
+"""A detection run put together from its settings and its images, with nothing written yet."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from paucal.backbones import BackboneSpec
 from paucal.backbones.weights.inputs import ImageInput, input_of_timm
 from paucal.data.decode import WHOLE
 from paucal.data.splits.split import Split, make_split
@@ -13,7 +14,8 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.saved import stored_card
 from paucal.objectives.finetuning import FineTuning
-from paucal.rules.facts import StartFacts
+from paucal.rules.backbone import backbone_spec
+from paucal.rules.facts import StartFacts, best_device
 from paucal.rules.resolve import origins, resolve
 from paucal.runner.images import SplitImages, decoded, normalisation, reading_for
 from paucal.runner.job import Bars, RunSetup
@@ -24,63 +26,65 @@ from paucal.runner.time_budget import seconds_of
 from paucal.runner.trainer_inputs import check_rates, trainer_plan, with_joint_norms
 from paucal.runs import RunFolder
 from paucal.settings.options import flag
-from paucal.tasks.detection.annotations import BoxedImages
-from paucal.tasks.detection.card import DetectorCard, build_detector
-from paucal.tasks.detection.judging import require_metrics
-from paucal.tasks.detection.masks import kind_of, with_masks
+from paucal.tasks.detection.evaluation import require_metrics
+from paucal.tasks.detection.images import BoxedImages, open_boxed
+from paucal.tasks.detection.model import DetectorCard
+from paucal.tasks.detection.network.detector import build_detector
+from paucal.tasks.detection.network.options import HEADS
 from paucal.tasks.detection.objective import Detection
-from paucal.tasks.detection.opening import open_boxed
 from paucal.tasks.detection.rules import RULES, BoxFacts
-from paucal.tasks.detection.settings import DetectSettings
-from paucal.tasks.detection.structure import LARGEST_SIDE, check_structure, detector_parts
+from paucal.tasks.detection.settings import DetectSettings, detector_name, detector_options
 from paucal.training import Plan
 from paucal.types import UserError
-from paucal.wording import counted
+from paucal.wording import counted, did_you_mean
 
-LOOKS = 20  # at the validation images, at most, where nobody says when to look
+MOST_EVALUATIONS = 20  # on the validation images, by default
+LARGEST_SIDE, MULTIPLE = 1333, 32  # pixels
+STRIDES = (4, 8, 16, 32)  # pixels, of the finest map
+CASCADE_DEFAULTS = {"cascade_boxes": "shared", "cascade_average": "probabilities"}
 UNUSED = ("image_column", "data_root", "download", "channels", "compile")
 
 
 @dataclass(frozen=True)
 class DetectionSetup(RunSetup[DetectSettings]):
-    """Everything a run of a detector needs, checked, with nothing written yet.
+    """Everything a detection run needs, checked, with nothing written yet.
 
     Attributes:
-        boxed: the images and their boxes.
+        boxed: Images and their boxes.
     """
 
     boxed: BoxedImages | None = None
 
     @property
     def images(self) -> BoxedImages:
-        """The images and their boxes."""
+        """Images and their boxes."""
         assert self.boxed is not None
         return self.boxed
 
     @property
     def detector_card(self) -> DetectorCard:
-        """What describes the detector."""
+        """Card of the detector."""
         assert isinstance(self.card, DetectorCard)
         return self.card
 
     @property
     def sides(self) -> tuple[int, int]:
-        """Most pixels of the shorter and the longer side of an image."""
+        """Largest pixels of the shorter and the longer side of an image."""
         return self.detector_card.resize_to
 
     def describe(self) -> str:
-        """Return one line: name, parameters, image size, kind of detector."""
-        kind = kind_of(self.settings)
-        return (
-            f"{kind} on {self.card.backbone.name}, {self.weights_text}, images up to {_sides_text(self.sides)} pixels"
-        )
+        """Return one line: kind of detector, backbone, weights and image size."""
+        shorter, longer = self.sides
+        size = f"{longer}" if shorter == longer else f"{shorter}x{longer}"
+        name = detector_name(self.settings)
+        return f"{name} on {self.card.backbone.name}, {self.weights_text}, images up to {size} pixels"
 
 
 def check(settings: DetectSettings) -> None:
-    """Refuse settings that make no sense together, or none for boxes.
+    """Refuse settings that contradict each other or that detection does not support.
 
     Raises:
-        UserError: they do.
+        UserError: There is such a setting.
     """
     if not settings.data:
         raise UserError("there is no DATA: give a folder of images with boxes, such as 'paucal detect bccd/'.")
@@ -89,12 +93,12 @@ def check(settings: DetectSettings) -> None:
         if getattr(settings, name) != getattr(default, name):
             raise UserError(f"{flag(name)} has no meaning for images with boxes: leave it out.")
     if settings.strategy == "fsdp":
-        raise UserError("--strategy fsdp cuts models that a detector's are small beside: leave it out.")
+        raise UserError("--strategy fsdp is not supported for detectors: leave it out.")
     if settings.batch_size == "auto":
         raise UserError("--batch-size auto tries batches of images without boxes: give a number.")
-    check_structure(settings)
+    _check_structure(settings)
     lengths = [name for name in ("time", "epochs", "steps") if getattr(settings, name) is not None]
-    # A plan that was made for a time is stored beside it.
+    # A length that was planned for a time is stored beside it.
     if len(lengths) > 1 and not (set(lengths) == {"time", "steps"} and settings.judge_every is not None):
         raise UserError(f"{' and '.join(map(flag, lengths))} all say how long the run is: give one of them.")
     if settings.time is not None:
@@ -106,38 +110,52 @@ def check(settings: DetectSettings) -> None:
         )
 
 
+def _check_structure(settings: DetectSettings) -> None:
+    if settings.head not in HEADS:
+        raise UserError(
+            f"--head is {settings.head!r}{did_you_mean(settings.head, HEADS)}, expected one of {', '.join(HEADS)}."
+        )
+    if settings.finest is not None and settings.finest not in STRIDES:
+        raise UserError(f"--finest is {settings.finest}, and maps have strides of 4, 8, 16 and 32 pixels: give one.")
+    for name, single in CASCADE_DEFAULTS.items():
+        if not settings.cascade and getattr(settings, name) != single:
+            raise UserError(
+                f"{flag(name)} is {getattr(settings, name)}, and only a cascade has several heads: give --cascade, or "
+                "leave it out."
+            )
+
+
 def assemble(
     settings: DetectSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
 ) -> DetectionSetup:
-    """Open the images, choose what was left open, build the detector; write nothing.
+    """Open the images, choose the open settings and build the detector; write nothing.
 
     Args:
-        settings: what was given or stored.
-        given: the origin of each setting that was given.
-        bars: shows a bar for countable work.
-        run: the run that goes on; None for a new one.
+        settings: Given or stored settings.
+        given: Origin of each setting that was given.
+        bars: Function that shows a progress bar.
+        run: Run to resume; None for a new one.
 
     Raises:
-        UserError: the images or a setting do not do.
+        UserError: The images or a setting are invalid.
     """
     require_metrics()
     boxed = open_boxed(settings.data, outlines=settings.masks != "off")
     remarks: list[str] = []
     if run is None and may_choose_start(settings, given, ("model_args", "init_network")):
-        shorter = int(np.median([min(boxed.of(index).size) for index in range(len(boxed.images))]))
-        settings, given, choice = choose_start(settings, given, settings.device or "cpu", shorter)
+        shorter = int(np.median([min(boxed.boxes_of(index).size) for index in range(len(boxed.images))]))
+        settings, given, choice = choose_start(settings, given, settings.device or best_device()[0], shorter)
         remarks = [choice.remark] if choice.remark else []
     start = find_start(settings, run)
     data = _split(settings, boxed, run)
-    facts = _facts(boxed, data, start.facts)
-    settings, reasons = resolve(settings, replace(facts, boxes=boxed.total, bare=boxed.bare), RULES)
-    boxed = with_masks(settings, boxed)
-    boxed, data = _decoded(settings, boxed, data, bars, run)
+    settings, reasons = resolve(settings, _facts(boxed, data, start.facts), RULES)
+    boxed = _with_chosen_masks(settings, boxed)
+    boxed, data = _decode(settings, boxed, data, bars, run)
     if run is None:
         check_rates(replace(settings, epochs=settings.epochs or 1))
-    objective, card, notes = _build(settings, data, boxed, start.input and start.input(settings.model or ""), run)
+    objective, card, notes = _build(settings, data, boxed, start.input and start.input(settings.model), run)
     loaded = load_start(start, settings.model, objective, ())
-    remarks += [*boxed.images.notes, *(loaded.lines() if loaded else ()), *notes, *_few(data)]
+    remarks += [*boxed.images.notes, *(loaded.lines() if loaded else ()), *notes, *_warnings(data)]
     return DetectionSetup(
         *(settings, origins(settings, given, reasons), data, _plan(settings, len(data.part("train")))),
         *(objective, card, tuple(remarks), loaded),
@@ -146,33 +164,69 @@ def assemble(
 
 
 def _split(settings: DetectSettings, boxed: BoxedImages, run: RunFolder | None) -> SplitImages:
+    """Return the images with the split of the run or a new one, on request without training images without objects."""
     if run is not None:
         return SplitImages(boxed.images, stored_split(run, boxed.images))
     shares = {
         name: value for name in ("val_fraction", "test_fraction") if (value := getattr(settings, name)) is not None
     }
     split = make_split(boxed.images, seed=settings.seed, **shares)
-    return SplitImages(boxed.images, _without_empty(split, boxed) if settings.empty_images == "drop" else split)
-
-
-def _without_empty(split: Split, boxed: BoxedImages) -> Split:
-    """Leave the training images without an object unused."""
-    empty = np.asarray([not len(boxed.of(index)) for index in range(len(boxed.images))]) & (split.parts == "train")
-    if not empty.any():
-        return split
+    empty = np.asarray([not len(boxed.boxes_of(index)) for index in range(len(boxed.images))])
+    empty &= split.parts == "train"
+    if settings.empty_images == "keep" or not empty.any():
+        return SplitImages(boxed.images, split)
     if empty.sum() == len(split.indices("train")):
         raise UserError(
             "--empty-images is drop, and no training image shows an object: give training images with boxes."
         )
     words = f"{split.description}; {counted(int(empty.sum()), 'training image')} without an object left out"
-    return Split(np.where(empty, "unused", split.parts), words)
+    return SplitImages(boxed.images, Split(np.where(empty, "unused", split.parts), words))
 
 
-def _decoded(
+def _facts(boxed: BoxedImages, data: SplitImages, start: StartFacts | None) -> BoxFacts:
+    """Return the facts for the automatic settings, from the training images."""
+    known = [boxed.boxes_of(int(index)) for index in data.part("train")]
+    longer = [max(boxes.size) for boxes in known]
+    shares = [
+        np.sqrt(np.prod(boxes.corners[:, 2:] - boxes.corners[:, :2], axis=1)) / side
+        for boxes, side in zip(known, longer, strict=True)
+    ]
+    return BoxFacts(
+        **{**vars(data.facts()), "start": start},
+        longer=int(np.median(longer)),
+        small=float(np.percentile(np.concatenate(shares), 10)) if sum(map(len, shares)) else 0.1,
+        boxes=boxed.count_boxes(),
+        without_outline=boxed.without_outline,
+    )
+
+
+def _with_chosen_masks(settings: DetectSettings, boxed: BoxedImages) -> BoxedImages:
+    """Return the images with masks, or without them if the detector learns none.
+
+    Raises:
+        UserError: Masks are on and a box has no outline, or copy-paste is on without masks.
+    """
+    if settings.masks == "on" and boxed.without_outline:
+        raise UserError(
+            f"--masks on takes an outline of every box, and {boxed.without_outline} of "
+            f"{counted(boxed.count_boxes(), 'box', 'boxes')} have none: give COCO's JSON with a 'segmentation' for "
+            "each, or leave --masks out."
+        )
+    if settings.masks == "on":
+        return boxed
+    if settings.copy_paste:
+        raise UserError(
+            f"--copy-paste {settings.copy_paste:g} cuts objects out by their masks, and there are none: masks are off, "
+            "or boxes lack an outline; give each box an outline and leave --masks out, or leave --copy-paste out."
+        )
+    return boxed.without_masks()
+
+
+def _decode(
     settings: DetectSettings, boxed: BoxedImages, data: SplitImages, bars: Bars, run: RunFolder | None
 ) -> tuple[BoxedImages, SplitImages]:
-    """Decode the images no larger than they are needed, and split those that can be read."""
-    reading = reading_for([max(settings.img_size or [LARGEST_SIDE])], WHOLE)
+    """Decode the images no larger than necessary, and split them again if some cannot be read."""
+    reading = reading_for([max(settings.img_size)], WHOLE)
     with bars("reading images") as advance:
         images = decoded(boxed.images, settings, reading, advance)
     kept = replace(boxed, images=images)
@@ -181,16 +235,14 @@ def _decoded(
     return kept, _split(settings, kept, run)
 
 
-def _facts(boxed: BoxedImages, data: SplitImages, start: StartFacts | None) -> BoxFacts:
-    known = [boxed.of(int(index)) for index in data.part("train")]
-    longer = [max(one.size) for one in known]
-    shares = [
-        np.sqrt(np.prod(one.corners[:, 2:] - one.corners[:, :2], axis=1)) / side
-        for one, side in zip(known, longer, strict=True)
-    ]
-    small = float(np.percentile(np.concatenate(shares), 10)) if sum(map(len, shares)) else 0.1
-    facts = data.facts()
-    return BoxFacts(**{**vars(facts), "start": start}, longer=int(np.median(longer)), small=small)
+def detector_backbone(settings: DetectSettings) -> tuple[BackboneSpec, list[str]]:
+    """Return the backbone that settings describe, and notes on its image size.
+
+    Raises:
+        UserError: The backbone's name is unknown, or it cannot take images of this size.
+    """
+    canvas = -(-max(settings.img_size) // MULTIPLE) * MULTIPLE
+    return backbone_spec(replace(settings, img_size=[canvas, canvas]), 0)
 
 
 def _build(
@@ -200,20 +252,28 @@ def _build(
     start: ImageInput | None,
     run: RunFolder | None,
 ) -> tuple[Detection, DetectorCard, list[str]]:
-    sides = settings.img_size or [LARGEST_SIDE]
-    # Weights drawn here must not depend on what was drawn before, nor disturb what is drawn after.
+    """Return the objective with its detector, the detector's card, and notes."""
+    sides = settings.img_size
+    # Random weights must neither depend on earlier draws nor change later ones.
     with torch.random.fork_rng(devices=[]), explain_memory_errors():
         torch.manual_seed(settings.seed)
-        spec, options, notes = detector_parts(settings)
+        spec, notes = detector_backbone(settings)
+        options = detector_options(settings)
         notes = [*check_memory(settings, spec), *notes]
         detector = with_joint_norms(settings, build_detector(spec, len(boxed.classes), options, settings.drop_path))
-        tuning = FineTuning(freeze=settings.freeze_stages or None, eval_mode=settings.norms == "still")
-        objective = Detection(detector, tuning, 1.0 if settings.backbone_rate is None else settings.backbone_rate)
-    statistics = _statistics(settings, data, start, run)
+        freeze = None if settings.freeze == "none" else settings.freeze
+        tuning = FineTuning(freeze=freeze, eval_mode=settings.eval_mode)
+        objective = Detection(detector, tuning, settings.backbone_lr)
+    if stored := stored_card(run, DetectorCard):
+        statistics = Normalisation(stored.preprocessing.mean, stored.preprocessing.std)
+    else:
+        statistics = normalisation(settings, data, start or input_of_timm(settings.model))
     values = data.images.reading.value_range
-    fed = Preprocessing(spec.image_size, 1.0, "bilinear", statistics.mean, statistics.std, values, "letterbox")
+    preprocessing = Preprocessing(
+        spec.image_size, 1.0, "bilinear", statistics.mean, statistics.std, values, "letterbox"
+    )
     card = DetectorCard(
-        *(spec, boxed.classes, fed),
+        *(spec, boxed.classes, preprocessing),
         options=options,
         category_ids=boxed.category_ids,
         resize_to=(min(sides), max(sides)),
@@ -221,34 +281,23 @@ def _build(
     return objective, card, notes
 
 
-def _statistics(
-    settings: DetectSettings, data: SplitImages, start: ImageInput | None, run: RunFolder | None
-) -> Normalisation:
-    if stored := stored_card(run, DetectorCard):
-        return Normalisation(stored.preprocessing.mean, stored.preprocessing.std)
-    return normalisation(settings, data, start or input_of_timm(settings.model or ""))
-
-
 def _plan(settings: DetectSettings, n_train: int) -> Plan:
-    """Return the length in steps; it is 1 as long as it has to be found out."""
+    """Return the length in steps; 1 step until the length has been planned for the time."""
     plan = trainer_plan(settings, n_train)
     total = settings.steps or (plan.total_steps if settings.epochs else 1)
     passes = -(-total // plan.steps_per_epoch)
-    every = settings.judge_every or plan.steps_per_epoch * -(-passes // LOOKS)
+    every = settings.judge_every or plan.steps_per_epoch * -(-passes // MOST_EVALUATIONS)
     return replace(plan, total_steps=total, steps_per_epoch=min(every, total))
 
 
-def _few(data: SplitImages) -> list[str]:
+def _warnings(data: SplitImages) -> list[str]:
     counts = data.counts()
-    found = []
+    warnings = []
     if counts["train"] < 30:
-        found.append(f"{counts['train']} images to learn from are few even for few: expect no reliable detector")
+        warnings.append(f"{counts['train']} training images are too few to train a detector reliably")
     if 0 < counts["val"] < 10:
-        found.append(
-            f"{counts['val']} images to select with tell little: the interval on the test images says how little"
+        warnings.append(
+            f"{counts['val']} validation images are too few to select a model reliably; the interval on the test "
+            "images shows how uncertain its score is"
         )
-    return found
-
-
-def _sides_text(sides: tuple[int, int]) -> str:
-    return f"{sides[1]}" if sides[0] == sides[1] else f"{sides[0]}x{sides[1]}"
+    return warnings

@@ -1,20 +1,18 @@
-"""Parameters and multiply-adds of a detector, counted on the meta device, where nothing is computed."""
+"""Parameters and multiply-adds of a detector, counted on the meta device without computing anything."""
 
 import torch
 from torch import Tensor, nn
 
 from paucal.backbones import BackboneSpec
 from paucal.backbones.cost import PartCost, meta_device, part_cost
-from paucal.tasks.detection.card import build_detector
-from paucal.tasks.detection.cascade import CascadeHeads
-from paucal.tasks.detection.detector import CELLS
-from paucal.tasks.detection.instance_masks.head import CELLS as MASK_CELLS
-from paucal.tasks.detection.options import DetectorOptions
-from paucal.tasks.detection.settings import DetectSettings
-from paucal.tasks.detection.structure import detector_options
+from paucal.tasks.detection.network.cascade import CascadeHeads
+from paucal.tasks.detection.network.detector import build_detector
+from paucal.tasks.detection.network.options import DetectorOptions
+from paucal.tasks.detection.network.region_heads import BOX_CELLS, MASK_CELLS
+from paucal.tasks.detection.settings import DetectSettings, detector_options
 
 REGIONS = 1000  # proposals per image that the heads score, as the published numbers count them
-OBJECTS = 100  # objects per image that get a mask, likewise
+OBJECTS = 100  # objects per image whose mask is predicted, likewise
 
 
 def detector_cost(
@@ -22,7 +20,7 @@ def detector_cost(
 ) -> dict[str, PartCost]:
     """Count a detector by its parts: "backbone", "pyramid", "proposals", "heads", and "masks" if it predicts them.
 
-    Finding proposals and pooling regions multiplies next to nothing and is not counted. Masks are those of 100 objects.
+    The choice of proposals and the pooling of regions need few multiplications and are not counted.
 
     Args:
         spec: Backbone; its image size is that of the image, in pixels.
@@ -31,7 +29,7 @@ def detector_cost(
         regions: Proposals per image that each head scores.
 
     Raises:
-        UserError: The backbone cannot be built, or gives no maps of the strides that are needed.
+        UserError: The backbone cannot be built, or has no map of the required strides.
 
     Example:
         >>> options = DetectorOptions(channels=32, head_dim=16)
@@ -60,7 +58,7 @@ def detector_cost(
         images = torch.zeros(1, spec.in_chans, *spec.image_size)
         maps = {str(level): grid for level, grid in enumerate(detector.stages(images))}
         levels = list(detector.pyramid(maps).values())
-        heads = part_cost(detector.heads, torch.zeros(regions, options.channels, CELLS, CELLS), predict_boxes)
+        heads = part_cost(detector.heads, torch.zeros(regions, options.channels, BOX_CELLS, BOX_CELLS), predict_boxes)
         masks = part_cost(mask_layers, torch.zeros(OBJECTS, options.channels, MASK_CELLS, MASK_CELLS), predict_masks)
         return {
             "backbone": part_cost(detector.stages, images),

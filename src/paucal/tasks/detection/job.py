@@ -1,16 +1,21 @@
-"""`paucal detect`: what is its own in the life of a run, and the function for Python."""
+"""`paucal detect`: the steps of a detection run that differ from other tasks, and the function for Python."""
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
+from torch import nn
 
 from paucal.cores import slowdown
-from paucal.data.loader import TrainLoader
+from paucal.data.loader import TrainLoader, make_train_loader
+from paucal.data.sampler import StepSampler
+from paucal.distributed import rank, world_size
 from paucal.recipes.detection import LENGTH, RECIPES
 from paucal.recipes.recipe import fill_in, require_start
 from paucal.runner import life
@@ -22,23 +27,26 @@ from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import shows_settings
 from paucal.tasks.detection.assembly import DetectionSetup, assemble, check
-from paucal.tasks.detection.conclusion import DetectResult, conclude
-from paucal.tasks.detection.judging import detect_all
-from paucal.tasks.detection.loaders import MISSED, SCORE, ordered_loader, scores_of, train_loader, validation
+from paucal.tasks.detection.batches import BoxedDataset, collate_boxes, evaluation_loader
+from paucal.tasks.detection.conclusion import SCORE, DetectResult, conclude
+from paucal.tasks.detection.detections import detect_all
+from paucal.tasks.detection.evaluation import MASKS, coco_scores
 from paucal.tasks.detection.pictures import batch_sheet
 from paucal.tasks.detection.settings import DetectSettings
+from paucal.tasks.detection.views import CopyPaste, training_view
 from paucal.training import CosineWarmup, Optimization, Outcome, Watch
 from paucal.training.schedules import WarmupThenSteps
 from paucal.types import UserError
 
-START = 1e-3  # of the peak, at the first step of the published warm-up
+MISSED = "val_missed"  # share of the objects that are not found; breaks ties
+START = 1e-3  # share of the peak learning rate at the first step of the published warm-up
 TIMED_STEPS = 4  # after one warm-up step
 TIMED_IMAGES = 4  # images whose evaluation is timed
 EVALUATION_SHARE = 0.15  # largest share of the time for validation
 MOST_EVALUATIONS = 12
 FEWEST_STEPS = 10
-MOST_PASSES, SCRATCH_PASSES = 60, 300
-CLOSING = 12.0  # seconds of scores, intervals and pictures at the end, on a core of their own
+MOST_PASSES, SCRATCH_PASSES = 60, 300  # over the training images; with pretrained and with random weights
+CLOSING = 12.0  # seconds for scores, intervals and pictures at the end, on an idle core
 RESERVE = 0.02  # share of the time kept for unforeseen work
 
 
@@ -47,8 +55,7 @@ class DetectionWatcher(Watcher[DetectionSetup]):
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
         """Print losses and scores, with the number of passes over the images."""
-        each = self.setup.settings.effective_batch
-        passes = row["step"] * each / len(self.setup.data.part("train"))
+        passes = row["step"] * self.setup.settings.effective_batch / len(self.setup.data.part("train"))
         losses = [f"{n.removeprefix('train_')} {v:.3f}" for n, v in row.items() if n.startswith("train_")]
         scores = [f"{n.removeprefix('val_')} {v:.3f}" for n, v in row.items() if n.startswith("val_") and n != MISSED]
         parts = [f"{epoch}/{epochs}: step {row['step']:.0f} ({passes:.1f} passes)", f"train: {', '.join(losses)}"]
@@ -80,7 +87,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
     length_setting = "steps"
 
     def check(self, settings: DetectSettings, given: Mapping[str, str]) -> tuple[DetectSettings, dict[str, str]]:
-        """Fill in the recipe and refuse settings that contradict each other."""
+        """Fill in the recipe and refuse invalid settings."""
         settings = plain_init(settings)
         timed = settings.time is not None or settings.steps is not None
         settings, origin = fill_in(settings, given, RECIPES, settings.recipe, LENGTH if timed else ())
@@ -98,70 +105,95 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
     def describe_images(self, setup: DetectionSetup) -> str:
         """Return the name of the data with the numbers of images, boxes and classes."""
         boxed = setup.images
-        boxes = boxed.count(range(len(boxed.images)))
-        return f"{boxed.images.name}, {len(boxed.images)} images, {boxes} boxes of {len(boxed.classes)} classes"
+        boxes, classes = boxed.count_boxes(), len(boxed.classes)
+        return f"{boxed.images.name}, {len(boxed.images)} images, {boxes} boxes of {classes} classes"
 
     def draw_batch(self, setup: DetectionSetup) -> Image.Image:
-        """Draw training images and boxes as the network will see them."""
-        fed = setup.card.preprocessing
-        return batch_sheet(next(iter(self.loader(setup, 0))), setup.images.classes, fed.mean, fed.std)
+        """Draw training images and boxes as the network sees them."""
+        preprocessing = setup.card.preprocessing
+        batch = next(iter(self.loader(setup, 0)))
+        return batch_sheet(batch, setup.images.classes, preprocessing.mean, preprocessing.std)
 
     def measure(self, setup: DetectionSetup, threads: bool = False) -> Pace:
         """Time a few steps, and the evaluation of a few images."""
         settings, objective = setup.settings, setup.objective
-        device = torch.device(settings.device or "cpu")
+        device = torch.device(settings.device)
         few = replace(setup, plan=replace(setup.plan, total_steps=TIMED_STEPS + 1, accumulate=1))
         indices = setup.data.part("val" if len(setup.data.part("val")) else "test")[:TIMED_IMAGES]
         with trial_steps(objective.train(), device):
             batches: Any = self.loader(few, 0)
             step = seconds_per_step(objective, batches, device, settings.precision, setup.plan.accumulate, threads)
-            begin = time.perf_counter()
-            found = detect_all(objective.deployable(), ordered_loader(setup, indices), device)
-            image = (time.perf_counter() - begin) / max(len(indices), 1)
-            scores_of(setup, found, indices)  # the first call imports for seconds
-            if settings.masks == "on":  # scoring boxes takes no time, scoring masks does
-                begin = time.perf_counter()
-                scores_of(setup, found, indices)
-                image += (time.perf_counter() - begin) / max(len(indices), 1)
+            start = time.perf_counter()
+            score = _detect(setup, objective.deployable(), indices, device)
+            image = (time.perf_counter() - start) / max(len(indices), 1)
+            score()  # the first call imports for seconds
+            if settings.masks == "on":  # the time to score boxes is negligible, that to score masks is not
+                start = time.perf_counter()
+                score()
+                image += (time.perf_counter() - start) / max(len(indices), 1)
         return Pace(step, image, image, CLOSING * slowdown())
 
     def fit_length(self, setup: DetectionSetup, pace: Pace, left: float) -> Length:
-        """Return the steps that end within the time, and how often to validate."""
+        """Return the steps that fit in the time, and how often to validate."""
         settings, counts = setup.settings, setup.data.counts()
         share = settings.effective_batch / max(counts["train"], 1)
         most = MOST_PASSES if settings.init is not None else SCRATCH_PASSES
-        planned = fit_steps(pace, left, counts, share, most)
-        if not planned.steps:
+        plan = fit_steps(pace, left, counts, share, most)
+        if not plan.steps:
             spent = seconds_of(settings.time or "", "--time") - left
-            needed = spent + planned.seconds + FEWEST_STEPS * pace.step + pace.evaluation(counts)
+            needed = spent + plan.seconds + FEWEST_STEPS * pace.step + pace.evaluation(counts)
             raise UserError(
                 f"--time is {settings.time}, and a step takes {pace.step:.1f} s here, evaluating an image "
                 f"{pace.val_image:.1f} s: give --time {int(1.2 * needed // 60) + 1}m or more, or a smaller --img-size."
             )
-        text = f"{planned.steps} steps of {pace.step:.2f} s ({planned.steps * share:.1f} passes) fit in {settings.time}"
+        text = f"{plan.steps} steps of {pace.step:.2f} s ({plan.steps * share:.1f} passes) fit in {settings.time}"
         reasons = {"steps": text, "judge_every": "validation takes a seventh of the time at most"}
-        values = {"steps": planned.steps, "judge_every": planned.judge_every}
-        return Length(values, reasons, text, planned.seconds, int(most / share))
+        values = {"steps": plan.steps, "judge_every": plan.judge_every}
+        return Length(values, reasons, text, plan.seconds, int(most / share))
 
     def loader(self, setup: DetectionSetup, start: int) -> TrainLoader:
         """Return the training loader of this process, starting at a forward pass."""
-        return train_loader(setup, start)
+        settings, plan, preprocessing = setup.settings, setup.plan, setup.card.preprocessing
+        hflip, jitter = settings.hflip, settings.jitter
+        view = training_view(setup.sides, preprocessing.mean, preprocessing.std, hflip, jitter)
+        indices = setup.data.part("train")
+        sampler = StepSampler(
+            indices,
+            settings.images_per_pass,
+            plan.most_steps * plan.accumulate,
+            settings.seed,
+            start,
+            rank=rank(),
+            world=world_size(),
+            accumulate=plan.accumulate,
+        )
+        partners = [int(index) for index in indices]
+        pasting = CopyPaste(settings.copy_paste, partners) if settings.copy_paste else None
+        dataset = BoxedDataset(setup.images, view, settings.seed, pasting, settings.least_box)
+        return make_train_loader(dataset, sampler, settings.workers, settings.device == "cuda", collate_boxes)
 
     def optimization(self, setup: DetectionSetup) -> Optimization:
         """Return AdamW and its schedule."""
         settings, plan = setup.settings, setup.plan
         per_pass = max(1, len(setup.data.part("train")) // settings.effective_batch)
-        warmup = min(round((settings.warmup_epochs or 0) * per_pass), plan.total_steps // 2)
+        warmup = min(round(settings.warmup_epochs * per_pass), plan.total_steps // 2)
         return Optimization(
-            _schedule(settings, plan.total_steps, warmup, per_pass),
+            make_schedule(settings, plan.total_steps, warmup, per_pass),
             settings.weight_decay,
             clip=settings.clip or None,
             average_decay=settings.average or None,
         )
 
     def validation(self, setup: DetectionSetup) -> Watch | None:
-        """Return the scores on the validation images; without them the newest state is kept."""
-        return Watch(validation(setup), SCORE, MISSED) if len(setup.data.part("val")) else None
+        """Return the scores on the validation images; without these, the last state is kept."""
+        indices = setup.data.part("val")
+
+        def evaluate(detector: nn.Module, device: torch.device) -> Mapping[str, float]:
+            scores = _detect(setup, detector, indices, device)()
+            masks = {f"val_{MASKS}ap": scores[f"{MASKS}ap"]} if f"{MASKS}ap" in scores else {}
+            return {SCORE: scores["ap"], "val_ap50": scores["ap50"], **masks, MISSED: 1 - scores["recall"]}
+
+        return Watch(evaluate, SCORE, MISSED) if len(indices) else None
 
     def watcher(self, run: RunFolder, setup: DetectionSetup, console: Console) -> DetectionWatcher:
         """Return the watcher that prints each epoch."""
@@ -204,14 +236,14 @@ def detect(
 
 
 def fit_steps(pace: Pace, left: float, counts: Mapping[str, int], passes: float, most_passes: int) -> Steps:
-    """Return the longest run that fits in the time that is left.
+    """Return the longest run that fits in the remaining time.
 
     Args:
         pace: Measured seconds.
-        left: Seconds from now to the end.
+        left: Remaining seconds.
         counts: Number of images per part.
-        passes: Passes over the training images that a step makes.
-        most_passes: Passes over the training images after which more would not help.
+        passes: Passes over the training images per step.
+        most_passes: Largest number of passes over the training images.
     """
     ending, evaluation = pace.ending(counts), pace.evaluation(counts)
     usable = left * (1 - RESERVE) - ending
@@ -223,10 +255,23 @@ def fit_steps(pace: Pace, left: float, counts: Mapping[str, int], passes: float,
     return Steps(steps, -(-steps // evaluations), steps * pace.step + evaluations * evaluation + ending)
 
 
-def _schedule(settings: DetectSettings, steps: int, warmup: int, per_pass: int) -> CosineWarmup | WarmupThenSteps:
-    """Return a half cosine, or a rate that falls after so many passes."""
-    peak = settings.lr or 0.0
+def make_schedule(
+    settings: DetectSettings, steps: int, warmup: int, steps_per_pass: int
+) -> CosineWarmup | WarmupThenSteps:
+    """Return a half cosine, or a learning rate that falls after the passes of `--milestones`."""
+    peak = settings.lr
     if not settings.milestones:
-        return CosineWarmup(peak, steps, warmup, floor=settings.min_lr or 0.0)
-    falls = tuple(passes * per_pass for passes in settings.milestones)
+        return CosineWarmup(peak, steps, warmup, floor=settings.min_lr)
+    falls = tuple(passes * steps_per_pass for passes in settings.milestones)
     return WarmupThenSteps(peak, falls, warmup, START * peak)
+
+
+def _detect(
+    setup: DetectionSetup, detector: nn.Module, indices: NDArray[np.int64], device: torch.device
+) -> Callable[[], dict[str, Any]]:
+    """Detect objects in some images, and return a function that computes COCO's scores of them."""
+    loader = evaluation_loader(setup.images, indices, setup.detector_card, setup.settings.workers)
+    found = detect_all(detector, loader, device)
+    order = [int(index) for index in indices]
+    truth = [setup.images.boxes_of(index) for index in order]
+    return lambda: coco_scores([found[index] for index in order], truth, len(setup.images.classes))

@@ -1,44 +1,230 @@
-"""Whether a run learns masks, and what its detector is called."""
+"""Masks of objects: packed run lengths as in COCO's files, and how outlines in annotation files become masks.
 
-from paucal.tasks.detection.annotations import BoxedImages
-from paucal.tasks.detection.settings import DetectSettings
+faster-coco-eval, of the extra `detection`, draws polygons, packs masks and measures overlaps. Text from files is
+unpacked and checked here, before anything else reads it.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torchvision.models.detection.roi_heads import paste_masks_in_image
+
+from paucal.data.boxes.annotations import Corners, unpack_run_lengths
 from paucal.types import UserError
-from paucal.wording import counted
+
+BACKEND, EXTRA = "faster_coco_eval", 'pip install "paucal[detection]"'
+FEWEST_POINTS, MOST_POLYGONS = 3, 10_000
+MOST_PERIMETER = 1_000_000  # pixels; drawing an outline of this length takes some 100 MB
+LEAST = 0.5  # smallest probability at which a pixel belongs to the object
+REMEDY = "correct it, or leave the outlines unread with --masks off"
 
 
-def kind_of(settings: DetectSettings) -> str:
-    """Return the name of the detector in the papers.
+class RunLengths(TypedDict):
+    """A mask: its (height, width) in pixels, and the packed text of its run lengths."""
 
-    Example:
-        >>> kind_of(DetectSettings(cascade=True, masks="on"))
-        'Cascade Mask R-CNN'
-    """
-    if settings.masks == "on":
-        return "Cascade Mask R-CNN" if settings.cascade else "Mask R-CNN"
-    return "Cascade R-CNN" if settings.cascade else "Faster R-CNN"
+    size: list[int]
+    counts: bytes
 
 
-def with_masks(settings: DetectSettings, boxed: BoxedImages) -> BoxedImages:
-    """Return the images with the masks that are learnt, or without any.
-
-    Args:
-        settings: with `masks` chosen.
-        boxed: the images as they were read.
+def mask_functions() -> ModuleType:
+    """Return faster-coco-eval's functions for masks.
 
     Raises:
-        UserError: masks are wanted and a box has no outline, or objects shall be pasted without masks.
+        UserError: The extra is not installed.
     """
-    if settings.masks == "on" and boxed.bare:
-        raise UserError(
-            f"--masks on takes an outline of every box, and {boxed.bare} of "
-            f"{counted(boxed.total, 'box', 'boxes')} have none: give COCO's JSON with a 'segmentation' for each, or "
-            "leave --masks out."
-        )
-    if settings.masks == "on":
-        return boxed
-    if settings.copy_paste:
-        raise UserError(
-            f"--copy-paste {settings.copy_paste:g} cuts objects out by their masks, and there are none: masks are off, "
-            "or boxes lack an outline; give each box an outline and leave --masks out, or leave --copy-paste out."
-        )
-    return boxed.without_masks()
+    if find_spec(BACKEND) is None:
+        raise UserError(f"outlines of objects are read by faster-coco-eval, which is not installed: {EXTRA}.")
+    return import_module(f"{BACKEND}.core.mask")
+
+
+def pack_mask(mask: NDArray) -> RunLengths:
+    """Return an (H, W) mask of 0 and 1 or of bool as run lengths."""
+    return mask_functions().encode(np.asfortranarray(mask, dtype=np.uint8))
+
+
+def unpack_mask(runs: RunLengths) -> NDArray[np.uint8]:
+    """Return valid run lengths as an (H, W) mask of 0 and 1."""
+    counts = unpack_run_lengths(runs["counts"])
+    values = np.arange(len(counts), dtype=np.uint8) % 2
+    height, width = runs["size"]
+    return np.repeat(values, counts).reshape(width, height).T
+
+
+def stack_masks(masks: Sequence[RunLengths], size: tuple[int, int]) -> Tensor:
+    """Return masks as one (N, H, W) uint8 tensor, each resized to a (height, width) by the nearest pixel."""
+    stacked = torch.zeros((len(masks), *size), dtype=torch.uint8)
+    for place, runs in zip(stacked, masks, strict=True):
+        mask = unpack_mask(runs)
+        if mask.shape != size:  # one by one, since masks of the annotated image may be much larger
+            rows, columns = (
+                ((np.arange(new) + 0.5) * old / new).astype(np.int64) for new, old in zip(size, mask.shape, strict=True)
+            )
+            mask = mask[rows][:, columns]
+        place.copy_(torch.from_numpy(np.ascontiguousarray(mask)))
+    return stacked
+
+
+def paste_masks(shares: Tensor, boxes: Tensor, size: tuple[int, int]) -> tuple[RunLengths, ...]:
+    """Return the masks of objects in the pixels of an image.
+
+    Args:
+        shares: (N, 1, 28, 28) mask probabilities within the objects' boxes.
+        boxes: (N, 4) corners in pixels of the image.
+        size: (height, width) of the image.
+    """
+    # One by one: a hundred objects of a photograph at once would take gigabytes.
+    return tuple(
+        pack_mask((paste_masks_in_image(share[None], box[None], size)[0, 0] >= LEAST).numpy())
+        for share, box in zip(shares, boxes, strict=True)
+    )
+
+
+def mask_overlaps(
+    masks: Sequence[RunLengths], objects: Sequence[RunLengths], crowd: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Return (D, G) intersection over union; for a crowd, intersection over the area of the mask."""
+    if not len(masks) or not len(objects):
+        return np.zeros((len(masks), len(objects)))
+    overlaps = mask_functions().iou(list(masks), list(objects), crowd.astype(int).tolist())
+    return np.asarray(overlaps, dtype=np.float64)
+
+
+def masks_of_outlines(
+    outlines: Sequence[Any],
+    boxes: Sequence[Corners],
+    crowd: Sequence[bool],
+    size: tuple[int, int],
+    where: Sequence[str],
+    tally: Counter[str],
+) -> tuple[RunLengths, ...] | None:
+    """Return the mask of each box of an image; None if a box that is learned has no outline.
+
+    The mask is the box itself for a crowd without an outline, and for an outline that covers no pixel.
+
+    Args:
+        outlines: "segmentation" of each box, as in the file.
+        boxes: (left, top, right, bottom) of each in pixels.
+        crowd: Flag per box: it covers many objects.
+        size: (height, width) of the image.
+        where: Beginning of messages per box: the file, the image and the class.
+        tally: Counter of "bare" boxes, without an outline, and "pixelless" ones, whose outline covers no pixel.
+
+    Raises:
+        UserError: An outline is invalid; see `mask_of_outline`.
+    """
+    masks: list[RunLengths] = []
+    missing = 0
+    for outline, box, is_crowd, text in zip(outlines, boxes, crowd, where, strict=True):
+        if outline:
+            mask = mask_of_outline(outline, size, text)
+            if not int(mask_functions().area(mask)):
+                tally["pixelless"] += 1
+                mask = _mask_of_box(box, size)
+            else:
+                left, top, width, height = mask_functions().toBbox(mask).tolist()
+                if left >= box[2] or top >= box[3] or left + width <= box[0] or top + height <= box[1]:
+                    raise UserError(f"{text} that lies outside of its box: {REMEDY}.")
+            masks.append(mask)
+        elif is_crowd:
+            masks.append(_mask_of_box(box, size))
+        else:
+            missing += 1
+    tally["bare"] += missing
+    return None if missing else tuple(masks)
+
+
+def mask_of_outline(outline: Any, size: tuple[int, int], where: str) -> RunLengths:
+    """Return the mask of a box's "segmentation".
+
+    Args:
+        outline: Polygons, each with x and y in turn, or {"size": [height, width], "counts": ...} with run lengths as a
+            list or as packed text.
+        size: (height, width) of the image in pixels.
+        where: Beginning of messages.
+
+    Raises:
+        UserError: A polygon has fewer than 3 points, an odd number of coordinates, a value that is not a number, a
+            point far outside of the image or more points or pixels than can be drawn; or run lengths are invalid or of
+            another image.
+    """
+    if isinstance(outline, dict):
+        return _mask_of_runs(outline, size, where)
+    if not isinstance(outline, list) or not all(isinstance(polygon, list) for polygon in outline):
+        raise UserError(f"{where}, which is {_short(outline)}, expected polygons or lengths of runs: {REMEDY}.")
+    if len(outline) > MOST_POLYGONS:
+        raise UserError(f"{where} of {len(outline):,} polygons, at most {MOST_POLYGONS:,} are read: {REMEDY}.")
+    polygons = [_check_polygon(polygon, size, where) for polygon in outline]
+    if sum(map(_perimeter, polygons)) > MOST_PERIMETER:
+        raise UserError(f"{where} of more than {MOST_PERIMETER:,} pixels in length: {REMEDY}.")
+    functions = mask_functions()
+    return functions.merge(functions.frPyObjects(polygons, *size))
+
+
+def _check_polygon(values: list[Any], size: tuple[int, int], where: str) -> list[float]:
+    if not all(type(value) is int or (type(value) is float and math.isfinite(value)) for value in values):
+        raise UserError(f"{where} with a polygon {_short(values)}, expected numbers: {REMEDY}.")
+    if len(values) % 2:
+        raise UserError(f"{where} with a polygon of {len(values)} coordinates, expected x and y in turn: {REMEDY}.")
+    if len(values) < 2 * FEWEST_POINTS:
+        raise UserError(f"{where} with a polygon of {len(values) // 2} points, expected 3 or more: {REMEDY}.")
+    height, width = size
+    for x, y in zip(values[::2], values[1::2], strict=True):
+        # Points just outside of the image are common and cut; further out, the outline belongs to another image.
+        if not (-width <= x <= 2 * width and -height <= y <= 2 * height):
+            raise UserError(f"{where} with a point at {_short(x)} {_short(y)}, far outside of it: {REMEDY}.")
+    return [float(value) for value in values]
+
+
+def _perimeter(polygon: list[float]) -> float:
+    points = np.asarray(polygon).reshape(-1, 2)
+    return float(np.abs(points - np.roll(points, 1, axis=0)).max(1).sum())
+
+
+def _mask_of_runs(outline: dict[str, Any], size: tuple[int, int], where: str) -> RunLengths:
+    stated, counts = outline.get("size"), outline.get("counts")
+    if not isinstance(stated, list) or [*stated] != [*size] or any(type(side) is not int for side in stated):
+        raise UserError(f"{where} for an image of the height and width {_short(stated)}: {REMEDY}.")
+    try:
+        lengths = _run_lengths(counts)
+    except ValueError as problem:
+        raise UserError(f"{where} as lengths of runs that cannot be read ({problem}): {REMEDY}.") from None
+    pixels = size[0] * size[1]
+    # The largest first: a sum of a few numbers of this size cannot overflow.
+    if lengths.min() < 0 or lengths.max() > pixels or int(lengths.sum()) != pixels:
+        raise UserError(f"{where} as lengths of runs that do not add up to its {pixels} pixels: {REMEDY}.")
+    if isinstance(counts, str):
+        return RunLengths(size=list(size), counts=counts.encode())
+    return mask_functions().frPyObjects({"size": list(size), "counts": lengths.tolist()}, *size)
+
+
+def _run_lengths(counts: Any) -> np.ndarray:
+    if isinstance(counts, str):
+        return unpack_run_lengths(counts.encode("utf-8", "surrogatepass"))
+    if not isinstance(counts, list) or not counts or any(type(count) is not int for count in counts):
+        raise ValueError("expected whole numbers, or the text that they are packed into")
+    if max(map(abs, counts)) >= 1 << 35:
+        raise ValueError("it has a number that is too large for any image")
+    return np.asarray(counts, dtype=np.int64)
+
+
+def _mask_of_box(box: Corners, size: tuple[int, int]) -> RunLengths:
+    """Return the pixels of a box, at least one."""
+    left, top = min(round(box[0]), size[1] - 1), min(round(box[1]), size[0] - 1)
+    right, bottom = max(round(box[2]), left + 1), max(round(box[3]), top + 1)
+    mask = np.zeros(size, dtype=np.uint8)
+    mask[top:bottom, left:right] = 1
+    return pack_mask(mask)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else text[:97] + "..."

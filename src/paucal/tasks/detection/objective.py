@@ -1,4 +1,4 @@
-"""Training a detector, as the trainer sees it."""
+"""The objective of a detector: its losses and the learning rates of its backbone."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,8 +7,8 @@ from torch import nn
 from paucal.backbones import FeatureBackbone
 from paucal.objectives.base import Objective
 from paucal.objectives.finetuning import MAIN, BackboneTuner, FineTuning
-from paucal.tasks.detection.batch import BoxBatch
-from paucal.tasks.detection.detector import Detector
+from paucal.tasks.detection.batches import BoxBatch
+from paucal.tasks.detection.network.detector import Detector
 from paucal.types import DataRequest, GroupScale, GroupScales, LossTerms, Progress
 
 BACKBONE = "detector.stages.backbone.model."
@@ -19,21 +19,21 @@ class Detection(Objective):
     """The losses of a detector.
 
     Args:
-        detector: what is trained and deployed.
-        tuning: what of the backbone never changes, and whether its batch norms keep their statistics.
-        backbone_rate: factor on the learning rate of the backbone.
+        detector: Detector that is trained and deployed.
+        tuning: Frozen layers of the backbone, and whether its batch norms keep their statistics.
+        backbone_lr: Factor on the learning rate of the backbone.
     """
 
     data_request = DataRequest(labels=False, mixing=False)
 
-    def __init__(self, detector: Detector, tuning: FineTuning, backbone_rate: float = 1.0) -> None:
+    def __init__(self, detector: Detector, tuning: FineTuning, backbone_lr: float = 1.0) -> None:
         super().__init__()
         self.detector = detector
         self.tuner = BackboneTuner(detector.stages.backbone.model, tuning, BACKBONE)
-        self._rate = backbone_rate
+        self._rate = backbone_lr
 
     def forward(self, batch: BoxBatch, progress: Progress) -> LossTerms:  # type: ignore[override]
-        """Return the losses of proposals and regions: if there is an object, of which class, where, and its mask."""
+        """Return the losses of proposals and regions: objectness, class, box and mask."""
         self.tuner.set_modes(progress)
         values = self.detector.losses(batch.images, batch.image_sizes(), batch.boxes, batch.labels, batch.masks)
         return LossTerms(values, self.detector.loss_weights())
@@ -47,19 +47,19 @@ class Detection(Objective):
         return [self.detector.stages.backbone]
 
     def compilable(self) -> Iterable[nn.Module]:
-        """Return nothing: images of many sizes would each be compiled anew."""
+        """Return no modules, since each of many image sizes would be compiled anew."""
         return []
 
     def parameter_group(self, name: str) -> str:
-        """Return the label of the backbone's parameters, which may have a rate of their own."""
+        """Return the group of a parameter; the backbone has a learning rate of its own."""
         label = self.tuner.label(name)
         return SLOWER if label == MAIN and name.startswith(BACKBONE) else label
 
     def group_scales(self, progress: Progress) -> GroupScales:
         """Return the factors of the backbone's layers."""
         scales = {SLOWER: GroupScale(1.0), **self.tuner.scales(progress)}
-        return {name: GroupScale(one.lr * self._rate, one.weight_decay) for name, one in scales.items()}
+        return {name: GroupScale(scale.lr * self._rate, scale.weight_decay) for name, scale in scales.items()}
 
     def before_step(self, progress: Progress) -> None:
-        """Hold still what the fine-tuning holds."""
+        """Keep frozen layers unchanged."""
         self.tuner.before_step(progress)

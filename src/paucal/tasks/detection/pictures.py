@@ -12,37 +12,37 @@ from torch.nn import functional as F
 from torchvision.transforms.functional import to_pil_image
 
 from paucal.evaluation.plots import shorten
-from paucal.tasks.detection.annotations import Boxes
-from paucal.tasks.detection.batch import BoxBatch
-from paucal.tasks.detection.instance_masks.run_lengths import unpacked
-from paucal.tasks.detection.judging import RECALLS, Found
-from paucal.tasks.detection.matching import ClassMatches, match_overlaps, overlaps_of
+from paucal.tasks.detection.batches import BoxBatch
+from paucal.tasks.detection.detections import Detections
+from paucal.tasks.detection.evaluation import RECALLS, ClassMatches, box_overlaps, match_overlaps
+from paucal.tasks.detection.images import Boxes
+from paucal.tasks.detection.masks import unpack_mask
 
-SHOWN = 0.5  # score from which on a detection is drawn and counted as an answer
+SHOWN = 0.5  # smallest score of a detection that is drawn and counted
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")  # Okabe and Ito
 TRUTH = "#ffffff"
-TILE, GAP, COLUMNS = 420, 6, 3  # pixels
-WRITING = TILE / 11  # times as wide as its letters are high is a picture
+TILE, GAP, COLUMNS = 420, 6, 3  # width and distance of pictures in pixels, pictures per row
+LETTERS = TILE / 11  # width of a picture over the height of its letters
 MOST_CURVES = 20
 
 
-def draw_found(
-    image: Image.Image, found: Found, classes: Sequence[str], truth: Boxes | None = None, least: float = SHOWN
+def draw_detections(
+    image: Image.Image, detections: Detections, classes: Sequence[str], truth: Boxes | None = None, least: float = SHOWN
 ) -> Image.Image:
-    """Return a copy of an image with what was found, masks half-transparent, and the objects as thin white boxes.
+    """Return a copy of an image with its detections, masks half-transparent, and its objects as thin white boxes.
 
     Args:
-        image: may have another size than the image that the boxes belong to, where `truth` says so.
-        found: with boxes in pixels of the annotated image.
-        classes: names.
-        truth: the objects.
-        least: score from which on a detection is drawn.
+        image: Image; if `truth` is given, it may have another size than the annotated image.
+        detections: Detections in pixels of the annotated image.
+        classes: Names of the labels.
+        truth: Objects.
+        least: Smallest score of a detection that is drawn.
     """
     picture = image.convert("RGB")
     scale = 1.0 if truth is None else picture.width / truth.size[1]
-    shown = found.above(least)
+    shown = detections.above(least)
     for mask, label in zip(shown.masks or (), shown.labels.tolist(), strict=False):
-        tint(picture, unpacked(mask), COLOURS[label % len(COLOURS)])
+        tint(picture, unpack_mask(mask), COLOURS[label % len(COLOURS)])
     draw = _pen(picture)
     width = max(1, round(picture.width / 300))
     for corners in [] if truth is None else truth.corners:
@@ -54,12 +54,12 @@ def draw_found(
 
 
 def at_width(image: Image.Image, width: int = TILE) -> Image.Image:
-    """Return an image at a width in pixels; what is drawn on it then is as large on every picture of a page."""
+    """Return an image resized to a width in pixels, so that lines and letters are equally large on all pictures."""
     return image.resize((width, max(1, round(image.height * width / image.width))))
 
 
 def tint(picture: Image.Image, mask: NDArray[np.uint8], colour: str) -> None:
-    """Mix a colour half and half into the pixels of a mask, which is brought to the size of the picture."""
+    """Mix a colour half and half into the pixels of a mask, which is resized to the picture."""
     half = Image.fromarray(mask * np.uint8(128)).resize(picture.size, Image.Resampling.NEAREST)
     picture.paste(colour, (0, 0), half)
 
@@ -68,13 +68,13 @@ def batch_sheet(batch: BoxBatch, classes: Sequence[str], mean: Sequence[float], 
     """Draw the images of a batch with their boxes and masks, as the network sees them."""
     tiles = []
     factors = torch.tensor(std)[:, None, None], torch.tensor(mean)[:, None, None]
-    drawn = batch.masks or [None] * len(batch)
-    for view, boxes, labels, masks in zip(batch.images[:9], batch.boxes, batch.labels, drawn, strict=False):
+    all_masks = batch.masks or [None] * len(batch)
+    for view, boxes, labels, masks in zip(batch.images[:9], batch.boxes, batch.labels, all_masks, strict=False):
         picture = to_pil_image((view.cpu() * factors[0] + factors[1]).clamp(0, 1))
         for mask, label in zip([] if masks is None else masks, labels.tolist(), strict=False):
             padded = F.pad(mask, (0, view.shape[-1] - mask.shape[-1], 0, view.shape[-2] - mask.shape[-2]))
             tint(picture, padded.numpy(), COLOURS[label % len(COLOURS)])
-        zoom = TILE / picture.width  # before the words are written, which would be enlarged too
+        zoom = TILE / picture.width  # before names are written, which would be resized too
         picture = picture.resize((TILE, max(1, round(picture.height * zoom))))
         draw = _pen(picture)
         for corners, label in zip((boxes * zoom).tolist(), labels.tolist(), strict=True):
@@ -84,8 +84,8 @@ def batch_sheet(batch: BoxBatch, classes: Sequence[str], mean: Sequence[float], 
 
 
 def sheet(pictures: Sequence[Image.Image], captions: Sequence[str] = ()) -> Image.Image:
-    """Put pictures side by side on a page, each reduced to one width, with a line under each."""
-    tiles = [at_width(one) for one in pictures]
+    """Put pictures of one width on a page, with a line of text under each."""
+    tiles = [at_width(picture) for picture in pictures]
     columns = min(COLUMNS, max(len(tiles), 1))
     line = 16 if captions else 0
     heights = [max(t.height for t in tiles[i : i + columns]) + line + GAP for i in range(0, len(tiles), columns)]
@@ -100,20 +100,20 @@ def sheet(pictures: Sequence[Image.Image], captions: Sequence[str] = ()) -> Imag
     return page
 
 
-def mistakes_of(found: Found, truth: Boxes, least: float = SHOWN) -> tuple[int, int]:
-    """Return how many objects an image's answers miss, and how many answers are no object, at an overlap of 0.5.
+def count_mistakes(detections: Detections, truth: Boxes, least: float = SHOWN) -> tuple[int, int]:
+    """Return the numbers of missed objects and of false detections of an image, at an overlap of 0.5.
 
     Args:
-        found: all detections.
-        truth: the objects.
-        least: score from which on a detection is an answer.
+        detections: Detections.
+        truth: Objects.
+        least: Smallest score of a detection that counts.
     """
-    answers = found.above(least)
+    shown = detections.above(least)
     missed = false = 0
-    for label in np.union1d(answers.labels, truth.labels):
-        mine, theirs = answers.labels == label, truth.labels == label
+    for label in np.union1d(shown.labels, truth.labels):
+        mine, theirs = shown.labels == label, truth.labels == label
         crowd = truth.crowd[theirs]
-        hits, ignored = match_overlaps(overlaps_of(answers.boxes[mine], truth.corners[theirs], crowd), crowd)
+        hits, ignored = match_overlaps(box_overlaps(shown.boxes[mine], truth.corners[theirs], crowd), crowd)
         missed += int((theirs & ~truth.crowd).sum() - hits[0].sum())
         false += int((~hits[0] & ~ignored[0]).sum())
     return missed, false
@@ -123,22 +123,23 @@ def precision_recall_figure(matches: Sequence[ClassMatches], classes: Sequence[s
     """Draw the precision of each class over its recall, at an overlap of 0.5."""
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     axes = figure.subplots()
-    for label, (one, name) in enumerate(list(zip(matches, classes, strict=True))[:MOST_CURVES]):
-        curve = one.precisions(weights)
+    for label, (of_class, name) in enumerate(list(zip(matches, classes, strict=True))[:MOST_CURVES]):
+        curve = of_class.precisions(weights)
         if curve is not None:
             style = ("-", "--", ":")[label // len(COLOURS) % 3]
             text = f"{shorten(name)} ({curve[0].mean():.2f})"
             axes.plot(RECALLS, curve[0], style, color=COLOURS[label % len(COLOURS)], label=text)
-    axes.set(xlabel="share of the objects that are found", ylabel="share of the answers that are right")
+    axes.set(xlabel="recall: share of the objects that are found")
+    axes.set(ylabel="precision: share of the answers that are right")
     axes.set(xlim=(0, 1), ylim=(0, 1.02), title="AP50 of each class in brackets")
     axes.legend(fontsize=8, ncols=math.ceil(min(len(classes), MOST_CURVES) / 10))
     return figure
 
 
 def _pen(picture: Image.Image) -> ImageDraw.ImageDraw:
-    """Return what draws on a picture, with letters that are as large on all pictures of one width."""
+    """Return a drawing of a picture, with letters in proportion to its width."""
     draw = ImageDraw.Draw(picture)
-    draw.font = ImageFont.load_default(max(10, round(picture.width / WRITING)))
+    draw.font = ImageFont.load_default(max(10, round(picture.width / LETTERS)))
     return draw
 
 
@@ -153,5 +154,5 @@ def _box(draw: ImageDraw.ImageDraw, corners: Sequence[float], text: str, colour:
 
 
 def _plain(text: str) -> str:
-    """Return text that Pillow's own font can draw."""
+    """Return text with the characters that Pillow's own font can draw."""
     return text.encode("latin-1", "replace").decode("latin-1")

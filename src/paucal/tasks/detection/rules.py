@@ -1,4 +1,4 @@
-"""What a detector is chosen by: few images, the machine, and the weights it starts from."""
+"""Rules for the automatic settings of a detector, from the images, the machine and the initial weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,30 +12,30 @@ PAPER = "as published"
 QUICK = "on a processor: a smaller detector learns more in the same time"
 CPU_SIDE = 416
 PAPER_SIDES = (800, 1333)
-STILL_BATCH = 16  # images from which batch norms have statistics of their own
-STEPS = 3000  # on an accelerator, where nobody gives a length: what a few hundred images take to be learnt
-LEAST_EPOCHS, MOST_EPOCHS = 12, 200  # the papers' "1x" on 118,000 images
+STILL_BATCH = 16  # smallest batch with which batch norms learn their own statistics from pretrained weights
+STEPS = 3000  # default length on an accelerator, enough for a few hundred images
+LEAST_EPOCHS, MOST_EPOCHS = 12, 200  # 12 is the papers' "1x" schedule for 118,000 images
 
 
 @dataclass(frozen=True)
 class BoxFacts(DataAndMachine):
-    """What is known of images with boxes.
+    """Facts on images with boxes and on the machine.
 
     Attributes:
-        longer: median of the longer sides in pixels.
-        small: side of a small object (the tenth percentile of the root of the area) over the longer side of its image.
-        boxes: number of boxes in all parts.
-        bare: how many of them have no outline.
+        longer: Median of the longer sides in pixels.
+        small: Side of a small object (tenth percentile of the root of the area) over the longer side of its image.
+        boxes: Number of boxes in all parts.
+        without_outline: Number of boxes without an outline.
     """
 
     longer: int = 0
     small: float = 0.1
     boxes: int = 0
-    bare: int = 0
+    without_outline: int = 0
 
 
 def model(facts: DataAndMachine) -> Choice:
-    """The start's, or a small network with a map of every stride."""
+    """The model of the initial weights, or a small network with a map of every stride."""
     if facts.start is not None and facts.start.model is not None:
         return facts.start.model, f"the model of {facts.start.where}"
     if facts.device == "cpu":
@@ -44,7 +44,7 @@ def model(facts: DataAndMachine) -> Choice:
 
 
 def model_args(facts: DataAndMachine, model: str | None) -> Choice:
-    """Those of the start, so that its weights fit."""
+    """Those of the initial weights, which otherwise would not fit."""
     start = facts.start
     if start is None or not start.model_args or model != start.model:
         return None, ""
@@ -52,7 +52,7 @@ def model_args(facts: DataAndMachine, model: str | None) -> Choice:
 
 
 def img_size(facts: BoxFacts, device: str | None) -> Choice:
-    """The images' own, up to what the machine can do."""
+    """The size of the images, up to what the machine can train on."""
     if device == "cpu":
         side = min(CPU_SIDE, facts.longer)
         return [max(side, 32)], "the images' own" if side == facts.longer else f"reduced from {facts.longer}: {QUICK}"
@@ -60,21 +60,21 @@ def img_size(facts: BoxFacts, device: str | None) -> Choice:
 
 
 def masks(facts: BoxFacts) -> Choice:
-    """Where every object has an outline: masks cost little beside the boxes, and boxes learn from them too."""
-    if not facts.bare:
+    """On if every object has an outline: masks cost little, and improve the boxes too."""
+    if not facts.without_outline:
         return "on", "every box has an outline"
-    if facts.bare == facts.boxes:
+    if facts.without_outline == facts.boxes:
         return "off", "no box has an outline"
-    return "off", f"{facts.bare} of {counted(facts.boxes, 'box', 'boxes')} have no outline"
+    return "off", f"{facts.without_outline} of {counted(facts.boxes, 'box', 'boxes')} have no outline"
 
 
 def finest(device: str | None, img_size: Sequence[int] | None) -> Choice:
-    """The papers' 4; 8 on a processor, where the finest map takes most of the time."""
+    """The papers' 4; 8 on a CPU, since the finest map takes most of the time."""
     return (8, "on a processor: a map of stride 4 takes most of the time") if device == "cpu" else (4, PAPER)
 
 
 def anchor(facts: BoxFacts, finest: int, img_size: Sequence[int]) -> Choice:
-    """The papers' 8 strides; half where small objects are smaller than the anchors they would get."""
+    """The papers' 8 strides; half of it if small objects are smaller than these anchors."""
     side = facts.small * max(img_size)
     if side < 0.75 * 8 * finest:
         return 4, f"small objects have {side:.0f} pixels as the network sees them"
@@ -102,63 +102,63 @@ def proposals(device: str | None) -> Choice:
 
 
 def time(epochs: int | None, steps: int | None, device: str | None) -> Choice:
-    """A wait that people take, where nobody says how long a run is."""
+    """Twenty minutes on a CPU if no length is given."""
     if epochs is not None or steps is not None or device != "cpu":
         return None, ""
     return "20m", "twenty minutes; give --time 2h, or --epochs, for more"
 
 
 def batch_size(facts: DataAndMachine, device: str | None) -> Choice:
-    """Few images, for many steps in the time; the papers' 16 on an accelerator, where the images allow it."""
+    """At most 4 on a CPU, for many steps in the time; on an accelerator the papers' 16, if there are enough images."""
     if device == "cpu":
         return min(4, facts.n_train), "on a processor: many steps in the time"
-    return max(1, min(16, facts.n_train // 8)), "the papers' 16, fewer where the images are few"
+    return max(1, min(16, facts.n_train // 8)), "the papers' 16, or an eighth of the training images"
 
 
 def epochs(facts: DataAndMachine, time: str | None, steps: int | None, batch_size: int) -> Choice:
-    """As many as make 3000 steps; left open where the time decides."""
+    """About 3000 steps; open if the time decides."""
     if time is not None or steps is not None:
         return None, ""
     passes = max(LEAST_EPOCHS, min(MOST_EPOCHS, round(STEPS * batch_size / max(facts.n_train, 1))))
-    return passes, f"about {STEPS} steps, as few images allow; from {LEAST_EPOCHS} passes up"
+    return passes, f"about {STEPS} steps, and at least {LEAST_EPOCHS} passes"
 
 
 def lr(init: str | None, batch_size: int) -> Choice:
-    """The papers' rate of AdamW for 16 images, raised for short runs, which small batches lower by the root."""
+    """Four times the papers' rate of AdamW, for short runs; lower by the root of the batch below 16 images."""
     peak = 4e-4 * (min(batch_size, 16) / 16) ** 0.5
     return round(peak, 6), "four times the papers' 1e-4, by the root of the batch: short runs of few images"
 
 
 def warmup_epochs(facts: DataAndMachine) -> Choice:
-    """Steps that let the new layers settle."""
+    """Half a pass, in which the new layers adapt to the backbone."""
     return 0.5, "half a pass: the new layers settle before the backbone moves"
 
 
 def min_lr() -> Choice:
-    """Down to nothing."""
-    return 0.0, "a half cosine down to nothing"
+    """Zero."""
+    return 0.0, "a half cosine down to zero"
 
 
-def freeze_stages(init: str | None, facts: DataAndMachine) -> Choice:
-    """The stem and the first stage of trained weights, as published."""
+def freeze(init: str | None, facts: DataAndMachine) -> Choice:
+    """The stem and the first stage of pretrained weights, as published."""
     if init is None:
-        return 0, "from scratch"
+        return "none", "from scratch"
     if facts.start is not None and facts.start.undertrained:
-        return 0, describe_undertrained(facts.start)
+        return "none", describe_undertrained(facts.start)
     return 1, f"{PAPER}: the first layers of trained weights suit all images"
 
 
-def norms(init: str | None, facts: DataAndMachine, batch_size: int) -> Choice:
-    """Still where a batch is too small to know better than the weights."""
+def eval_mode(init: str | None, facts: DataAndMachine, batch_size: int) -> Choice:
+    """Keep pretrained statistics if a batch is too small for better ones."""
     if facts.start is not None and facts.start.undertrained:
-        return "learn", describe_undertrained(facts.start)
+        return False, describe_undertrained(facts.start)
     if init is not None and batch_size < STILL_BATCH:
-        return "still", f"{batch_size} images tell less than what the weights were trained with"
-    return "learn", "no statistics to keep" if init is None else "large batches"
+        return True, f"{batch_size} images are too few for better statistics than those of the weights"
+    return False, "no statistics to keep" if init is None else "large batches"
 
 
-def backbone_rate(init: str | None, facts: DataAndMachine) -> Choice:
-    """Slower where it knows much already."""
+def backbone_lr(init: str | None, facts: DataAndMachine) -> Choice:
+    """Lower for pretrained weights."""
     if init is None:
         return 1.0, "from scratch"
     if facts.start is not None and facts.start.undertrained:
@@ -177,12 +177,12 @@ def hflip() -> Choice:
 
 
 def jitter() -> Choice:
-    """Little in short runs."""
+    """Little, since runs are short."""
     return "light", "few images and short runs: sizes vary by a fifth, colours a little"
 
 
 def normalise(facts: DataAndMachine) -> Choice:
-    """As the weights are used to."""
+    """The normalisation of the initial weights."""
     if facts.start is not None:
         return facts.start.normalise, f"as for {facts.start.where}"
     return "imagenet", "the usual mean and deviation of photographs"
@@ -191,7 +191,7 @@ def normalise(facts: DataAndMachine) -> Choice:
 RULES = rules_by_name(
     [
         *(*PROCESSES, *ARITHMETIC, model, model_args, img_size, masks, finest, anchor, pyramid_channels, head_dim),
-        *(regions, proposals, time, batch_size, epochs, lr, warmup_epochs, min_lr, freeze_stages, norms, backbone_rate),
+        *(regions, proposals, time, batch_size, epochs, lr, warmup_epochs, min_lr, freeze, eval_mode, backbone_lr),
         *(average, hflip, jitter, normalise),
     ]
 )

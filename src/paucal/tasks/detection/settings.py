@@ -1,16 +1,17 @@
-"""The settings of `paucal detect`."""
+"""The settings of `paucal detect`, and the options of the detector that they describe."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from paucal.settings.groups import JobSettings
-from paucal.settings.options import option
+from paucal.settings.options import EarlierName, option
 from paucal.settings.parts import CutSettings, JointNormSettings
-from paucal.tasks.detection.heads import HEADS
-from paucal.tasks.detection.options import (
+from paucal.tasks.detection.network.options import (
+    HEADS,
     BoxLoss,
     CascadeAverage,
     CascadeBoxes,
+    DetectorOptions,
     Matching,
     Pooling,
     ProposalLoss,
@@ -23,21 +24,21 @@ class DetectorSettings:
     """The detector around the backbone."""
 
     cascade: bool = option("three heads in a row (Cascade R-CNN)", False, group="detector")
-    masks: Literal["auto", "on", "off"] | None = option(
-        "whether the pixels of each object are learnt too (Mask R-CNN), which takes an outline of each; off reads none",
+    masks: Literal["auto", "on", "off"] = option(
+        "learn the pixels of each object too (Mask R-CNN), which needs its outline; off reads no outlines",
         group="detector",
     )
-    finest: int | None = option("stride of the finest map in pixels: 4, 8, 16 or 32", group="detector", low=4, high=32)
-    anchor: int | None = option("side of the anchors over the stride of their map", group="detector", low=1, high=64)
-    pyramid_channels: int | None = option("channels of the feature pyramid", group="detector", low=8, high=1024)
+    finest: int = option("stride of the finest map in pixels: 4, 8, 16 or 32", group="detector", low=4, high=32)
+    anchor: int = option("side of the anchors over the stride of their map", group="detector", low=1, high=64)
+    pyramid_channels: int = option("channels of the feature pyramid", group="detector", low=8, high=1024)
     head: str = option(
-        f"layers that judge a region: {', '.join(f'{name} ({head.words})' for name, head in HEADS.items())}",
+        f"layers that classify a region: {', '.join(f'{name} ({head.words})' for name, head in HEADS.items())}",
         "2fc",
         group="detector",
     )
-    head_dim: int | None = option("width of the layers that judge a region", group="detector", low=8, high=4096)
-    regions: int | None = option("regions that learn, per image", group="detector", low=8, high=4096)
-    proposals: int | None = option("regions proposed in training, per image", group="detector", low=16, high=10_000)
+    head_dim: int = option("width of the layers that classify a region", group="detector", low=8, high=4096)
+    regions: int = option("regions per image that the heads learn from", group="detector", low=8, high=4096)
+    proposals: int = option("regions proposed in training, per image", group="detector", low=16, high=10_000)
     candidates: int | None = option(
         "regions of each map that are compared before proposals are chosen, in training; by default as many as "
         "proposals",
@@ -47,7 +48,7 @@ class DetectorSettings:
     )
     pyramid_norm: PyramidNorm = option("norm after each convolution of the feature pyramid", "group", group="detector")
     pooling: Pooling = option(
-        "how a region is read from a map: sampled at 2x2 points of each cell, or exactly aligned, at as many points as "
+        "how a region is read from a map: sampled at 2x2 points of each cell, or exactly aligned at as many points as "
         "it covers",
         "sampled",
         group="detector",
@@ -61,18 +62,18 @@ class DetectorSettings:
 
 
 @dataclass(frozen=True)
-class LearningSettings:
+class LossSettings:
     """What a detector learns from an image."""
 
     box_loss: BoxLoss = option("loss of the boxes of regions; giou counts ten times", "smooth-l1")
     proposal_loss: ProposalLoss = option("loss of the boxes of proposals", "smooth-l1")
     matching: Matching = option(
-        "which boxes learn an object that they overlap less than a hit, or less than another object: torchvision's "
-        "anchors, the anchors that overlap it most from 0.3 on, or the regions that overlap it most too",
+        "which boxes learn an object in addition to those that overlap it enough: torchvision's anchors, the anchors "
+        "that overlap it most from 0.3 on, or also the regions that overlap it most",
         "torchvision",
     )
     empty_images: Literal["keep", "drop"] = option(
-        "whether training images without an object teach that there is none, or are left out", "keep", group="data"
+        "training images without an object: keep them as negatives, or leave them out", "keep", group="data"
     )
     least_box: float = option(
         "shortest side of a box that is learned, in pixels of the annotated image", 0.0, group="data", low=0, high=1000
@@ -80,44 +81,55 @@ class LearningSettings:
 
 
 @dataclass(frozen=True)
-class CareSettings:
-    """How carefully a backbone with trained weights is tuned."""
+class FineTuningSettings:
+    """How carefully a backbone with pretrained weights is tuned."""
 
-    freeze_stages: int | None = option(
-        "stages of the backbone that never change, together with its stem; 0 for none",
+    freeze: Literal["none", "stem", "backbone"] | int = option(
+        "frozen part of the backbone: none, stem, backbone (all of it), or a number of stages with the stem",
         group="fine-tuning",
         low=0,
         high=64,
+        earlier=EarlierName("freeze_stages", int, {0: "none"}),
     )
-    norms: Literal["learn", "still"] | None = option(
-        "whether batch norms learn the statistics of these images or keep those they came with", group="fine-tuning"
+    eval_mode: bool = option(
+        "keep the backbone in evaluation mode: running statistics stay as they are and nothing is dropped",
+        group="fine-tuning",
+        earlier=EarlierName("norms", Literal["learn", "still"], {"learn": False, "still": True}),
     )
-    backbone_rate: float | None = option(
-        "factor on the learning rate of the backbone", group="fine-tuning", low=0, high=10
+    backbone_lr: float = option(
+        "factor on the learning rate of the backbone",
+        group="fine-tuning",
+        low=0,
+        high=10,
+        earlier=EarlierName("backbone_rate", float),
     )
 
 
 @dataclass(frozen=True)
-class LengthSettings:
-    """How long a detector is trained."""
+class ScheduleSettings:
+    """How long a detector is trained, and its optimizer."""
 
-    time: str | None = option("train and judge in this time, such as 20m or 2h; the length is planned for it")
-    steps: int | None = option("optimizer steps in all, in the place of --epochs", low=1, high=10**8)
-    judge_every: int | None = option("optimizer steps between two looks at the validation images", low=1, high=10**8)
+    time: str | None = option(
+        "train and evaluate within this time, such as 20m or 2h; the length is planned for it", chosen=True
+    )
+    steps: int | None = option("number of optimizer steps, instead of --epochs", low=1, high=10**8)
+    judge_every: int | None = option(
+        "optimizer steps between two evaluations on the validation images", low=1, high=10**8
+    )
     milestones: list[int] | None = option(
         "passes over the training images after which the learning rate falls to a tenth, such as 8 11; by default it "
         "follows a half cosine"
     )
-    weight_decay: float = option("of AdamW", 0.05, low=0, high=1)
+    weight_decay: float = option("weight decay of AdamW", 0.05, low=0, high=1)
     clip: float = option("L2 norm to which gradients are clipped; 0 for no clipping", 5.0, low=0)
-    average: float | None = option(
+    average: float = option(
         "ceiling of the decay of the moving average of the weights; 0 for none", low=0, high=0.99999
     )
 
 
 @dataclass(frozen=True)
 class DetectSettings(
-    LengthSettings, CareSettings, LearningSettings, DetectorSettings, JointNormSettings, CutSettings, JobSettings
+    ScheduleSettings, FineTuningSettings, LossSettings, DetectorSettings, JointNormSettings, CutSettings, JobSettings
 ):
     """Every setting of `paucal detect`; the command line and `paucal.detect` share it."""
 
@@ -127,12 +139,15 @@ class DetectSettings(
         "",
         group="data",
     )
-    img_size: list[int] | None = option(
-        "most pixels of an image's longer side, or of its shorter and its longer one", group="model"
+    drop_path: float | None = option(  # pyright: ignore[reportIncompatibleVariableOverride] (the backbone's own)
+        "stochastic depth rate", group="model", low=0, high=0.95
     )
-    jitter: Literal["none", "light", "multiscale", "cropped", "large"] | None = option(
-        "how sizes and colours vary: light by a fifth, multiscale sizes from 0.6 to 1 as published, cropped so too "
-        "after half of the images were cut, large from half to double (large-scale jitter)",
+    img_size: list[int] = option(
+        "largest pixels of an image's longer side, or of its shorter and its longer side", group="model"
+    )
+    jitter: Literal["none", "light", "multiscale", "cropped", "large"] = option(
+        "how sizes and colours vary: light by a fifth, multiscale sizes from 0.6 to 1 as published, cropped the same "
+        "after half of the images were cropped, large from half to double (large-scale jitter)",
         group="augmentation",
     )
     copy_paste: float = option(
@@ -141,4 +156,39 @@ class DetectSettings(
         group="augmentation",
         low=0,
         high=1,
+    )
+
+
+def detector_name(settings: DetectSettings) -> str:
+    """Return the name of the detector in the papers.
+
+    Example:
+        >>> detector_name(DetectSettings(cascade=True, masks="on"))
+        'Cascade Mask R-CNN'
+    """
+    if settings.masks == "on":
+        return "Cascade Mask R-CNN" if settings.cascade else "Mask R-CNN"
+    return "Cascade R-CNN" if settings.cascade else "Faster R-CNN"
+
+
+def detector_options(settings: DetectSettings) -> DetectorOptions:
+    """Return the options of the detector that settings describe."""
+    return DetectorOptions(
+        channels=settings.pyramid_channels,
+        head_dim=settings.head_dim,
+        finest=settings.finest,
+        anchor=settings.anchor,
+        regions=settings.regions,
+        proposals=settings.proposals,
+        cascade=settings.cascade,
+        masks=settings.masks == "on",
+        head=settings.head,
+        cascade_boxes=settings.cascade_boxes,
+        cascade_average=settings.cascade_average,
+        box_loss=settings.box_loss,
+        proposal_loss=settings.proposal_loss,
+        candidates=settings.candidates or 0,
+        matching=settings.matching,
+        pooling=settings.pooling,
+        pyramid_norm=settings.pyramid_norm,
     )

@@ -1,77 +1,64 @@
-"""How images, their boxes and masks are changed together before a detector sees them."""
+"""Views of a detector: how an image, its boxes and its masks are changed together, including copy-paste."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torchvision import tv_tensors
+from torchvision.ops import masks_to_boxes
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as transforms
 
-from paucal.tasks.detection.instance_masks.fitting import fit_to_masks
-
 Jitter = Literal["none", "light", "multiscale", "cropped", "large"]
+Target = dict[str, Tensor]
+Viewed = tuple[Tensor, Target]
+View = Callable[[tv_tensors.Image, Target], Viewed]
 LIGHT_SCALES = (0.8, 0.85, 0.9, 0.95, 1.0)
 PAPER_SCALES = tuple(round(0.6 + 0.04 * place, 2) for place in range(11))  # of 800 pixels: 480, 512, ..., 800
 CROPPED_SCALES, CROPPED_SIDES = (0.5, 0.625, 0.75), (0.48, 0.75)  # of 800 pixels: 400, 500, 600; crops of 384 to 600
-LARGE_SCALES = (
-    0.5,
-    2.0,
-)  # of large-scale jitter; its paper goes down to 0.1, with thousands of images of large objects
+# Large-scale jitter; its paper starts at 0.1, with thousands of images of large objects.
+LARGE_SCALES = (0.5, 2.0)
 COLOUR = 0.2
-SMALLEST = 2.0  # pixels: what is left of a box that a crop has cut has to be seen
+SMALLEST = 2.0  # pixels; shortest side of a box that is kept after a crop
+SLACK = 1.0  # pixel; annotated boxes have fractions, which masks of whole pixels would lose
+PASTED_SHARE = 0.5  # chance of each object of the other image
 
 
-class BoxView:
-    """An image and its boxes, changed alike by torchvision's transforms.
-
-    Args:
-        transform: takes an image and a dictionary with "boxes", "labels" and, where they are known, "masks".
-    """
-
-    def __init__(self, transform: Callable[..., Any]) -> None:
-        self._transform = transform
-
-    def __call__(self, image: Tensor, target: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the (3, H, W) float image and the boxes that are left."""
-        return self._transform(image, target)
-
-
-def evaluation_view(size: Sequence[int], mean: Sequence[float], std: Sequence[float]) -> BoxView:
-    """Return the view of a deployed detector: the image as large as fits, without any change.
+def evaluation_view(size: Sequence[int], mean: Sequence[float], std: Sequence[float]) -> View:
+    """Return the view of a deployed detector: the image, resized to fit `size`.
 
     Args:
-        size: most pixels of the shorter and of the longer side, or of the longer side alone.
-        mean: per channel, of pixels in [0, 1].
-        std: per channel.
+        size: Largest pixels of the shorter and of the longer side, or of the longer side alone.
+        mean: Mean per channel, of pixels in [0, 1].
+        std: Standard deviation per channel.
     """
-    return BoxView(v2.Compose([_fitting(size, (1.0,)), *_finished(mean, std)]))
+    return v2.Compose([_resize(size, (1.0,)), *_normalise(mean, std)])
 
 
 def training_view(
     size: Sequence[int], mean: Sequence[float], std: Sequence[float], hflip: float = 0.5, jitter: Jitter = "light"
-) -> BoxView:
-    """Return the view of training.
+) -> View:
+    """Return the view of training. It drops boxes under 2 pixels; "cropped" keeps every box with an area.
 
     Args:
-        size: as in `evaluation_view`.
-        mean: per channel.
-        std: per channel.
-        hflip: chance of a mirror image.
-        jitter: "light" varies size by a fifth and colours a little; "large" is large-scale jitter (Ghiasi et al., CVPR
-            2021, section 3): scaled by half to double, then cropped or padded to a square, boxes fitted to what is left
-            of the masks where there are some; "multiscale" varies size from 0.6 to 1 in steps of 0.04, as published
-            (DrLoc's supplement, section 4.1); "cropped" does so too, and before it cuts a part out of half of the
-            images, as the program that the papers used; "none" does neither. Boxes of under 2 pixels are dropped;
-            "cropped" keeps every box that has an area.
+        size: Largest pixels, as in `evaluation_view`.
+        mean: Mean per channel, of pixels in [0, 1].
+        std: Standard deviation per channel.
+        hflip: Chance of a mirror image.
+        jitter: Change of size and colour. "light": size by a fifth, and colours a little. "multiscale": size from 0.6
+            to 1 in steps of 0.04, as published (DrLoc's supplement, section 4.1). "cropped": the same, after half of
+            the images were cropped, as in the papers' program. "large": large-scale jitter (Ghiasi et al., CVPR 2021,
+            section 3), scaled by half to double, then cropped or padded to a square, with boxes fitted to what is left
+            of the masks. "none": neither.
     """
     longest = max(size)
     scaled: list[v2.Transform] = {
-        "none": [_fitting(size, (1.0,))],
-        "light": [_fitting(size, LIGHT_SCALES)],
-        "multiscale": [_fitting(size, PAPER_SCALES)],
-        "cropped": [v2.RandomChoice([v2.Identity(), _cut_out(size)]), _fitting(size, PAPER_SCALES)],
+        "none": [_resize(size, (1.0,))],
+        "light": [_resize(size, LIGHT_SCALES)],
+        "multiscale": [_resize(size, PAPER_SCALES)],
+        "cropped": [v2.RandomChoice([v2.Identity(), make_crop(size)]), _resize(size, PAPER_SCALES)],
         "large": [
             v2.ScaleJitter((longest, longest), LARGE_SCALES, antialias=True),
             v2.RandomCrop(longest, pad_if_needed=True),
@@ -79,12 +66,12 @@ def training_view(
     }[jitter]
     colours = [v2.ColorJitter(COLOUR, COLOUR, COLOUR)] if jitter in ("light", "large") else []
     fitted = [fit_to_masks] if jitter == "large" else []
-    small = [keep_boxes_with_area] if jitter == "cropped" else [v2.SanitizeBoundingBoxes(min_size=SMALLEST)]
-    tidy = [v2.ClampBoundingBoxes(), *fitted, *small]
-    return BoxView(v2.Compose([v2.RandomHorizontalFlip(hflip), *scaled, *tidy, *colours, *_finished(mean, std)]))
+    filtered = [keep_boxes_with_area] if jitter == "cropped" else [v2.SanitizeBoundingBoxes(min_size=SMALLEST)]
+    cleaned = [v2.ClampBoundingBoxes(), *fitted, *filtered]
+    return v2.Compose([v2.RandomHorizontalFlip(hflip), *scaled, *cleaned, *colours, *_normalise(mean, std)])
 
 
-def keep_boxes_with_area(image: Tensor, target: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+def keep_boxes_with_area(image: Tensor, target: Target) -> Viewed:
     """Return an image with the boxes that have an area, and with their labels and masks."""
     corners = target["boxes"]
     kept = (corners[:, 2:] > corners[:, :2]).all(1)
@@ -94,33 +81,140 @@ def keep_boxes_with_area(image: Tensor, target: dict[str, Tensor]) -> tuple[Tens
     }
 
 
-def _cut_out(size: Sequence[int]) -> Callable[..., Any]:
-    """Return a view that scales an image down and cuts a part of random sides out of it."""
-    scaled, bounds = _fitting(size, CROPPED_SCALES), [round(share * min(size)) for share in CROPPED_SIDES]
+def make_crop(size: Sequence[int]) -> Callable[..., Any]:
+    """Return a view that scales an image down and crops it to random sides."""
+    resize, bounds = _resize(size, CROPPED_SCALES), [round(share * min(size)) for share in CROPPED_SIDES]
 
-    def cut(image: Tensor, target: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        image, target = scaled(image, target)
+    def crop(image: Tensor, target: Target) -> Viewed:
+        image, target = resize(image, target)
         sides = [int(side) for side in image.shape[-2:]]
-        part = [_drawn(*(min(side, bound) for bound in bounds)) for side in sides]
-        corner = [_drawn(0, side - length) for side, length in zip(sides, part, strict=True)]
+        part = [_draw(*(min(side, bound) for bound in bounds)) for side in sides]
+        corner = [_draw(0, side - length) for side, length in zip(sides, part, strict=True)]
         area = (*corner, *part)
         return transforms.crop(image, *area), {
             name: value if name == "labels" else transforms.crop(value, *area) for name, value in target.items()
         }
 
-    return cut
+    return crop
 
 
-def _drawn(low: int, high: int) -> int:
-    """Return a whole number from `low` to `high`, both included."""
+def _draw(low: int, high: int) -> int:
+    """Return a random whole number from `low` to `high`, both included."""
     return int(torch.randint(low, high + 1, ()))
 
 
-def _fitting(size: Sequence[int], scales: Sequence[float]) -> v2.Transform:
-    """Return a resize that keeps the shape, to the largest that fits at one of the scales."""
+def _resize(size: Sequence[int], scales: Sequence[float]) -> v2.Transform:
+    """Return a resize that keeps the aspect ratio, to the largest image that fits at a random one of the scales."""
     shorter, longer = min(size), max(size)
     return v2.RandomShortestSize([round(scale * shorter) for scale in scales], longer, antialias=True)
 
 
-def _finished(mean: Sequence[float], std: Sequence[float]) -> list[v2.Transform]:
+def _normalise(mean: Sequence[float], std: Sequence[float]) -> list[v2.Transform]:
     return [v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(mean), list(std))]
+
+
+def fit_to_masks(image: Tensor, target: Target) -> Viewed:
+    """Shrink boxes that extend more than a pixel beyond their masks, and drop objects without a visible pixel.
+
+    After a crop, a clamped box would be larger than the visible part of a round object. Nothing changes without masks.
+
+    Args:
+        image: Image, returned as it is.
+        target: "boxes" (N, 4) corners in pixels, "labels" (N,) and, if known, "masks" (N, H, W).
+    """
+    if "masks" not in target:
+        return image, target
+    seen = target["masks"].as_subclass(Tensor).bool().flatten(1).any(1)  # `any` of uint8 would be uint8
+    masks, boxes = target["masks"][seen], target["boxes"][seen].as_subclass(Tensor)
+    tight = masks_to_boxes(masks.as_subclass(Tensor)).to(boxes) if len(masks) else boxes
+    tight = tight + torch.tensor([0, 0, 1, 1]).to(boxes) if len(masks) else tight  # the edges of the last pixels
+    excess = torch.cat([tight[:, :2] - boxes[:, :2], boxes[:, 2:] - tight[:, 2:]], 1)
+    fitted = torch.where(excess > SLACK, tight, boxes)
+    changed = {
+        "boxes": tv_tensors.wrap(fitted, like=target["boxes"]),  # type: ignore[call-arg]
+        "masks": tv_tensors.wrap(masks, like=target["masks"]),  # type: ignore[call-arg]
+        "labels": target["labels"][seen],
+    }
+    return image, {**target, **changed}
+
+
+class CopyPaste:
+    """Pastes a random half of the objects of another image over an image: Ghiasi et al., CVPR 2021, section 3.
+
+    Both images have gone through the view of training before. Edges are hard, since the paper finds no gain from smooth
+    ones. Differs from the paper: images differ in size, so the other image is laid over the first at a random place.
+    All draws are made from torch's global generator, which is seeded for each image.
+
+    Args:
+        chance: Chance that objects are pasted into an image.
+        partners: Positions of the images that objects are taken from.
+    """
+
+    def __init__(self, chance: float, partners: Sequence[int]) -> None:
+        self._chance, self._partners = chance, list(partners)
+
+    def partner(self, index: int) -> int | None:
+        """Draw the image that objects are taken from; None for no pasting, also if the image itself is drawn."""
+        if not self._partners or float(torch.rand(())) >= self._chance:
+            return None
+        other = self._partners[int(torch.randint(len(self._partners), ()))]
+        return None if other == index else other
+
+    def __call__(self, viewed: Viewed, other: Viewed) -> Viewed:
+        """Return an image with random objects of another image; arguments as those of `paste`."""
+        chosen = torch.rand(len(other[1]["labels"])) < PASTED_SHARE
+        down, right = (
+            _draw(*sorted((0, int(new) - int(old))))
+            for new, old in zip(viewed[0].shape[-2:], other[0].shape[-2:], strict=True)
+        )
+        return paste(viewed, other, chosen, (down, right))
+
+
+def paste(viewed: Viewed, other: Viewed, chosen: Tensor, shift: tuple[int, int]) -> Viewed:
+    """Return an image with the chosen objects of another image over it.
+
+    Hidden pixels are removed from the masks of the first image's objects and from their boxes; fully hidden objects are
+    dropped. Objects without hidden pixels stay unchanged, and come first.
+
+    Args:
+        viewed: (3, H, W) image, and "boxes" (N, 4) corners in pixels, "labels" (N,) and "masks" (N, H, W).
+        other: Image and target of the other image, of any size.
+        chosen: (M,) bool, True for objects of the other image that are pasted.
+        shift: Rows and columns by which the other image is moved down and to the right.
+    """
+    image, target = viewed
+    size = int(image.shape[-2]), int(image.shape[-1])
+    picked, (down, right) = _pick(other[1], chosen), shift
+    moved = picked["boxes"] + torch.tensor([right, down, right, down])
+    limits = torch.tensor([size[1], size[0], size[1], size[0]]).to(moved)
+    added = {
+        "boxes": torch.minimum(moved.clamp_min(0), limits),
+        "labels": picked["labels"],
+        "masks": _move(picked["masks"], shift, size),
+    }
+    hidden = added["masks"].bool().any(0)
+    pixels = torch.where(hidden, _move(other[0].as_subclass(Tensor), shift, size), image)
+    left = target["masks"].as_subclass(Tensor) * ~hidden
+    touched = (left != target["masks"].as_subclass(Tensor)).flatten(1).any(1)
+    changed = _join(_pick({**target, "masks": left}, touched), added)
+    fitted = fit_to_masks(pixels, {**changed, "boxes": tv_tensors.wrap(changed["boxes"], like=target["boxes"])})[1]  # type: ignore[call-arg]
+    sides = fitted["boxes"][:, 2:] - fitted["boxes"][:, :2]
+    large = (sides >= SMALLEST).all(1).as_subclass(Tensor)
+    joined = _join(_pick(target, ~touched), _pick(fitted, large))
+    boxes, masks = tv_tensors.wrap(joined["boxes"], like=target["boxes"]), tv_tensors.Mask(joined["masks"])  # type: ignore[call-arg]
+    return pixels, {**joined, "boxes": boxes, "masks": masks}
+
+
+def _pick(target: Target, which: Tensor) -> Target:
+    return {name: target[name].as_subclass(Tensor)[which] for name in ("boxes", "labels", "masks")}
+
+
+def _join(first: Target, second: Target) -> Target:
+    return {name: torch.cat([value, second[name]]) for name, value in first.items()}
+
+
+def _move(layers: Tensor, shift: tuple[int, int], size: tuple[int, int]) -> Tensor:
+    """Return (..., h, w) layers moved down and right on an empty canvas of (height, width); negative pads crop."""
+    down, right = shift
+    height, width = layers.shape[-2:]
+    return F.pad(layers, (right, size[1] - width - right, down, size[0] - height - down))

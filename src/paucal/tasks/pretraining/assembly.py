@@ -9,7 +9,7 @@ import torch
 
 from paucal.backbones.spec import BackboneSpec
 from paucal.backbones.weights.inputs import ImageInput, input_of_timm
-from paucal.data.channels.counting import spoken
+from paucal.data.channels.pixel_format import describe_channels
 from paucal.data.images import ImageSet
 from paucal.data.sources.opening import open_images
 from paucal.data.sources.tables import hold_out_listed
@@ -93,7 +93,7 @@ def assemble(
     loaded = load_start(start, named, objective, ())
     remarks = [
         *images.notes,
-        *filter(None, [spoken(images.reading.channels)]),
+        *filter(None, [describe_channels(images.reading.channels)]),
         *renamed,
         *check_length(settings, facts.n_train),
         *(loaded.lines() if loaded else ()),
@@ -129,7 +129,7 @@ def _facts(images: ImageSet, start: Start) -> DataAndMachine:
 
 
 def _build(settings: PretrainSettings, channels: int) -> tuple[Objective, BackboneSpec, list[str]]:
-    groups = crop_groups(settings, height_and_width(settings.img_size or USUAL_SIDE))
+    groups = crop_groups(settings, height_and_width(settings.img_size))
     # The initial weights must not depend on earlier random numbers, nor change later ones.
     with torch.random.fork_rng(devices=[]), explain_memory_errors():
         torch.manual_seed(settings.seed)
@@ -149,7 +149,7 @@ def _run_preprocessing(
     if stored is not None:
         return stored
     statistics = normalisation(settings, data, start)
-    size = height_and_width(settings.img_size or USUAL_SIDE)
+    size = height_and_width(settings.img_size)
     ratio = 1.0 if min(size) <= SMALL or settings.resize != "crop" else ImageInput().crop_ratio
     reading, interpolation = data.images.reading, ImageInput().interpolation
     fed = Preprocessing(size, ratio, interpolation, statistics.mean, statistics.std, reading.value_range)
@@ -194,9 +194,9 @@ def open_monitor(settings: PretrainSettings, card: ModelCard) -> Monitor | None:
         card.preprocessing,
         most=settings.monitor_images,
         seed=settings.seed,
-        workers=settings.workers or 0,
+        workers=settings.workers,
         on_bad_image=settings.on_bad_image,
-        device=settings.device or "cpu",
+        device=settings.device,
         data_root=settings.data_root,
     )
 
@@ -234,8 +234,8 @@ def _check_images(settings: PretrainSettings, n_train: int, smallest: int) -> No
 
 def optimization(settings: PretrainSettings, plan: Plan) -> Optimization:
     """Return the optimizer with its schedule in steps; special rules of a method are in its objective."""
-    method, warmup = method_of(settings), round((settings.warmup_epochs or 0) * plan.steps_per_epoch)
-    schedule = WarmupThenCosine(settings.lr or 0.0, plan.total_steps, warmup, settings.min_lr or 0.0)
+    method, warmup = method_of(settings), round(settings.warmup_epochs * plan.steps_per_epoch)
+    schedule = WarmupThenCosine(settings.lr, plan.total_steps, warmup, settings.min_lr)
     return Optimization(
         schedule,
         weight_decay=method.weight_decay(settings),

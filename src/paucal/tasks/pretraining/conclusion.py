@@ -9,9 +9,8 @@ from typing import Any
 
 from paucal.distributed import rank
 from paucal.evaluation.collapse import Verdict
-from paucal.evaluation.curves import curves_figure, with_speed
-from paucal.evaluation.figures import save_figure
-from paucal.evaluation.health_plot import health_figure
+from paucal.evaluation.curves import curves_figure, health_figure, with_speed
+from paucal.evaluation.plots import save_figure
 from paucal.memory import peak_memory
 from paucal.methods.pretraining import method_of
 from paucal.report.pretraining import write_pretraining_report
@@ -89,7 +88,7 @@ def summary(
         "feature_dim": setup.objective.backbones()[0].dim,
         "epochs": settings.epochs,
         "seconds": round(outcome.seconds, 1),
-        "peak_memory": peak_memory(settings.device or "cpu"),
+        "peak_memory": peak_memory(settings.device),
         "monitor": settings.monitor,
         "knn_start": stage_watch.knn_start(),
         "knn_end": _knn_end(outcome),

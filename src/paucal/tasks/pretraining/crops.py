@@ -8,7 +8,7 @@ from paucal.data.views.multi_crop import BLUR, crop_views
 from paucal.data.views.normalisation import Normalisation
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.settings.crops import CropSettings
-from paucal.settings.options import MAX_SIDE, USUAL_SIDE, flag
+from paucal.settings.options import MAX_SIDE, flag
 from paucal.types import Crops, UserError, height_and_width
 
 
@@ -22,7 +22,7 @@ def crop_groups(settings: CropSettings, size: Size) -> list[Crops]:
     Raises:
         UserError: The numbers and sizes of the local crops do not match, or there is only one crop.
     """
-    counts, sizes = settings.local_crops or [], settings.local_size or []
+    counts, sizes = settings.local_crops, settings.local_size
     if len(counts) != len(sizes) and sum(counts):
         raise UserError(
             f"--local-crops has {len(counts)} numbers and --local-size {len(sizes)}: give one number for each size."
@@ -40,15 +40,15 @@ def crop_groups(settings: CropSettings, size: Size) -> list[Crops]:
 
 def views(settings: PretrainSettings, statistics: Normalisation):
     """Return the transforms of the crops with their counts; raises a UserError for an invalid blur radius."""
-    size = height_and_width(settings.img_size or USUAL_SIDE)
+    size = height_and_width(settings.img_size)
     groups, radii = crop_groups(settings, size), _radii(settings.blur)
-    hflip = settings.hflip or 0.0
-    return crop_views(settings.pipeline or "dino", groups, statistics, size, radii, hflip, resize=settings.resize)
+    hflip = settings.hflip
+    return crop_views(settings.pipeline, groups, statistics, size, radii, hflip, resize=settings.resize)
 
 
 def describe_crops(settings: PretrainSettings) -> str:
     """Return the groups of crops as text."""
-    groups = crop_groups(settings, height_and_width(settings.img_size or USUAL_SIDE))
+    groups = crop_groups(settings, height_and_width(settings.img_size))
     return " and ".join(f"{group.count} crops of {'x'.join(map(str, group.sides or ()))}" for group in groups)
 
 

@@ -9,8 +9,8 @@ from PIL import Image
 
 from paucal.data.dataset import ViewDataset
 from paucal.data.loader import TrainLoader
-from paucal.data.views.crop_sheet import crop_sheet
 from paucal.data.views.normalisation import Normalisation
+from paucal.data.views.sheets import crop_sheet
 from paucal.methods.pretraining import check_used, method_of, with_recipe
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.runner import life

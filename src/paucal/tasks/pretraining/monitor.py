@@ -11,15 +11,14 @@ from torch import Tensor, nn
 
 from paucal.backbones import FeatureBackbone
 from paucal.backbones.layout import Size
-from paucal.data.batch_cache import KeptBatches
 from paucal.data.decode import Reading
 from paucal.data.images import ImageSet
-from paucal.data.loader import images_together, make_eval_loader
+from paucal.data.loader import KeptBatches, inference_batch_size, make_eval_loader
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import make_split
 from paucal.distributed import rank, world_size
 from paucal.evaluation.predictions import Predictions, predict_all
-from paucal.evaluation.protocols.judged_data import balanced, judged_data
+from paucal.evaluation.protocols.data import balanced, evaluation_data
 from paucal.evaluation.protocols.knn import HEADLINE, knn_scores
 from paucal.metrics.measures import hits
 from paucal.models.preprocessing import Preprocessing
@@ -76,7 +75,7 @@ def knn_monitor(
     height, width = preprocess.image_size
     batches = KeptBatches(
         lambda workers: make_eval_loader(
-            *(images, used, preprocess.transform(), images_together(preprocess.image_size, device)),
+            *(images, used, preprocess.transform(), inference_batch_size(preprocess.image_size, device)),
             *(workers, rank(), world_size()),
         ),
         n_bytes=len(used) * height * width * 3 * 4,
@@ -120,7 +119,7 @@ def _open(
         raise UserError(f"--monitor: {problem}") from problem
     with _asking_for_labels():
         # Images of a val part are neighbours too: nothing is selected here.
-        data = judged_data(images, make_split(images, seed, val_fraction=0.0))
+        data = evaluation_data(images, make_split(images, seed, val_fraction=0.0))
     queries = balanced(data.labels, data.parts["test"], max(1, most // QUERY_EVERY), seed)
     return images, balanced(data.labels, data.parts["train"], most - len(queries), seed), queries
 

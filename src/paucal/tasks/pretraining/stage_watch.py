@@ -126,6 +126,6 @@ class StageWatch(Watcher[PretrainingSetup]):
 def health_scale(setup: PretrainingSetup) -> HealthScale:
     """Return the scale that the health of a run is measured against."""
     settings, plan = setup.settings, setup.plan
-    warmup = round((settings.warmup_epochs or 0) * plan.steps_per_epoch)
+    warmup = round(settings.warmup_epochs * plan.steps_per_epoch)
     dim = setup.objective.backbones()[0].dim
     return HealthScale(dim, settings.batch_size, grace_period(plan.total_steps, warmup))

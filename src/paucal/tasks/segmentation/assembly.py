@@ -20,7 +20,6 @@ from paucal.runner.starts import choose_start, find_start, load_start, may_choos
 from paucal.runner.trainer_inputs import check_rates, trainer_plan, with_joint_norms
 from paucal.runs import RunFolder
 from paucal.runs.folder import AUTO
-from paucal.settings.options import USUAL_SIDE
 from paucal.tasks.segmentation.crops import CropOptions
 from paucal.tasks.segmentation.images import SegmentationData, open_segmentation_data
 from paucal.tasks.segmentation.model import Head, SegmentationCard
@@ -28,12 +27,9 @@ from paucal.tasks.segmentation.objective import PixelObjective
 from paucal.tasks.segmentation.rules import RULES
 from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.tasks.segmentation.windows import WindowOptions
-from paucal.training import CosineWarmup, Optimization
-from paucal.training.schedules import LinearWarmup
 from paucal.types import UserError, height_and_width
 from paucal.wording import counted
 
-START_LR = 1e-6  # share of the peak at the first step of the warm-up, as in the papers' programs
 WARMUP = 0.05  # share of the epochs, by default
 AUXILIARY_WIDTH = 256  # most channels of the auxiliary head, by default
 
@@ -55,7 +51,7 @@ class SegmentationSetup(RunSetup[SegmentSettings]):
         return self.card
 
     def describe(self) -> str:
-        """Return one line on backbone, head, weights and crops."""
+        """Describe backbone, head, weights and crops in one line."""
         height, width = self.card.backbone.image_size
         return (
             f"{self.card.backbone.name} with UperNet of width {self.seg_card.head.width}, {self.weights_text}, crops "
@@ -90,11 +86,11 @@ def assemble(
     facts = replace(data.facts(), start=start.facts)
     settings, reasons = resolve(settings, facts, RULES)
     settings, reasons = _lengths(settings, facts, reasons)
-    card, objective, notes = _build(settings, data, start.input and start.input(settings.model or ""), run)
+    card, objective, notes = _build(settings, data, start.input and start.input(settings.model), run)
     loaded = load_start(start, settings.model, objective, ())
     _check_batch(settings, objective)
     remarks += [*data.images.notes, *(loaded.lines() if loaded else ()), *notes, *_remarks(data)]
-    plan = trainer_plan(settings, facts.n_train * (settings.crops or 1))
+    plan = trainer_plan(settings, facts.n_train * settings.crops)
     origin = origins(settings, given, reasons)
     return SegmentationSetup(settings, origin, data, plan, objective, card, tuple(remarks), loaded)
 
@@ -113,7 +109,7 @@ def _lengths(
 
 
 def _build(
-    settings: SegmentSettings, data: SegmentationData, fed: ImageInput | None, run: RunFolder | None
+    settings: SegmentSettings, data: SegmentationData, start_input: ImageInput | None, run: RunFolder | None
 ) -> tuple[SegmentationCard, PixelObjective, list[str]]:
     """Build card and objective; the initial weights depend on the seed alone."""
     with torch.random.fork_rng(devices=[]), explain_memory_errors():
@@ -123,8 +119,8 @@ def _build(
         card = SegmentationCard(
             backbone=spec,
             classes=data.images.classes,
-            preprocessing=_preprocessing(settings, data, fed, run),
-            head=Head(settings.width or 64, settings.dropout),
+            preprocessing=_preprocessing(settings, data, start_input, run),
+            head=Head(settings.width, settings.dropout),
             coding=data.masked.coding,
             overlap=settings.overlap,
             whole=settings.test_mode == "whole",
@@ -136,8 +132,8 @@ def _build(
             network,
             settings.auxiliary,
             fine_tuning(settings),
-            settings.backbone_lr or 1.0,
-            settings.auxiliary_width or min(AUXILIARY_WIDTH, settings.width or 64),
+            settings.backbone_lr,
+            settings.auxiliary_width or min(AUXILIARY_WIDTH, settings.width),
             settings.dropout,
         )
         objective.auxiliary = objective.auxiliary and with_joint_norms(settings, objective.auxiliary)
@@ -145,13 +141,13 @@ def _build(
 
 
 def _preprocessing(
-    settings: SegmentSettings, data: SegmentationData, fed: ImageInput | None, run: RunFolder | None
+    settings: SegmentSettings, data: SegmentationData, start_input: ImageInput | None, run: RunFolder | None
 ) -> Preprocessing:
     """Return the stored preprocessing of a resumed run, else one with the start's mean and deviation."""
     if stored := stored_card(run, SegmentationCard):
         return stored.preprocessing
-    statistics = normalisation(settings, data, fed or input_of_timm(settings.model or ""))
-    size, value_range = height_and_width(settings.img_size or USUAL_SIDE), data.images.reading.value_range
+    statistics = normalisation(settings, data, start_input or input_of_timm(settings.model))
+    size, value_range = height_and_width(settings.img_size), data.images.reading.value_range
     return Preprocessing(size, 1.0, "bilinear", statistics.mean, statistics.std, value_range=value_range)
 
 
@@ -170,34 +166,15 @@ def fine_tuning(settings: SegmentSettings) -> FineTuning:
     return FineTuning(settings.layer_decay or 1.0, freeze, settings.freeze_epochs, settings.eval_mode)  # type: ignore[arg-type]
 
 
-def optimization(setup: SegmentationSetup) -> Optimization:
-    """Return AdamW with its learning-rate schedule."""
-    settings, plan = setup.settings, setup.plan
-    peak = settings.lr or 0.0
-    schedule = (LinearWarmup if settings.schedule == "linear" else CosineWarmup)(
-        peak=peak,
-        horizon=plan.total_steps,
-        warmup=round((settings.warmup_epochs or 0.0) * plan.steps_per_epoch),
-        start=peak * START_LR,
-        floor=settings.min_lr or 0.0,
-    )
-    return Optimization(
-        schedule,
-        weight_decay=settings.weight_decay,
-        clip=settings.clip or None,
-        average_decay=settings.average or None,
-    )
-
-
 def crop_options(settings: SegmentSettings) -> CropOptions:
     """Return the sizes and the augmentation of training crops."""
-    low, high = settings.scale or [0.5, 2.0]
+    low, high = settings.scale
     return CropOptions(
-        size=height_and_width(settings.img_size or USUAL_SIDE),
+        size=height_and_width(settings.img_size),
         scale=(low, high),
-        hflip=settings.hflip or 0.0,
+        hflip=settings.hflip,
         vflip=settings.vflip,
-        colour=settings.colour or 0.0,
+        colour=settings.colour,
         resize_to=_sides(settings),
     )
 
@@ -210,7 +187,7 @@ def fast_inference(settings: SegmentSettings) -> WindowOptions:
 def full_inference(settings: SegmentSettings) -> WindowOptions:
     """Return the windows and scales of the test."""
     return WindowOptions(
-        height_and_width(settings.img_size or USUAL_SIDE),
+        height_and_width(settings.img_size),
         settings.overlap,
         tuple(settings.scales or (1.0,)),
         settings.mirror,

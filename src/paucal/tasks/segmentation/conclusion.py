@@ -11,7 +11,7 @@ from PIL import Image
 from paucal.data.masks.mask_files import read_mask
 from paucal.distributed import rank
 from paucal.evaluation.curves import curves_figure, with_speed
-from paucal.evaluation.figures import save_figure
+from paucal.evaluation.plots import save_figure
 from paucal.memory import peak_memory
 from paucal.report.segmentation import write_segmentation_report
 from paucal.runner.console import Console
@@ -19,7 +19,7 @@ from paucal.runner.job import FinishedRun
 from paucal.runner.processes import wait_for_all
 from paucal.runs import RunFolder, write_atomically
 from paucal.tasks.segmentation.assembly import SegmentationSetup, full_inference
-from paucal.tasks.segmentation.evaluation import SCORE, count_and_write_masks
+from paucal.tasks.segmentation.evaluation import count_and_write_masks
 from paucal.tasks.segmentation.model import SegmentationModel, load_segmenter
 from paucal.tasks.segmentation.pictures import (
     class_colours,
@@ -40,6 +40,7 @@ from paucal.tasks.segmentation.windows import describe_scales
 from paucal.training import Outcome
 from paucal.wording import counted, percent
 
+SCORE = "val_mean_iou"  # column of metrics.csv by which the best epoch is selected
 DRAWN = 4  # images in each of the two pictures
 
 
@@ -77,7 +78,7 @@ def conclude(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, console
     wait_for_all()  # the first process has written the model
     data, folder = setup.segmented, run.evaluation("test")
     # The files are loaded back, so that the deployed model is the one that is evaluated.
-    model = load_segmenter(run, setup.settings.device or "cpu")
+    model = load_segmenter(run, setup.settings.device)
     with console.progress("testing") as advance:
         tallies = count_and_write_masks(
             model, data, data.part("test").tolist(), full_inference(setup.settings), folder / "masks", advance
@@ -140,7 +141,7 @@ def summary(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, report: 
         "best_epoch": outcome.best.get("epoch"),
         "best_val_mean_iou": _number(outcome.best.get(SCORE)) if selected else None,
         "seconds": round(outcome.seconds, 1),
-        "peak_memory": peak_memory(settings.device or "cpu"),
+        "peak_memory": peak_memory(settings.device),
         "test_mean_iou": _number(report.mean_iou.value),
         "test_pixel_accuracy": _number(report.accuracy.value),
         "start": None if setup.start is None else setup.start.short(),

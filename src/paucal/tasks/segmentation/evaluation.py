@@ -1,6 +1,6 @@
 """Evaluation of a network on images with masks: every labelled pixel of every image is counted."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -15,10 +15,8 @@ from paucal.models.preprocessing import Preprocessing
 from paucal.tasks.segmentation.images import SegmentationData
 from paucal.tasks.segmentation.model import SegmentationModel
 from paucal.tasks.segmentation.pictures import write_mask
-from paucal.tasks.segmentation.scores import Tally, plain_scores, tally
+from paucal.tasks.segmentation.scores import Tally, tally
 from paucal.tasks.segmentation.windows import WindowOptions, pixel_probabilities
-
-SCORE, LOSS = "val_mean_iou", "val_loss"
 
 
 def count_pixels(
@@ -81,16 +79,3 @@ def count_and_write_masks(
         advance(len(written), len(indices))
 
     return count_pixels(model.network, data, indices, model.card.preprocessing, options, model.device, write)
-
-
-def validation(
-    data: SegmentationData, preprocessing: Preprocessing, options: WindowOptions
-) -> Callable[[nn.Module, torch.device], Mapping[str, float]]:
-    """Return a function that scores a network on the validation images, as `training.Watch` calls it."""
-    indices = data.part("val").tolist()
-
-    def validate(module: nn.Module, device: torch.device) -> Mapping[str, float]:
-        scores = plain_scores(count_pixels(module, data, indices, preprocessing, options, device))
-        return {SCORE: scores["mean_iou"], "val_pixel_accuracy": scores["pixel_accuracy"], LOSS: scores["loss"]}
-
-    return validate

@@ -12,8 +12,8 @@ from paucal.data.images import ImageSet
 from paucal.data.masks.coding import read_class_names
 from paucal.data.masks.masked_images import MaskedImages, MaskStore, images_of_pairs, read_masks, require_enough
 from paucal.data.masks.pairs import find_pairs
-from paucal.data.splits.file import read_split
 from paucal.data.splits.split import Split, make_split
+from paucal.data.splits.split_csv import read_split
 from paucal.models.saved import stored_card
 from paucal.reading import named_path
 from paucal.runner.images import SplitImages, decoded

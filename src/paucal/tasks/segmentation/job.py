@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from PIL import Image
+from torch import nn
 
 from paucal.cores import slowdown
 from paucal.data.loader import TrainLoader
@@ -32,25 +33,28 @@ from paucal.tasks.segmentation.assembly import (
     crop_options,
     fast_inference,
     full_inference,
-    optimization,
 )
-from paucal.tasks.segmentation.conclusion import SegmentResult, conclude
+from paucal.tasks.segmentation.conclusion import SCORE, SegmentResult, conclude
 from paucal.tasks.segmentation.crops import CropTransform, MaskedCrops
-from paucal.tasks.segmentation.evaluation import LOSS, SCORE, count_pixels, validation
+from paucal.tasks.segmentation.evaluation import count_pixels
 from paucal.tasks.segmentation.images import PATHS, pin_paths
 from paucal.tasks.segmentation.pictures import draw_crops
+from paucal.tasks.segmentation.scores import plain_scores
 from paucal.tasks.segmentation.settings import SegmentSettings
-from paucal.training import Optimization, Outcome, Watch
+from paucal.training import CosineWarmup, Optimization, Outcome, Watch
+from paucal.training.schedules import LinearWarmup
 from paucal.types import UserError
 from paucal.wording import counted
 
 # Settings of all runs that have no meaning for a folder of masks.
 MEANINGLESS = ("data_root", "download", "image_column", "channels")
+LOSS = "val_loss"
+START_LR = 1e-6  # share of the peak at the first step of the warm-up, as in the papers' programs
 FACTORS = (0.05, 20.0)  # range of the factors by which images are scaled
 TIMED_STEPS = 6  # after one warm-up step
-EPOCHS = 10  # epochs that a run should have, however short it is
+EPOCHS = 10  # least epochs of a short run, if the time allows
 LONGER = 10  # most steps of a run that becomes faster, as a multiple of the planned ones
-CLOSING = 8.0  # seconds of pictures and the page, and of the start of the training, on a core of their own
+CLOSING = 8.0  # seconds for starting the training, for the pictures and for the report, on a free core
 
 
 class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult]):
@@ -94,34 +98,34 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
 
     def measure(self, setup: SegmentationSetup, threads: bool = False) -> Pace:
         """Time a few steps, and one image in validation and in the test."""
-        settings, objective, fed = setup.settings, setup.objective, setup.card.preprocessing
-        device = torch.device(settings.device or "cpu")
-        few = replace(
+        settings, objective = setup.settings, setup.objective
+        device = torch.device(settings.device)
+        timed = replace(
             setup, settings=replace(settings, workers=0), plan=replace(setup.plan, total_steps=TIMED_STEPS + 1)
         )
         image = setup.segmented.part("train")[:1].tolist()
         evaluations = []
         with trial_steps(objective.train(), device):
-            batches: Any = self.loader(few, 0)
+            batches: Any = self.loader(timed, 0)
             step = seconds_per_step(objective, batches, device, settings.precision, settings.accumulate, threads)
             for options in (fast_inference(settings), full_inference(settings)):
-                begin = time.perf_counter()
-                count_pixels(objective.deployable(), setup.segmented, image, fed, options, device)
-                evaluations.append(time.perf_counter() - begin)
+                start_time, network = time.perf_counter(), objective.deployable()
+                count_pixels(network, setup.segmented, image, setup.card.preprocessing, options, device)
+                evaluations.append(time.perf_counter() - start_time)
         fast, full = evaluations
         return Pace(step, fast, full, CLOSING * slowdown())
 
     def fit_length(self, setup: SegmentationSetup, pace: Pace, left: float) -> Length:
         """Return as many epochs, and crops of an image in each, as end within the time."""
         settings, counts = setup.settings, setup.data.counts()
-        room = left - pace.ending(counts)
-        once = pace.step * counts["train"] / settings.effective_batch  # one crop of each image
+        training = left - pace.ending(counts)
+        one_crop = pace.step * counts["train"] / settings.effective_batch  # of each image
         evaluation = pace.evaluation(counts)
-        free = setup.origin["crops"].startswith(("auto:", "default"))
-        crops, epochs = fill_time(room, once, evaluation, settings.crops or 1, free)
-        epoch = crops * once + evaluation
+        is_given = not setup.origin["crops"].startswith(("auto:", "default"))
+        crops, epochs = fill_time(training, one_crop, evaluation, settings.crops, is_given)
+        epoch = crops * one_crop + evaluation
         if epochs < 1:
-            whole = seconds_of(settings.time or "", "--time") - room + epoch
+            whole = seconds_of(settings.time or "", "--time") - training + epoch
             raise UserError(
                 f"--time {settings.time} is too short: reading, one epoch and the test take about {duration(whole)} on "
                 "this machine; give more, fewer --crops or a smaller --img-size."
@@ -139,20 +143,40 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
 
     def loader(self, setup: SegmentationSetup, start: int) -> TrainLoader:
         """Return the loader of training crops, starting at a forward pass."""
-        settings, fed = setup.settings, setup.card.preprocessing
-        transform = CropTransform(crop_options(settings), Normalisation(fed.mean, fed.std))
+        settings, preprocessing = setup.settings, setup.card.preprocessing
+        transform = CropTransform(crop_options(settings), Normalisation(preprocessing.mean, preprocessing.std))
         crops = MaskedCrops(setup.data.images, setup.segmented.masks, transform, settings.seed)
         return step_loader(crops, setup.data, settings, setup.plan, start)
 
     def optimization(self, setup: SegmentationSetup) -> Optimization:
-        """Return AdamW and its schedule."""
-        return optimization(setup)
+        """Return AdamW with its learning-rate schedule."""
+        settings, plan = setup.settings, setup.plan
+        peak = settings.lr
+        schedule = (LinearWarmup if settings.schedule == "linear" else CosineWarmup)(
+            peak=peak,
+            horizon=plan.total_steps,
+            warmup=round(settings.warmup_epochs * plan.steps_per_epoch),
+            start=peak * START_LR,
+            floor=settings.min_lr,
+        )
+        return Optimization(
+            schedule,
+            weight_decay=settings.weight_decay,
+            clip=settings.clip or None,
+            average_decay=settings.average or None,
+        )
 
     def validation(self, setup: SegmentationSetup) -> Watch | None:
         """Return the scores on the validation images; without them the newest state is kept."""
-        if not len(setup.data.part("val")):
+        data, indices = setup.segmented, setup.data.part("val").tolist()
+        if not indices:
             return None
-        validate = validation(setup.segmented, setup.card.preprocessing, fast_inference(setup.settings))
+
+        def validate(module: nn.Module, device: torch.device) -> Mapping[str, float]:
+            options = fast_inference(setup.settings)
+            scores = plain_scores(count_pixels(module, data, indices, setup.card.preprocessing, options, device))
+            return {SCORE: scores["mean_iou"], "val_pixel_accuracy": scores["pixel_accuracy"], LOSS: scores["loss"]}
+
         return Watch(validate, SCORE, LOSS)
 
     def conclude(
@@ -195,29 +219,29 @@ def segment(
     return life.run_quietly(SegmentationJob(), given, None if resume is None else os.fspath(resume), "paucal.segment")
 
 
-def fill_time(room: float, once: float, evaluation: float, crops: int, free: bool) -> tuple[int, int]:
+def fill_time(training: float, one_crop: float, evaluation: float, crops: int, is_given: bool) -> tuple[int, int]:
     """Return the crops of each image in an epoch and the epochs that fill a time.
 
     Args:
-        room: Seconds for all epochs.
-        once: Seconds for one crop of each image.
-        evaluation: Seconds for the validation after an epoch.
-        crops: Crops chosen from the images.
-        free: Whether there may be fewer or more of them, so that the last epoch ends with the time.
+        training: Seconds for all epochs.
+        one_crop: Seconds of the steps with one crop of each image.
+        evaluation: Seconds of the validation after an epoch.
+        crops: Crops of each image in an epoch, as given or chosen from the images.
+        is_given: Whether the user gave the crops; else they are changed so that the last epoch ends with the time.
 
     Example:
-        >>> fill_time(100.0, once=1.0, evaluation=1.0, crops=24, free=False)
+        >>> fill_time(100.0, one_crop=1.0, evaluation=1.0, crops=24, is_given=True)
         (24, 4)
-        >>> fill_time(100.0, once=1.0, evaluation=1.0, crops=24, free=True)
+        >>> fill_time(100.0, one_crop=1.0, evaluation=1.0, crops=24, is_given=False)
         (9, 10)
-        >>> fill_time(45.0, once=20.0, evaluation=3.0, crops=8, free=True)
+        >>> fill_time(45.0, one_crop=20.0, evaluation=3.0, crops=8, is_given=False)
         (2, 1)
     """
-    if free:
-        most = max(1, int(room / (once + evaluation)))
-        wanted = min(most, max(EPOCHS, round(room / (crops * once + evaluation))))
-        crops = max(1, int((room / wanted - evaluation) / once))
-    return crops, int(room / (crops * once + evaluation))
+    if not is_given:
+        most = max(1, int(training / (one_crop + evaluation)))
+        epochs = min(most, max(EPOCHS, round(training / (crops * one_crop + evaluation))))
+        crops = max(1, int((training / epochs - evaluation) / one_crop))
+    return crops, int(training / (crops * one_crop + evaluation))
 
 
 def _refuse_meaningless(settings: SegmentSettings) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from paucal.backbones.layout import Size
 from paucal.backbones.spec import BackboneSpec
-from paucal.data.channels.decoding import as_read
+from paucal.data.channels.decoding import convert_image
 from paucal.data.decode import Reading
 from paucal.data.masks.coding import MaskCoding
 from paucal.data.views.normalisation import Normalisation
@@ -161,7 +161,7 @@ class SegmentationModel:
             UserError: The probabilities would not fit in memory.
         """
         statistics = Normalisation(self.card.preprocessing.mean, self.card.preprocessing.std)
-        pixels = statistics.apply(as_read(image, self.reading)).to(self.device)
+        pixels = statistics.apply(convert_image(image, self.reading)).to(self.device)
         size = (pixels.shape[-2], pixels.shape[-1])
         _require_memory(len(self.classes), *size, max(scales) * fitting_scale(size, self.card.resize_to))
         return pixel_probabilities(self.network, pixels, self.window_options(scales, mirror)).cpu()

@@ -24,7 +24,7 @@ class PixelObjective(Objective):
         network: Network that will be deployed.
         auxiliary: Weight of the auxiliary head's loss; 0 for no such head.
         tuning: Layer-wise decay and freezing of the backbone.
-        backbone_rate: Factor on the backbone's learning rate.
+        backbone_lr: Factor on the backbone's learning rate.
         auxiliary_width: Channels within the auxiliary head.
         dropout: Dropout of the auxiliary head.
     """
@@ -37,14 +37,14 @@ class PixelObjective(Objective):
         network: SegmentationNetwork,
         auxiliary: float = 0.4,
         tuning: FineTuning | None = None,
-        backbone_rate: float = 1.0,
+        backbone_lr: float = 1.0,
         auxiliary_width: int = 256,
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
         self.network = network
         self.auxiliary = network.auxiliary_head(auxiliary_width, dropout) if auxiliary > 0 else None
-        self.weight, self.backbone_rate = auxiliary, backbone_rate
+        self.weight, self.backbone_lr = auxiliary, backbone_lr
         self.tuner = BackboneTuner(network.maps.backbone.model, tuning or FineTuning(), PREFIX)
 
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
@@ -79,7 +79,7 @@ class PixelObjective(Objective):
     def group_scales(self, progress: Progress) -> GroupScales:
         """Return the factors of the fine-tuning, multiplied by the backbone's own factor."""
         scales = {BACKBONE: GroupScale(), **self.tuner.scales(progress)}
-        return {name: GroupScale(scale.lr * self.backbone_rate, scale.weight_decay) for name, scale in scales.items()}
+        return {name: GroupScale(scale.lr * self.backbone_lr, scale.weight_decay) for name, scale in scales.items()}
 
     def before_step(self, progress: Progress) -> None:
         """Freeze what the fine-tuning keeps frozen."""

@@ -16,11 +16,11 @@ from paucal.tasks.segmentation.model import SegmentationCard
 from paucal.types import Batch
 from paucal.wording import shortened
 
-STRENGTH = 0.45  # of a class's colour over the image
-SHOWN_SIDE = 320  # pixels of an image in a comparison
-GAP, LINE, LEGEND = 6, 14, 18  # pixels
+STRENGTH = 0.45  # opacity of the colours over an image
+SHOWN_SIDE = 320  # longer side of an image in a comparison, in pixels
+GAP, LINE, LEGEND = 6, 14, 18  # gap, line of text and line of a legend, in pixels
 COLUMNS = ("image", "labels", "predicted", "mistakes")
-NARROWEST = 56  # pixels of the longest title of a column
+NARROWEST = 56  # least width of a column for its title, in pixels
 MOST_NAMES, MOST_LETTERS = 12, 24  # in a legend
 MOST_CROPS = 8
 IGNORED_COLOUR = (128, 128, 128)

@@ -13,10 +13,8 @@ from rich.table import Table
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
-from paucal.metrics.bootstrap import Bootstrap
-from paucal.metrics.intervals import Score, percentile
-from paucal.metrics.measures import value_of
-from paucal.metrics.pixels import PixelScores
+from paucal.metrics.intervals import Bootstrap, Score, percentile
+from paucal.metrics.measures import PixelScores, value_of
 from paucal.runs import csv_text, write_text
 from paucal.wording import percent
 

@@ -28,7 +28,7 @@ class MaskSettings(MaskFileSettings):
 class HeadSettings:
     """The head, and how the backbone is fine-tuned."""
 
-    width: int | None = option("channels within the head; 512 in the papers", group="model", low=4, high=4096)
+    width: int = option("channels within the head; 512 in the papers", group="model", low=4, high=4096)
     dropout: float = option("share of channels dropped before the classifier", 0.1, group="model", low=0, high=0.9)
     auxiliary: float = option(
         "weight of the loss of an auxiliary head in the middle of the backbone, which is not deployed; 0 for none",
@@ -43,16 +43,14 @@ class HeadSettings:
         low=4,
         high=4096,
     )
-    backbone_lr: float | None = option(
-        "factor on the learning rate of the backbone", group="fine-tuning", low=0.0001, high=10
-    )
+    backbone_lr: float = option("factor on the learning rate of the backbone", group="fine-tuning", low=0.0001, high=10)
     layer_decay: float | None = option(
         "factor on the learning rate from each layer to the layer below it, such as 0.9",
         group="fine-tuning",
         low=0.01,
         high=1,
     )
-    freeze: Literal["none", "stem", "backbone"] | int | None = option(
+    freeze: Literal["none", "stem", "backbone"] | int = option(
         "frozen part of the backbone: none, stem, backbone (all of it), or a number of stages", group="fine-tuning"
     )
     eval_mode: bool = option(
@@ -68,15 +66,16 @@ class SegmentScheduleSettings:
 
     time: str | None = option(
         "plan the run to end after this time, such as 15m, 2h or 1d, instead of --epochs; by default a quarter of an "
-        "hour, half an hour on a GPU"
+        "hour, half an hour on a GPU",
+        chosen=True,
     )
-    crops: int | None = option("random crops of each image in an epoch", low=1, high=10_000)
+    crops: int = option("random crops of each image in an epoch", low=1, high=10_000)
     schedule: Literal["cosine", "linear"] = option(
         "how the learning rate falls after the warm-up; linear in the papers", "cosine"
     )
     weight_decay: float = option("weight decay of AdamW", 0.01, low=0)
     clip: float = option("L2 norm to which gradients are clipped; 0 for no clipping", 5.0, low=0)
-    average: float | None = option("decay of the moving average of the weights; 0 for none", 0.0, low=0, high=0.999999)
+    average: float = option("decay of the moving average of the weights; 0 for none", 0.0, low=0, high=0.999999)
     freeze_epochs: int = option(
         "epochs at the beginning in which the backbone is frozen and only the head learns",
         0,
@@ -97,11 +96,11 @@ class CropSettings:
         low=8,
         high=MAX_SIDE,
     )
-    scale: list[float] | None = option(
+    scale: list[float] = option(
         "smallest and largest factor on an image's sides before it is cropped", group="augmentation"
     )
     vflip: float = option("probability of a vertical flip", 0.0, group="augmentation", low=0, high=1)
-    colour: float | Literal["photometric"] | None = option(
+    colour: float | Literal["photometric"] = option(
         "strength of changes to brightness, contrast and saturation, such as 0.2, or 0 for none; photometric makes the "
         "papers' changes, each with probability one half",
         group="augmentation",
@@ -143,7 +142,7 @@ class SegmentSettings(
         "image/ and label/, ...), or both within train/, val/ and test/",
         group="data",
     )
-    img_size: list[int] | None = option(
+    img_size: list[int] = option(
         "side in pixels, or height and width, of the crops and windows that the network sees", group="model"
     )
     init: str | None = option(

@@ -127,5 +127,5 @@ def describe_scales(scales: Sequence[float], mirror: bool) -> str:
         >>> describe_scales((1.0,), False), describe_scales((0.5, 1.0), True)
         ('one scale', 'scales 0.5, 1, mirrored')
     """
-    words = "one scale" if tuple(scales) == (1.0,) else f"scales {', '.join(f'{scale:g}' for scale in scales)}"
-    return f"{words}, mirrored" if mirror else words
+    text = "one scale" if tuple(scales) == (1.0,) else f"scales {', '.join(f'{scale:g}' for scale in scales)}"
+    return f"{text}, mirrored" if mirror else text

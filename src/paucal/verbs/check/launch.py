@@ -1,4 +1,4 @@
-"""`paucal.check`: what a data set holds and what is wrong with it."""
+"""`paucal.check`: the contents of a data set, and what is wrong with it."""
 
 import os
 import time
@@ -10,22 +10,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from paucal.data.channels.counting import count_channels
-from paucal.data.checking.duplicates import CANDIDATE_SIDE, Pair, alike_pairs, exact_groups, joined
-from paucal.data.checking.findings import Checked, Finding, ranked, refusal
-from paucal.data.checking.labels import label_findings, size_findings, split_problem
+from paucal.data.channels.pixel_format import count_channels, with_value_ranges
+from paucal.data.checking.findings import (
+    CheckedSet,
+    Finding,
+    label_findings,
+    refusal_finding,
+    size_findings,
+    sort_findings,
+    split_problem,
+)
 from paucal.data.checking.pictures import UNREADABLE, picture_findings
+from paucal.data.checking.related import CANDIDATE_SIDE, Pair, exact_groups, merge_groups, similar_pairs
 from paucal.data.checking.survey import Survey, survey_images
+from paucal.data.classes import choose_classes
 from paucal.data.decode import WHOLE, Reading
-from paucal.data.decoded.read_as import ReadAs, smaller
-from paucal.data.decoded.value_range import with_ranges
-from paucal.data.images import ImageSet
+from paucal.data.images import ImageSet, reduce_images
+from paucal.data.sources.joining import roots_of
 from paucal.data.sources.opening import open_images
-from paucal.data.sources.several import roots_of
-from paucal.data.sources.stores import FileStore
 from paucal.data.sources.table_rows import TABLE_SUFFIXES
-from paucal.data.splits.classes import choose_classes
 from paucal.data.splits.split import Split, make_split
+from paucal.data.stores import ConvertedStore, FileStore
 from paucal.reading import named_path
 from paucal.rules.model import SIDES
 from paucal.runner.clock import duration
@@ -37,62 +42,68 @@ from paucal.settings.options import USUAL_SIDE, check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.tasks.classification.assembly import chosen_image_size
 from paucal.types import NoLabelsError, UserError
-from paucal.verbs.check.boxes import BAD_BOXES, open_with_boxes
-from paucal.verbs.check.features import Reader, open_reader, weights_at_hand
-from paucal.verbs.check.masks import BAD_MASKS, BOXES, MASKS, crop_findings, for_masks, open_masked
-from paucal.verbs.check.result import CheckResult, facts_of, tell
+from paucal.verbs.check.annotations import (
+    BAD_BOXES,
+    BAD_MASKS,
+    BOXES,
+    MASKS,
+    crop_findings,
+    for_masks,
+    open_masked,
+    open_with_boxes,
+)
+from paucal.verbs.check.labels import FeatureReader, SuspectLabel, find_suspects, open_reader, weights_at_hand
+from paucal.verbs.check.result import CheckResult, facts_of, print_result, require_ours, write_check
 from paucal.verbs.check.settings import CheckSettings
-from paucal.verbs.check.suspects import SuspectLabel, find_suspects
-from paucal.verbs.check.writing import require_ours, write_check
 from paucal.wording import counted, percent, was
 
-MOST_CONFIRMED = 2000  # images whose features are read to confirm near duplicates: a minute on a laptop
-_AT_ONCE = 1 << 14  # pairs whose features are held together
+MOST_CONFIRMED = 2000  # images whose features confirm near duplicates: a minute on a laptop
+_AT_ONCE = 1 << 14  # pairs whose features are held at a time
 
 
 @shows_settings(CheckSettings)
 def check(data: str | os.PathLike[str] = "digits", **settings: Any) -> CheckResult:
-    """Look at every image of a set once, and say what the set holds and what is wrong; the same as `paucal check`.
+    """Read every image of a set once, and report its contents and what is wrong; the same as `paucal check`.
 
     Args:
-        data: anything that `paucal.train`, `paucal.segment` or `paucal.detect` takes, or a folder of images without
+        data: Anything that `paucal.train`, `paucal.segment` or `paucal.detect` takes, or a folder of images without
             labels.
-        **settings: any field of `paucal.verbs.check.settings.CheckSettings`, such as `labels=True`.
+        **settings: Any field of `paucal.verbs.check.settings.CheckSettings`, such as `labels=True`.
 
     Returns:
-        Facts, findings (the gravest first) and suspected labels; `result.misleads` is what the exit code says.
+        Facts, findings (the gravest first) and suspected labels; the exit code of the command is `result.misleads`.
 
     Raises:
-        UserError: there are no images, or a setting does not do.
-        TypeError: a setting does not exist.
+        UserError: There are no images, or a setting is invalid.
+        TypeError: A setting does not exist.
 
     Example:
-        >>> found = paucal.check("photos/", labels=True)  # doctest: +SKIP
-        >>> found.misleads, [one.text for one in found.findings]  # doctest: +SKIP
+        >>> result = paucal.check("photos/", labels=True)  # doctest: +SKIP
+        >>> result.misleads, [finding.text for finding in result.findings]  # doctest: +SKIP
         (True, ['3 images are the same as another image, and would fall into several parts: ...'])
     """
     console = RecordingConsole()
-    found = check_set(from_python(CheckSettings, {**settings, "data": data}, "paucal.check", "check"), console)
-    return replace(found, said=tuple(console.said))
+    result = check_set(from_python(CheckSettings, {**settings, "data": data}, "paucal.check", "check"), console)
+    return replace(result, said=tuple(console.said))
 
 
 def check_set(settings: CheckSettings, console: Console) -> CheckResult:
-    """Check a set of images, and write the page where a folder for it is given; see `check`."""
+    """Check a set of images, and write the page if there is an output folder; see `check`."""
     check_ranges(settings)
     folder = _place(settings)
     images, opening = _open(settings)
     images, channels = as_pictures(images, settings.channels)
-    begin = time.monotonic()
+    start_time = time.monotonic()
     with console.progress("looking at images") as advance:
         survey = survey_images(images, progress=advance)
     if settings.on_bad_image == "skip":
         images, survey, opening = without_unreadable(images, survey, opening)
     checked, dividing = divide(images, settings.seed, _verb(opening))
-    pairs, reader = alike_pairs(survey, smaller(images, CANDIDATE_SIDE).store), None
+    pairs, reader = similar_pairs(survey, reduce_images(images, CANDIDATE_SIDE).store), None
     if settings.labels or (pairs and (settings.model or weights_at_hand())):
         reader = open_reader(settings, _side(survey))
     if reader is not None and reader.trained:
-        pairs = _confirmed(pairs, reader, images, settings, console, max(1, _side(survey) // 2))
+        pairs = _confirm_pairs(pairs, reader, images, settings, console, max(1, _side(survey) // 2))
     found = [
         *opening,
         *channels,
@@ -104,25 +115,25 @@ def check_set(settings: CheckSettings, console: Console) -> CheckResult:
     ]
     suspects, judged = None, ""
     if settings.labels and reader is not None:
-        suspects, judged = _judge_labels(images, survey, pairs, reader, settings, console)
-    result = CheckResult(checked, facts_of(checked, survey), ranked(for_masks(found)), suspects, judged, folder)
-    console.note(f"checked in {duration(time.monotonic() - begin)}")
+        suspects, judged = _find_label_errors(images, survey, pairs, reader, settings, console)
+    result = CheckResult(checked, facts_of(checked, survey), sort_findings(for_masks(found)), suspects, judged, folder)
+    console.note(f"checked in {duration(time.monotonic() - start_time)}")
     if folder is not None:
         write_check(folder, result, settings.seed)
     return result
 
 
 def show(result: CheckResult, console: Console) -> None:
-    """Show a result on a terminal, and where its page lies."""
-    tell(result, console)
+    """Print a result, and the path of its page."""
+    print_result(result, console)
     if result.folder is not None:
-        console.say(f"everything lies in {result.folder}: check.html (open it in a browser), check.json")
+        console.say(f"Results are in {result.folder}: check.html (open it in a browser), check.json")
     elif any(one.groups for one in result.findings) or result.suspects:
         console.say("--output FOLDER writes a page with all of these images.")
 
 
-def divide(images: ImageSet, seed: int, verb: str = "train") -> tuple[Checked, list[Finding]]:
-    """Return a set with its own parts, or with those that a run would cut, and what is wrong with them.
+def divide(images: ImageSet, seed: int, verb: str = "train") -> tuple[CheckedSet, list[Finding]]:
+    """Return a set with its own parts, or with those that a run would cut, and findings on them.
 
     Args:
         images: The set.
@@ -132,20 +143,20 @@ def divide(images: ImageSet, seed: int, verb: str = "train") -> tuple[Checked, l
     declared = np.asarray(images.declared, dtype="<U6")
     own, whole = len(set(images.declared)) > 1, np.where(declared == "", "train", declared)
     if not images.labelled and images.multi_hot is None:
-        return Checked(images, whole, bool(declared.any()), "not divided"), []
+        return CheckedSet(images, whole, bool(declared.any()), "not divided"), []
     try:
         parts = make_split(images, seed=seed).parts
     except UserError as problem:
-        return Checked(images, whole, bool(declared.any()), "not divided"), [split_problem(problem)]
-    return Checked(images, declared if own else parts, own, f"as paucal {verb} would cut them"), []
+        return CheckedSet(images, whole, bool(declared.any()), "not divided"), [split_problem(problem)]
+    return CheckedSet(images, declared if own else parts, own, f"as paucal {verb} would cut them"), []
 
 
 def without_unreadable(
     images: ImageSet, survey: Survey, opening: Sequence[Finding]
 ) -> tuple[ImageSet, Survey, list[Finding]]:
-    """Return a set, what was seen of it and what was found of it, without the images that a run would leave out.
+    """Return a set, its survey and its findings without the images that a run would leave out.
 
-    Where no image can be read nothing is left out: a run would be refused.
+    If no image is readable nothing is left out, since a run would be refused.
     """
     good = survey.readable
     if len(good) in (0, len(images)):
@@ -164,15 +175,15 @@ def _renumbered(groups: tuple[tuple[int, ...], ...], place: Mapping[int, int]) -
 
 
 def _verb(opening: Sequence[Finding]) -> str:
-    """Return the verb that learns from images that were opened with these findings."""
+    """Return the verb that trains on a set, from the findings of opening it."""
     names = {one.name for one in opening}
     if names & {MASKS, BAD_MASKS}:
         return "segment"
     return "detect" if names & {BOXES, BAD_BOXES} else "train"
 
 
-def _small(checked: Checked, survey: Survey) -> list[Finding]:
-    """Return findings on images far smaller than `paucal train` would look at them; none of a set of tiny images."""
+def _small(checked: CheckedSet, survey: Survey) -> list[Finding]:
+    """Return findings on images far below the input size of `paucal train`, except in a set of tiny images."""
     good = survey.readable
     if not len(good) or not checked.images.classes or _side(survey) <= SIDES[0]:
         return []
@@ -181,7 +192,7 @@ def _small(checked: Checked, survey: Survey) -> list[Finding]:
 
 
 def _open(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
-    """Open a set with its labels, or with the classes of its masks or boxes; without any where it has none."""
+    """Open a set with its labels, or with the classes of its masks or boxes, or else unlabelled."""
     masked = open_masked(settings) or open_with_boxes(settings.data)
     if masked is not None:
         return masked
@@ -197,32 +208,32 @@ def _open(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
     except UserError as problem:
         images = _without_labels(settings, problem)
         if isinstance(problem, NoLabelsError) or _has_only_paths(images, settings):
-            advice = "without labels these images do for paucal pretrain and paucal predict"
+            advice = "paucal pretrain and paucal predict take images without labels"
             return images, [Finding("unlabelled", "warning", f"there are no labels to train with: {problem}", advice)]
-        return images, [refusal("refused", problem, "paucal train would refuse these images: ")]
+        return images, [refusal_finding("refused", problem, "paucal train would refuse these images: ")]
     if settings.classes is not None:
         images = choose_classes(images, settings.classes)
     return images, []
 
 
 def _has_only_paths(images: ImageSet, settings: CheckSettings) -> bool:
-    """Return whether a table says nothing of its images but where they lie."""
+    """Return whether a table has only the paths of its images."""
     is_table = settings.data.lower().endswith(TABLE_SUFFIXES)
     return is_table and bool(len(images)) and not images.columns and settings.label_column is None
 
 
 def _without_labels(settings: CheckSettings, problem: UserError) -> ImageSet:
-    """Open the images of a place that cannot be opened with labels; of one that cannot be opened at all, none.
+    """Open a location without labels, since it failed with labels; return an empty set if that fails too.
 
     Raises:
-        UserError: the place is not there, or a flag is wrong: a mistake of the call, not of the data.
+        UserError: The location does not exist, or a flag is wrong, so the mistake is in the call and not in the data.
     """
     if str(problem).startswith("--"):
         raise problem
     try:
         return open_images(settings.data, labelled=False, root=settings.data_root)
     except UserError:
-        places = [Path(os.path.expanduser(one)) for one in roots_of(settings.data)]
+        places = [Path(os.path.expanduser(root)) for root in roots_of(settings.data)]
         if not all(place.exists() for place in places):
             raise problem from None
     nothing = np.zeros(0, dtype=np.int64)
@@ -230,20 +241,20 @@ def _without_labels(settings: CheckSettings, problem: UserError) -> ImageSet:
 
 
 def as_pictures(images: ImageSet, channels: int | None) -> tuple[ImageSet, list[Finding]]:
-    """Return a set as training reads it, with its channels and its range of values, and what is wrong with those.
+    """Return a set with the channels and value ranges that training would use, and findings on them.
 
     Args:
-        images: as they were opened.
-        channels: that somebody says they have.
+        images: Opened images.
+        channels: Number of channels given by the user; None counts them.
     """
     found: list[Finding] = []
     try:
         reading = Reading(channels=channels or count_channels(images))
     except UserError as problem:
-        found, reading = [refusal("channels", problem)], WHOLE
-    reading, notes = with_ranges(reading, images)
+        found, reading = [refusal_finding("channels", problem)], WHOLE
+    reading, notes = with_value_ranges(reading, images)
     found += [Finding("values", "warning", note) for note in notes]
-    return replace(images, store=ReadAs(images.store, reading), reading=reading), found
+    return replace(images, store=ConvertedStore(images.store, reading), reading=reading), found
 
 
 def _place(settings: CheckSettings) -> Path | None:
@@ -262,22 +273,27 @@ def _side(survey: Survey) -> int:
     return int(np.median(survey.sizes[good].min(axis=1))) if len(good) else USUAL_SIDE
 
 
-def _confirmed(
-    pairs: Sequence[Pair], reader: Reader, images: ImageSet, settings: CheckSettings, console: Console, detail: int
+def _confirm_pairs(
+    pairs: Sequence[Pair],
+    reader: FeatureReader,
+    images: ImageSet,
+    settings: CheckSettings,
+    console: Console,
+    detail: int,
 ) -> list[Pair]:
-    """Return pairs with the cosine of their features; as they were where they are too many, with a note."""
+    """Return pairs with the cosine of their features; unchanged, with a note, if there are too many images."""
     positions = np.asarray([(pair.first, pair.second) for pair in pairs], dtype=np.int64).reshape(-1, 2)
-    told, rows = np.unique(positions, return_inverse=True)
-    if len(told) > MOST_CONFIRMED:
+    different, rows = np.unique(positions, return_inverse=True)
+    if len(different) > MOST_CONFIRMED:
         console.say(
-            f"note: {len(told)} images look like another one, too many to compare what they show (the most are "
-            f"{MOST_CONFIRMED}): some may share no more than a background"
+            f"note: {len(different)} images look like another one, more than the {MOST_CONFIRMED} whose content is "
+            "compared: some may only share a background"
         )
-    if not 0 < len(told) <= MOST_CONFIRMED:
+    if not 0 < len(different) <= MOST_CONFIRMED:
         return list(pairs)
     with console.progress("comparing what looks alike") as advance:
-        features = reader.read(images, told, settings, _telling(advance, console), detail)
-    unit = (features - features.mean(0)) if len(told) > 100 else features
+        features = reader.read(images, different, settings, _with_estimate(advance, console), detail)
+    unit = (features - features.mean(0)) if len(different) > 100 else features
     unit = unit / unit.norm(dim=1, keepdim=True).clamp(min=1e-8)
     cosines = [
         (unit[some[:, 0]] * unit[some[:, 1]]).sum(1) for some in torch.from_numpy(rows.reshape(-1, 2)).split(_AT_ONCE)
@@ -285,40 +301,47 @@ def _confirmed(
     return [replace(pair, features=one) for pair, one in zip(pairs, torch.cat(cosines).tolist(), strict=True)]
 
 
-def _judge_labels(
-    images: ImageSet, survey: Survey, pairs: Sequence[Pair], reader: Reader, settings: CheckSettings, console: Console
+def _find_label_errors(
+    images: ImageSet,
+    survey: Survey,
+    pairs: Sequence[Pair],
+    reader: FeatureReader,
+    settings: CheckSettings,
+    console: Console,
 ) -> tuple[list[SuspectLabel] | None, str]:
     if images.multi_hot is not None:
-        console.say("note: --labels judges one label for each image (confident learning), and these have several")
+        console.say(
+            "note: --labels checks one label for each image (confident learning), and these images have several"
+        )
         return None, ""
     indices = survey.readable[images.labels[survey.readable] >= 0]
     if not images.labelled or len(np.unique(images.labels[indices])) < 2:
-        console.say("note: --labels judges labels, and there are none to judge")
+        console.say("note: --labels has no effect: there are no labels of two or more classes")
         return None, ""
     with console.progress("reading features") as advance:
-        features = reader.read(images, indices, settings, _telling(advance, console))
-    together = joined([*exact_groups(survey.digests), *([pair.first, pair.second] for pair in pairs)])
+        features = reader.read(images, indices, settings, _with_estimate(advance, console))
+    together = merge_groups([*exact_groups(survey.digests), *([pair.first, pair.second] for pair in pairs)])
     number = np.arange(len(images))
     for group in together:
         number[group] = group[0]
     suspects, agreed = find_suspects(images, indices, features, number[indices], settings.seed, console)
     source = f"frozen features of {reader.name}" if reader.trained else (
-        "the pixels alone, since there are no trained weights on this machine: for photographs that is a weak judge "
-        '(pip install "paucal[weights]" gives a better one)'
+        "plain pixels, since there are no trained weights on this machine: they are poor features of photographs "
+        '(pip install "paucal[weights]" gives better ones)'
     )  # fmt: skip
-    told = f"{source}; {counted(len(indices), 'image')}, each by a classifier that has not seen it"
-    return suspects, f"{told}, which agrees with {percent(agreed)} of the labels"
+    judged_by = f"{source}; {counted(len(indices), 'image')}, each by a classifier that was not fitted on it"
+    return suspects, f"{judged_by}, which agrees with {percent(agreed)} of the labels"
 
 
-def _telling(advance: Any, console: Console) -> Any:
-    """Return a progress function that says once, after some images, how long all will take."""
-    begin, told = time.monotonic(), []
+def _with_estimate(advance: Any, console: Console) -> Any:
+    """Return a progress function that prints the remaining time once, after some images."""
+    start_time, is_printed = time.monotonic(), []
 
     def step(done: int, total: int) -> None:
         advance(done, total)
-        if not told and done:
-            told.append(True)
-            left = (time.monotonic() - begin) / done * (total - done)
+        if not is_printed and done:
+            is_printed.append(True)
+            left = (time.monotonic() - start_time) / done * (total - done)
             if left > 20:
                 console.say(f"time: about {duration(left)} to read the features of {total} images")
 

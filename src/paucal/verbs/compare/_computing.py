@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback
 
-from paucal.evaluation.protocols.judge import PROTOCOLS, Protocol
+from paucal.evaluation.protocols.evaluate import PROTOCOLS, Protocol
 from paucal.rules.facts import best_device
 from paucal.runner.console import Console, LiveBar, SilentConsole
 from paucal.runner.life import Stopped, begin, resume
@@ -20,8 +20,8 @@ from paucal.runs.lock import BEAT, SILENCE, is_locked, require_unlocked
 from paucal.verbs.compare._work import PAUSE, compute_next, work
 from paucal.verbs.compare.grid import EVAL, EVALUATION, MODEL, Cell, start_of, start_settings, state_of, verb_settings
 from paucal.verbs.compare.jobs import job_of
-from paucal.verbs.eval.frozen import judge_frozen
-from paucal.verbs.eval.frozen_data import find_judged
+from paucal.verbs.eval.frozen import evaluate_frozen
+from paucal.verbs.eval.images import find_data
 from paucal.verbs.eval.segmentation import evaluate_segmenter
 from paucal.verbs.eval.settings import EvalSettings, OpeningSettings
 
@@ -130,13 +130,13 @@ def _feature_scores(cell: Cell, model: str, own: Mapping[str, Any], console: Con
     own = dict(own)
     data = own.pop("on", None) or cell.settings.get("data", "digits")
     places = {name: cell.settings[name] for name in ("data_root", "download") if name in cell.settings}
-    images = find_judged(data, OpeningSettings(data=data, data_root=places.get("data_root")))
+    images = find_data(data, OpeningSettings(data=data, data_root=places.get("data_root")))
     # A set without a test part is split; the backbone has not seen its labels.
     split = {"test_fraction": TEST_FRACTION} if set(images.declared) <= {"", "train"} else {}
     settings = EvalSettings(**{**_machine(cell), **places, **split, **own, "seed": cell.seed})
     protocols: list[Protocol] = [name for name in PROTOCOLS if name in settings.protocols]
     scores: dict[str, dict[str, float]] = {}
-    for row in judge_frozen(model, [data], protocols, settings, cell.folder / "judged", console).rows:
+    for row in evaluate_frozen(model, [data], protocols, settings, cell.folder / "judged", console).rows:
         name = f"{row.line.protocol}_distance" if row.line.unit == "px" else row.line.protocol
         if row.line.headline and name not in scores:
             values = [score.value for score in row.scores.values()]

@@ -9,8 +9,8 @@ import torch
 
 from paucal.data.checking.survey import digest_of
 from paucal.data.decode import UnreadableImage
-from paucal.data.images import ImageSet, locate, spread
-from paucal.data.sources.stores import EncodedStore
+from paucal.data.images import ImageSet, evenly_spaced
+from paucal.data.stores import EncodedStore, locate
 from paucal.runner.console import Console
 from paucal.runner.images import find_images
 from paucal.runner.job import AnyJob, RunSetup
@@ -20,7 +20,7 @@ from paucal.tasks.classification.auto_tune.tuning import seconds_per_image
 from paucal.tasks.classification.job import TrainingJob
 from paucal.tasks.pretraining.job import PretrainingJob
 from paucal.verbs.compare.grid import EVAL, verb_settings
-from paucal.verbs.eval.frozen_data import find_judged
+from paucal.verbs.eval.images import find_data
 from paucal.verbs.eval.settings import OpeningSettings
 
 TIMED_STEPS = 2  # after one warm-up step
@@ -92,15 +92,15 @@ def open_images(verb: str, settings: Mapping[str, Any], console: Console) -> Gri
     """
     if verb == EVAL:
         places = {name: settings[name] for name in ("data", "data_root", "download") if name in settings}
-        return GridImages(verb, find_judged(settings["data"], OpeningSettings(**places)))
+        return GridImages(verb, find_data(settings["data"], OpeningSettings(**places)))
     if verb == "detect":
-        from paucal.tasks.detection.opening import open_boxed
+        from paucal.tasks.detection.images import open_boxed
 
         boxed = open_boxed(settings["data"])
 
         def boxes() -> Iterator[bytes]:
             for index in range(len(boxed.images)):
-                marks = boxed.of(index)
+                marks = boxed.boxes_of(index)
                 yield from (marks.corners.tobytes(), marks.labels.tobytes(), marks.crowd.tobytes())
                 yield from (bytes(mask["counts"]) for mask in marks.masks or ())
 
@@ -113,7 +113,7 @@ def open_images(verb: str, settings: Mapping[str, Any], console: Console) -> Gri
 
         def masks() -> Iterator[bytes]:
             yield segmented.masked.pixels.tobytes()  # of each class in every image
-            chosen = spread(len(segmented.images), MAX_READ).tolist()
+            chosen = evenly_spaced(len(segmented.images), MAX_READ).tolist()
             yield from (segmented.masks.read(index).tobytes() for index in chosen)
 
         return GridImages(verb, segmented.images, masks)
@@ -134,7 +134,7 @@ def fingerprint(images: ImageSet) -> str:
         # The size of the file, if it is known without reading it.
         stamp = store.stamp(place) if isinstance(store, EncodedStore) else None
         digest.update(b"-" if stamp is None else str(stamp.size).encode())
-    for index in spread(len(images), MAX_READ).tolist():
+    for index in evenly_spaced(len(images), MAX_READ).tolist():
         try:
             digest.update(digest_of(images.store, index))
         except UnreadableImage:

@@ -9,9 +9,9 @@ from typing import Any
 from rich.table import Table
 
 from paucal.evaluation.comparison import Difference
-from paucal.evaluation.figures import save_figure
+from paucal.evaluation.plots import save_figure
 from paucal.metrics.intervals import Score
-from paucal.report.comparing import ComparisonPage, write_comparison
+from paucal.report.standalone import ComparisonPage, write_standalone
 from paucal.runner.clock import duration
 from paucal.runs import write_text
 from paucal.settings.options import flag_words
@@ -74,7 +74,7 @@ def write_report(findings: Findings) -> Path:
         commands=grid.commands,
         runs=_run_rows(findings),
     )
-    write_comparison(folder / PAGE, page)
+    write_standalone(folder / PAGE, page)
     return folder / PAGE
 
 

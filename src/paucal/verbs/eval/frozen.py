@@ -1,29 +1,54 @@
-"""Frozen backbones judged on data sets, and one table of it: what `paucal eval --protocol knn ...` does."""
+"""Frozen backbones evaluated on data sets, with one table and its pictures: `paucal eval --protocol knn ...`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from paucal.data.channels.depth import depth_notes
+from paucal.data.channels.pixel_format import depth_notes
+from paucal.data.dataset import SampleKey, ViewDataset
 from paucal.data.decode import Reading
-from paucal.data.loader import images_together
-from paucal.evaluation.protocols.comparison import MOST_MODELS, Row, compare
+from paucal.data.loader import inference_batch_size
+from paucal.evaluation.plots import save_figure
+from paucal.evaluation.protocols.correspondence import TOP, Change, second_view, true_positions
+from paucal.evaluation.protocols.data import EvaluationData, balanced
 from paucal.evaluation.protocols.datasets import TABLE9
-from paucal.evaluation.protocols.extraction import Extraction
-from paucal.evaluation.protocols.feature_cache import FeatureCache, default_folder
-from paucal.evaluation.protocols.feature_reader import POOLED, FeatureReader, parse_kind
-from paucal.evaluation.protocols.judge import SEVERAL_CLASSES, JudgeOptions, Protocol, judge
-from paucal.evaluation.protocols.judged_data import JudgedData
+from paucal.evaluation.protocols.evaluate import SEVERAL_CLASSES, Protocol, ProtocolOptions, evaluate_backbone
+from paucal.evaluation.protocols.features import (
+    POOLED,
+    Extraction,
+    FeatureCache,
+    FeatureReader,
+    default_folder,
+    parse_kind,
+)
 from paucal.evaluation.protocols.linear_probe import ProbeSettings
 from paucal.evaluation.protocols.logistic import Solver
-from paucal.evaluation.protocols.subjects import FLOOR, Subject, floor_of
-from paucal.evaluation.protocols.table import FOLDER, protocol_table, remarks, store_table
-from paucal.evaluation.seen_images import Identities, readable_lessons, require_unseen, seen_unlabelled
-from paucal.metrics.bootstrap import Bootstrap
+from paucal.evaluation.protocols.table import (
+    FOLDER,
+    MATCHES_PICTURE,
+    MOST_MODELS,
+    SCORES_PICTURE,
+    Row,
+    compare,
+    protocol_table,
+    protocols_figure,
+    remarks,
+    shown_rows,
+    store_table,
+)
+from paucal.evaluation.seen_images import Identities, readable_history, require_unseen, seen_unlabelled
+from paucal.explain.features import Correspondence, match_images
+from paucal.explain.figures.cells import MatchedPair, matches_sheet
+from paucal.explain.figures.pictures import seen
+from paucal.metrics.intervals import Bootstrap
+from paucal.models.frozen import FLOOR, FrozenBackbone, open_frozen, random_floor
+from paucal.models.named import find_run
 from paucal.report.page import NAME, write_report
 from paucal.report.pretraining import write_pretraining_report
 from paucal.runner.console import Console
@@ -33,15 +58,14 @@ from paucal.runs import RunFolder
 from paucal.runs.folder import run_behind
 from paucal.settings.options import setting_fields
 from paucal.types import UserError
-from paucal.verbs.eval.choosing import learned_from
-from paucal.verbs.eval.frozen_data import open_data
-from paucal.verbs.eval.models import find_run, open_subject
-from paucal.verbs.eval.pictures import draw_matches, draw_scores, no_matches
+from paucal.verbs.eval.images import open_data, seen_with_labels
 from paucal.verbs.eval.settings import EvalSettings, FrozenSettings
 
 SUITE = "table9"
-REPORTS = {"train": write_report, "pretrain": write_pretraining_report}  # of which verbs are written again
-MOST_COMPARED = MOST_MODELS - 2  # beside the one that is judged and the random one
+REPORTS = {"train": write_report, "pretrain": write_pretraining_report}  # by the verb of the run
+MOST_COMPARED = MOST_MODELS - 2  # beside the evaluated model and the random one
+MATCHED_IMAGES = 2  # images whose matches are drawn, for every kind of second view
+CHANGE_TITLES: dict[Change, str] = {"mirror": "mirrored", "crop": "cropped"}
 
 
 @dataclass(frozen=True)
@@ -49,9 +73,9 @@ class FrozenTable:
     """Scores of frozen backbones on data sets.
 
     Attributes:
-        rows: all lines: data set, protocol and measure, with the score of every model and the gains of the first.
-        about: what is stored about models, data and settings beside them, of JSON types.
-        folder: where the table lies.
+        rows: All lines: data set, protocol and measure, with the score of every model and the gains of the first.
+        about: Stored facts on models, data and settings, of JSON types.
+        folder: Folder of the table.
     """
 
     rows: Sequence[Row]
@@ -59,7 +83,7 @@ class FrozenTable:
     folder: Path
 
 
-def judge_frozen(
+def evaluate_frozen(
     model: str,
     data: Sequence[str],
     protocols: Sequence[Protocol],
@@ -67,39 +91,41 @@ def judge_frozen(
     folder: Path,
     console: Console,
 ) -> FrozenTable:
-    """Judge a model, those to compare it with and the random one; print and store the table.
+    """Evaluate a model, those to compare it with and the random one; print and store the table.
 
     Args:
-        model: a run folder, a weights file or a timm model.
-        data: sources of images; none for the run's own, "table9" for all of its sets that are there.
-        protocols: which.
-        settings: of the protocols, the images and the machine.
-        folder: for the table.
-        console: what is told.
+        model: Run folder, weights file or timm model.
+        data: Sources of images; none for the run's own, "table9" for all of its sets that are there.
+        protocols: Protocols to run.
+        settings: Settings of the protocols, the images and the machine.
+        folder: Folder of the table.
+        console: Prints notes and the table.
 
     Raises:
-        UserError: a model or a data set is not there, or does not suit a protocol; or a model has no such features.
+        UserError: A model or a data set is not there, or does not suit a protocol; or a model lacks the features.
     """
-    _require_sense(settings)
+    _check_settings(settings)
     run = find_run(model)
     if run is None and not data:
-        raise UserError(f"give DATA to judge {model!r} on, before the flags: only a run has images of its own.")
-    subjects = _subjects(model, settings, protocols, console)
+        raise UserError(f"give DATA to evaluate {model!r} on, before the flags: only a run has images of its own.")
+    subjects = _open_subjects(model, settings, protocols, console)
     options = _options(settings, subjects[0])
     rows: list[Row] = []
     sets: list[dict[str, Any]] = []
-    drawn: JudgedData | None = None
-    for one in _opened(data, run, settings, console, _reading(subjects)):
-        one = _without_seen(one, model, console)
-        seen = _seen(one, [model, *(settings.compare or [])], console)
+    drawn: EvaluationData | None = None
+    for opened in _open_sets(data, run, settings, console, _reading(subjects)):
+        images = _without_seen(opened, model, console)
+        remarks_on_seen = _say_seen(images, [model, *(settings.compare or [])], console)
         # A suite has sets whose images have several classes each, which not all protocols suit.
-        suited: Sequence[Protocol] = [name for name in protocols if one.labels.ndim == 1 or name in SEVERAL_CLASSES]
-        asked = suited if SUITE in data else protocols
-        outcomes = {subject.name: judge(subject, one, asked, options, console.progress) for subject in subjects}
-        rows += compare(one.name, outcomes, Bootstrap(settings.seed, settings.bootstrap))
-        facts = {"classes": one.n_classes, "metric": one.metric, "how": one.how, "seen_unlabelled": seen}
-        sets.append({"name": one.name, **one.counts(), **facts})
-        drawn = drawn or (one if "correspondence" in asked else None)
+        suited: list[Protocol] = [name for name in protocols if images.labels.ndim == 1 or name in SEVERAL_CLASSES]
+        used: Sequence[Protocol] = suited if SUITE in data else protocols
+        outcomes = {
+            subject.name: evaluate_backbone(subject, images, used, options, console.progress) for subject in subjects
+        }
+        rows += compare(images.name, outcomes, Bootstrap(settings.seed, settings.bootstrap))
+        facts = {"classes": images.n_classes, "metric": images.metric, "how": images.how}
+        sets.append({"name": images.name, **images.counts(), **facts, "seen_unlabelled": remarks_on_seen})
+        drawn = drawn or (images if "correspondence" in used else None)
     if not rows:
         raise UserError("none of the data sets is there: put them below --data-root, or give --download.")
     console.show(protocol_table(rows, Bootstrap().level))
@@ -107,60 +133,136 @@ def judge_frozen(
         console.say(text)
     about = _about(subjects, sets, settings, protocols)
     store_table(folder, rows, about)
-    draw_scores(folder, rows, about["level"])
+    _draw_scores(folder, rows, about["level"])
     if drawn is None:
-        no_matches(folder)
+        _remove_matches(folder)
     else:
-        draw_matches(folder, subjects[0], drawn, options, console.say)
-    console.say(f"the table and its pictures lie in {folder}")
+        _draw_matches(folder, subjects[0], drawn, options, console.say)
+    console.say(f"the table and its pictures are in {folder}")
     if run is not None and run.config.exists() and folder == run.evaluation(FOLDER):
-        _renew_report(run, console.say)
+        _update_report(run, console.say)
     return FrozenTable(rows, about, folder)
 
 
-def _reading(subjects: Sequence[Subject]) -> Reading:
-    """Return how images are read for all of some models: as the one with the largest input needs them.
+def _check_settings(settings: FrozenSettings) -> None:
+    if settings.cache is not None and settings.no_cache:
+        raise UserError("--cache names a folder and --no-cache wants none; give one of them.")
+    others = len(settings.compare or [])
+    if others > MOST_COMPARED:
+        raise UserError(f"--compare names {others} models, and a table has room for {MOST_COMPARED}: give fewer.")
 
-    Values of more than 8 bits are read as the first model's were, which the others are compared with.
+
+def _open_subjects(
+    model: str, settings: EvalSettings, protocols: Sequence[Protocol], console: Console
+) -> list[FrozenBackbone]:
+    """Open and print the models; refuse features that one of them lacks before any image is read."""
+    names = [model, *(settings.compare or [])]
+    runs = [find_run(name) is not None for name in names]
+
+    def open_one(name: str, is_run: bool) -> FrozenBackbone:
+        # Beside a timm model a run keeps its own size; if all are runs, --img-size has no meaning and is refused.
+        own = is_run and not all(runs)
+        return open_frozen(
+            name,
+            settings.device,
+            model=settings.model,
+            network=settings.network,
+            pretrained=settings.pretrained,
+            image_size=None if own else settings.img_size,
+            seed=settings.seed,
+        )
+
+    subjects = _with_own_names([open_one(*pair) for pair in zip(names, runs, strict=True)])
+    if not settings.no_floor and not subjects[0].random:
+        subjects.append(random_floor(subjects[0], settings.seed))
+    for subject in subjects:
+        check_batch_memory(_batch_size(settings, subject), subject.preprocessing.image_size)
+        if settings.features != "auto" and set(protocols) - {"correspondence"}:
+            FeatureReader(subject.backbone, [parse_kind(settings.features)]).close()
+    for subject in subjects:
+        size = f"{subject.parameters / 1e6:.2f} M parameters"
+        console.say(f"{subject.name}: {subject.spec.name}, {size}, {subject.weights}")
+    return subjects
+
+
+def _with_own_names(subjects: Sequence[FrozenBackbone]) -> list[FrozenBackbone]:
+    """Return the models with different names, which are the columns of the table."""
+    taken, named = {FLOOR}, []
+    for subject in subjects:
+        numbered = (f"{subject.name} ({number})" for number in count(2))
+        name = subject.name if subject.name not in taken else next(name for name in numbered if name not in taken)
+        taken.add(name)
+        named.append(replace(subject, name=name))
+    return named
+
+
+def _batch_size(settings: EvalSettings, subject: FrozenBackbone) -> int:
+    return settings.batch_size or inference_batch_size(subject.preprocessing.image_size, subject.device.type)
+
+
+def _options(settings: EvalSettings, first: FrozenBackbone) -> ProtocolOptions:
+    folder = None if settings.no_cache else Path(settings.cache).expanduser() if settings.cache else default_folder()
+    kind = None if settings.features == "auto" else parse_kind(settings.features)
+    on_gpu = first.device.type == "cuda"
+    backend = settings.solver if settings.solver != "auto" else "torch" if on_gpu else "sklearn"
+    dtype = {"float32": torch.float32, "float16": torch.float16}[settings.feature_dtype]
+    return ProtocolOptions(
+        features=kind or POOLED,
+        probe_features=kind,
+        extraction=Extraction(_batch_size(settings, first), settings.workers, dtype, FeatureCache(folder)),
+        solver=Solver(backend),
+        probe=ProbeSettings(epochs=settings.probe_epochs, seed=settings.seed),
+        augment=settings.augment,
+        seed=settings.seed,
+    )
+
+
+def _reading(subjects: Sequence[FrozenBackbone]) -> Reading:
+    """Return how images are read for all models: as the one with the largest input needs them.
+
+    Values of more than 8 bits are read as for the first model, which the others are compared with.
     """
-    fed = [subject.preprocessing for subject in subjects]
-    if len({one.channels for one in fed}) > 1:
-        told = ", ".join(f"{subject.name} {subject.preprocessing.channels}" for subject in subjects)
-        raise UserError(f"the models read different numbers of channels ({told}): judge each on images of its own.")
-    return reading_for([max(max(one.image_size) for one in fed)], fed[0].reading)
+    inputs = [subject.preprocessing for subject in subjects]
+    if len({preprocessing.channels for preprocessing in inputs}) > 1:
+        channels = ", ".join(f"{subject.name} {subject.preprocessing.channels}" for subject in subjects)
+        raise UserError(
+            f"the models read different numbers of channels ({channels}): evaluate each on images of its own."
+        )
+    return reading_for([max(max(preprocessing.image_size) for preprocessing in inputs)], inputs[0].reading)
 
 
-def _opened(
+def _open_sets(
     data: Sequence[str], run: RunFolder | None, settings: EvalSettings, console: Console, reading: Reading
-) -> Iterator[JudgedData]:
-    """Open one data set after the other; those of a suite that are not there are left out with a note."""
+) -> Iterator[EvaluationData]:
+    """Open one data set after the other; missing sets of a suite are left out with a note."""
     others = [target for target in data if target != SUITE]
     for target in ([*TABLE9, *others] if SUITE in data else others) or [None]:
         try:
-            one = open_data(target, run, settings, settings, console, reading)
+            opened = open_data(target, run, settings, settings, console, reading)
         except UserError as problem:
             if SUITE not in data or target not in TABLE9:
                 raise
             console.say(f"left out: {problem}")
             continue
-        for note in (*one.images.notes, *depth_notes(one.images, reading)):
+        for note in (*opened.images.notes, *depth_notes(opened.images, reading)):
             console.say(f"note: {note}")
-        console.say(f"{one.name}: {', '.join(f'{count} {part}' for part, count in one.counts().items())}; {one.how}")
-        yield one
+        counts = ", ".join(f"{images} {part}" for part, images in opened.counts().items())
+        console.say(f"{opened.name}: {counts}; {opened.how}")
+        yield opened
 
 
-def _without_seen(data: JudgedData, model: str, console: Console) -> JudgedData:
-    """Leave out the test images whose labels the judged model knows, and say so.
+def _without_seen(data: EvaluationData, model: str, console: Console) -> EvaluationData:
+    """Leave out the test images whose labels the model has seen, with a note.
 
     Raises:
-        UserError: it knows the labels of all, or its run's split cannot be read.
+        UserError: It has seen the labels of all, or its run's split cannot be read.
     """
     run = find_run(model) or run_behind(model)
     if run is None:
         return data
-    seen = learned_from(readable_lessons(run), Identities(data.images, streamed=True))
+    seen_labels = seen_with_labels(readable_history(run), Identities(data.images, streamed=True))
     test = data.parts["test"]
-    left = test[~seen[test]]
+    left = test[~seen_labels[test]]
     if not len(left):
         require_unseen(model, run, data.images, test)
     elif len(left) < len(test):
@@ -171,94 +273,26 @@ def _without_seen(data: JudgedData, model: str, console: Console) -> JudgedData:
     return replace(data, parts={**data.parts, "test": left})
 
 
-def _seen(data: JudgedData, models: Sequence[str], console: Console) -> dict[str, list[str]]:
-    """Say how many test images the pre-training of each model has seen; return the sentences.
+def _say_seen(data: EvaluationData, models: Sequence[str], console: Console) -> dict[str, list[str]]:
+    """Print how many test images the pre-training of each model has seen; return the sentences by model.
 
     Raises:
-        UserError: a model has been told the labels of some.
+        UserError: A model has seen the labels of some.
     """
     runs, test = {name: find_run(name) or run_behind(name) for name in models}, data.parts["test"]
     for name, run in runs.items():
         require_unseen(name, run, data.images, test)
-    said = {name: seen_unlabelled(run, data.images, test) for name, run in runs.items()}
-    for text in dict.fromkeys(text for texts in said.values() for text in texts):
+    sentences = {name: seen_unlabelled(run, data.images, test) for name, run in runs.items()}
+    for text in dict.fromkeys(text for texts in sentences.values() for text in texts):
         console.say(text)
-    return said
-
-
-def _require_sense(settings: FrozenSettings) -> None:
-    if settings.cache is not None and settings.no_cache:
-        raise UserError("--cache names a folder and --no-cache wants none; give one of them.")
-    others = len(settings.compare or [])
-    if others > MOST_COMPARED:
-        raise UserError(f"--compare names {others} models, and a table has room for {MOST_COMPARED}: give fewer.")
-
-
-def _subjects(model: str, settings: EvalSettings, protocols: Sequence[Protocol], console: Console) -> list[Subject]:
-    """Open the models and say what they are; refuse features that one cannot give before any looks at an image."""
-    names = [model, *(settings.compare or [])]
-    runs = [find_run(name) is not None for name in names]
-
-    def opened(name: str) -> Subject:
-        # Beside a timm model a run keeps its own size; runs alone cannot be meant by one, and refuse it.
-        own = find_run(name) is not None and not all(runs)
-        return open_subject(
-            name,
-            settings.device,
-            model=settings.model,
-            network=settings.network,
-            pretrained=settings.pretrained,
-            image_size=None if own else settings.img_size,
-            seed=settings.seed,
-        )
-
-    first, *others = [opened(name) for name in names]
-    floor = [] if settings.no_floor or first.random else [floor_of(first, settings.seed)]
-    subjects = [*_told_apart([first, *others]), *floor]
-    for subject in subjects:
-        check_batch_memory(_together(settings, subject), subject.preprocessing.image_size)
-        if settings.features != "auto" and set(protocols) - {"correspondence"}:
-            FeatureReader(subject.backbone, [parse_kind(settings.features)]).close()
-    for subject in subjects:
-        size = f"{subject.parameters / 1e6:.2f} M parameters"
-        console.say(f"{subject.name}: {subject.spec.name}, {size}, {subject.weights}")
-    return subjects
-
-
-def _told_apart(subjects: Sequence[Subject]) -> list[Subject]:
-    """Return the models with a name of its own for each, by which its column is found."""
-    taken, named = {FLOOR}, []
-    for subject in subjects:
-        numbered = (f"{subject.name} ({number})" for number in count(2))
-        name = subject.name if subject.name not in taken else next(name for name in numbered if name not in taken)
-        taken.add(name)
-        named.append(replace(subject, name=name))
-    return named
-
-
-def _together(settings: EvalSettings, subject: Subject) -> int:
-    return settings.batch_size or images_together(subject.preprocessing.image_size, subject.device.type)
-
-
-def _options(settings: EvalSettings, first: Subject) -> JudgeOptions:
-    folder = None if settings.no_cache else Path(settings.cache).expanduser() if settings.cache else default_folder()
-    kind = None if settings.features == "auto" else parse_kind(settings.features)
-    on_gpu = first.device.type == "cuda"
-    backend = settings.solver if settings.solver != "auto" else "torch" if on_gpu else "sklearn"
-    dtype = {"float32": torch.float32, "float16": torch.float16}[settings.feature_dtype]
-    return JudgeOptions(
-        features=kind or POOLED,
-        probe_features=kind,
-        extraction=Extraction(_together(settings, first), settings.workers, dtype, FeatureCache(folder)),
-        solver=Solver(backend),
-        probe=ProbeSettings(epochs=settings.probe_epochs, seed=settings.seed),
-        augment=settings.augment,
-        seed=settings.seed,
-    )
+    return sentences
 
 
 def _about(
-    subjects: Sequence[Subject], sets: list[dict[str, Any]], settings: EvalSettings, protocols: Sequence[Protocol]
+    subjects: Sequence[FrozenBackbone],
+    sets: list[dict[str, Any]],
+    settings: EvalSettings,
+    protocols: Sequence[Protocol],
 ) -> dict[str, Any]:
     return {
         "models": [
@@ -279,10 +313,10 @@ def _about(
     }
 
 
-def _renew_report(run: RunFolder, say: Callable[[str], None]) -> None:
-    """Write the report of a run of `paucal train` or `paucal pretrain` again, where there is one.
+def _update_report(run: RunFolder, say: Callable[[str], None]) -> None:
+    """Write the report of a run of `paucal train` or `paucal pretrain` again, if there is one.
 
-    A report that cannot be written fails nothing: what was judged is stored.
+    If it cannot be written, the evaluation still succeeds, since the scores are stored.
     """
     write = REPORTS.get(run.verb)
     if write is None or not (run.path / NAME).is_file():
@@ -290,4 +324,74 @@ def _renew_report(run: RunFolder, say: Callable[[str], None]) -> None:
     try:
         say(f"the report of the run shows it: {write(run.path)}")
     except (UserError, OSError) as problem:
-        say(f"note: the report of the run is as it was ({problem})")
+        say(f"note: the report of the run could not be updated ({problem})")
+
+
+def _draw_scores(folder: Path, rows: Sequence[Row], level: float) -> None:
+    """Draw the scores beside their table; without a share among them there is no picture."""
+    drawn = shown_rows(rows)
+    if drawn:
+        save_figure(folder / SCORES_PICTURE, protocols_figure(drawn, level))
+    else:
+        (folder / SCORES_PICTURE).unlink(missing_ok=True)
+
+
+def _draw_matches(
+    folder: Path,
+    subject: FrozenBackbone,
+    data: EvaluationData,
+    options: ProtocolOptions,
+    say: Callable[[str], None],
+) -> None:
+    """Draw the surest matches of a few test images with the second views that were scored.
+
+    If they cannot be drawn, `say` prints why, and the evaluation still succeeds.
+    """
+    try:
+        few = balanced(data.labels, data.parts["test"], MATCHED_IMAGES, options.seed)
+        pairs = [
+            _matched_pair(subject, data, int(index), change, options.seed)
+            for index in few
+            for change in options.changes
+        ]
+        save_figure(folder / MATCHES_PICTURE, matches_sheet(pairs))
+    except Exception as problem:  # any error: the scores are worth more than the picture
+        reason = str(problem).split("\n")[0].rstrip(".") or type(problem).__name__
+        say(f"note: which cells match is not drawn ({reason}).")
+        _remove_matches(folder)
+
+
+def _remove_matches(folder: Path) -> None:
+    """Remove the picture of an earlier model, which would be taken for this one's."""
+    with suppress(OSError):
+        (folder / MATCHES_PICTURE).unlink(missing_ok=True)
+
+
+def _matched_pair(subject: FrozenBackbone, data: EvaluationData, index: int, change: Change, seed: int) -> MatchedPair:
+    first, size = subject.preprocessing.transform(), subject.preprocessing.image_size
+    views = [(first, 1), (second_view(change, first), 1)]
+    sample = ViewDataset(data.images, views, seed, labels=False, geometry=True)[SampleKey(0, index)]
+    one, two = (view.to(subject.device) for view in sample.views)
+    picture = data.images.store.read(index)
+    geometry = sample.geometry or []
+    matches, right = scored_pairs(match_images(subject.backbone.model, one, two, one[0].numel()), geometry)
+    share = f"{int(right.sum())} of {len(right)} right"
+    names = (f"test image {index}", f"{CHANGE_TITLES[change]}: {share}")
+    return MatchedPair((seen(picture, geometry[0], size), seen(picture, geometry[1], size)), matches, names, right)
+
+
+def scored_pairs(matches: Correspondence, geometry: Sequence[Tensor]) -> tuple[Correspondence, Tensor]:
+    """Return the pairs that the protocol scores, the surest whose place the second view shows, and which are right.
+
+    Args:
+        matches: All cells of the first view with their matches, the surest first.
+        geometry: (2, 3) of both views.
+    """
+    grid, (rows, columns) = matches.grids
+    first, second = matches.first.cpu(), matches.second.cpu()
+    positions = true_positions(geometry[0][None], geometry[1][None], grid)[0][first @ torch.tensor([grid[1], 1])]
+    true = ((positions.flip(1) + 1) / 2 * torch.tensor([rows, columns])).floor().long()
+    shown = ((true >= 0) & (true < torch.tensor([rows, columns]))).all(1).nonzero()[:TOP, 0]
+    first, second = first[shown], second[shown]
+    kept = replace(matches, first=first, second=second, similarity=matches.similarity.cpu()[shown])
+    return kept, (second == true[shown]).all(1)

@@ -1,100 +1,201 @@
-"""`paucal.evaluate`: a trained model judged on labelled images, or any frozen backbone by the papers' protocols."""
+"""`paucal.evaluate`: a trained model on labelled images, or any frozen backbone by the papers' protocols."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from paucal.data.given import given_path
-from paucal.evaluation.protocols.judge import PROTOCOLS, Protocol
+from paucal.data.arguments import path_text
+from paucal.evaluation.protocols.evaluate import PROTOCOLS, Protocol
+from paucal.metrics.intervals import Score
 from paucal.models.tasks import CLASSIFICATION, DETECTION, SEGMENTATION, task_of
 from paucal.runner.console import Console, RecordingConsole
 from paucal.settings.options import check_ranges, flag
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
-from paucal.verbs.eval.classification import judge_classifier
-from paucal.verbs.eval.findings import Evaluation
-from paucal.verbs.eval.frozen import judge_frozen
-from paucal.verbs.eval.places import MASKS, check_places, table_folder
+from paucal.verbs.eval.classification import ClassifiedSet, evaluate_classifier
+from paucal.verbs.eval.frozen import FrozenTable, evaluate_frozen
+from paucal.verbs.eval.images import MASKS, check_places, table_folder
 from paucal.verbs.eval.settings import EvalSettings
+
+if TYPE_CHECKING:
+    from paucal.verbs.eval.detection import DetectedSet
+    from paucal.verbs.eval.segmentation import SegmentedSet
 
 Source = str | os.PathLike[str]
 
 
+@dataclass(frozen=True)
+class Finding:
+    """One number of an evaluation.
+
+    Attributes:
+        data: Name of the data set.
+        protocol: "classification", "knn", "linear", "logistic", "correspondence" or "few-labels"; "detection" or
+            "segmentation" for such runs.
+        setting: Setting of the protocol, such as "k = 20"; empty if it has none.
+        score: Name of the score.
+        model: Name of the model; the evaluated one comes first.
+        value: Share in [0, 1], distance in pixels (correspondence), or nats (loss).
+        low: Lower end of the interval; None where the images allow no statement.
+        high: Upper end of the interval; None where the images allow no statement.
+    """
+
+    data: str
+    protocol: str
+    setting: str
+    score: str
+    model: str
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of an evaluation.
+
+    Attributes:
+        model: Evaluated model: a run folder, a file or the name of a timm model.
+        classification: Report on each data set; empty if classification was not requested.
+        frozen: Table of frozen features; None if it was not requested.
+        detection: Scores of a detector on each data set; empty for other models.
+        segmentation: Scores of a segmentation network on each data set; empty for other models.
+        said: Lines that the command line prints beside its tables: notes, warnings, folders of the results.
+    """
+
+    model: str
+    classification: Sequence[ClassifiedSet] = ()
+    frozen: FrozenTable | None = None
+    said: Sequence[str] = ()
+    detection: "Sequence[DetectedSet]" = ()
+    segmentation: "Sequence[SegmentedSet]" = ()
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Every number that the command line prints, in its order; `pandas.DataFrame` takes them as they are."""
+        return [Finding(data, *line, model, s.value, s.low, s.high) for data, line, model, s in self._scores()]
+
+    def score(self, protocol: str = "classification", data: str | None = None) -> Score:
+        """Return the model's first printed score by a protocol, with its interval.
+
+        Args:
+            protocol: Name of the protocol; the score is the accuracy (mAP for several labels) for "classification",
+                and that of the usual setting for the others.
+            data: Name of the data set; None for the first.
+
+        Raises:
+            KeyError: The model was not evaluated by that protocol on that set.
+        """
+        for finding in self.findings:
+            if finding.protocol == protocol and data in (None, finding.data):
+                return Score(finding.value, finding.low, finding.high)
+        raise KeyError(f"{self.model} was not evaluated by {protocol!r}{f' on {data!r}' if data else ''}")
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The scores on the first data set, as the verb that trained gives them; empty for frozen features."""
+        if self.detection:
+            return dict(self.detection[0].metrics)
+        if self.segmentation:
+            return self.segmentation[0].metrics
+        return self.classification[0].report.values if self.classification else {}
+
+    def _scores(self) -> Iterator[tuple[str, tuple[str, str, str], str, Score]]:
+        """Yield data set, (protocol, setting, name of the score), model and score."""
+        for one in self.classification:
+            for name, score in one.report.scores.items():
+                yield one.data, ("classification", "", name), self.model, score
+            if one.real is not None:
+                yield one.data, ("classification", "real labels", "top1"), self.model, one.real.top1
+        for row in [row for row in self.frozen.rows if row.line.headline] if self.frozen else []:
+            for model, score in row.scores.items():
+                yield row.data, (row.line.protocol, row.line.setting, row.line.score), model, score
+        for one in self.detection:
+            for name, score in one.scores.items():
+                yield one.data, ("detection", "", name), self.model, score
+        for one in self.segmentation:
+            yield one.data, ("segmentation", "", "mean_iou"), self.model, one.report.mean_iou
+            yield one.data, ("segmentation", "", "pixel_accuracy"), self.model, one.report.accuracy
+
+
 @shows_settings(EvalSettings)
 def evaluate(subject: Source, /, data: Source | Sequence[Source] | None = None, **settings: Any) -> Evaluation:
-    """Judge a model on labelled images, on boxes or on masks; the same as `paucal eval`.
+    """Evaluate a model on labelled images, on boxes or on masks; the same as `paucal eval`.
 
     Args:
-        subject: a run or its folder; for frozen features a weights file or the name of a timm model too.
-        data: one or several sources of labelled images; by default the run's own test images.
-        **settings: any field of `paucal.verbs.eval.settings.EvalSettings`, such as `protocol`, `device` or
+        subject: A run or its folder; for frozen features also a weights file or the name of a timm model.
+        data: One or several sources of labelled images; by default the run's own test images.
+        **settings: Any field of `paucal.verbs.eval.settings.EvalSettings`, such as `protocol`, `device` or
             `output`.
 
     Returns:
         The reports and the table, which are stored as well.
 
     Raises:
-        UserError: a model or a data set is not there, or does not suit a protocol.
-        TypeError: a setting does not exist.
+        UserError: A model or a data set is not there, or does not suit a protocol.
+        TypeError: A setting does not exist.
 
     Example:
         >>> found = paucal.evaluate("runs/1", "photos/", protocol=["classification", "knn"])  # doctest: +SKIP
         >>> found.metrics["top1"], found.score("knn")  # doctest: +SKIP
         (0.93, Score(value=0.88, low=0.85, high=0.91))
     """
-    chosen = from_python(EvalSettings, settings, "paucal.evaluate", "eval")
+    resolved = from_python(EvalSettings, settings, "paucal.evaluate", "eval")
     sources = [] if data is None else [data] if isinstance(data, str | os.PathLike) else data
-    return judge_model(
-        given_path(subject, "the model"), [os.fspath(one) for one in sources], chosen, console=RecordingConsole()
+    return evaluate_model(
+        path_text(subject, "the model"), [os.fspath(source) for source in sources], resolved, RecordingConsole()
     )
 
 
-def judge_model(model: str, data: Sequence[str], settings: EvalSettings, console: Console) -> Evaluation:
-    """Judge a model by all protocols that are asked for, and say and store what is found; see `evaluate`."""
+def evaluate_model(model: str, data: Sequence[str], settings: EvalSettings, console: Console) -> Evaluation:
+    """Evaluate a model by all requested protocols; print and store the results; see `evaluate`."""
     check_ranges(settings)
-    asked = settings.protocols
-    if settings.real_labels is not None and (len(data) > 1 or "classification" not in asked):
+    requested = settings.protocols
+    if settings.real_labels is not None and (len(data) > 1 or "classification" not in requested):
         raise UserError("--real-labels goes with --protocol classification and the images of one DATA; give these.")
-    if settings.part is not None and "classification" not in asked:
+    if settings.part is not None and "classification" not in requested:
         raise UserError(
-            f"--part {settings.part}: frozen features are judged on the test images, after learning from the others: "
-            "leave --part out, or give --protocol classification."
+            f"--part {settings.part}: frozen features are evaluated on the test images, after learning from the "
+            "others: leave --part out, or give --protocol classification."
         )
-    if settings.mirror and "classification" not in asked:
+    if settings.mirror and "classification" not in requested:
         raise UserError(
             "--mirror averages the answers of a classifier: give --protocol classification, or leave it out."
         )
-    task = task_of(model) if "classification" in asked else CLASSIFICATION
+    task = task_of(model) if "classification" in requested else CLASSIFICATION
     if settings.scales is not None and task != SEGMENTATION:
-        raise UserError(f"--scales averages the answers of a segmentation, and {model} is none: leave it out.")
+        raise UserError(f"--scales needs a segmentation model, and {model} is for {task}: leave it out.")
     if task != CLASSIFICATION:
-        return _judge_places(model, data, task, settings, console)
-    check_places(model, data, settings)
-    reports = judge_classifier(model, data, settings, console) if "classification" in asked else []
-    frozen: list[Protocol] = [name for name in PROTOCOLS if name in asked]
-    table = judge_frozen(model, data, frozen, settings, table_folder(model, settings), console) if frozen else None
-    return Evaluation(model, reports, table, tuple(console.said) if isinstance(console, RecordingConsole) else ())
+        evaluation = _evaluate_places(model, data, task, settings, console)
+    else:
+        check_places(model, data, settings)
+        reports = evaluate_classifier(model, data, settings, console) if "classification" in requested else []
+        protocols: list[Protocol] = [name for name in PROTOCOLS if name in requested]
+        folder = table_folder(model, settings)
+        table = evaluate_frozen(model, data, protocols, settings, folder, console) if protocols else None
+        evaluation = Evaluation(model, reports, table)
+    return replace(evaluation, said=tuple(console.said) if isinstance(console, RecordingConsole) else ())
 
 
-def _judge_places(model: str, data: Sequence[str], task: str, settings: EvalSettings, console: Console) -> Evaluation:
-    """Judge a detector by boxes, or a segmentation network by masks."""
+def _evaluate_places(
+    model: str, data: Sequence[str], task: str, settings: EvalSettings, console: Console
+) -> Evaluation:
+    """Evaluate a detector by boxes, or a segmentation network by masks."""
     if settings.protocol is not None:
         raise UserError(
-            f"--protocol judges classifiers and frozen features, and {model} is for {task}: leave it out, or judge its "
-            "features alone with knn, linear or logistic."
+            f"--protocol is for classifiers and frozen features, and {model} is for {task}: leave it out, or evaluate "
+            "its features alone with knn, linear or logistic."
         )
     for name in ("real_labels",) if task == SEGMENTATION else ("mirror", "real_labels"):
         if getattr(settings, name):
-            raise UserError(f"{flag(name)} is of classifiers, and {model} is for {task}: leave it out.")
+            raise UserError(f"{flag(name)} is for classifiers, and {model} is for {task}: leave it out.")
     check_places(model, data, settings, [MASKS] if task == SEGMENTATION else [])
-    # Loaded only now, because they bring what counts boxes and masks.
+    # Imported only here, since these load the libraries that score boxes and masks.
     if task == DETECTION:
-        from paucal.verbs.eval.detection import judge_detector
+        from paucal.verbs.eval.detection import evaluate_detector
 
-        found = Evaluation(model, detection=judge_detector(model, data, settings, console))
-    else:
-        from paucal.verbs.eval.segmentation import evaluate_segmenter
+        return Evaluation(model, detection=evaluate_detector(model, data, settings, console))
+    from paucal.verbs.eval.segmentation import evaluate_segmenter
 
-        found = Evaluation(model, segmentation=evaluate_segmenter(model, data, settings, console))
-    return replace(found, said=tuple(console.said) if isinstance(console, RecordingConsole) else ())
+    return Evaluation(model, segmentation=evaluate_segmenter(model, data, settings, console))

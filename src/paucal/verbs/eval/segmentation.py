@@ -12,7 +12,7 @@ from paucal.data.splits.split import Split
 from paucal.runner.console import Console
 from paucal.runner.images import decoded
 from paucal.runner.run_folder import typed_settings
-from paucal.runs import RunFolder, folder_in_place, open_model
+from paucal.runs import RunFolder, folder_in_place, open_model_folder
 from paucal.tasks.segmentation.evaluation import count_and_write_masks
 from paucal.tasks.segmentation.images import SegmentationData, open_segmentation_data
 from paucal.tasks.segmentation.job import check_factors
@@ -26,8 +26,7 @@ from paucal.tasks.segmentation.scores import (
 )
 from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.types import UserError
-from paucal.verbs.eval.choosing import choose_judged, say_notes
-from paucal.verbs.eval.places import MASKS, report_folder
+from paucal.verbs.eval.images import MASKS, choose_images, report_folder, say_notes
 from paucal.verbs.eval.settings import EvalSettings
 from paucal.wording import counted
 
@@ -61,7 +60,7 @@ def evaluate_segmenter(model: str, data: Sequence[str], settings: EvalSettings, 
         UserError: There is no such run, masks have unknown values, or there is no image to evaluate on.
     """
     check_factors("scales", settings.scales)
-    run = open_model(model)
+    run = open_model_folder(model)
     network = load_segmenter(run, settings.device)
     stored = _stored(run) if run.config.exists() else SegmentSettings(overlap=network.card.overlap)
     stored = replace(stored, scales=settings.scales or stored.scales, mirror=settings.mirror or stored.mirror)
@@ -73,7 +72,7 @@ def evaluate_segmenter(model: str, data: Sequence[str], settings: EvalSettings, 
             opened = open_segmentation_data(stored, console.progress, run)
         else:
             opened = _opened(target, network, settings, stored.ignore, console)
-        judged = choose_judged(run, opened.images, settings.part, target)
+        judged = choose_images(run, opened.images, settings.part, target)
         say_notes(console, opened.images, network.reading, judged)
         folder = report_folder(run, target, data, settings)
         results.append(_evaluate(network, opened, judged.positions.tolist(), folder, stored, console))

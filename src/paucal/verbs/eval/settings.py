@@ -17,34 +17,34 @@ class OpeningSettings(CutSettings, LabelledDataSettings):
 
 
 @dataclass(frozen=True)
-class JudgingSettings:
-    """What is judged, by what, and where the results go."""
+class ScoringSettings:
+    """Model answers to score, and the place of the results."""
 
     protocol: list[Choice] | None = option(
         "any of classification, knn, linear, logistic, correspondence, few-labels; by default classification",
-        group="judging",
+        group="evaluation",
     )
     part: Literal["train", "val", "test"] | None = option(
         "part of the run's images, or of DATA that has parts; by default test, and all images of DATA without parts",
-        group="judging",
+        group="evaluation",
     )
     mirror: bool = option(
         "classifiers and segmentation: average the answers for an image and its mirror image; takes twice the time",
         False,
-        group="judging",
+        group="evaluation",
     )
     scales: list[float] | None = option(
         "segmentation: sizes of the image over which answers are averaged, such as 0.75 1 1.25; by default the run's",
-        group="judging",
+        group="evaluation",
     )
     real_labels: str | None = option(
         "JSON list of the right class numbers of each image, as published for ImageNet (ReaL); adds that accuracy",
-        group="judging",
+        group="evaluation",
     )
-    output: str | None = option("folder for the results; by default in the run", group="judging")
-    batch_size: int | None = option("images per forward pass", group="judging", low=1, high=1 << 20)
-    workers: int = option("processes that load images", 0, group="judging", low=0, high=64)
-    device: str = option("cpu, cuda or mps", "cpu", group="judging")
+    output: str | None = option("folder for the results; by default in the run", group="evaluation")
+    batch_size: int | None = option("images per forward pass", group="evaluation", low=1, high=1 << 20, chosen=True)
+    workers: int = option("processes that load images", 0, group="evaluation", low=0, high=64)
+    device: str = option("cpu, cuda or mps", "cpu", group="evaluation")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class FrozenSettings:
     metric: Literal["accuracy", "mean_per_class", "roc_auc"] | None = option(
         "score of linear and logistic; by default that of the paper's table", None, group=_GROUP
     )
-    max_images: int | None = option("use at most so many images of each part", None, group=_GROUP, low=1, high=MOST)
+    max_images: int | None = option("most images of each part", None, group=_GROUP, low=1, high=MOST)
     augment: bool = option("linear probe: new augmented views in every epoch, as published (slow)", False, group=_GROUP)
     probe_epochs: int = option(
         "linear probe: passes over the training images", 100, group=_GROUP, low=1, high=1_000_000
@@ -80,15 +80,15 @@ class FrozenSettings:
     )
     bootstrap: int = option("resampled image sets for an interval", 1000, group=_GROUP, low=2, high=1_000_000)
     seed: int = option(
-        "of random weights, splits, few labels, second views and resampling", 0, group=_GROUP, low=0, high=2**62
+        "seed of random weights, splits, few labels, second views and resampling", 0, group=_GROUP, low=0, high=2**62
     )
 
 
 @dataclass(frozen=True)
-class EvalSettings(FrozenSettings, JudgingSettings, OpeningSettings):
+class EvalSettings(FrozenSettings, ScoringSettings, OpeningSettings):
     """Every setting of `paucal eval`; the command line and `paucal.evaluate` share it."""
 
     @property
     def protocols(self) -> list[Choice]:
-        """What was asked for, or classification."""
+        """The requested protocols, by default classification."""
         return self.protocol or ["classification"]

@@ -24,7 +24,7 @@ from paucal.models.named import open_named
 from paucal.models.trained import TrainedModel
 from paucal.objectives import DrLoc
 from paucal.objectives.drloc_options import DrLocOptions
-from paucal.runs import load_checkpoint, open_model
+from paucal.runs import load_checkpoint, open_model_folder
 from paucal.types import UserError
 from paucal.verbs.explain.inputs import Viewed, stacked, stem, view_of
 from paucal.verbs.explain.settings import CELL
@@ -40,7 +40,7 @@ def open_localizer(name: TrainedModel | str, model: TrainedModel) -> DrLoc:
     """
     if isinstance(name, TrainedModel):
         raise UserError("--show localization reads the head from the run: give the run's folder instead of a model.")
-    run = open_model(name)
+    run = open_model_folder(name)
     if not run.best.is_file():
         raise UserError(f"--show localization reads {str(run.best)!r}, which is not there: keep the run's checkpoints.")
     state = load_checkpoint(run.best).get("state_dict", {})

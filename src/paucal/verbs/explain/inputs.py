@@ -9,8 +9,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from paucal.data.channels.decoding import as_read
-from paucal.data.given import Given
+from paucal.data.arguments import ImageInMemory
+from paucal.data.channels.decoding import convert_image
 from paucal.explain.figures.pictures import Picture, seen
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console
@@ -34,7 +34,7 @@ class Viewed:
 
 
 def read_images(
-    sources: Sequence[str | Given], model: TrainedModel, on_bad: str, console: Console
+    sources: Sequence[str | ImageInMemory], model: TrainedModel, on_bad: str, console: Console
 ) -> tuple[int, Iterator[Viewed]]:
     """Return how many images there are at most, and an iterator that holds one at a time.
 
@@ -50,7 +50,7 @@ def _viewed(pictures: Iterator[tuple[str | None, Image.Image]], model: TrainedMo
     transform, size = model.card.preprocessing.transform(), model.card.preprocessing.image_size
     for number, (path, picture) in enumerate(pictures, start=1):
         try:
-            upright = as_read(picture, model.card.preprocessing.reading)
+            upright = convert_image(picture, model.card.preprocessing.reading)
         except ValueError as problem:
             raise UserError(f"image {number} cannot be used ({problem}): convert it to RGB.") from problem
         view, geometry = transform(upright)

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from PIL import Image
 
-from paucal.data.given import Given, given_path, given_sources
+from paucal.data.arguments import ImageInMemory, list_sources, path_text
 from paucal.explain.attention.reading import require_attention
 from paucal.explain.attribution.methods import METHODS
 from paucal.explain.figures.attribution import Explained, attribution_figure, contact_sheet
@@ -69,17 +69,17 @@ def explain_images(
     Example:
         >>> paucal.explain_images("runs/1", "cat.jpg", show=["attribution", "attention"])  # doctest: +SKIP
     """
-    sources = given_sources(images)
+    sources = list_sources(images)
     chosen = from_python(ExplainSettings, settings, "paucal.explain_images", "explain")
     console = RecordingConsole()
     made = explain_all(
-        model if isinstance(model, TrainedModel) else given_path(model, "the model"), sources, chosen, console
+        model if isinstance(model, TrainedModel) else path_text(model, "the model"), sources, chosen, console
     )
     return Explanations(made.folder, made.pictures, made.method, tuple(console.said))
 
 
 def explain_all(
-    name: TrainedModel | str, sources: Sequence[str | Given], settings: ExplainSettings, console: Console
+    name: TrainedModel | str, sources: Sequence[str | ImageInMemory], settings: ExplainSettings, console: Console
 ) -> Explanations:
     """Draw everything that is asked for; see `explain_images`."""
     check_ranges(settings)

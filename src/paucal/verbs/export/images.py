@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from paucal.data.channels.decoding import as_read
-from paucal.data.images import ImageSet, spread
-from paucal.data.splits.file import read_split
+from paucal.data.channels.decoding import convert_image
+from paucal.data.images import ImageSet, evenly_spaced
+from paucal.data.splits.split_csv import read_split
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console
 from paucal.runner.images import open_again
@@ -55,7 +55,7 @@ def compared_images(run: RunFolder, data: str | None, most: int, model: TrainedM
     split = read_split(run.split, images)
     part = next((name for name in ("test", "val", "train") if len(split.indices(name))), "train")
     part_rows = split.indices(part)
-    rows = part_rows[spread(len(part_rows), most)].tolist()  # images of a class lie together
+    rows = part_rows[evenly_spaced(len(part_rows), most)].tolist()  # images of a class lie together
     pictures = [images.store.read(row) for row in rows]
     labels = None if model.card.several else torch.from_numpy(images.labels[rows])
     return Pictures(pictures, labels, f"{part} images")
@@ -71,7 +71,7 @@ def calibrating_images(run: RunFolder, model: TrainedModel, console: Console) ->
         raise UserError(f"--int8 needs the training images of a run, and {run.path} is a model alone: give its run.")
     images = _opened(run, model, console)
     train = read_split(run.split, images).indices("train")
-    rows = train[spread(len(train), CALIBRATING)].tolist()
+    rows = train[evenly_spaced(len(train), CALIBRATING)].tolist()
     return (images.store.read(row) for row in rows)
 
 
@@ -79,7 +79,7 @@ def _noise(model: TrainedModel, count: int) -> list[Image.Image]:
     """Return pictures of random pixels, as the model reads its images."""
     generator, fed = np.random.default_rng(0), model.card.preprocessing
     shape = (*fed.image_size, fed.channels)
-    return [as_read(generator.integers(0, 256, shape, dtype=np.uint8), fed.reading) for _ in range(count)]
+    return [convert_image(generator.integers(0, 256, shape, dtype=np.uint8), fed.reading) for _ in range(count)]
 
 
 def _opened(run: RunFolder, model: TrainedModel, console: Console) -> ImageSet:

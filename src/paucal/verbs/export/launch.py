@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from paucal.backbones.weights.trained import licence_of
-from paucal.data.given import given_path
+from paucal.data.arguments import path_text
 from paucal.evaluation.results import read_report
 from paucal.export.comparison import Comparison, answers, compare, fed, timed
 from paucal.export.onnx_model import OnnxNetwork, quantised, to_onnx
@@ -20,7 +20,7 @@ from paucal.export.program import Graph, graph_of, packed, traced, unpacked
 from paucal.export.timm_folder import model_page, write_timm_folder
 from paucal.models.trained import TrainedModel, load_trained
 from paucal.runner.console import Console, RecordingConsole
-from paucal.runs import RunFolder, open_model, write_atomically, write_text
+from paucal.runs import RunFolder, open_model_folder, write_atomically, write_text
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
@@ -73,7 +73,7 @@ def export_model(run: str | os.PathLike[str], /, **settings: Any) -> Export:
         PosixPath('exports/1')
     """
     return export_all(
-        given_path(run, "the run"),
+        path_text(run, "the run"),
         from_python(ExportSettings, settings, "paucal.export_model", "export"),
         RecordingConsole(),
     )
@@ -83,7 +83,7 @@ def export_all(run: str, settings: ExportSettings, console: Console) -> Export:
     """Write and compare everything that is asked for; see `export_model`."""
     check_ranges(settings)
     formats = _formats(settings)
-    folder = open_model(run)
+    folder = open_model_folder(run)
     model = load_trained(folder).require_classifier()
     place = settle_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
     graph = graph_of(model, settings.with_preprocessing)

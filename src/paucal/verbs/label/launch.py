@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paucal.data.classes import read_class_list
 from paucal.data.images import ImageSet
 from paucal.data.maps.reader import LabelMaps
 from paucal.data.maps.store import require_maps
-from paucal.data.splits.classes import read_class_list
-from paucal.evaluation.figures import save_figure
-from paucal.labeling.picture import map_picture
+from paucal.evaluation.plots import save_figure
+from paucal.labeling.map_figure import map_picture
 from paucal.reading import named_path
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.images import load_images
@@ -43,9 +43,9 @@ def label(data: str | os.PathLike[str], **settings: Any) -> Labeled:
         >>> maps = paucal.label("photos/", teacher="runs/1", output="labels/")  # doctest: +SKIP
         >>> paucal.train("photos/", method="token-labeling", labels=maps.folder)  # doctest: +SKIP
     """
-    chosen = from_python(LabelSettings, {**settings, "data": data}, "paucal.label", "label")
+    label_settings = from_python(LabelSettings, {**settings, "data": data}, "paucal.label", "label")
     console = RecordingConsole()
-    return replace(label_set(chosen, console), said=tuple(console.said))
+    return replace(label_set(label_settings, console), said=tuple(console.said))
 
 
 def label_set(settings: LabelSettings, console: Console) -> Labeled:
@@ -56,7 +56,7 @@ def label_set(settings: LabelSettings, console: Console) -> Labeled:
         images = load_images(settings, advance)
     for note in images.notes:
         console.say(f"note: {note}")
-    made = (
+    labeled = (
         _convert(images, settings, output, console)
         if settings.teacher is None
         else _ask(images, settings, output, console)
@@ -65,7 +65,7 @@ def label_set(settings: LabelSettings, console: Console) -> Labeled:
         picture.parent.mkdir(parents=True, exist_ok=True)
         save_figure(picture, map_picture(images, LabelMaps(output)))
         console.say(f"a picture of some of them: {picture}")
-    return made
+    return labeled
 
 
 def _ask(images: ImageSet, settings: LabelSettings, output: Path, console: Console) -> Labeled:

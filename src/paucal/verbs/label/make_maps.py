@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paucal.data.channels.planes import RGB
+from paucal.data.channels.pixels import RGB
 from paucal.data.images import ImageSet
 from paucal.data.loader import make_eval_loader
 from paucal.data.maps.store import MapFacts, MapWriter, content_hashes
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import WholeImage
-from paucal.evaluation.seen_images import keys_told
+from paucal.evaluation.seen_images import keys_with_seen_labels
 from paucal.labeling import DenseTeacher, write_maps
-from paucal.labeling.published import MOST_CLASSES, find_maps, mean_over_cells, read_map, read_maps
+from paucal.labeling.published_maps import MOST_CLASSES, find_maps, mean_over_cells, read_map, read_maps
 from paucal.labeling.teacher import TeacherCheck, check_teacher
 from paucal.models.named import find_named, open_named
 from paucal.runner.console import Console
@@ -58,7 +58,7 @@ class Teacher:
 
     def trained_on(self, images: ImageSet) -> frozenset[str]:
         """Return the keys of the images whose labels it was trained on."""
-        return frozenset() if self.run is None else keys_told(self.run, images)
+        return frozenset() if self.run is None else keys_with_seen_labels(self.run, images)
 
 
 @dataclass(frozen=True)
@@ -109,13 +109,13 @@ def label_images(
     """
     device = next(teacher.dense.parameters()).device
     check_batch_memory(min(batch_size, len(images)), teacher.dense.backbone.image_size)
-    found = _test_teacher(images, teacher, device, batch_size) if images.labelled else None
-    if found is not None:
+    check = _test_teacher(images, teacher, device, batch_size) if images.labelled else None
+    if check is not None:
         console.say(
-            f"teacher: {teacher.name}; on {found.images} labelled images it is right on {percent(found.whole)}, the "
-            f"mean of its cells on {percent(found.cells)}"
+            f"teacher: {teacher.name}; on {check.images} labelled images it is right on {percent(check.whole)}, the "
+            f"mean of its cells on {percent(check.cells)}"
         )
-        require_knowledge(found, min_accuracy, console)
+        require_knowledge(check, min_accuracy, console)
     else:
         console.say(f"teacher: {teacher.name}; the images have no labels, so its accuracy is unknown")
     seen = teacher.trained_on(images)
@@ -134,7 +134,7 @@ def label_images(
         loader = make_eval_loader(images, writer.missing, teacher.transform, batch_size, workers, pin_memory=on_gpu)
         write_maps(teacher.dense, writer, loader, facts.top, advance)  # type: ignore[arg-type]
     report_maps(facts, len(images), output, console)
-    return Labeled(output, len(images), facts, found)
+    return Labeled(output, len(images), facts, check)
 
 
 def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Teacher:
@@ -150,7 +150,7 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
         UserError: There is no such teacher, or it cannot read images of that size or classify single cells.
     """
     check_size(image_size)
-    model, found = open_named(name, device, image_size, "--teacher"), find_named(name)
+    model, named = open_named(name, device, image_size, "--teacher"), find_named(name)
     card, prepare = model.card, model.card.preprocessing
     if card.several:
         raise UserError(
@@ -162,7 +162,7 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
             f"--teacher: {name} reads {prepare.channels} channels, and label maps are made of images in RGB: give "
             "another teacher."
         )
-    run = found if isinstance(found, RunFolder) else None
+    run = named if isinstance(named, RunFolder) else None
     size, normalisation = prepare.image_size, Normalisation(prepare.mean, prepare.std)
     transform = WholeImage(size, normalisation, "bicubic" if run is None else prepare.interpolation)
     dense = DenseTeacher(model.module, size).to(model.device)
@@ -196,14 +196,14 @@ def _sample(images: ImageSet, teacher: Teacher) -> NDArray[np.int64]:
     return pool[np.linspace(0, len(pool) - 1, min(SAMPLE, len(pool))).round().astype(np.int64)]
 
 
-def require_knowledge(found: TeacherCheck, level: float, console: Console) -> None:
+def require_knowledge(check: TeacherCheck, level: float, console: Console) -> None:
     """Refuse maps whose accuracy is too low; raises a UserError."""
-    if found.cells < level:
+    if check.cells < level:
         raise UserError(
-            f"the mean of the cells is right on {percent(found.cells)} of the images, under --min-accuracy "
+            f"the mean of the cells is right on {percent(check.cells)} of the images, under --min-accuracy "
             f"{level:g}: its maps would teach mistakes; train a better teacher, or lower the level to go on."
         )
-    if found.cells < ALONE * found.whole:
+    if check.cells < ALONE * check.whole:
         console.say(
             "note: single cells know less than the whole image; a teacher that classifies the mean of its cells (a "
             "ResNet, ConvNeXt or Swin) gives better maps than one with a class token"
@@ -239,13 +239,13 @@ def convert_published(
         raise UserError(f"published maps number from 2 to {MOST_CLASSES} classes, and {len(names)} are named.")
     positions, files = find_maps(images, folder)
     labelled = images.select(positions)
-    found = _test_published(labelled, files, names) if labelled.labelled else None
-    if found is not None:
+    check = _test_published(labelled, files, names) if labelled.labelled else None
+    if check is not None:
         console.say(
-            f"maps: {folder}; on {found.images} labelled images the mean of the cells is right on "
-            f"{percent(found.cells)}"
+            f"maps: {folder}; on {check.images} labelled images the mean of the cells is right on "
+            f"{percent(check.cells)}"
         )
-        require_knowledge(found, min_accuracy, console)
+        require_knowledge(check, min_accuracy, console)
     shape = read_map(files[0], len(names))[0].shape
     facts = MapFacts(f"published maps in {folder.name}", names, (shape[1], shape[2]), shape[0], covered="square")
     with console.progress("looking at images") as advance:
@@ -257,7 +257,7 @@ def convert_published(
             writer.write(missing[first : first + len(values)].tolist(), values, indices)
             advance(len(writer) - len(missing) + first + len(values), len(writer))
     report_maps(facts, len(files), output, console)
-    return Labeled(output, len(files), facts, found)
+    return Labeled(output, len(files), facts, check)
 
 
 def _test_published(images: ImageSet, files: Sequence[Path], names: tuple[str, ...]) -> TeacherCheck:

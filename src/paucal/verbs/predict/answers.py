@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paucal.evaluation.thresholds import marked
+from paucal.evaluation.calibration import marked
 from paucal.models.card import ModelCard
 
 

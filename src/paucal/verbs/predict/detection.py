@@ -1,4 +1,4 @@
-"""Finding objects with the detector of a run, in any images."""
+"""Prediction with the detector of a run: objects in any images, as Python objects, CSV or COCO's JSON."""
 
 import csv
 import io
@@ -12,43 +12,42 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 
-from paucal.data.given import Given, given_sources
+from paucal.data.arguments import ImageInMemory, list_sources
 from paucal.models.saved import read_card
 from paucal.reading import named_path
 from paucal.runner.console import Console, LoggedConsole
 from paucal.runner.input_images import open_sources, read_all
 from paucal.runner.outputs import refuse_inside_images
-from paucal.runs import RunFolder, open_model, write_atomically
+from paucal.runs import RunFolder, open_model_folder, write_atomically
 from paucal.runs.files import try_folder
 from paucal.settings.options import check_ranges
-from paucal.tasks.detection.annotations import Boxes
-from paucal.tasks.detection.card import DetectorCard, load_detector
-from paucal.tasks.detection.detector import Detector
-from paucal.tasks.detection.document import coco_document
-from paucal.tasks.detection.judging import Found, found_in
-from paucal.tasks.detection.pictures import SHOWN, TILE, at_width, draw_found
+from paucal.tasks.detection.detections import Detections, coco_document, rescale
+from paucal.tasks.detection.images import Boxes
+from paucal.tasks.detection.model import DetectorCard, load_detector
+from paucal.tasks.detection.network.detector import Detector
+from paucal.tasks.detection.pictures import SHOWN, TILE, at_width, draw_detections
 from paucal.tasks.detection.views import evaluation_view
 from paucal.types import UserError
 from paucal.verbs.predict.settings import AnswerSettings, PredictSettings
 
-Source = str | os.PathLike[str] | Given
+Source = str | os.PathLike[str] | ImageInMemory
 
 
 @dataclass(frozen=True)
 class Objects:
-    """What a detector has found in one image.
+    """The objects that a detector finds in one image.
 
     Attributes:
-        path: Of the image; None where it was given as a picture.
-        found: Boxes in pixels of the image, scores, labels and, where the detector answers them, masks, the surest
-            first; `found.mask(0)` is the first object's.
+        path: Path of the image; None for an image or array in memory.
+        found: Boxes in pixels of the image, scores, labels and, if the detector predicts them, masks, in descending
+            order of the score; `found.mask(0)` is the mask of the first object.
         classes: Names of the labels.
         size: (height, width) of the image in pixels.
-        picture: The image, with what was found drawn on it; None where it was not asked for.
+        picture: The image with its objects drawn on it; None without `drawn`.
     """
 
     path: str | None
-    found: Found
+    found: Detections
     classes: tuple[str, ...]
     size: tuple[int, int]
     picture: Image.Image | None = None
@@ -64,14 +63,14 @@ def detect_objects(
     """Find objects in images.
 
     Args:
-        run: Of `paucal detect`.
+        run: Run of `paucal detect`.
         sources: Files, folders, patterns, PIL images and arrays (H, W) or (H, W, 3); one or several of them.
-        settings: Device, and what to do about unreadable images.
-        console: Says what is skipped, and shows progress.
-        drawn: Whether to draw what was found.
+        settings: Device, and the treatment of unreadable images.
+        console: Console for skipped images and progress.
+        drawn: Whether to draw the objects.
 
     Raises:
-        UserError: there is no such detector, or an image is not there or cannot be read.
+        UserError: The run does not exist or is not a detector, or an image is missing or cannot be read.
     """
     settings, console = settings or PredictSettings(), console or LoggedConsole()
     check_ranges(settings)
@@ -79,9 +78,9 @@ def detect_objects(
         flag = "--mirror" if settings.mirror else "--scales"
         raise UserError(f"{flag} averages answers for an image, and this run is a detector: leave it out.")
     detector, card, device = load_detector(run, settings.device)
-    # Boxes are told in pixels of the image itself, so it is not reduced on the way.
+    # Boxes are in pixels of the image itself, so it is read in full size.
     whole = replace(card.preprocessing.reading, side=None)
-    opened = open_sources(given_sources(sources), console, whole)
+    opened = open_sources(list_sources(sources), console, whole)
     total, results = sum(map(len, opened)), []
     with console.progress("detecting") as advance:
         for name, image in read_all(opened, whole, settings.on_bad_image, console):
@@ -93,17 +92,17 @@ def detect_objects(
 def find_objects(
     source: str, paths: Sequence[str], settings: PredictSettings, wanted: AnswerSettings, console: Console
 ) -> str:
-    """Return what `paucal predict` prints for a detector, and draw its pictures where they are asked for.
+    """Return the output of `paucal predict` for a detector, and write its pictures if there is a folder for them.
 
     Args:
         source: Run of `paucal detect`.
-        paths: Of images.
-        settings: Of the prediction.
-        wanted: The form of the answer, and the folder for pictures.
-        console: Speaks.
+        paths: Images.
+        settings: Settings of the prediction.
+        wanted: Format of the output, and the folder for pictures.
+        console: Console for skipped images and progress.
 
     Raises:
-        UserError: an image or the folder for the pictures does not do.
+        UserError: An image or the folder for the pictures is invalid.
     """
     folder = None if wanted.pictures is None else named_path(wanted.pictures, "--pictures")
     if folder is not None:
@@ -112,38 +111,34 @@ def find_objects(
         for path in paths:
             refuse_inside_images(folder, {"PATHS": path}, flag="--pictures")
         try_folder(folder)
-    run = open_model(Path(source))
+    run = open_model_folder(Path(source))
     rows = detect_objects(run, paths, settings, console, drawn=folder is not None)
     if folder is not None:
         write_pictures(rows, folder)
     if wanted.format == "json":
-        return as_coco(rows, read_card(run, DetectorCard))
+        card = read_card(run, DetectorCard)
+        keys, sizes = [row.path or "" for row in rows], [row.size for row in rows]
+        return coco_document(keys, sizes, [row.found for row in rows], card.classes, card.category_ids)
     return as_csv(rows)
 
 
 def as_csv(rows: Sequence[Objects], least: float = SHOWN) -> str:
-    """Return a line per object of at least a score: path, class, score, and its corners in pixels."""
+    """Return a line for each object with at least this score: path, class, score, and its corners in pixels."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["path", "class", "score", "left", "top", "right", "bottom"])
     for row in rows:
-        answers = row.found.above(least)
-        for box, score, label in zip(answers.boxes, answers.scores, answers.labels.tolist(), strict=True):
+        shown = row.found.above(least)
+        for box, score, label in zip(shown.boxes, shown.scores, shown.labels.tolist(), strict=True):
             writer.writerow([row.path, row.classes[label], f"{score:.4f}", *(f"{value:.1f}" for value in box)])
     return text.getvalue()
 
 
-def as_coco(rows: Sequence[Objects], card: DetectorCard) -> str:
-    """Return all detections as COCO's JSON, with packed masks where the detector answers them."""
-    keys, sizes = [row.path or "" for row in rows], [row.size for row in rows]
-    return coco_document(keys, sizes, [row.found for row in rows], card.classes, card.category_ids)
-
-
 def write_pictures(rows: Sequence[Objects], folder: Path) -> None:
-    """Write the pictures of a prediction, named by their number and by the image, into a folder.
+    """Write the pictures of a prediction into a folder, named by their number and the image.
 
     Raises:
-        UserError: a file of that name is there.
+        UserError: A file of this name exists.
     """
     folder.mkdir(parents=True, exist_ok=True)
     width = len(str(len(rows)))
@@ -167,18 +162,16 @@ def _objects(
         "boxes": tv_tensors.BoundingBoxes(torch.zeros(0, 4), format="XYXY", canvas_size=size),  # type: ignore[call-overload]
         "labels": torch.zeros(0, dtype=torch.int64),
     }
-    seen = view(tv_tensors.Image(image), empty)[0].as_subclass(torch.Tensor)
-    sides = (int(seen.shape[-2]), int(seen.shape[-1]))
-    answer = detector(seen[None].to(device), [sides])[0]
-    found = found_in(answer, sides, size)
-    picture = draw_found(_legible(image), found, card.classes, _nothing(size)) if drawn else None
+    viewed = view(tv_tensors.Image(image), empty)[0].as_subclass(torch.Tensor)
+    sides = (int(viewed.shape[-2]), int(viewed.shape[-1]))
+    found = rescale(detector(viewed[None].to(device), [sides])[0], sides, size)
+    if not drawn:
+        return Objects(name, found, card.classes, size)
+    no_objects = Boxes(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros(0, np.bool_), size)
+    picture = draw_detections(enlarge(image), found, card.classes, no_objects)
     return Objects(name, found, card.classes, size, picture)
 
 
-def _legible(image: Image.Image) -> Image.Image:
-    """Return an image, enlarged where it is so small that names would cover its objects."""
+def enlarge(image: Image.Image) -> Image.Image:
+    """Return an image, enlarged if names would cover its objects."""
     return at_width(image, round(image.width * max(1.0, TILE / image.width)))
-
-
-def _nothing(size: tuple[int, int]) -> Boxes:
-    return Boxes(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros(0, np.bool_), size)

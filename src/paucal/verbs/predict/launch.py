@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from paucal.data.given import Given, given_sources
-from paucal.data.loader import images_together
+from paucal.data.arguments import ImageInMemory, list_sources
+from paucal.data.loader import inference_batch_size
 from paucal.export.reading import load_model
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console, LoggedConsole
@@ -19,7 +19,7 @@ from paucal.verbs.predict.answers import Prediction
 from paucal.verbs.predict.asking import ask
 from paucal.verbs.predict.settings import PredictSettings
 
-Source = str | os.PathLike[str] | Given
+Source = str | os.PathLike[str] | ImageInMemory
 
 
 @shows_settings(PredictSettings)
@@ -55,7 +55,7 @@ def predict(
         >>> rows[0].path, rows[0].predicted, rows[0].confidence  # doctest: +SKIP
         ('new_photos/1.jpg', 'cat', 0.98)
     """
-    sources = given_sources(images)
+    sources = list_sources(images)
     chosen = from_python(PredictSettings, settings, "paucal.predict", "predict")
     check_ranges(chosen)  # before a model is loaded for nothing
     if isinstance(model, TrainedModel) and settings.get("device") is not None:
@@ -68,7 +68,7 @@ def predict(
 
 def classify_all(
     model: TrainedModel,
-    sources: Sequence[str | Given],
+    sources: Sequence[str | ImageInMemory],
     settings: PredictSettings,
     console: Console,
     features: bool = False,
@@ -81,7 +81,7 @@ def classify_all(
 
 
 def open_pictures(
-    model: TrainedModel, sources: Sequence[str | Given], settings: PredictSettings, console: Console
+    model: TrainedModel, sources: Sequence[str | ImageInMemory], settings: PredictSettings, console: Console
 ) -> tuple[TrainedModel, Pictures, PredictSettings]:
     """Return the model as the settings want it asked, the pictures as it reads them, and the settings with a batch.
 
@@ -92,6 +92,6 @@ def open_pictures(
         raise UserError("--scales is of models that give every pixel a class, and this one classifies: leave it out.")
     fed = model.card.preprocessing
     pictures = Pictures(open_sources(sources, console, fed.reading), fed.reading)
-    together = settings.batch_size or images_together(fed.image_size, model.device.type)
+    together = settings.batch_size or inference_batch_size(fed.image_size, model.device.type)
     check_batch_memory(min(together, len(pictures)), fed.image_size)
     return model.mirrored() if settings.mirror else model, pictures, replace(settings, batch_size=together)

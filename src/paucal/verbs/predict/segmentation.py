@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from paucal.data.given import given_path, given_sources
+from paucal.data.arguments import list_sources, path_text
 from paucal.data.images import ImageSet
-from paucal.data.sources.several import SEPARATOR
+from paucal.data.sources.joining import SEPARATOR
 from paucal.reading import named_path
 from paucal.runner.console import Console, LoggedConsole
 from paucal.runner.input_images import InMemory, full_name, open_sources, read_all
@@ -68,13 +68,13 @@ def predict_masks(
             folder is not empty.
         TypeError: A setting does not exist.
     """
-    sources = [source for source in given_sources(images) if isinstance(source, str)]
+    sources = [source for source in list_sources(images) if isinstance(source, str)]
     if not sources:
         raise UserError(
             "masks are named after their images: give files, folders or patterns, or use paucal.load_segmenter."
         )
     typed = from_python(PredictSettings, settings, "paucal.predict_masks", "predict")
-    loaded = model if isinstance(model, SegmentationModel) else given_path(model, "the model")
+    loaded = model if isinstance(model, SegmentationModel) else path_text(model, "the model")
     return segment_all(loaded, sources, Path(os.fspath(output)), typed, LoggedConsole())
 
 
@@ -90,7 +90,10 @@ def segment_all(
     output = named_path(str(output))
     for source in sources:
         refuse_inside_images(output, {"PATHS": source if SEPARATOR not in source else None})
-    _require_empty(output)
+    entries = sorted(entry.name for entry in output.iterdir()) if output.is_dir() else []
+    if entries:
+        raise UserError(f"--output: {str(output)!r} is not empty (it has {entries[0]!r}): give a new folder.")
+    try_folder(output)
     predictions: list[MaskPrediction] = []
     with console.progress("segmenting") as advance:
         for path, picture in read_all(opened, loaded.reading, settings.on_bad_image, console):
@@ -110,11 +113,7 @@ def _predict(
 
 
 def _names(opened: Sequence[ImageSet | InMemory]) -> dict[str, str]:
-    """Return the key of each image's mask below the output folder, by the path of the image.
-
-    Raises:
-        UserError: Two masks would have the same name.
-    """
+    """Return the key of each image's mask below the output folder, by the path of the image."""
     names: dict[str, str] = {}
     by_stem: dict[str, str] = {}
     for images in opened:
@@ -129,10 +128,3 @@ def _names(opened: Sequence[ImageSet | InMemory]) -> dict[str, str]:
                 )
             names[path] = key
     return names
-
-
-def _require_empty(output: Path) -> None:
-    names = sorted(entry.name for entry in output.iterdir()) if output.is_dir() else []
-    if names:
-        raise UserError(f"--output: {str(output)!r} is not empty (it has {names[0]!r}): give a new folder.")
-    try_folder(output)

@@ -12,7 +12,7 @@ _GROUP = "prediction"
 class PredictSettings:
     """Every setting of `paucal predict`; the command line and `paucal.predict` share it."""
 
-    batch_size: int | None = option("images per forward pass", group=_GROUP, low=1, high=1 << 20)
+    batch_size: int | None = option("images per forward pass", group=_GROUP, low=1, high=1 << 20, chosen=True)
     device: str = option("cpu, cuda or mps", "cpu", group=_GROUP)
     mirror: bool = option(
         "average the answers for an image and its mirror image; takes twice the time", False, group=_GROUP

@@ -7,11 +7,11 @@ from typing import Any
 
 from PIL import Image
 
-from paucal.data.channels.decoding import as_read, decode_image, image_shape
-from paucal.data.channels.depth import describe_depth, has_other_depth
+from paucal.data.channels.decoding import convert_image, decode_image, image_shape
+from paucal.data.channels.pixel_format import describe_depth, has_other_depth
 from paucal.data.decode import UnreadableImage
+from paucal.evaluation.calibration import marked
 from paucal.evaluation.familiarity import INSIDE, Familiarity
-from paucal.evaluation.thresholds import marked
 from paucal.explain.attribution.methods import METHODS
 from paucal.explain.figures.attribution import scale_of
 from paucal.explain.figures.pictures import overlay, seen
@@ -130,7 +130,7 @@ class Answerer:
 
     def _viewed(self, picture: Image.Image, name: str) -> Viewed:
         fed = self.model.card.preprocessing
-        upright = as_read(picture, fed.reading)
+        upright = convert_image(picture, fed.reading)
         view, geometry = fed.transform()(upright)
         return Viewed(name, seen(upright, geometry, fed.image_size), view)
 

@@ -9,9 +9,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from paucal.data.images import spread
+from paucal.data.images import evenly_spaced
 from paucal.data.loader import make_eval_loader
-from paucal.data.splits.file import read_split
+from paucal.data.splits.split_csv import read_split
 from paucal.evaluation.familiarity import Familiarity, fit_familiarity
 from paucal.evaluation.predictions import predict_in_order
 from paucal.models.features import ClassifierInputs, linear_classifier
@@ -59,7 +59,10 @@ def _measured(run: RunFolder, model: TrainedModel, console: Console) -> Familiar
         images = open_again(run, advance, reading=model.card.preprocessing.reading)
     split = read_split(run.split, images)
     train, held_out = split.indices("train"), np.concatenate([split.indices("val"), split.indices("test")])
-    train, held_out = train[spread(len(train), MOST_TRAIN)], held_out[spread(len(held_out), MOST_HELD_OUT)]
+    train, held_out = (
+        train[evenly_spaced(len(train), MOST_TRAIN)],
+        held_out[evenly_spaced(len(held_out), MOST_HELD_OUT)],
+    )
     if not len(train) or not len(held_out):
         console.say("note: the run kept no images back, so nothing is said on how unlike a picture is")
         return None

@@ -1,4 +1,4 @@
-"""`paucal.shard`: images written as shards, for sets that are too large to be read image by image."""
+"""`paucal.shard`: images written as shards, for sets too large to be read file by file."""
 
 import os
 import shutil
@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from paucal.data.images import ImageSet, locate
-from paucal.data.shards.place import is_remote, upload
-from paucal.data.shards.writing import Written, write_shards
+from paucal.data.classes import choose_classes
+from paucal.data.images import ImageSet
+from paucal.data.shards.folders import is_remote, upload
+from paucal.data.shards.writing import write_shards
 from paucal.data.sources.opening import open_images
-from paucal.data.sources.stores import EncodedStore
-from paucal.data.splits.classes import choose_classes
+from paucal.data.stores import EncodedStore, locate
 from paucal.reading import named_path
 from paucal.runner.clock import duration
 from paucal.runner.console import Console, RecordingConsole
@@ -30,20 +30,20 @@ from paucal.wording import counted, was
 
 MIB = 2**20
 _SAMPLE = 64
-_TAR_OVERHEAD = 2560  # bytes of an image and its label in a tar beyond the image's own, at most
+_TAR_OVERHEAD = 2560  # most bytes of an image and its label in a tar file beyond the image's own
 
 
 @dataclass(frozen=True)
 class Sharded:
-    """What `paucal shard` has written.
+    """Result of `paucal shard`.
 
     Attributes:
-        folder: where the shards lie, a folder or a URL; it does as DATA of every verb.
-        images: how many they hold.
-        shards: how many there are.
-        n_bytes: of all shards.
-        left_out: keys of images that cannot be read, with `on_bad_image="skip"`.
-        said: what the command would have printed.
+        folder: Folder or URL of the shards, which is valid as DATA of every verb.
+        images: Number of images in the shards.
+        shards: Number of shards.
+        n_bytes: Size of all shards in bytes.
+        left_out: Keys of unreadable images, with `on_bad_image="skip"`.
+        said: Lines that the command line prints.
     """
 
     folder: str
@@ -58,31 +58,31 @@ class Sharded:
 def shard(data: str | os.PathLike[str], **settings: Any) -> Sharded:
     """Write the images of a set into shards, each part of it into its own, in random order; the same as `paucal shard`.
 
-    Images keep their bytes, and each is decoded once on the way, so that the shards hold none that cannot be read. The
-    folder appears when all of it is written.
+    Images keep their bytes. Each is decoded once, so that the shards hold no unreadable image. The folder appears only
+    when it is complete.
 
     Args:
-        data: anything that `paucal.train` takes.
-        **settings: any field of `paucal.verbs.shard.settings.ShardSettings`; `output` is needed.
+        data: Anything that `paucal.train` takes.
+        **settings: Any field of `paucal.verbs.shard.settings.ShardSettings`; `output` is needed.
 
     Returns:
-        Where the shards are, as DATA of every verb takes it, and how many.
+        The folder of the shards, as DATA of every verb takes it, and facts about them.
 
     Raises:
-        UserError: there are no images, some cannot be read, or the output does not do.
-        TypeError: a setting does not exist.
+        UserError: There are no images, some are unreadable, or the output is invalid.
+        TypeError: A setting does not exist.
 
     Example:
-        >>> made = paucal.shard("photos/", output="shards/")  # doctest: +SKIP
-        >>> paucal.train(made.folder)  # doctest: +SKIP
+        >>> shards = paucal.shard("photos/", output="shards/")  # doctest: +SKIP
+        >>> paucal.train(shards.folder)  # doctest: +SKIP
     """
     console = RecordingConsole()
-    found = shard_set(from_python(ShardSettings, {**settings, "data": data}, "paucal.shard", "shard"), console)
-    return replace(found, said=tuple(console.said))
+    result = shard_set(from_python(ShardSettings, {**settings, "data": data}, "paucal.shard", "shard"), console)
+    return replace(result, said=tuple(console.said))
 
 
 def shard_set(settings: ShardSettings, console: Console) -> Sharded:
-    """Write the images of a set into shards, and say what was written; see `shard`."""
+    """Write the images of a set into shards, and print a summary; see `shard`."""
     check_ranges(settings)
     if settings.output is None:
         raise UserError("there is no OUT: give a new folder for the shards, or a URL such as s3://bucket/set.")
@@ -102,13 +102,14 @@ def shard_set(settings: ShardSettings, console: Console) -> Sharded:
 
 
 def _write(settings: ShardSettings, folder: Path, publish: Callable[[Path], None], console: Console) -> Sharded:
-    begin = time.monotonic()
+    """Write the shards into a temporary folder, and publish them when they are complete."""
+    start_time = time.monotonic()
     images = _open(settings)
     for note in images.notes:
         console.say(f"note: {note}")
-    _require_room(images, folder)
+    _require_disk_space(images, folder)
     with console.progress("writing shards") as advance:
-        found = write_shards(
+        shards, left_out = write_shards(
             images,
             folder,
             settings.format,
@@ -119,19 +120,17 @@ def _write(settings: ShardSettings, folder: Path, publish: Callable[[Path], None
             advance,
         )
     publish(folder)
-    _tell(found, str(settings.output), time.monotonic() - begin, console)
-    return Sharded(str(settings.output), found.images, found.shards, found.n_bytes, found.left_out)
-
-
-def _tell(found: Written, where: str, seconds: float, console: Console) -> None:
-    size = f"{found.n_bytes / MIB:.1f} MiB"
+    seconds, size = time.monotonic() - start_time, sum(shard.size for shard in shards)
+    result = Sharded(str(settings.output), len(images) - len(left_out), len(shards), size, tuple(left_out))
     console.say(
-        f"{counted(found.images, 'image')} in {counted(found.shards, 'shard')} ({size}) in {where}, written in "
-        f"{duration(seconds)}"
+        f"{counted(result.images, 'image')} in {counted(result.shards, 'shard')} ({size / MIB:.1f} MiB) in "
+        f"{result.folder}, written in {duration(seconds)}"
     )
-    if left := found.left_out:
-        console.say(f"note: {counted(len(left), 'image')} {was(len(left))} left out, being unreadable ({left[0]}, ...)")
-    console.say(f"they do as DATA: paucal train {where}")
+    if left_out:
+        count = len(left_out)
+        console.say(f"note: {counted(count, 'unreadable image')} {was(count)} left out ({left_out[0]}, ...)")
+    console.say(f"use them as DATA: paucal train {result.folder}")
+    return result
 
 
 def _open(settings: ShardSettings) -> ImageSet:
@@ -149,25 +148,21 @@ def _open(settings: ShardSettings) -> ImageSet:
 
 def _require_empty(target: Path) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"OUT: {str(target)!r} holds something already: give a new or an empty folder.")
+        raise UserError(f"OUT: {str(target)!r} is not empty: give a new or an empty folder.")
 
 
 def _put_in_place(folder: Path, target: Path) -> None:
-    """Let the finished folder appear under its name."""
-    folder.chmod(0o777 & ~_umask())
+    """Rename the finished folder to its target, with the usual permissions."""
+    umask = os.umask(0)
+    os.umask(umask)
+    folder.chmod(0o777 & ~umask)
     if target.is_dir():
         target.rmdir()  # it is empty
     folder.rename(target)
 
 
-def _umask() -> int:
-    found = os.umask(0)
-    os.umask(found)
-    return found
-
-
-def _require_room(images: ImageSet, folder: Path) -> None:
-    """Refuse to begin what the disk has no room for, as far as a sample of the images tells."""
+def _require_disk_space(images: ImageSet, folder: Path) -> None:
+    """Refuse a set that does not fit on the disk, judged by a sample of the images."""
     sizes = []
     for position in images.sample(_SAMPLE).tolist():
         store, place = locate(images.store, position)
@@ -175,12 +170,12 @@ def _require_room(images: ImageSet, folder: Path) -> None:
             try:
                 source = store.source(place)
                 sizes.append(source.stat().st_size if isinstance(source, Path) else len(source))
-            except (OSError, UserError):  # it is named when its turn comes
+            except (OSError, UserError):  # reported when it is written
                 continue
     needed = (float(np.mean(sizes)) if sizes else 0.0) * len(images) + _TAR_OVERHEAD * len(images)
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise UserError(
-            f"the shards take about {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free there: free some "
-            "space, or give another place."
+            f"the shards take about {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free: free some space, or "
+            "give another folder."
         )

@@ -50,7 +50,7 @@ def frozen_features(
         settings: Settings with the device and the number of loader processes.
         progress: Called with (images done, N).
     """
-    device = settings.device or "cpu"
+    device = settings.device
     inputs = ClassifierInputs(model.to(device))
     try:
         return predict_in_order(inputs, eval_loader(data, indices, preprocess, settings), indices, device, progress)
@@ -179,7 +179,7 @@ def fit_probe(state: TuneState) -> None:
     save_trained(state.run, setup.objective.deployable(), setup.card)
     details = {
         "model": setup.settings.model,
-        "img_size": list(setup.settings.img_size or []),
+        "img_size": list(setup.settings.img_size),
         "strength": head.strength,
         "images": images,
         "cross_validated": head.cross_validated,

@@ -8,12 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from paucal.data.splits.groups import iterative_parts
-from paucal.evaluation.protocols.classifier import LinearClassifier
-from paucal.evaluation.protocols.cross_validation import draw_folds
-from paucal.evaluation.protocols.logistic import Solver, fit_logistic
-from paucal.evaluation.protocols.logistic_torch import fit_independent
-from paucal.metrics.measures import value_of
-from paucal.metrics.named import measure_of
+from paucal.evaluation.protocols.classifier import LinearClassifier, draw_folds
+from paucal.evaluation.protocols.logistic import Solver, fit_independent, fit_logistic
+from paucal.metrics.measures import measure_of, value_of
 
 # L2 penalties on standardised features; a few suffice, since the optimum is flat.
 STRENGTHS = (1.0, 10.0, 100.0, 1000.0)

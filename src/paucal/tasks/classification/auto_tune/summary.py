@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from paucal.evaluation.primary_metric import PrimaryMetric
+from paucal.evaluation.results import PrimaryMetric
 from paucal.runner.clock import duration
 from paucal.tasks.classification.auto_tune.record import TuneRecord
 from paucal.tasks.classification.finishing import Finish

@@ -138,7 +138,7 @@ def _fit(
     return fit(
         setup.objective,
         lambda: train_loader(setup.data, setup.card.preprocessing, settings, plan, request, start),
-        trial_optimization(optimization(settings, plan), settings.lr or 0.0, plan.total_steps),
+        trial_optimization(optimization(settings, plan), settings.lr, plan.total_steps),
         plan,
         records,
         [*console.callbacks(), *callbacks],

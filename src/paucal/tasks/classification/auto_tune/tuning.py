@@ -48,7 +48,7 @@ def seconds_per_image(setup: TrainingSetup, threads: bool = False) -> float:
     """
     settings, objective = setup.settings, setup.objective
     size = min(settings.images_per_pass, MAX_IMAGES, max(2, len(setup.data.part("train"))))
-    device = torch.device(settings.device or "cpu")
+    device = torch.device(settings.device)
     alone = replace(settings, batch_size=size, accumulate=1, workers=0)
     plan = replace(setup.plan, total_steps=TIMED_STEPS + 1, accumulate=1)
     batches: Any = train_loader(setup.data, setup.card.preprocessing, alone, plan, objective.data_request, start=0)
@@ -121,7 +121,7 @@ def _too_short_for_trials(state: TuneState, presets: Sequence[TuningPreset]) -> 
     """
     if not is_timed(state.setup):
         return False
-    native = list(state.setup.settings.img_size or [])
+    native = list(state.setup.settings.img_size)
     seconds = _image_seconds(state, presets[0], native)
     left = state.left() * (1 - TRIAL_SHARE * len(presets))
     return seconds is not None and left < MIN_EPOCHS_FOR_TRIALS * _epoch(state, seconds, native)
@@ -211,14 +211,14 @@ def _estimate_cost(state: TuneState, preset: TuningPreset, count: int) -> CostEs
 
 
 def _shrink(state: TuneState, side: Sequence[int]) -> float:
-    native = state.setup.settings.img_size or side
+    native = state.setup.settings.img_size
     return (side[0] / native[0]) ** 2
 
 
 def _choose_side(state: TuneState, preset: TuningPreset, share: float) -> tuple[list[int], float] | None:
     """Return the largest image size at which enough epochs fit in a share of the time, and the seconds of an epoch."""
     setup, counts = state.setup, state.setup.data.counts()
-    native, timed = list(setup.settings.img_size or []), is_timed(setup)
+    native, timed = list(setup.settings.img_size), is_timed(setup)
     fixed = not timed or not is_free(setup, "img_size") or not _takes_any_size(setup)
     found: tuple[list[int], float] | None = None
     least = 1 if setup.plan.steps_per_epoch >= LONG_EPOCH else MIN_EPOCHS
@@ -286,7 +286,7 @@ def _takes_any_size(setup: TrainingSetup) -> bool:
 def _prepare_head(state: TuneState, side: list[int]) -> None:
     """Fit and store the head that tuning starts from at another size than the probe's, unless it exists."""
     setup, name = state.setup, head_file(side)
-    if side == list(setup.settings.img_size or []) or (state.run.path / name).exists():
+    if side == list(setup.settings.img_size) or (state.run.path / name).exists():
         return
     fitted = fit_probe_head(state, state.reassemble(img_size=side), f"head for images of {side[0]} pixels")
     save_head(state.run, fitted.head, name)

@@ -1,0 +1,90 @@
+"""Images and paths passed to Python functions, one or several, validated before anything is opened."""
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from paucal.data.channels.pixels import Planes
+from paucal.types import UserError
+
+ImageInMemory = Image.Image | NDArray[np.generic]
+IMAGES = "PIL images or arrays of (height, width) or (height, width, channels)"
+PATHS = "files, folders or patterns as text or paths"
+
+
+def list_images(images: Any) -> list[ImageInMemory]:
+    """Return images in memory as a list.
+
+    Args:
+        images: One PIL image or array, or several: a list, another iterable, or an array of (images, height, width,
+            channels).
+
+    Raises:
+        UserError: Something else was given.
+    """
+    expected = f"expected {IMAGES}"
+    entries: list[ImageInMemory] = []
+    for number, image in enumerate(_iterate(images, expected), start=1):
+        if isinstance(image, str | os.PathLike):
+            raise UserError(f"image {number} is a path ({os.fsdecode(image)!r}), {expected}: open it first.")
+        entries.append(_check_image(image, number, expected))
+    return entries
+
+
+def list_sources(images: Any) -> list[str | ImageInMemory]:
+    """Return paths and images in memory as a list; see `list_images`.
+
+    Raises:
+        UserError: Something else was given.
+    """
+    expected = f"expected {PATHS}, {IMAGES}"
+    return [
+        os.fsdecode(source) if isinstance(source, str | os.PathLike) else _check_image(source, number, expected)
+        for number, source in enumerate(_iterate(images, expected), start=1)
+    ]
+
+
+def path_text(path: Any, what: str) -> str:
+    """Return a path as text.
+
+    Args:
+        path: Text, or an object with a path, such as the result of `paucal.train`.
+        what: Name of the argument in messages.
+
+    Raises:
+        UserError: The argument is neither.
+    """
+    try:
+        return os.fsdecode(path)
+    except TypeError:
+        raise UserError(f"{what} is of the type {_kind(path)}, expected a path, such as 'runs/1'.") from None
+
+
+def _iterate(images: Any, expected: str) -> Iterable[Any]:
+    """Return an iterable of the images of an argument, which may be a single one."""
+    if isinstance(images, str | os.PathLike | Image.Image | Planes) or _is_array(images):
+        return [images]
+    # Iterating over a mapping or a table would give the names of its columns.
+    has_names = isinstance(images, bytes | bytearray | Mapping) or hasattr(images, "columns")
+    if has_names or not isinstance(images, Iterable) or (isinstance(images, np.ndarray) and images.ndim == 0):
+        raise UserError(f"the images are of the type {_kind(images)}, {expected}.")
+    return images
+
+
+def _check_image(image: Any, number: int, expected: str) -> ImageInMemory:
+    if isinstance(image, Image.Image | Planes) or _is_array(image):
+        return image  # type: ignore[return-value]
+    raise UserError(f"image {number} is of the type {_kind(image)}, {expected}.")
+
+
+def _is_array(value: Any) -> bool:
+    """Return whether a value is an array of one image."""
+    return isinstance(value, np.ndarray) and value.ndim in (2, 3) and value.dtype.kind in "uifb"
+
+
+def _kind(value: object) -> str:
+    return f"array of {value.ndim} axes" if isinstance(value, np.ndarray) else type(value).__name__

@@ -1,0 +1,244 @@
+"""The pixel format of a set: number of channels, bits a channel, and value range of deep images."""
+
+import io
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from paucal.data.channels.arrays import NPY, TIFF, is_tiff
+from paucal.data.channels.decoding import array_shape, deep_channel_values, range_of
+from paucal.data.channels.pixels import RGB
+from paucal.data.decode import ImageSource, Reading, UnreadableImage
+from paucal.data.images import ImageSet, evenly_spaced
+from paucal.data.stores import EncodedStore, locate, locate_original
+from paucal.types import UserError
+from paucal.wording import percent
+
+_LOOKED_AT = 256
+_GREY = 1  # channels of grey images, which are read as RGB
+LOOKED_AT = 16  # images of a set
+_IMAGES = 32
+_VALUES = 1 << 16  # most values read of each image
+# Share of the values below, and above, the range, so that dead and hot pixels do not stretch it.
+_OUTSIDE = 1e-4
+_GDAL_NO_DATA = 42113  # TIFF tag with the number that means no data, as text
+_NO_DATA = r"-9{2,}\.[09]|-32768\.0|-32767\.0|-214748364[78]\.0"  # as programs write it
+_BEYOND = 1e30  # larger values, such as 1e38 and the largest float, mean no data
+
+
+def count_channels(images: ImageSet) -> int:
+    """Return the number of channels of a set, from the headers of up to 256 images spread over it.
+
+    Images that Pillow reads, and those of a single channel, count as RGB; `.npy` files and other TIFF files may have
+    other numbers of channels.
+
+    Raises:
+        UserError: Two images differ.
+    """
+    first: tuple[int, str] | None = None
+    for index in images.sample(_LOOKED_AT):
+        store, place = locate(images.store, int(index))
+        if not isinstance(store, EncodedStore) or not store.name(place).lower().endswith((*NPY, *TIFF)):
+            channels = RGB
+        else:
+            try:
+                shape = array_shape(store.source(place), store.name(place))
+            except UnreadableImage:  # reported when all images are read
+                continue
+            channels = RGB if shape is None or shape.channels == _GREY else shape.channels
+        key = images.keys[int(index)]
+        if first is not None and channels != first[0]:
+            raise UserError(
+                f"the images differ in their channels: {first[1]} has {first[0]}, {key} has {channels}; give "
+                "--channels, and remove the other images or leave them out with --on-bad-image skip."
+            )
+        first = first or (channels, key)
+    return RGB if first is None else first[0]
+
+
+def describe_channels(channels: int) -> str:
+    """Return a note on a set of other than three channels; "" for RGB."""
+    if channels == RGB:
+        return ""
+    kept = "" if channels < RGB else "; sheets and reports show the first three"
+    return (
+        f"images are read with {channels} channels{kept}; augmentations of colours are left out, since they have no "
+        "meaning there"
+    )
+
+
+def has_other_depth(source: ImageSource, name: str, reading: Reading) -> bool:
+    """Return whether an image has more or fewer bits a channel than a model's training images.
+
+    Args:
+        source: Encoded bytes, or path of the file.
+        name: Name of the image.
+        reading: Reading of the model's images, which has value ranges if they had more than 8 bits a channel.
+    """
+    try:
+        values = deep_channel_values(source, name, reading.channels)
+    except UnreadableImage:
+        return False
+    return (values is not None) != _is_deep(reading)
+
+
+def depth_notes(images: ImageSet, reading: Reading) -> list[str]:
+    """Return a note if images of a set have another depth than a model's training images.
+
+    Args:
+        images: Set of images, of which up to 16 are read.
+        reading: Reading of the model's images.
+    """
+    other, looked = 0, images.sample(LOOKED_AT)
+    for index in looked:
+        store, place = locate_original(images.store, int(index))
+        if isinstance(store, EncodedStore):
+            other += has_other_depth(store.source(place), store.name(place), reading)
+    return [f"{describe_depth(reading)} ({other} of {len(looked)} read): predictions are unreliable"] if other else []
+
+
+def describe_depth(reading: Reading, subject: str = "images have") -> str:
+    """Return a sentence on images whose depth is not that of a model's training images."""
+    own, trained = ("8", "more") if _is_deep(reading) else ("more than 8", "8")
+    return f"{subject} {own} bits a channel, and the model was trained on images with {trained}"
+
+
+def _is_deep(reading: Reading) -> bool:
+    return reading.value_range is not None or reading.channel_ranges is not None
+
+
+@dataclass(frozen=True)
+class Values:
+    """Values of one image.
+
+    Attributes:
+        values: (n,) values, or (n, C) of C channels.
+        no_data: Number that means no data, as declared by the file; None if it declares none.
+    """
+
+    values: NDArray[np.float64]
+    no_data: float | None = None
+
+
+def with_value_ranges(reading: Reading, images: ImageSet) -> tuple[Reading, list[str]]:
+    """Return a reading with value ranges, and notes on values that are not measurements.
+
+    The ranges are measured if the reading has none and images have more than 8 bits a channel.
+    """
+    if (reading.value_range if reading.channels == RGB else reading.channel_ranges) is not None:
+        return reading, []
+    sampled = list(_deep(images, reading.channels))
+    if not sampled:
+        return reading, []
+    if reading.channels == RGB:
+        values, notes = measured_values(sampled, _OUTSIDE)
+        return replace(reading, value_range=range_of(values, _OUTSIDE) if len(values) else None), notes
+    ranges, notes = [], []
+    for channel in range(reading.channels):
+        values, channel_notes = measured_values(
+            [replace(image, values=image.values[:, channel]) for image in sampled], _OUTSIDE
+        )
+        ranges.append(range_of(values, _OUTSIDE))
+        notes += [f"channel {channel + 1}: {note}" for note in channel_notes]
+    return replace(reading, channel_ranges=tuple(ranges)), notes
+
+
+def measure_range(images: ImageSet) -> tuple[float, float] | None:
+    """Return the (low, high) that a set's deep images become 0 and 255 with; None if it has none.
+
+    Up to 32 of its deep images, spread over the set, are looked at, with evenly spaced values of each; a ten-thousandth
+    of the values may lie beyond on either side. Labels and parts play no role. Images that cannot be read are left out,
+    and so are values that stand for no data.
+    """
+    return with_value_ranges(Reading(), images)[0].value_range
+
+
+def _deep(images: ImageSet, channels: int) -> Iterator[Values]:
+    """Yield values of up to 32 deep images, (n,), or (n, channels)."""
+    sampled = map(int, images.sample(_LOOKED_AT))
+    looked = [index for index in sampled if isinstance(locate(images.store, index)[0], EncodedStore)]
+    count = 0
+    for index in [looked[place] for place in evenly_spaced(len(looked), _LOOKED_AT)]:
+        store, place = locate(images.store, index)
+        assert isinstance(store, EncodedStore)
+        try:
+            values = deep_channel_values(store.source(place), store.name(place), channels)
+        except UnreadableImage:
+            continue
+        if values is None:
+            continue
+        flat = values.reshape(-1) if values.ndim == 2 or channels == RGB else values.reshape(-1, channels)
+        few: NDArray[np.float64] = flat[:: max(1, len(flat) // _VALUES)].astype(np.float64)
+        yield Values(few, declared_no_data(store.source(place)))
+        count += 1
+        if count == _IMAGES:
+            return
+
+
+def declared_no_data(source: ImageSource) -> float | None:
+    """Return the number that stands for no data by a TIFF's own tag; None without such a tag."""
+    if not is_tiff(source):
+        return None
+    try:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=("TIFF",)) as image:
+            return float(str(getattr(image, "tag_v2", {}).get(_GDAL_NO_DATA)).strip("\0 "))
+    except Exception:  # channels that Pillow does not know, or a tag that holds something else
+        return None
+
+
+def measured_values(looked: Sequence[Values], outside: float) -> tuple[NDArray[np.float64], list[str]]:
+    """Return the values of images that are measurements, and notes on the others.
+
+    Left out are NaN, infinite values, what a file declares to be no data, and -9999 and the like where many pixels
+    have it and it lies farther from the others than these are apart. Another such number may be a measurement.
+
+    Args:
+        looked: Values of some images, (n,) each.
+        outside: Share of the values that a range may leave out, so that a rarer number changes nothing.
+    """
+    values = np.concatenate([image.values for image in looked])
+    declared = np.concatenate(
+        [np.full(len(image.values), np.nan if image.no_data is None else image.no_data) for image in looked]
+    )
+    finite, notes = np.isfinite(values), []
+    if not finite.all():
+        images = sum(not np.isfinite(image.values).all() for image in looked)
+        where = f"(in {images} of {len(looked)} images looked at)"
+        notes.append(f"{_share(~finite)} of the values are NaN or infinite {where}; NaN is read as black")
+    good = finite & (values != declared)
+    if (beyond := good & (np.abs(values) >= _BEYOND)).any():
+        good &= ~beyond
+        notes.append(f"{_share(beyond)} of the values are beyond {_BEYOND:g}, and are taken for no data")
+    for number in _far_values(values[good], outside):
+        message = f"{number:g} ({_share(values == number)} of the values) lies far from all others"
+        if re.fullmatch(_NO_DATA, f"{number:.1f}"):
+            good &= values != number
+            notes.append(f"{message}, and is taken for no data")
+        else:
+            notes.append(f"{message}, which get few of 256 levels: where it stands for no data, write NaN")
+    return values[good], notes
+
+
+def _share(chosen: NDArray[np.bool_]) -> str:
+    return percent(float(chosen.mean()), ".3g")
+
+
+def _far_values(values: NDArray[np.float64], outside: float) -> list[float]:
+    """Return the lowest and the highest value where many have it and it lies far from the others."""
+    if not len(values):
+        return []
+    far = []
+    for extreme, sign in ((float(values.min()), 1), (float(values.max()), -1)):
+        others = values[values != extreme]
+        if not len(others) or 1 - len(others) / len(values) < max(outside, 2 / len(values)):
+            continue
+        low, high = np.quantile(others, (outside, 1 - outside))
+        gap = math.fabs((low if sign > 0 else high) - extreme)
+        if high > low and gap > high - low:
+            far.append(extreme)
+    return far

@@ -1,0 +1,220 @@
+"""Pixels that Pillow does not support: any number of channels, and more than 8 bits a channel.
+
+`Planes` is an image of any number of 8-bit channels. To code that only displays it (a sheet, a report, a perceptual
+hash) it is an RGB image; resize, crop, mirror and turn are applied to all channels.
+
+Of more than 8 bits Pillow keeps grey images (modes "I;16", "I" and "F"), but of colours only the upper 8 bits, so that
+12-bit values in a 16-bit file keep 17 levels. Here torchvision reads 16-bit PNG, and tifffile (extra `tiff`) TIFF.
+"""
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from PIL.TiffImagePlugin import TiffImageFile
+
+RGB = 3
+_LEVELS = np.arange(256) / 255
+_MOST = 65535  # largest 16-bit value
+_BITS = 258  # TIFF tag with the bits of each channel
+_ALPHA = (2, 4)  # numbers of channels whose last one is opacity
+
+
+class Planes(Image.Image):
+    """An image of any number of channels; to Pillow an RGB image of the first three, with missing ones black.
+
+    Args:
+        planes: Grey image ("L") of each channel, all of one size.
+
+    Example:
+        >>> picture = Planes([Image.new("L", (4, 2), level) for level in (10, 20, 30, 40, 50)])
+        >>> picture.size, picture.mode, pixels_of(picture.resize((2, 1))).tolist()
+        ((4, 2), 'RGB', [[[10, 20, 30, 40, 50], [10, 20, 30, 40, 50]]])
+    """
+
+    def __init__(self, planes: Sequence[Image.Image]) -> None:
+        super().__init__()
+        if not planes or any(plane.mode != "L" or plane.size != planes[0].size for plane in planes):
+            raise ValueError(f"expected grey pictures of one size, got {[(one.mode, one.size) for one in planes]}")
+        self.planes = tuple(planes)
+        shown = [*self.planes[:RGB]] if len(planes) > 1 else [planes[0]] * RGB
+        shown += [Image.new("L", planes[0].size)] * (RGB - len(shown))
+        picture = Image.merge("RGB", shown)
+        self.im, self._mode, self._size = picture.im, picture.mode, picture.size
+
+    def __reduce__(self) -> Any:
+        return Planes, (self.planes,)
+
+    def each(self, change: Callable[[Image.Image], Image.Image]) -> "Planes":
+        """Return the image with a function applied to every channel."""
+        return Planes([change(plane) for plane in self.planes])
+
+    def copy(self) -> "Planes":
+        """Return a copy."""
+        return self.each(lambda plane: plane.copy())
+
+    def resize(self, *arguments: Any, **options: Any) -> "Planes":
+        """Return the image at another size."""
+        return self.each(lambda plane: plane.resize(*arguments, **options))
+
+    def crop(self, box: Any = None) -> "Planes":
+        """Return a box of the image; pixels outside of it are 0."""
+        return self.each(lambda plane: plane.crop(box))
+
+    def transpose(self, method: Image.Transpose) -> "Planes":
+        """Return the image mirrored or turned by right angles."""
+        return self.each(lambda plane: plane.transpose(method))
+
+    def filter(self, filter: Any) -> "Planes":
+        """Return the image with a filter of Pillow applied to every channel."""
+        return self.each(lambda plane: plane.filter(filter))
+
+    def rotate(self, angle: float, *arguments: Any, fillcolor: Any = None, **options: Any) -> "Planes":
+        """Return the rotated image; `fillcolor` has a value for each channel."""
+        return self._filled(lambda plane, fill: plane.rotate(angle, *arguments, fillcolor=fill, **options), fillcolor)
+
+    def transform(self, size: Any, method: Any, *arguments: Any, fillcolor: Any = None, **options: Any) -> "Planes":
+        """Return the image after a transform of Pillow; `fillcolor` has a value for each channel."""
+        return self._filled(
+            lambda plane, fill: plane.transform(size, method, *arguments, fillcolor=fill, **options), fillcolor
+        )
+
+    def on_page(self, size: tuple[int, int], place: tuple[int, int], colour: Sequence[int]) -> "Planes":
+        """Return a page (width, height) of one colour with the image on it."""
+        pages = [Image.new("L", size, value) for value in colour]
+        for page, plane in zip(pages, self.planes, strict=True):
+            page.paste(plane, place)
+        return Planes(pages)
+
+    def _filled(self, change: Callable[[Image.Image, Any], Image.Image], fill: Any) -> "Planes":
+        values = fill if isinstance(fill, Sequence) else [fill] * len(self.planes)
+        return Planes([change(plane, value) for plane, value in zip(self.planes, values, strict=True)])
+
+
+def image_from_pixels(pixels: NDArray[np.uint8]) -> Image.Image:
+    """Return (H, W, C) pixels as an RGB image of Pillow, or as `Planes` of other than three channels."""
+    if pixels.shape[2] == RGB:
+        return Image.fromarray(pixels)
+    return Planes([Image.fromarray(np.ascontiguousarray(pixels[..., channel])) for channel in range(pixels.shape[2])])
+
+
+def pixels_of(image: Image.Image) -> NDArray[np.uint8]:
+    """Return all channels of an image as (H, W, C); a copy for `Planes`."""
+    if isinstance(image, Planes):
+        return np.stack([np.asarray(plane) for plane in image.planes], axis=2)
+    return np.asarray(image)
+
+
+def moments_of(image: Image.Image) -> NDArray[np.float64]:
+    """Return the (2, C) means and mean squares of an image's channels, for values in [0, 1].
+
+    They are exact, since they are computed from the histogram of 256 levels.
+    """
+    levels = [plane.histogram() for plane in image.planes] if isinstance(image, Planes) else image.histogram()
+    counts = np.asarray(levels, dtype=np.float64).reshape(-1, 256)
+    share = counts / counts.sum(axis=1, keepdims=True)
+    return np.stack([share @ _LEVELS, share @ np.square(_LEVELS)])
+
+
+def paste_on_page(
+    image: Image.Image, size: tuple[int, int], place: tuple[int, int], colour: Sequence[int]
+) -> Image.Image:
+    """Return a page (width, height) of one colour (a value for each channel) with an image on it."""
+    if isinstance(image, Planes):
+        return image.on_page(size, place, colour)
+    page = Image.new("RGB", size, tuple(colour))
+    page.paste(image, place)
+    return page
+
+
+def is_deep(image: Image.Image) -> bool:
+    """Return whether an image opened by Pillow has more than 8 bits a channel; False for decoded colours."""
+    return image.mode == "F" or image.mode.startswith("I") or _deep_colours(image)
+
+
+def deep_values(image: Image.Image, opacity: bool = False) -> NDArray[np.generic]:
+    """Return the (H, W) or (H, W, 3) values of a deep image, with its opacity as a further channel on request.
+
+    Raises:
+        ValueError: It is a TIFF in colour and tifffile is not installed, or the file is damaged.
+    """
+    if not _deep_colours(image):
+        return np.asarray(image)
+    file = getattr(image, "fp")  # noqa: B009 (Pillow declares it for files alone)
+    file.seek(0)
+    encoded = file.read()
+    values = _png(encoded) if image.format == "PNG" else _tiff(encoded)
+    if values.shape[:2] != (image.height, image.width):
+        raise ValueError(f"it holds {values.shape} values, and its header says {image.width} x {image.height} pixels")
+    if values.ndim == 3 and values.shape[2] in _ALPHA and not opacity:
+        values = values[..., :-1]
+    return values[..., 0] if values.ndim == 3 and values.shape[2] == 1 else values
+
+
+def to_8_bits(values: NDArray[np.generic], value_range: tuple[float, float] | None) -> Image.Image:
+    """Return values as an 8-bit image; values below the range become 0, above it 255.
+
+    Args:
+        values: (H, W) or (H, W, 3).
+        value_range: Values that become 0 and 255; None for 0 and 65,535.
+
+    Raises:
+        ValueError: There is no range and the values are floats or beyond 16 bits, or they are of no real kind.
+
+    Example:
+        >>> list(to_8_bits(np.array([[0, 1000, 4095, 5000]]), (0, 4095)).tobytes())
+        [0, 62, 255, 255]
+    """
+    if values.dtype.kind not in "iuf" or values.ndim not in (2, 3):
+        raise ValueError(f"its pixels are {values.dtype} of shape {values.shape}")
+    if value_range is None:
+        return Image.fromarray(_whole_range(values))
+    low, high = value_range
+    scaled = (values.astype(np.float64) - low) * (255 / (high - low))
+    return Image.fromarray(np.nan_to_num(scaled, nan=0.0).clip(0, 255).round().astype(np.uint8))
+
+
+def _whole_range(values: NDArray[np.generic]) -> NDArray[np.uint8]:
+    if values.dtype.kind == "f":
+        raise ValueError("its pixels are floats of unknown range (save it with 8 or 16 bits)")
+    wide = values.astype(np.int64)
+    if wide.min() < 0 or wide.max() > _MOST:
+        raise ValueError("its pixels are integers beyond 16 bits (save it with 8 or 16 bits)")
+    return ((wide * 255 + _MOST // 2) // _MOST).astype(np.uint8)
+
+
+def _deep_colours(image: Image.Image) -> bool:
+    """Return whether Pillow would drop the lower 8 bits of each colour, or mix up the planes of a TIFF."""
+    tiles, colours = getattr(image, "tile", None), image.mode in ("RGB", "RGBA", "RGBX", "LA")
+    if not colours or not tiles or getattr(image, "fp", None) is None:
+        return False
+    if isinstance(image, TiffImageFile):
+        return max(image.tag_v2.get(_BITS, (8,))) > 8
+    return image.format == "PNG" and ";16" in str(tiles[0][3])
+
+
+def _png(encoded: bytes) -> NDArray[np.generic]:
+    # Imported here, because both take seconds and few images need them.
+    import torch
+    from torchvision.io import ImageReadMode, decode_png
+
+    try:
+        pixels = decode_png(torch.frombuffer(bytearray(encoded), dtype=torch.uint8), mode=ImageReadMode.UNCHANGED)
+    except RuntimeError as problem:
+        raise ValueError(str(problem).splitlines()[0]) from None
+    return pixels.permute(1, 2, 0).numpy()
+
+
+def _tiff(encoded: bytes) -> NDArray[np.generic]:
+    try:
+        import tifffile
+    except ImportError:
+        raise ValueError("it is a TIFF of 16-bit colours, which needs: pip install 'paucal[tiff]'") from None
+    with tifffile.TiffFile(io.BytesIO(encoded)) as file:
+        page = file.pages[0]
+        values = page.asarray()
+        planar = values.ndim == 3 and values.shape[0] in (3, 4) and page.axes.startswith("S")
+    return np.moveaxis(values, 0, 2) if planar else values

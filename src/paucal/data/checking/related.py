@@ -1,0 +1,236 @@
+"""Related images of a set: the same bytes, similar pixels, or names that suggest a group (frames of a video)."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from paucal.data.checking.survey import Survey, near_pairs
+from paucal.data.images import ImageSet
+from paucal.data.splits.part_names import PARTS
+from paucal.data.stores import Store
+from paucal.data.unreadable import for_each
+
+ALIKE = 0.9  # least correlation of similar images
+LEAST_CONTRAST = 0.02  # an image with less is blank, and its hash is arbitrary
+LEAST_SIDE = 16  # pixels; smaller images of one class look like copies
+CANDIDATE_SIDE = 64  # pixels of the shorter side that candidates are decoded to
+_SIDE = 24  # pixels at which images are compared
+_AT_ONCE = 4096  # pairs whose pixels are held as floats at a time
+_LEAST_NORM = 1e-6  # least norm of the pixels of two images that are not blank
+LEAST_MEAN = 2.0  # least mean number of images in a suggested group
+LEAST_SHARE = 0.5  # least share of the images whose names match
+# Text with a number before the last number of a name: patient12_slice003, v3-0001.
+_NAME = r"[^/]*\d[^/]*?)[-_.\s]+[A-Za-z]*[-_.\s]?\(?\d+\)?"
+_ENDING = r"\.[^./#]+$"  # not of a row of a file (train-00001-of-00003.parquet#7), which has no name of its own
+PATTERN = f"({_NAME}{_ENDING}"
+_RUNNING = re.compile(rf"\.tar/.*-(\d{{8}}){_ENDING}")  # number of an image in shards of `paucal shard`
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two similar images.
+
+    Attributes:
+        first: Position in the set.
+        second: Later position in the set.
+        likeness: Correlation of their pixels at 24 x 24, at most 1.
+        features: Cosine of their frozen features; None without features.
+    """
+
+    first: int
+    second: int
+    likeness: float
+    features: float | None = None
+
+
+def exact_groups(digests: Sequence[bytes]) -> list[list[int]]:
+    """Return the positions of images with the same digest, groups of two and more, in the order of the set.
+
+    Example:
+        >>> exact_groups([b"a", b"b", b"a", b"", b""])
+        [[0, 2]]
+    """
+    groups: dict[bytes, list[int]] = {}
+    for position, digest in enumerate(digests):
+        if digest:
+            groups.setdefault(digest, []).append(position)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def similar_pairs(survey: Survey, store: Store) -> list[Pair]:
+    """Return pairs of similar images with different bytes, in the order of the set.
+
+    Candidates have similar perceptual hashes; their pixels at 24 x 24 must correlate by 0.9 or more, which excludes
+    images that share only a layout. The first of a group of equal files represents all. Images below 16 pixels are
+    left out, since two digits of 8 x 8 pixels are as similar as two copies.
+
+    Args:
+        survey: Survey of the set.
+        store: Pixels of the set; only candidates are read again, and 64 pixels a side are enough.
+    """
+    first_of = {survey.digests[group[0]]: group[0] for group in exact_groups(survey.digests)}
+    usable = [
+        position
+        for position in survey.readable.tolist()
+        if survey.contrast[position] >= LEAST_CONTRAST
+        and survey.sizes[position].min() >= LEAST_SIDE
+        and first_of.get(survey.digests[position], position) == position
+    ]
+    positions = np.asarray(usable, dtype=np.int64)
+    candidates = positions[near_pairs(survey.hashes[positions])]
+    likeness = _correlations(candidates, store)
+    return [
+        Pair(int(left), int(right), float(alike))
+        for (left, right), alike in zip(candidates[likeness >= ALIKE], likeness[likeness >= ALIKE], strict=True)
+    ]
+
+
+def merge_groups(groups: Iterable[Sequence[int]]) -> list[list[int]]:
+    """Return groups after joining those that share a member, each ascending, in the order of their first members.
+
+    Example:
+        >>> merge_groups([[4, 7], [1, 2], [7, 9]])
+        [[1, 2], [4, 7, 9]]
+    """
+    parent: dict[int, int] = {}
+
+    def root(member: int) -> int:
+        while parent.setdefault(member, member) != member:
+            parent[member] = parent[parent[member]]
+            member = parent[member]
+        return member
+
+    for first, *others in groups:
+        for other in others:
+            low, high = sorted((root(first), root(other)))
+            parent[high] = low
+    merged: dict[int, list[int]] = {}
+    for member in sorted(parent):
+        merged.setdefault(root(member), []).append(member)
+    return list(merged.values())
+
+
+def _correlations(candidates: NDArray[np.int64], store: Store) -> NDArray[np.float32]:
+    """Return the (P,) correlations of the reduced images of (P, 2) candidates; each image is read once."""
+    different, places = np.unique(candidates, return_inverse=True)
+    pictures = np.zeros((len(different), _SIDE * _SIDE * 3), dtype=np.uint8)
+
+    def look(place: int) -> None:
+        picture = store.read(int(different[place])).resize((_SIDE, _SIDE), Image.Resampling.BOX)
+        pictures[place] = np.asarray(picture).reshape(-1)
+
+    for_each(len(different), look, None, None)  # images removed after the survey stay black, and match nothing
+    rows = places.reshape(-1, 2)
+    # In pieces that fit in memory as floats, since a set of video frames has millions of pairs.
+    pieces = [rows[begin : begin + _AT_ONCE] for begin in range(0, len(rows), _AT_ONCE)]
+    correlations = [_pixel_correlation(pictures[piece[:, 0]], pictures[piece[:, 1]]) for piece in pieces]
+    return np.concatenate([np.zeros(0, dtype=np.float32), *correlations])
+
+
+def _pixel_correlation(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Return the correlation of each row of (P, D) pixels with that of the other; 0 if one of them is blank."""
+    first, second = (rows.astype(np.float32) - rows.mean(1, dtype=np.float32, keepdims=True) for rows in (left, right))
+    norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    return np.einsum("pd,pd->p", first, second) / np.maximum(norms, _LEAST_NORM)
+
+
+@dataclass(frozen=True)
+class NameGroups:
+    """Groups that the names of files suggest.
+
+    Attributes:
+        names: Name of the group of each of N images.
+        count: Number of groups.
+        largest: Number of images in the largest group.
+        examples: Two file names of one group.
+        pattern: Regular expression whose first group is the name of the group, as `--group-by` takes it.
+        across: Pattern of groups that span folders; "" if no name occurs in two folders.
+        shared: Name that occurs in several folders, or "".
+    """
+
+    names: list[str]
+    count: int
+    largest: int
+    examples: tuple[str, str]
+    pattern: str
+    across: str = ""
+    shared: str = ""
+
+
+def group_name(key: str, pattern: str = PATTERN) -> str | None:
+    """Return the first group of a pattern's match in a key, or the whole match without a group; None without a match.
+
+    Example:
+        >>> group_name("cat/patient12_slice003.png"), group_name("cat/0001.jpg")
+        ('patient12', None)
+    """
+    match = re.search(pattern, key)
+    if match is None:
+        return None
+    return match[1] if match.re.groups else match[0]
+
+
+def suggested_groups(images: ImageSet) -> NameGroups | None:
+    """Return the groups that the names of a set suggest; None for no groups.
+
+    A name suggests a group if it ends in a number, as frames do, and has another number before that one: a video's, a
+    patient's. The text before the last number is the group. It must be so for half of the names, with two images
+    or more in a group on average and two groups or more in every class, so that names which do no more than count the
+    images of a class (`cat_0001.jpg`, `img_2024_0001.jpg`) suggest nothing.
+
+    A name that occurs in several folders may be one group (a patient) or several (each class counts its videos): the
+    groups are those within folders then, and `across` joins them.
+    """
+    within, across = _patterns(images)
+    names = [group_name(key, within) for key in images.keys]
+    across_names = [group_name(key, across) for key in images.keys]
+    folders = {
+        name: last for name, last in zip(names, across_names, strict=True) if name is not None and last is not None
+    }
+    shared = [name for name, count in Counter(folders.values()).items() if count > 1]
+    if not shared:
+        within, names = across, across_names
+    named = [name for name in names if name is not None]
+    if len(named) < max(2, LEAST_SHARE * len(names)):
+        return None
+    counts = Counter(named)
+    repeated = sum(count for count in counts.values() if count > 1)
+    if len(named) / len(counts) < LEAST_MEAN or repeated < LEAST_SHARE * len(names) or len(counts) < 2:
+        return None
+    if not (_several_in_each_class(names, images) and _several_in_each_class(across_names, images)):
+        return None
+    largest, size = counts.most_common(1)[0]
+    examples = [key.rsplit("/", 1)[-1] for key, name in zip(images.keys, names, strict=True) if name == largest]
+    groups = [key if name is None else name for key, name in zip(images.keys, names, strict=True)]
+    more = (across, shared[0]) if shared else ("", "")
+    return NameGroups(groups, len(counts), size, (examples[0], examples[1]), within, *more)
+
+
+def _patterns(images: ImageSet) -> tuple[str, str]:
+    """Return the pattern of groups within folders, and that of groups across folders.
+
+    The folder of a part and the shard of an image are not part of a group's name, and the number that `paucal shard`
+    gives each image is not the number of a frame.
+    """
+    begin, ending, keys = "^", _ENDING, list(images.keys)
+    if all(".tar/" in key for key in keys):
+        begin, keys = r"\.tar/", [key.partition(".tar/")[2] for key in keys]
+        numbers = [found[1] for key in images.keys if (found := _RUNNING.search(key))]
+        if len(set(numbers)) == len(keys):  # each image has its own number
+            ending = rf"-\d{{8}}{_ENDING}"
+    if all(key.partition("/")[0].lower() in PARTS and "/" in key for key in keys):
+        begin += "[^/]+/"
+    return f"{begin}((?:.*/)?{_NAME}{ending}", f"({_NAME}{ending}"
+
+
+def _several_in_each_class(names: Sequence[str | None], images: ImageSet) -> bool:
+    of_class: dict[int, set[str]] = {}
+    for name, label in zip(names, images.labels.tolist(), strict=True):
+        if name is not None:
+            of_class.setdefault(label, set()).add(name)
+    return all(len(found) > 1 for found in of_class.values())

@@ -1,0 +1,262 @@
+"""The classes of a set: their names cleaned and compared, and a subset chosen by a list."""
+
+import difflib
+import io
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+from paucal.data.images import ImageSet
+from paucal.reading import decode_text, read_decoded
+from paucal.types import UserError
+from paucal.wording import counted
+
+_UNSEEN = "\0\u200b\u200e\u200f\u2060\ufeff"  # invisible characters
+_ENDS = re.compile(rf"^[\s{_UNSEEN}]+|[\s{_UNSEEN}]+$")
+_INSIDE = re.compile(rf"[{_UNSEEN}\u00ad\u200c\u200d]")
+_BETWEEN_WORDS = re.compile(r"(?<=[^\W_])[\s_-]+(?=[^\W_])")
+_WHOLE = re.compile(r"([+-]?\d+)(?:\.0*)?")
+_NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")  # a line break would split a name in a list
+_SURROGATE = re.compile("[\ud800-\udfff]")
+NO_LABEL = ("NA", "N/A", "n/a", "nan", "NaN", "None", "NULL", "null", "NONE")  # they may still be classes
+_MANY_VALUES = 8  # least number of different numbers that may be measurements
+_NAMES_SHOWN = 5
+MOST_LIST_BYTES = 16 << 20
+
+
+def plain_name(name: str) -> str:
+    r"""Return a name as valid Unicode in composed form, on one line, without white space at its ends.
+
+    Bytes that are not UTF-8, as in folder names of old archives, are read as Windows-1252, or else escaped.
+
+    Example:
+        >>> plain_name(" cat\r"), plain_name("cafe\u0301"), plain_name("caf\udce9"), plain_name("\udcc3\udce8")
+        ('cat', 'café', 'café', '\\xc3\\xe8')
+    """
+    if name.isascii() and name.isprintable():
+        return name.strip()
+    return unicodedata.normalize("NFC", _ENDS.sub("", _CONTROLS.sub(" ", valid_text(name))))
+
+
+def valid_text(text: str) -> str:
+    """Return text that UTF-8 can encode: other bytes are read as Windows-1252, or else escaped."""
+    try:
+        text.encode()
+        return text
+    except UnicodeEncodeError:
+        pass
+    try:
+        return decode_text(text.encode(errors="surrogateescape"), "a name").text
+    except (UserError, UnicodeEncodeError):
+        return _SURROGATE.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
+
+
+def plain_names(names: Sequence[str]) -> dict[str, str]:
+    """Return the plain name of each class of a set.
+
+    If all classes are whole numbers, they lose ".0", which programs add to columns with missing values. If all are
+    "true" or "false" in some case, they are capitalised alike.
+
+    Example:
+        >>> plain_names(["0.0", "1", "1.0"]), plain_names(["1.0", "1.5"])
+        ({'0.0': '0', '1': '1', '1.0': '1'}, {'1.0': '1.0', '1.5': '1.5'})
+    """
+    plain_of = {name: plain_name(name) for name in names}
+    whole = {name: _WHOLE.fullmatch(plain) for name, plain in plain_of.items()}
+    if all(whole.values()):
+        return {name: match[1] for name, match in whole.items() if match}
+    folded = {plain.casefold() for plain in plain_of.values()}
+    if folded <= {"true", "false"} and len(folded) < len(set(plain_of.values())):
+        return {name: plain.capitalize() for name, plain in plain_of.items()}
+    return plain_of
+
+
+def plain_if_distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the plain names of classes if they are all different, else the names themselves."""
+    plain_of = plain_names(names)
+    plain = tuple(plain_of[name] for name in names)
+    return plain if len(set(plain)) == len(names) and all(plain) else tuple(names)
+
+
+def with_plain_classes(images: ImageSet) -> ImageSet:
+    """Return a set whose classes have plain names; classes of the same plain name are joined, with a note.
+
+    Raises:
+        UserError: A name is empty.
+    """
+    plain = plain_names(images.classes)
+    if empty := [name for name, new in plain.items() if not new]:
+        raise UserError(f"the name of a class is {empty[0][:20]!r}, which cannot be seen: rename it.")
+    names = [plain[name] for name in images.classes]
+    if names == list(images.classes):
+        return images
+    classes = list(dict.fromkeys(names))
+    classes = sorted(classes) if list(images.classes) == sorted(images.classes) else classes
+    numbers = np.asarray([*map(classes.index, names), -1], dtype=np.int64)
+    rows = None
+    if images.multi_hot is not None:
+        rows = np.full((len(images), len(classes)), -1, dtype=np.int8)
+        for old, new in enumerate(numbers[:-1]):  # known labels of joined columns win over unknown ones
+            rows[:, new] = np.maximum(rows[:, new], images.multi_hot[:, old])
+    return replace(
+        images,
+        classes=tuple(classes),
+        labels=numbers[images.labels],
+        multi_hot=rows,
+        notes=(*images.notes, *_notes(plain)),
+    )
+
+
+def _notes(plain: dict[str, str]) -> list[str]:
+    """Return notes on classes that were joined, or whose names were not UTF-8."""
+    of_name: dict[str, list[str]] = {}
+    for name, new in plain.items():
+        of_name.setdefault(new, []).append(name)
+    joined = [repr(name) for name, several in of_name.items() if len(several) > 1]
+    raw = [repr(new) for name, new in plain.items() if _SURROGATE.search(name)]
+    notes = []
+    if joined:
+        several = counted(len(joined), "class has", "classes have")
+        notes.append(f"{several} several spellings, which were joined ({_some(joined)})")
+    if raw:
+        notes.append(f"names of classes that are not UTF-8 were read as {_some(raw)}: rename them if that is wrong")
+    return notes
+
+
+def alike_names(names: Iterable[str]) -> list[list[str]]:
+    """Return the groups of names that differ only in case, separators of words, leading zeros or width.
+
+    Example:
+        >>> alike_names(["CAT", "cat", "red cell", "red_cell", "dog", "1", "01", "A+", "A-"])
+        [['CAT', 'cat'], ['red cell', 'red_cell'], ['1', '01']]
+    """
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(_likeness(name), []).append(name)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _likeness(name: str) -> str:
+    folded = unicodedata.normalize("NFKC", _INSIDE.sub("", plain_name(name))).casefold()
+    whole = _WHOLE.fullmatch(folded)
+    return whole[1].lstrip("+0") or "0" if whole else _BETWEEN_WORDS.sub(" ", folded)
+
+
+def are_alike(first: str, second: str) -> bool:
+    """Return whether two names look the same; see `alike_names`."""
+    return _likeness(first) == _likeness(second)
+
+
+def are_measurements(names: Sequence[str], rare: float) -> bool:
+    """Return whether class names look like measurements: many numbers, with fractions or with few images each.
+
+    Args:
+        names: Names of the classes.
+        rare: Share of the classes that have too few images to learn from.
+    """
+    numbers = len(names) >= _MANY_VALUES and all(map(_NUMBER.fullmatch, names))
+    return numbers and (rare > 0.5 or not all(map(_WHOLE.fullmatch, names)))
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
+
+
+def shipped_lists() -> list[str]:
+    """Return the names of the lists that come with paucal.
+
+    Example:
+        >>> shipped_lists()
+        ['cifar10-first-five', 'cifar10-last-five', 'digits-0-to-4', 'digits-5-to-9', 'imagenet100']
+    """
+    return sorted(entry.name.removesuffix(".txt") for entry in _shipped().iterdir() if entry.name.endswith(".txt"))
+
+
+def read_class_list(source: str | Path) -> list[str]:
+    """Read the names of classes from a file with one name per line.
+
+    Blank lines and lines that begin with '#' are skipped; a '#' further on belongs to the name.
+
+    Args:
+        source: Path of the file, or name of a list that comes with paucal; a path that exists wins.
+
+    Raises:
+        UserError: There is no such file, it is not text, or it names no class or one class twice.
+
+    Example:
+        >>> len(read_class_list("imagenet100")), read_class_list("imagenet100")[0]
+        (100, 'n01558993')
+    """
+    lines = [line.strip() for line in io.StringIO(_text(source), newline=None)]
+    names = [plain_name(line) for line in lines if line and not line.startswith("#")]
+    if not names:
+        raise UserError(f"{source} names no classes; expected one name per line")
+    twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
+    if twice is not None:
+        raise UserError(f"{source} names the class '{twice}' more than once; keep one of the lines")
+    return names
+
+
+def choose_classes(images: ImageSet, source: str | Path) -> ImageSet:
+    """Return the images of some classes only.
+
+    The classes keep their order in the set and are renumbered from 0. Declared parts stay as they are. If images may
+    have several labels, all images stay, some of them without a label.
+
+    Raises:
+        UserError: The set has no classes, the file names fewer than two or one that the set does not have.
+    """
+    names = read_class_list(source)
+    if not images.classes:
+        raise UserError(f"--classes {source} chooses classes, and {images.location} was opened without labels")
+    known = set(images.classes)
+    if unknown := [name for name in names if name not in known]:
+        raise UserError(
+            f"{len(unknown)} of the {len(names)} classes of {source} are not in {images.location} "
+            f"(such as '{unknown[0]}'{_near(unknown[0], images.classes)}); correct the file or the data"
+        )
+    if len(names) < 2:
+        raise UserError(f"{source} names only one class ('{names[0]}'); training a classifier needs at least two")
+    chosen = set(names)
+    kept = tuple(name for name in images.classes if name in chosen)
+    numbers = np.asarray([kept.index(name) if name in chosen else -1 for name in images.classes], dtype=np.int64)
+    note = f"{len(kept)} of {len(images.classes)} classes are used ({Path(source).name})"
+    if images.multi_hot is not None:
+        return replace(images, classes=kept, multi_hot=images.multi_hot[:, numbers >= 0], notes=(*images.notes, note))
+    labels = np.where(images.labels >= 0, numbers[images.labels], -1)
+    selected = images.select(np.flatnonzero(labels >= 0), note)
+    return replace(selected, classes=kept, labels=labels[labels >= 0])
+
+
+def _shipped():
+    return resources.files("paucal.data") / "class_lists"
+
+
+def _text(source: str | Path) -> str:
+    path = Path(source).expanduser()
+    shipped = shipped_lists()
+    if not path.exists() and str(source) in shipped:
+        return (_shipped() / f"{source}.txt").read_text(encoding="utf-8")
+    if not path.is_file():
+        raise UserError(
+            f"{path} is no file; expected one with a class name on each line, or the name of a list that comes with "
+            f"paucal ({', '.join(shipped)})"
+        )
+    return read_decoded(path, MOST_LIST_BYTES).text
+
+
+def _near(name: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name, known, n=3)
+    shown = " or ".join(f"'{word}'" for word in near)
+    return f", did you mean {shown}?" if near else f"; it has {', '.join(known[:2])}, ..."

@@ -1,0 +1,230 @@
+"""The decoded images of one set in a file of the cache folder that processes map into memory."""
+
+import json
+import os
+import threading
+import zipfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from paucal.data.channels.pixels import RGB, image_from_pixels, moments_of, pixels_of
+from paucal.data.decoded.cache_folder import DIGEST, INDEX, PIXELS, UNFINISHED
+from paucal.data.stores import DecodedCopies, Store
+
+_SMALL = 128  # shorter side in pixels below which moments are not stored
+
+
+class FullError(Exception):
+    """The decoded images take more bytes than allowed."""
+
+
+class EntryTable:
+    """The index of an entry: one row for each image.
+
+    Attributes:
+        offsets: (N,) int64 byte positions of the images.
+        shapes: (N, 2) int64 heights and widths as stored.
+        sizes: (N, 2) int64 heights and widths of the original images.
+        moments: (N, 2, C) float64 moments of C channels, as `moments_of`; NaN for small images, for which they are
+            computed quickly when needed.
+        digests: (N, 16) uint8 digests of the encoded images.
+    """
+
+    def __init__(self, count: int, channels: int = RGB) -> None:
+        self.offsets = np.zeros(count, dtype=np.int64)
+        self.shapes = np.zeros((count, 2), dtype=np.int64)
+        self.sizes = np.zeros((count, 2), dtype=np.int64)
+        self.moments = np.zeros((count, 2, channels))
+        self.digests = np.zeros((count, DIGEST), dtype=np.uint8)
+
+    @property
+    def channels(self) -> int:
+        """Number of channels of every image."""
+        return self.moments.shape[-1]
+
+    def rows(self, chosen: NDArray[np.int64]) -> "EntryTable":
+        """Return some rows, in that order."""
+        table = EntryTable(0)
+        for name, values in vars(self).items():
+            setattr(table, name, values[chosen])
+        return table
+
+    def fits(self, n_bytes: int) -> bool:
+        """Return whether the table is a valid index of a file of `n_bytes` bytes."""
+        if self.moments.ndim != 3:
+            return False
+        model, count = vars(EntryTable(1, self.channels)), len(self.offsets)
+        for name, values in vars(self).items():
+            if values.dtype != model[name].dtype or values.shape != (count, *model[name].shape[1:]):
+                return False
+        ends = self.offsets + self.shapes.prod(axis=1) * self.channels
+        return bool(count and self.offsets.min() >= 0 and self.shapes.min() > 0 and ends.max() <= n_bytes)
+
+
+class Entry:
+    """A memory-mapped entry; picklable, since another process maps the file itself.
+
+    Args:
+        path: File of pixels: images one after the other, (H, W, C) uint8.
+        table: Positions and sizes of the images.
+
+    Raises:
+        OSError: The file is missing.
+    """
+
+    def __init__(self, path: Path, table: EntryTable) -> None:
+        self.path, self.table = path, table
+        self._pixels: NDArray[np.uint8] | None = _mapped(path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_pixels": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        try:
+            self._pixels = _mapped(self.path)
+        except (OSError, ValueError):  # removed in between
+            self._pixels = None
+
+    def view(self, row: int) -> NDArray[np.uint8] | None:
+        """Return a view of the (H, W, C) pixels of an image; None if the file is gone."""
+        if self._pixels is None:
+            return None
+        height, width = self.table.shapes[row].tolist()
+        start, channels = int(self.table.offsets[row]), self.table.channels
+        return self._pixels[start : start + height * width * channels].reshape(height, width, channels)
+
+
+def _mapped(path: Path) -> NDArray[np.uint8]:
+    """Map a file into memory as a plain array, since slices of a `memmap` take three times as long."""
+    return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+
+
+class MappedStore(DecodedCopies):
+    """Decoded images in a memory-mapped file, which all processes share.
+
+    Args:
+        original: Store of the images themselves, which is read if the file is gone.
+        entry: Entry with as many images.
+    """
+
+    def __init__(self, original: Store, entry: Entry) -> None:
+        super().__init__(original)
+        self.entry = entry
+
+    def __len__(self) -> int:
+        return len(self.entry.table.offsets)
+
+    def read(self, index: int) -> Image.Image:
+        """Return a copy of the image."""
+        view = self.entry.view(index)
+        if view is not None:
+            return image_from_pixels(view)
+        assert self.original is not None
+        return self.original.read(index)
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Return the (height, width) of the original image, which may be larger than the stored one."""
+        height, width = self.entry.table.sizes[index].tolist()
+        return height, width
+
+    def check(self, index: int) -> None:
+        """Do nothing, since stored images are readable."""
+
+    def digest(self, index: int) -> bytes:
+        """Return the digest of the encoded image."""
+        return self.entry.table.digests[index].tobytes()
+
+
+def find_entry(folder: Path, key: str) -> Entry | None:
+    """Open an entry and mark it as used; None if it is missing or damaged."""
+    index, pixels = folder / f"{key}{INDEX}", folder / f"{key}{PIXELS}"
+    found = read_table(index)
+    try:
+        if found is None or not found[0].fits(pixels.stat().st_size):
+            return None
+        os.utime(index)
+        return Entry(pixels, found[0])
+    except (OSError, ValueError):
+        return None
+
+
+def read_table(index: Path) -> tuple[EntryTable, str] | None:
+    """Return the table of an entry and a description of its reading; None if it is missing or damaged."""
+    table = EntryTable(0)
+    try:
+        with open(index, "rb") as file, np.load(file, allow_pickle=False) as stored:
+            for name in vars(table):
+                setattr(table, name, stored[name])
+            return table, str(json.loads(str(stored["about"]))["reading"])
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+class EntryWriter:
+    """Writes an entry into a temporary file, which is renamed by `finish`, or else removed.
+
+    Images may come from several threads, in any order.
+
+    Args:
+        folder: Cache folder.
+        count: Largest number of images.
+        room: Largest size in bytes.
+        channels: Number of channels of every image.
+    """
+
+    def __init__(self, folder: Path, count: int, room: int, channels: int = RGB) -> None:
+        self.table = EntryTable(count, channels)
+        self._folder, self._room, self._used, self._lock = folder, room, 0, threading.Lock()
+        self._path = folder / f".{os.getpid()}-{threading.get_ident()}-{os.urandom(4).hex()}{UNFINISHED}"
+
+    def __enter__(self) -> "EntryWriter":
+        self._file = open(self._path, "wb")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    def add(self, index: int, image: Image.Image, size: tuple[int, int]) -> None:
+        """Store a decoded image whose original has the (height, width) `size`; raises `FullError`."""
+        unknown = np.full((2, self.table.channels), np.nan)
+        self._put(index, pixels_of(image), size, unknown if min(image.size) < _SMALL else moments_of(image))
+
+    def copy(self, index: int, entry: Entry, row: int) -> bool:
+        """Copy an image from another entry; return False if its file is gone. Raises `FullError`."""
+        pixels = entry.view(row)
+        if pixels is None:
+            return False
+        height, width = entry.table.sizes[row].tolist()
+        self._put(index, pixels, (height, width), entry.table.moments[row])
+        return True
+
+    def finish(self, key: str, chosen: NDArray[np.int64], reading: str) -> None:
+        """Rename the entry to its key, with the chosen images in their order; raises an OSError."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        pixels, index = self._folder / f"{key}{PIXELS}", self._folder / f"{key}{INDEX}"
+        self._path.replace(pixels)
+        with open(self._path, "wb") as file:  # last, so that every index has its pixels
+            np.savez(file, about=np.array(json.dumps({"reading": reading})), **vars(self.table.rows(chosen)))
+            file.flush()
+            os.fsync(file.fileno())
+        self._path.replace(index)
+
+    def _put(self, index: int, pixels: NDArray[np.uint8], size: tuple[int, int], moments: NDArray[np.float64]) -> None:
+        data = pixels.reshape(-1).data
+        with self._lock:
+            if self._used + len(data) > self._room:
+                raise FullError
+            self.table.offsets[index] = self._used
+            self._file.write(data)
+            self._used += len(data)
+        self.table.shapes[index] = pixels.shape[:2]
+        self.table.sizes[index], self.table.moments[index] = size, moments

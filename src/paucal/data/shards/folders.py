@@ -1,0 +1,332 @@
+"""Folders of shards: on this machine, or on object storage, from which each shard is downloaded once and kept."""
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from paucal.data.decode import UnreadableImage
+from paucal.data.decoded.cache_folder import OFF, VARIABLE, usable_folder
+from paucal.data.shards.index import Shard
+from paucal.data.sources.archive import checked_name
+from paucal.data.sources.folder import require_readable
+from paucal.reading import read_bytes
+from paucal.types import UserError
+
+FOLDER = "shards"  # subfolder of the image cache
+MOST_FETCHED = 32 << 30  # bytes of downloaded shards on this machine
+_SHARE_OF_FREE = 0.5  # share of the free disk that downloaded shards may take
+_TRIES = 3
+_PAUSE = 2.0  # seconds before the second try, twice as long before the third
+T = TypeVar("T")
+_EXTRA = "pip install 'paucal[remote]'"
+
+
+class ShardFolder(Protocol):
+    """A folder of shards; picklable, so that loader workers can be spawned."""
+
+    @property
+    def name(self) -> str:
+        """Short name for messages."""
+        ...
+
+    @property
+    def location(self) -> str:
+        """Full path or URL, as in `ImageSet.location`."""
+        ...
+
+    def list_files(self) -> list[Shard] | None:
+        """Return all files in the folder, sorted by name, with `part` empty; None if the storage cannot list files."""
+        ...
+
+    def read_small_file(self, name: str, most: int) -> bytes | None:
+        """Return the content of a file of at most `most` bytes; None if it does not exist. Raises a `UserError`."""
+        ...
+
+    def local_path(self, shard: Shard) -> Path:
+        """Return the path of a shard on this machine, after downloading it if needed; raises `UnreadableImage`."""
+        ...
+
+
+class LocalShardFolder:
+    """A folder of shards on this machine."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+
+    @property
+    def name(self) -> str:
+        """Name of the folder."""
+        return self.root.name
+
+    @property
+    def location(self) -> str:
+        """Full path."""
+        return str(self.root)
+
+    def list_files(self) -> list[Shard]:
+        """Return the files of the folder and of its direct subfolders."""
+        require_readable(self.root)
+        files = sorted(file for pattern in ("*", "*/*") for file in self.root.glob(pattern) if file.is_file())
+        return [stamped(file, file.relative_to(self.root).as_posix()) for file in files]
+
+    def read_small_file(self, name: str, most: int) -> bytes | None:
+        """Return the content of a file; None if it does not exist."""
+        path = self.root / checked_name(self.location, name)
+        return read_bytes(path, most) if path.exists() else None
+
+    def local_path(self, shard: Shard) -> Path:
+        """Return the path of a shard."""
+        return self.root / shard.name
+
+
+def stamped(file: Path, name: str) -> Shard:
+    """Return the shard of a name for a file on this machine, with its size and time of change."""
+    status = file.stat()
+    return Shard(name, status.st_size, changed=status.st_mtime_ns)
+
+
+class RemoteShardFolder:
+    """A folder of shards on object storage, or anything else that fsspec can read.
+
+    The first image of a shard downloads the whole shard, in one process for all. When the space is needed, the least
+    recently used shards are removed first.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        folder = usable_folder()
+        if folder is None:
+            raise UserError(
+                f"shards of {url} are downloaded into the image cache, which is off or cannot be written: set "
+                f"{VARIABLE} to a folder (not {OFF!r})."
+            )
+        self.cache = folder / FOLDER / hashlib.blake2b(self.url.encode(), digest_size=16).hexdigest()
+        self._opened: tuple[Any, str] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_opened": None}
+
+    @property
+    def name(self) -> str:
+        """Last part of the URL."""
+        return self.url.rsplit("/", 1)[-1]
+
+    @property
+    def location(self) -> str:
+        """The URL."""
+        return self.url
+
+    def list_files(self) -> list[Shard] | None:
+        """Return the files below the URL; None if the storage cannot list files, as most web servers."""
+        files, root = self._storage()
+        try:
+            entries = files.find(root, detail=True)
+        except NotImplementedError:
+            return None
+        except Exception as problem:  # every storage has its own types
+            raise UserError(f"{self.url} cannot be listed ({_first_line(problem)}); check the address.") from None
+        sizes = {path.rstrip("/"): entry.get("size") for path, entry in entries.items()}
+        if not sizes or any(size is None for size in sizes.values()):
+            return None
+        names = {path: path.removeprefix(root.rstrip("/")).lstrip("/") for path in sizes}
+        shards = [Shard(checked_name(self.url, name), int(sizes[path] or 0)) for path, name in names.items()]
+        return sorted(shards, key=lambda shard: shard.name)
+
+    def read_small_file(self, name: str, most: int) -> bytes | None:
+        """Return the content of a file; None if it does not exist."""
+        files, root = self._storage()
+        try:
+            with files.open(f"{root.rstrip('/')}/{checked_name(self.url, name)}", "rb") as file:
+                content = file.read(most + 1)
+        except FileNotFoundError:
+            return None
+        except Exception as problem:  # as above
+            raise UserError(f"{self.url}/{name} cannot be read ({_first_line(problem)}); check the address.") from None
+        if len(content) > most:
+            raise UserError(f"{self.url}/{name} has more than {most:,} bytes, the limit for such a file.")
+        return content
+
+    def local_path(self, shard: Shard) -> Path:
+        """Return the path of the downloaded shard.
+
+        Raises:
+            UnreadableImage: The shard cannot be downloaded, or differs from the indexed one.
+        """
+        target = self.cache / shard.name
+        if _is_complete(target, shard.size):
+            return target
+        from filelock import FileLock  # as fsspec above
+
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with FileLock(target.with_name(f".{target.name}.lock")):
+            if not _is_complete(target, shard.size):  # else another process has downloaded it meanwhile
+                _free_space(self.cache.parent, shard.size)
+                self._fetch(shard, target)
+        return target
+
+    def open_file(self, shard: Shard) -> Any:
+        """Open a shard to read some of its bytes, from the downloaded copy if there is one, else remotely."""
+        target = self.cache / shard.name
+        if _is_complete(target, shard.size):
+            return target.open("rb")
+        files, root = self._storage()
+        return files.open(f"{root.rstrip('/')}/{shard.name}", "rb")
+
+    def find_file(self, name: str) -> Shard:
+        """Return a shard by its name, also on storage that cannot list files.
+
+        Raises:
+            UserError: The file does not exist, or the storage does not report its size.
+        """
+        files, root = self._storage()
+        try:
+            size = files.info(f"{root.rstrip('/')}/{checked_name(self.url, name)}").get("size")
+        except FileNotFoundError:
+            raise UserError(f"{self.url}/{name} does not exist; check the address.") from None
+        except Exception as problem:  # as above
+            raise UserError(f"{self.url}/{name} cannot be read ({_first_line(problem)}); check the address.") from None
+        if size is None:
+            raise UserError(f"{self.url} does not report the size of {name}: download it, and give the file.")
+        return Shard(name, int(size))
+
+    def _fetch(self, shard: Shard, target: Path) -> None:
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            retry(lambda: self._get(shard.name, temporary))
+            size = temporary.stat().st_size
+            if size != shard.size:
+                raise UnreadableImage(
+                    f"the shard {shard.name} of {self.url} has {size} bytes, and the index says {shard.size}; "
+                    "index the shards again."
+                )
+            temporary.replace(target)
+        except FileNotFoundError:
+            raise UnreadableImage(
+                f"the shard {shard.name} is missing in {self.url}, although the index names it; put it there, or index "
+                "the shards again."
+            ) from None
+        except UserError:
+            raise
+        except Exception as problem:  # as above
+            raise UnreadableImage(
+                f"the shard {shard.name} cannot be downloaded from {self.url} ({_first_line(problem)}); check the "
+                "network."
+            ) from None
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _get(self, name: str, target: Path) -> None:
+        files, root = self._storage()
+        files.get_file(f"{root.rstrip('/')}/{name}", str(target))
+
+    def _storage(self) -> tuple[Any, str]:
+        """Return the file system and the path in it; each process opens its own."""
+        if self._opened is None:
+            self._opened = open_storage(self.url)
+        return self._opened
+
+
+def is_remote(location: str | Path) -> bool:
+    """Whether a location is a URL such as `s3://bucket/shards`.
+
+    Example:
+        >>> is_remote("s3://bucket/shards"), is_remote("photos/"), is_remote("hf:owner/name")
+        (True, False, False)
+    """
+    return "://" in str(location)
+
+
+def open_storage(url: str) -> tuple[Any, str]:
+    """Return fsspec's file system of a URL and the path in it.
+
+    Raises:
+        UserError: A package is missing, or the URL is invalid.
+    """
+    try:
+        import fsspec.core  # imported here: only data on object storage needs it
+    except ImportError:
+        raise UserError(f"{url} needs the package fsspec: {_EXTRA}.") from None
+    try:
+        return fsspec.core.url_to_fs(url)
+    except ImportError as problem:
+        raise UserError(f"{url} needs a package that is not installed ({_first_line(problem)}): {_EXTRA}.") from None
+    except Exception as problem:  # every storage has its own types
+        raise UserError(f"{url} cannot be opened ({_first_line(problem)}); check the address.") from None
+
+
+def upload(folder: Path, url: str) -> None:
+    """Copy the files of a folder to a new URL; the index is last, so that it exists only once all shards do.
+
+    Raises:
+        UserError: There are files at the URL already, or it cannot be written.
+    """
+    files, root = open_storage(url.rstrip("/"))
+    try:
+        if files.exists(root) and files.find(root):
+            raise UserError(f"OUT: there are files at {url} already: give a new URL.")
+        files.makedirs(root, exist_ok=True)
+        for file in sorted(folder.iterdir(), key=lambda file: (file.suffix == ".npz", file.name)):
+            files.put_file(str(file), f"{root.rstrip('/')}/{file.name}")
+    except UserError:
+        raise
+    except Exception as problem:  # every storage has its own types
+        raise UserError(f"OUT: {url} cannot be written ({_first_line(problem)}): check the address.") from None
+
+
+def fetched_bytes(folder: Path) -> int:
+    """Return the bytes that downloaded shards and stored indices take in a cache folder."""
+    return sum(file.stat().st_size for file in (folder / FOLDER).rglob("*") if file.is_file())
+
+
+def clear_fetched(folder: Path) -> int:
+    """Remove downloaded shards and stored indices from a cache folder, and return the bytes that this freed."""
+    total = fetched_bytes(folder)
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)
+    return total - fetched_bytes(folder)
+
+
+def _is_complete(target: Path, size: int) -> bool:
+    try:
+        if target.stat().st_size != size:
+            return False
+        os.utime(target)  # now it is the most recently used
+    except OSError:
+        return False
+    return True
+
+
+def _free_space(folder: Path, needed: int) -> None:
+    """Remove the least recently used shards until another one of `needed` bytes fits."""
+    shards = (file for file in folder.rglob("[!.]*") if file.is_file() and file.suffix != ".npz")
+    files = sorted(((file.stat().st_mtime, file) for file in shards), key=lambda entry: entry[0])
+    used = sum(file.stat().st_size for _, file in files)
+    most = min(MOST_FETCHED, used + int(_SHARE_OF_FREE * shutil.disk_usage(folder).free))
+    for _, file in files:
+        if used + needed <= most:
+            return
+        with suppress(OSError):  # open elsewhere, on Windows, or gone already
+            used -= file.stat().st_size
+            file.unlink()
+
+
+def retry(work: Callable[[], T]) -> T:
+    """Return the result of a network request, which is tried three times."""
+    for attempt in range(_TRIES):
+        try:
+            return work()
+        except (FileNotFoundError, UserError):  # another try would not change it
+            raise
+        except Exception:  # as above; networks fail temporarily
+            if attempt + 1 == _TRIES:
+                raise
+            time.sleep(_PAUSE * 2**attempt)
+    raise AssertionError
+
+
+def _first_line(problem: BaseException) -> str:
+    return str(problem).split("\n")[0].strip() or type(problem).__name__

@@ -1,0 +1,252 @@
+"""WebDataset's tar files: indexed once, then read by position.
+
+An image and its label share the name up to the first dot: `000123.jpg` and `000123.cls` are one sample. The label is
+the text of `.cls` or `.label`, or a field of `.json`. If there is a `classes.txt`, numbers are line numbers in it,
+from 0.
+"""
+
+import sys
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paucal.data.decode import UnreadableImage
+from paucal.data.shards.folders import ShardFolder
+from paucal.data.shards.index import HEADER, Shard, ShardIndex
+from paucal.data.sources.archive import MOST_ENTRIES, MOST_IMAGE, checked_name
+from paucal.data.sources.folder import IMAGE_SUFFIXES, ignored
+from paucal.data.stores import EncodedStore, Stamp
+from paucal.data.string_arrays import StringArray
+from paucal.reading import parse_json
+from paucal.types import UserError
+from paucal.wording import counted, was
+
+LABEL_SUFFIXES = (".cls", ".label")
+JSON_FIELD = "label"
+_SIZE = slice(124, 136)  # bytes of a tar header with the size of the member
+_MOST_LABEL = 1 << 20  # largest label file in bytes
+_IMAGES, _LABELS = frozenset(IMAGE_SUFFIXES), frozenset(LABEL_SUFFIXES)
+
+
+@dataclass(frozen=True, eq=False)
+class TarContents:
+    """The images of one shard.
+
+    Attributes:
+        names: Names of the members.
+        offsets: (N,) byte positions of their contents.
+        lengths: (N,) sizes in bytes.
+        labels: Labels as written; None for an unlabelled image.
+    """
+
+    names: StringArray
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.int32]
+    labels: list[str | None]
+
+
+def index_tar(path: Path, shown: str, label_field: str = JSON_FIELD) -> TarContents:
+    """Return the images of one tar file.
+
+    Raises:
+        UserError: The file is damaged or compressed, or holds a name that leads out of it, or a key twice.
+    """
+    images: dict[str, tarfile.TarInfo] = {}
+    labels: dict[str, str] = {}
+    try:
+        with tarfile.open(path, "r:") as archive:
+            for number, member in enumerate(archive):
+                if number >= MOST_ENTRIES:
+                    raise UserError(f"{shown} has more than {MOST_ENTRIES:,} entries, the limit: split it.")
+                archive.members.clear()  # type: ignore[attr-defined]  # else every header stays in memory
+                if not member.isreg() or member.issparse():
+                    continue
+                key, ending = sample_key(checked_name(shown, member.name))
+                if ending in _IMAGES and not any(map(ignored, member.name.removeprefix("./").split("/"))):
+                    _add_image(images, key, member, shown)
+                elif (ending in _LABELS or ending == ".json") and member.size <= _MOST_LABEL:
+                    content = archive.extractfile(member)
+                    text = b"" if content is None else content.read()
+                    label = _parse_label(text, ending, label_field, f"{member.name} in {shown}")
+                    if label is not None and labels.setdefault(key, label) != label:
+                        raise UserError(f"{shown} has two labels for the key {key!r}; keep one of them.")
+            _require_end(archive)
+    except (tarfile.TarError, OSError, EOFError, ValueError) as problem:
+        raise UserError(
+            f"the shard {shown} cannot be read as a tar file ({problem}); download or make it again."
+        ) from None
+    members = images.values()
+    return TarContents(
+        names=StringArray.from_strings(member.name for member in members),
+        offsets=np.asarray([member.offset_data for member in members], dtype=np.int64),
+        lengths=np.asarray([member.size for member in members], dtype=np.int32),
+        labels=[labels.get(key) for key in images],
+    )
+
+
+def _require_end(archive: tarfile.TarFile) -> None:
+    """Raise a `ReadError` if a tar file lacks the block of zeros at its end, which tarfile does not check."""
+    assert archive.fileobj is not None
+    archive.fileobj.seek(archive.offset)
+    if archive.fileobj.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
+        raise tarfile.ReadError("it is cut off")
+
+
+def sample_key(name: str) -> tuple[str, str]:
+    """Return the key of a member (its path up to the first dot of the file name) and its ending in lower case.
+
+    Example:
+        >>> sample_key("n01/cat.v2/000123.JPG"), sample_key("7.seg.png")
+        (('n01/cat.v2/000123', '.jpg'), ('7', '.seg.png'))
+    """
+    folder, slash, file = name.rpartition("/")
+    stem, dot, ending = file.partition(".")
+    return f"{folder}{slash}{stem}", f"{dot}{ending}".lower()
+
+
+def _add_image(images: dict[str, tarfile.TarInfo], key: str, member: tarfile.TarInfo, shown: str) -> None:
+    if key in images:
+        raise UserError(
+            f"{shown} has the key {key!r} twice ({images[key].name} and {member.name}); give each image its own key."
+        )
+    if member.size > MOST_IMAGE:
+        raise UserError(f"{member.name} in {shown} has more than {MOST_IMAGE:,} bytes, the limit for an image.")
+    images[key] = member
+
+
+def _parse_label(content: bytes, ending: str, label_field: str, shown: str) -> str | None:
+    try:
+        value = parse_json(content) if ending == ".json" else content.decode("utf-8-sig").strip()
+    except ValueError as problem:
+        raise UserError(f"{shown} cannot be read as a label ({problem}); write it again.") from None
+    if ending == ".json":
+        value = value.get(label_field) if isinstance(value, dict) else None
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool | float | list | dict):
+        raise UserError(f"{shown} has the label {str(value)[:80]!r}; expected one class: a whole number or a name.")
+    return sys.intern(str(value))  # a million images share few labels
+
+
+def build_index(files: Sequence[Shard], contents: Sequence[TarContents], names: Sequence[str] = ()) -> ShardIndex:
+    """Return the index of all shards.
+
+    Args:
+        files: Shards.
+        contents: Images of each shard.
+        names: Class names by number; empty if the labels are the names.
+
+    Raises:
+        UserError: There are no images, or a number has no name.
+    """
+    counts = [len(one.offsets) for one in contents]
+    if not sum(counts):
+        raise UserError(
+            f"{files[0].name if len(files) == 1 else counted(len(files), 'tar file')} held no images (expected members "
+            f"ending in {', '.join(IMAGE_SUFFIXES)})."
+        )
+    classes, labels = _number_labels([label for one in contents for label in one.labels], names)
+    bare, empty = int((labels < 0).sum()), [file.name for file, count in zip(files, counts, strict=True) if not count]
+    notes = [f"{counted(bare, 'image')} in the shards {was(bare)} without a label"] if bare and classes else []
+    if empty:
+        notes.append(f"{counted(len(empty), 'shard')} held no images ({empty[0]}{', ...' * (len(empty) > 1)})")
+    return ShardIndex(
+        files=tuple(files),
+        classes=classes,
+        shards=np.repeat(np.arange(len(files)), counts).astype(np.int32),
+        offsets=np.concatenate([one.offsets for one in contents]),
+        lengths=np.concatenate([one.lengths for one in contents]),
+        labels=labels,
+        keys=StringArray.concatenate([one.names for one in contents]),
+        notes=tuple(notes),
+    )
+
+
+def _number_labels(values: Sequence[str | None], names: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int32]]:
+    """Return the classes and the (N,) labels; classes that are numbers are in numeric order."""
+    different = {value for value in values if value is not None}
+    numeric = all(value.isdecimal() and len(value) < 10 for value in different)
+    if names and numeric:
+        beyond = [value for value in different if int(value) >= len(names)]
+        if beyond:
+            raise UserError(
+                f"the shards have the label {beyond[0]}, and classes.txt names {len(names)} classes, numbered from 0; "
+                "correct one of the two."
+            )
+        numbers = {value: int(value) for value in different}
+        classes = tuple(names)
+    else:
+        plain = {value: str(int(value)) if numeric else value for value in different}
+        classes = tuple(sorted(set(plain.values()), key=int if numeric else None))
+        number_of = {name: number for number, name in enumerate(classes)}
+        numbers = {value: number_of[name] for value, name in plain.items()}
+    labels = [-1 if value is None else numbers[value] for value in values]
+    return classes, np.asarray(labels, dtype=np.int32)
+
+
+class TarStore(EncodedStore):
+    """Images of tar shards.
+
+    Args:
+        place: Folder of the shards.
+        index: Positions of the images in them.
+        keys: (N,) keys of the images, for messages.
+    """
+
+    def __init__(self, place: ShardFolder, index: ShardIndex, keys: StringArray) -> None:
+        self._place, self._index, self._keys = place, index, keys
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def name(self, index: int) -> str:
+        """Return the key."""
+        return self._keys[index]
+
+    def stamp(self, index: int) -> Stamp:
+        """Return the image's key, size, and the time of change of its shard."""
+        shard = self._index.files[int(self._index.shards[index])]
+        return Stamp(f"{self._place.location}/{self._keys[index]}", int(self._index.lengths[index]), shard.changed)
+
+    def source(self, index: int) -> bytes:
+        """Return the bytes of an image.
+
+        Raises:
+            UnreadableImage: The shard is missing, cannot be downloaded, or differs from the indexed one.
+        """
+        length, shard = int(self._index.lengths[index]), self._index.files[int(self._index.shards[index])]
+        try:
+            content = self._read(shard, int(self._index.offsets[index]) - HEADER, HEADER + length)
+        except OSError as problem:
+            reason = problem.strerror or problem
+            raise UnreadableImage(f"image {self.name(index)} cannot be read from its shard: {reason}") from None
+        if len(content) < HEADER + length or size_in_header(content) != length:
+            raise UnreadableImage(
+                f"image {self.name(index)} is not at its position in the index: the shard was changed or cut off "
+                "afterwards; index the shards again."
+            )
+        return content[HEADER:]
+
+    def _read(self, shard: Shard, start: int, count: int) -> bytes:
+        # Opened for each image, since forked processes would share the position in an open file.
+        for is_last_try in (False, True):
+            try:
+                with open(self._place.local_path(shard), "rb", buffering=0) as file:
+                    file.seek(start)
+                    return file.read(count)
+            except FileNotFoundError:  # a downloaded shard was removed in between, to free space
+                if is_last_try:
+                    raise
+        raise AssertionError
+
+
+def size_in_header(content: bytes) -> int | None:
+    """Return the size of the member from its tar header; None if the header is invalid."""
+    try:
+        return int(content[_SIZE].rstrip(b" \0") or b"-1", 8)
+    except ValueError:
+        return None

@@ -1,0 +1,86 @@
+"""Several locations as one set: images collected in several folders, tables or archives."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from paucal.data.images import ImageSet
+from paucal.data.shards.stream import concatenate_streams
+from paucal.data.stores import JoinedStore
+from paucal.types import UserError
+
+SEPARATOR = os.pathsep  # ":", and ";" on Windows, as in lists of paths everywhere
+
+
+def roots_of(location: str | Path) -> list[str]:
+    """Return the locations joined by ":" (";" on Windows) in one location, or the location itself.
+
+    It is not split if a file or folder of that name exists, or if none of its pieces exists.
+
+    Example:
+        >>> roots_of("digits")
+        ['digits']
+    """
+    text = str(location)
+    if "://" in text:  # a URL, whose ":" separates nothing
+        return [text]
+    pieces = text.split(SEPARATOR)
+    if len(pieces) < 2 or _exists(text) or not any(_exists(piece) for piece in pieces):
+        return [text]
+    return pieces
+
+
+def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
+    """Return one set of several: classes are joined by name, and keys begin with the name of their set.
+
+    If some sets have parts of their own, the images of the others are training images. If the images of some may have
+    several labels, those of all may.
+
+    Raises:
+        UserError: One set has classes and another has none.
+    """
+    if any(image_set.multi_hot is not None for image_set in sets) and all(image_set.classes for image_set in sets):
+        sets = [image_set.as_multi_hot() for image_set in sets]
+    labelled = {bool(image_set.classes) for image_set in sets}
+    if len(labelled) > 1:
+        raise UserError(
+            f"{location}: some of these sources have classes and others have none; give sources that all have labels, "
+            "or none."
+        )
+    names = _names(sets)
+    classes = tuple(sorted({name for image_set in sets for name in image_set.classes}))
+    renumbered = [
+        replace(image_set, classes=()) if not image_set.classes else image_set.with_classes(classes)
+        for image_set in sets
+    ]
+    multi_hot = [image_set.multi_hot for image_set in renumbered if image_set.multi_hot is not None]
+    parts = any(part for image_set in sets for part in image_set.declared)
+    return ImageSet(
+        name="+".join(names),
+        location=location,
+        classes=classes,
+        keys=[f"{name}/{key}" for name, image_set in zip(names, sets, strict=True) for key in image_set.keys],
+        labels=np.concatenate([image_set.labels for image_set in renumbered]),
+        declared=[part or ("train" if parts else "") for image_set in sets for part in image_set.declared],
+        store=JoinedStore([image_set.store for image_set in sets]),
+        stream=concatenate_streams([image_set.stream for image_set in sets], [len(image_set) for image_set in sets]),
+        hints=replace(sets[0].hints, train_per_class=None, official_parts=""),  # those hold for the first set only
+        notes=tuple(f"{name}: {note}" for name, image_set in zip(names, sets, strict=True) for note in image_set.notes),
+        multi_hot=None if not multi_hot else np.concatenate(multi_hot),
+    )
+
+
+def _names(sets: Sequence[ImageSet]) -> list[str]:
+    """Return a different name for every set, which stays the same if the sets are copied."""
+    names = [image_set.name for image_set in sets]
+    return [name if names.count(name) == 1 else f"{name}-{place + 1}" for place, name in enumerate(names)]
+
+
+def _exists(text: str) -> bool:
+    try:
+        return bool(text) and Path(text).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):
+        return False

@@ -1,0 +1,171 @@
+"""Train, val and test in names of files: `birds_train.csv`, `instances_train2017.json`, `Validation`, `imagesTr`."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from paucal.types import UserError
+
+PARTS = {
+    "train": "train",
+    "training": "train",
+    "trainval": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "test": "test",
+    "testing": "test",
+}
+TRAINVAL = "trainval"  # name of a list of the train and val images
+# Words in names of folders of masks: alone, and beside other words (nnU-Net's `imagesTr`).
+WHOLE_WORDS = {**PARTS, "trainvalid": "train"}
+FOLDER_WORDS = {**WHOLE_WORDS, "tr": "train", "ts": "test"}
+
+_BETWEEN = r"-_.\s()\[\]"
+_WORD = re.compile(rf"[^{_BETWEEN}]+")
+_INNER_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_LETTERS = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+"
+_LETTERS_ALONE = re.compile(_LETTERS)
+_LETTERS_OR_DIGITS = re.compile(rf"{_LETTERS}|\d+|[^\x00-\x7f]+")
+_LONGEST_FIRST = "|".join(sorted(PARTS, key=len, reverse=True))
+_WORD_OF_PART = re.compile(rf"({_LONGEST_FIRST})(?:set|data|images?|imgs?|labels?)?")
+_FOLDER_OF_PART = re.compile(rf"({_LONGEST_FIRST})[-_]?(?:\d{{4}})?")
+_YEAR = re.compile(r"(?:19|20)\d\d")
+
+
+class PartName(NamedTuple):
+    """The part in the name of a table or list.
+
+    Attributes:
+        part: "train", "val" or "test"; "" if the name has no part.
+        others: Other words of the name in lower case, which the files of one set share.
+        title: Name of the set before the part; "" if there is none.
+        joint: Whether the file holds the validation images too (`trainval.txt`).
+    """
+
+    part: str
+    others: tuple[str, ...]
+    title: str
+    joint: bool = False
+
+
+def part_name(file: Path) -> PartName:
+    """Return the part that is the first or last word of a file's name.
+
+    Example:
+        >>> part_name(Path("birds_train.csv"))
+        PartName(part='train', others=('birds',), title='birds', joint=False)
+        >>> [part_name(Path(name)).part for name in ("testLabels.csv", "latest.csv", "train_val.txt", "a_test_b.txt")]
+        ['test', '', 'train', '']
+    """
+    stem = _INNER_CAPITAL.sub("_", file.stem)
+    words = [word.lower() for word in _WORD.findall(stem)]
+    parts = [PARTS.get(word, "") for word in words]
+    if words[-2:] == ["train", "val"]:
+        words[-2:], parts[-2:] = [TRAINVAL], ["train"]
+    if len(set(parts) - {""}) != 1 or not (parts[0] or parts[-1]):
+        return PartName("", tuple(words), file.stem)
+    others = tuple(word for word, part in zip(words, parts, strict=True) if not part)
+    end = re.fullmatch(rf"(.*?)[{_BETWEEN}]*(?:train[-_]val|{_WORD.pattern})[)\]]*", stem)
+    title = end[1] if end and parts[-1] else ""
+    return PartName(next(filter(None, parts)), others, title, TRAINVAL in words)
+
+
+def train_files(files: Sequence[Path]) -> list[Path]:
+    """Return the files whose names mean training images, without the union of two others (`trainval.txt`)."""
+    names = {file: name for file in files if (name := part_name(file)).part == "train"}
+    plain = {name.others for name in names.values() if not name.joint}
+    return [file for file, name in names.items() if not (name.joint and name.others in plain)]
+
+
+def files_of_set(file: Path, accepts: Callable[[Path], bool], noun: str) -> dict[str, Path]:
+    """Return the files of the parts of a set, in the order train, val, test; "" for a file on its own.
+
+    Args:
+        file: Any file; one of training images brings those of the same name beside it.
+        accepts: Whether a file may belong to the set.
+        noun: Word for the files in messages, such as "lists".
+
+    Raises:
+        UserError: Two files are of one part.
+    """
+    own = part_name(file)
+    if own.part != "train":
+        return {"": file}
+    files = {"train": file}
+    for other in sorted(file.parent.glob(f"*{file.suffix}")):
+        name = part_name(other)
+        hidden = other.name.startswith(".")
+        if hidden or name.others != own.others or name.part in ("", "train") or (own.joint and name.part == "val"):
+            continue
+        if accepts(other) and files.setdefault(name.part, other) != other:
+            raise UserError(f"{other} and {files[name.part].name} are both {noun} for {name.part}; keep one of them.")
+    return {part: files[part] for part in ("train", "val", "test") if part in files} if len(files) > 1 else {"": file}
+
+
+def tells_part(name: str, part: str) -> bool:
+    """Return whether a part is a word of a folder's name, such as "train" in `train_images`.
+
+    Example:
+        >>> tells_part("train_images", "train"), tells_part("Validation", "val"), tells_part("latest", "test")
+        (True, True, False)
+    """
+    words = _WORD.findall(_INNER_CAPITAL.sub("_", name).lower())
+    return part != "" and {PARTS[word] for word in words if word in PARTS} == {part}
+
+
+def part_of_name(name: str) -> str:
+    """Return the part that a word in the name of a file of boxes means; "" for none or several.
+
+    Example:
+        >>> part_of_name("instances_train2017"), part_of_name("Valid_labels"), part_of_name("latest")
+        ('train', 'val', '')
+        >>> part_of_name("trainVal"), part_of_name("test_of_train")
+        ('train', '')
+    """
+    words = [match for word in _LETTERS_ALONE.findall(name) if (match := _WORD_OF_PART.fullmatch(word.lower()))]
+    parts = {PARTS[match[1]] for match in words}
+    if parts == {"train", "val"}:
+        return "train"
+    return parts.pop() if len(parts) == 1 else ""
+
+
+def part_of_folders(path: str) -> str:
+    """Return the part that a folder of a path is named after; "" for none.
+
+    Example:
+        >>> part_of_folders("images/val2017/1.jpg"), part_of_folders("Train/1.jpg"), part_of_folders("test tubes/1.jpg")
+        ('val', 'train', '')
+    """
+    matches = [match for folder in path.split("/")[:-1] if (match := _FOLDER_OF_PART.fullmatch(folder.lower()))]
+    return PARTS[matches[0][1]] if matches else ""
+
+
+def part_fits(path: str, part: str) -> bool:
+    """Return whether no folder of a path is named after another part than the given one ("" for any)."""
+    return part_of_folders(path) in ("", part) or not part
+
+
+def part_of_file(path: str) -> str:
+    """Return the part of a file of boxes, from its name or its folders; "" for none."""
+    return part_of_name(PurePosixPath(path).stem) or part_of_folders(path)
+
+
+def folder_words(name: str) -> list[str]:
+    """Return the words of a folder's name in lower case, without the year after a part.
+
+    Example:
+        >>> folder_words("train2017_gtFine"), folder_words("imagesTr")
+        (['train', 'gt', 'fine'], ['images', 'tr'])
+    """
+    words = [word.lower() for word in _LETTERS_OR_DIGITS.findall(name)]
+    pairs = zip(["", *words], words, strict=False)
+    return [word for before, word in pairs if before not in FOLDER_WORDS or not _YEAR.fullmatch(word)]
+
+
+def part_among_words(name: str) -> str:
+    """Return the part that a word of a folder's name means; "" for none or several."""
+    parts = {FOLDER_WORDS[word] for word in folder_words(name) if word in FOLDER_WORDS}
+    return parts.pop() if len(parts) == 1 else ""

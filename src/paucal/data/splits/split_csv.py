@@ -1,0 +1,167 @@
+"""The split of a run as a CSV file with the columns key, label, class, split and digest."""
+
+import csv
+from collections.abc import Iterable
+from itertools import zip_longest
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paucal.data.checking.survey import digest_of
+from paucal.data.classes import are_alike
+from paucal.data.images import ImageSet
+from paucal.data.sources.locating import likeness, unescaped
+from paucal.data.sources.table_rows import read_table
+from paucal.data.splits.split import PARTS, Split
+from paucal.reading import is_regular
+from paucal.types import UserError
+
+MOST_BYTES = 512 << 20  # five times the file of ImageNet's 1.3 million images
+MOST_NAME = 20  # characters shown of a column's name
+_SEPARATORS = ";|,"
+_COLUMNS = ["key", "label", "class", "split"]
+_DIGEST = "digest"  # a further column: digest of the image in hexadecimal digits
+
+
+def write_split(path: Path, image_set: ImageSet, split: Split, digests: Iterable[str] | None = None) -> None:
+    """Write one row per image; an unlabelled image has the label -1 and an empty class.
+
+    The row of an image with several labels has all numbers and names, separated by ";" ("|" or "," if a name has ";").
+
+    Args:
+        path: Path of the file.
+        image_set: N images.
+        split: Parts of the images.
+        digests: N digests, which identify the images even if they are moved or renamed; None omits the column.
+
+    Raises:
+        ValueError: The split was made for another number of images.
+    """
+    if len(split.parts) != len(image_set):
+        raise ValueError(f"the split has {len(split.parts)} rows for {len(image_set)} images")
+    columns = [image_set.keys, _numbers(image_set), class_cells(image_set), split.parts.tolist()]
+    # File names on Linux may be any bytes; those that are not UTF-8 are written as escapes, so that any program can
+    # read the file.
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+        writer = csv.writer(file)
+        writer.writerow(_COLUMNS if digests is None else [*_COLUMNS, _DIGEST])
+        writer.writerows(zip(*columns, *(() if digests is None else (digests,)), strict=True))
+    temporary.replace(path)
+
+
+def read_split(path: Path, image_set: ImageSet) -> Split:
+    """Read a split back for a set that must hold the same images with the same classes, in any order.
+
+    Raises:
+        UserError: The file is missing or not as `write_split` writes it, or it names other images or classes
+            than the set has.
+    """
+    if (parts := _in_order(path, image_set)) is not None:
+        return Split(parts, f"the split stored in {path.name}")
+    rows = read_rows(path)
+    # Keys are compared in one Unicode form, as a copy of the images may have another, or as they are.
+    form = likeness if len(set(map(likeness, image_set.keys))) == len(image_set) else str
+    keys = [form(key) for key in image_set.keys]
+    table = {form(row["key"]): row for row in rows}
+    if len(table) != len(rows):
+        raise UserError(f"{path} names an image twice; give the split.csv of a run unchanged.")
+    missing = [key for key in keys if key not in table]
+    surplus = sorted(set(table) - set(keys))
+    if missing or surplus:
+        raise UserError(
+            f"{path} does not fit {image_set.location}: {_some(missing)} of the images are not in the file "
+            f"and {_some(surplus)} of the file are not among the images; give the data that the split was made for."
+        )
+    for key, name in zip(keys, class_cells(image_set), strict=True):
+        if not are_alike(table[key]["class"], name):  # a spreadsheet program may have changed 001 to 1
+            raise UserError(
+                f"{path} has {key} in class '{table[key]['class']}', but in {image_set.location} it is in "
+                f"'{name}'; give the data that the split was made for."
+            )
+    parts = np.asarray([table[key]["split"] for key in keys], dtype="<U6")
+    return Split(parts, f"the split stored in {path.name}")
+
+
+def require_same_images(path: Path, image_set: ImageSet) -> None:
+    """Refuse a set whose images, labels or order differ from the split file of a run.
+
+    Raises:
+        UserError: An image differs (the first is named), or the file is missing or not as `write_split` writes it.
+    """
+    rows, labels = read_rows(path), _numbers(image_set)
+    for index, (row, key) in enumerate(zip_longest(rows, image_set.keys)):
+        if row is None or row["key"] != key:
+            own = "none" if row is None else repr(row["key"])
+            raise UserError(
+                f"image {index + 1} of {image_set.location} is {key or 'none'!r}, and the run's is {own}: give the "
+                "images of the run, under the same names and in the same order."
+            )
+        digest = row.get(_DIGEST)
+        same = not digest or digest == digest_of(image_set.store, index).hex()
+        if row["label"] != str(labels[index]) or not same:
+            what = "another label" if same else "other content"
+            raise UserError(f"{key!r} has {what} in {image_set.location} than in the run: give the images of the run.")
+
+
+def class_cells(image_set: ImageSet) -> list[str]:
+    """Return the class cell of each image in a split file, which may hold several names."""
+    separator = next((sign for sign in _SEPARATORS if not any(sign in name for name in image_set.classes)), ";")
+    return [separator.join(image_set.classes_of(index)) for index in range(len(image_set))]
+
+
+def _numbers(image_set: ImageSet) -> list[object]:
+    if image_set.multi_hot is None:
+        return list(image_set.labels.tolist())
+    return [";".join(map(str, np.flatnonzero(row == 1))) for row in image_set.multi_hot]
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a split file as text, of any images.
+
+    Raises:
+        UserError: The file is missing or not as `write_split` writes it.
+    """
+    try:
+        found = read_table(path, exact=True).rows
+    except OSError as error:
+        raise UserError(f"{path} cannot be read as a split ({error}); give the split.csv of a run.") from None
+    columns = [name.strip() for name in found[0].cells] if found else []
+    if columns not in (_COLUMNS, [*_COLUMNS, _DIGEST]):
+        shown, more = [name[:MOST_NAME] for name in columns[: len(_COLUMNS)]], len(columns) - len(_COLUMNS)
+        others = f" and {more} more" if more > 0 else ""
+        raise UserError(f"{path} has the columns {shown}{others}; expected {_COLUMNS}, as a run writes them.")
+    rows = [dict.fromkeys(_COLUMNS, str(None)) | dict(zip(columns, row.cells, strict=False)) for row in found[1:]]
+    for row in rows:
+        if row["split"] not in PARTS:
+            raise UserError(f"{path} puts {row['key']} in '{row['split']}'; expected one of {', '.join(PARTS)}")
+        row["key"] = unescaped(row["key"])
+    return rows
+
+
+def _in_order(path: Path, image_set: ImageSet) -> NDArray[np.str_] | None:
+    """Return the parts of a file whose rows are in the order of the set; None if anything differs.
+
+    Only the parts are held in memory, since the rows of a million images as text would take a gigabyte.
+    """
+    if not is_regular(path) or path.stat().st_size > MOST_BYTES:
+        return None
+    names, parts = [*image_set.classes, ""], np.full(len(image_set), "", dtype="<U6")
+    try:
+        with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+            rows = csv.reader(file)
+            if (next(rows, None) or [])[: len(_COLUMNS)] != _COLUMNS:
+                return None
+            wanted = zip(image_set.keys, image_set.labels.tolist(), strict=True)
+            for position, (row, (key, label)) in enumerate(zip(rows, wanted, strict=True)):
+                if len(row) < len(_COLUMNS) or row[0] != key or row[2] != names[label] or row[3] not in PARTS:
+                    return None
+                parts[position] = row[3]
+    except (OSError, csv.Error, ValueError):  # ValueError: another number of rows than images
+        return None
+    return parts
+
+
+def _some(keys: list[str]) -> str:
+    return f"{len(keys)}" + (f" ({keys[0]}{', ...' if len(keys) > 1 else ''})" if keys else "")

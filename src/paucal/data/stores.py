@@ -1,0 +1,280 @@
+"""Stores: objects that read the pixels of images by position, from encoded files, arrays or other stores."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from paucal.data.channels.decoding import check_image, convert_image, decode_image, image_shape, resize_as_read
+from paucal.data.channels.pixels import RGB
+from paucal.data.decode import WHOLE, ImageSource, Reading, decoding_errors
+
+
+class Store(Protocol):
+    """Images by position; picklable, so that loader workers can be spawned."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> Image.Image:
+        """Return the upright 8-bit RGB image; raises `UnreadableImage`."""
+        ...
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Return (height, width) without decoding the pixels; raises `UnreadableImage`."""
+        ...
+
+    def check(self, index: int) -> None:
+        """Raise `UnreadableImage` if `read` would."""
+        ...
+
+
+class NestedStore(ABC):
+    """A store whose images are in other stores."""
+
+    @abstractmethod
+    def locate(self, index: int) -> tuple[Store, int]:
+        """Return the store that has an image, and its position there."""
+
+    def read(self, index: int) -> Image.Image:
+        """Return the image."""
+        store, place = self.locate(index)
+        return store.read(place)
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Return its (height, width)."""
+        store, place = self.locate(index)
+        return store.size(place)
+
+    def check(self, index: int) -> None:
+        """Raise if it cannot be read."""
+        store, place = self.locate(index)
+        store.check(place)
+
+
+class DecodedCopies:
+    """A store of decoded, possibly smaller copies of another store's images.
+
+    Args:
+        original: Store of the images themselves; None if there are only copies.
+    """
+
+    def __init__(self, original: Store | None) -> None:
+        self.original = original
+
+    def digest(self, index: int) -> bytes | None:
+        """Return the digest of the original image's bytes; None if it is unknown."""
+        return None
+
+
+def locate(store: Store, index: int) -> tuple[Store, int]:
+    """Return the innermost store that has an image, and its position there."""
+    while isinstance(store, NestedStore):
+        store, index = store.locate(index)
+    return store, index
+
+
+def locate_original(store: Store, index: int) -> tuple[Store, int]:
+    """Return the store that has an image itself, not a decoded copy, and its position there."""
+    store, index = locate(store, index)
+    while isinstance(store, DecodedCopies) and store.original is not None:
+        store, index = locate(store.original, index)
+    return store, index
+
+
+class StoreSelection(NestedStore):
+    """Some of the images of another store."""
+
+    def __init__(self, store: Store, indices: NDArray[np.int64]) -> None:
+        self._store, self._indices = store, np.asarray(indices, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def locate(self, index: int) -> tuple[Store, int]:
+        """Return the store that has an image, and its position there."""
+        return self._store, int(self._indices[index])
+
+
+class JoinedStore(NestedStore):
+    """Several stores, one after the other."""
+
+    def __init__(self, stores: Sequence[Store]) -> None:
+        self._stores = list(stores)
+        self._ends = np.cumsum([len(store) for store in stores])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def locate(self, index: int) -> tuple[Store, int]:
+        """Return the store that has an image, and its position there."""
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        return self._stores[number], index - (int(self._ends[number - 1]) if number else 0)
+
+
+class Stamp(NamedTuple):
+    """Identity of an encoded image that is known without reading it.
+
+    Attributes:
+        name: Location on this machine.
+        size: Size of the file in bytes.
+        changed: Time of the file's last change in nanoseconds.
+    """
+
+    name: str
+    size: int
+    changed: int
+
+
+def stamp_of(file: Path) -> Stamp | None:
+    """Return the stamp of a file; None if the file cannot be accessed."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return Stamp(str(file), status.st_size, status.st_mtime_ns)
+
+
+class EncodedStore(ABC):
+    """A store of encoded images; subclasses provide their bytes and names."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def source(self, index: int) -> ImageSource:
+        """Return the encoded bytes or the path of the file."""
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """Return the name used in messages."""
+
+    def stamp(self, index: int) -> Stamp | None:
+        """Return the stamp of an image; None if only its bytes identify it."""
+        return None
+
+    def read(self, index: int) -> Image.Image:
+        """Return the upright 8-bit RGB image."""
+        return decode_image(self.source(index), self.name(index))
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Return (height, width) from the header."""
+        return image_shape(self.source(index), self.name(index))
+
+    def check(self, index: int) -> None:
+        """Decode the image as cheaply as possible and raise if that fails."""
+        check_image(self.source(index), self.name(index))
+
+
+class Reopened(ABC):
+    """A store of open files: another process gets its `kept` attributes, and opens the files itself."""
+
+    kept: ClassVar[tuple[str, ...]] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in self.kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Initialise the store without open files."""
+
+
+class FileStore(EncodedStore):
+    """Image files below one folder, named by their paths relative to it."""
+
+    def __init__(self, root: Path, keys: list[str]) -> None:
+        self._root, self._keys = root, keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def source(self, index: int) -> Path:
+        """Return the path of the file."""
+        return self._root / self._keys[index]
+
+    def name(self, index: int) -> str:
+        """Return the relative path."""
+        return self._keys[index]
+
+    def stamp(self, index: int) -> Stamp | None:
+        """Return path, size and time of change of the file."""
+        return stamp_of(self.source(index))
+
+
+class ArrayStore:
+    """Images of one size in an array.
+
+    Args:
+        pixels: (N, H, W) grey or (N, H, W, 3) RGB, uint8.
+    """
+
+    def __init__(self, pixels: NDArray[np.uint8]) -> None:
+        if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4):
+            raise ValueError(f"expected (N, H, W) or (N, H, W, 3) uint8, got {pixels.shape} {pixels.dtype}")
+        self._pixels = pixels
+
+    def __len__(self) -> int:
+        return len(self._pixels)
+
+    def read(self, index: int) -> Image.Image:
+        """Return the image as RGB."""
+        return Image.fromarray(self._pixels[index]).convert("RGB")
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Return (height, width)."""
+        return self._pixels.shape[1], self._pixels.shape[2]
+
+    def check(self, index: int) -> None:
+        """Accept: pixels in memory are always readable."""
+
+
+class ConvertedStore(NestedStore):
+    """The images of another store, converted as a `Reading` describes; sizes stay those of the original images."""
+
+    def __init__(self, original: Store, reading: Reading) -> None:
+        self.original, self.reading = original, reading
+
+    def __len__(self) -> int:
+        return len(self.original)
+
+    def locate(self, index: int) -> tuple[Store, int]:
+        """Return the store that has an image itself, and its position there."""
+        return self.original, index
+
+    def read(self, index: int) -> Image.Image:
+        """Return the converted image; a JPEG is decoded at the smallest sufficient size."""
+        store, place = locate(self.original, index)
+        if isinstance(store, EncodedStore):
+            return decode_image(store.source(place), store.name(place), self.reading)
+        if self.reading.channels == RGB:
+            return resize_as_read(store.read(place), self.reading)
+        with decoding_errors(f"number {index + 1}"):
+            return convert_image(store.read(place), self.reading)
+
+    def check(self, index: int) -> None:
+        """Raise if the image cannot be read."""
+        store, place = locate(self.original, index)
+        if isinstance(store, EncodedStore):
+            check_image(store.source(place), store.name(place), self.reading)
+        elif self.reading.channels == RGB:
+            store.check(place)
+        else:
+            self.read(index)
+
+
+class RgbStore(ConvertedStore):
+    """The first three channels of another store's images, in RGB."""
+
+    def __init__(self, original: Store) -> None:
+        super().__init__(original, WHOLE)
+
+    def read(self, index: int) -> Image.Image:
+        """Return the image in RGB."""
+        return self.original.read(index).convert("RGB")

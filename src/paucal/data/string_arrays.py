@@ -1,0 +1,162 @@
+"""Millions of strings in one block of memory; a list would take a hundred bytes more for each."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+_AT_ONCE = 4096  # strings created at a time while iterating
+_KIND = pa.large_binary()  # bytes, because names of files may not be UTF-8
+
+
+class StringArray(Sequence[str]):
+    """Immutable strings in an Arrow array.
+
+    Args:
+        values: Strings as Arrow's large binary: UTF-8, with surrogates for other bytes.
+
+    Example:
+        >>> names = StringArray.from_strings(["b", "a", "c"])
+        >>> names[1], list(names.take(np.array([2, 0]))), names.order().tolist()
+        ('a', ['c', 'b'], [1, 0, 2])
+    """
+
+    def __init__(self, values: pa.Array) -> None:
+        self._values = values
+
+    @classmethod
+    def from_strings(cls, strings: Iterable[str]) -> "StringArray":
+        """Return an array of strings."""
+        return cls(pa.array((_encoded(text) for text in strings), _KIND))
+
+    @classmethod
+    def numbered(cls, names: Sequence[str], counts: Sequence[int]) -> "StringArray":
+        """Return "name#0", "name#1", ... for each name and its count."""
+        prefixes = pa.array([_encoded(f"{name}#") for name in names], _KIND)
+        of_row = pa.array(np.repeat(np.arange(len(names)), counts))
+        numbers = np.concatenate([np.arange(count) for count in counts]) if len(counts) else np.zeros(0, np.int64)
+        digits = pc.cast(pc.cast(pa.array(numbers), pa.string()), _KIND)
+        return cls(_join_elements(prefixes.take(of_row), digits, b""))
+
+    @classmethod
+    def in_folders(cls, folders: Sequence[str], numbers: NDArray[np.int32], names: "StringArray") -> "StringArray":
+        """Return "folder/name" for each name and the number of its folder."""
+        prefixes = pa.array([_encoded(folder) for folder in folders], _KIND).take(pa.array(numbers))
+        return cls(_join_elements(prefixes, names._values, b"/"))
+
+    @classmethod
+    def from_buffers(cls, content: NDArray[np.uint8], ends: NDArray[np.int64]) -> "StringArray":
+        """Return the array that `to_buffers` was called on."""
+        offsets = np.concatenate([[0], ends]).astype(np.int64)
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(content))]
+        return cls(pa.Array.from_buffers(_KIND, len(ends), buffers))
+
+    @classmethod
+    def concatenate(cls, arrays: Sequence["StringArray"]) -> "StringArray":
+        """Return one array of several."""
+        return cls(pa.concat_arrays([one._values for one in arrays]))
+
+    def to_buffers(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Return the concatenated bytes, and the (N,) end of each string."""
+        lengths = pc.call_function("binary_length", [self._values]).to_numpy(zero_copy_only=False)
+        joined = b"".join(value for batch in self._batches() for value in batch)
+        return np.frombuffer(joined, dtype=np.uint8), np.cumsum(lengths, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> "StringArray": ...
+    def __getitem__(self, index: int | slice) -> "str | StringArray":
+        if isinstance(index, slice):
+            return self.take(np.arange(len(self))[index])
+        return _decoded(self._values[int(index)].as_py())
+
+    def __iter__(self) -> Iterator[str]:
+        return (_decoded(value) for batch in self._batches() for value in batch)
+
+    def take(self, indices: NDArray[np.int64]) -> "StringArray":
+        """Return some of the strings, in that order."""
+        return StringArray(self._values.take(pa.array(np.asarray(indices, dtype=np.int64))))
+
+    def order(self) -> NDArray[np.int64]:
+        """Return the positions in the order of the strings, by code points."""
+        return pc.call_function("array_sort_indices", [self._values]).to_numpy().astype(np.int64)
+
+    def _batches(self) -> Iterator[list[bytes]]:
+        return (self._values.slice(first, _AT_ONCE).to_pylist() for first in range(0, len(self), _AT_ONCE))
+
+
+class RepeatedStrings(Sequence[str]):
+    """Many strings of few different values, such as the part of each image.
+
+    Args:
+        words: Different strings.
+        codes: (N,) positions in `words`.
+
+    Example:
+        >>> list(RepeatedStrings(("train", "test"), np.array([0, 0, 1])))
+        ['train', 'train', 'test']
+    """
+
+    def __init__(self, words: Sequence[str], codes: NDArray[Any]) -> None:
+        self._words, self._codes = tuple(words), np.asarray(codes, dtype=np.int16)
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> "RepeatedStrings": ...
+    def __getitem__(self, index: int | slice) -> "str | RepeatedStrings":
+        if isinstance(index, slice):
+            return RepeatedStrings(self._words, self._codes[index])
+        return self._words[self._codes[index]]
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self._words.__getitem__, self._codes.tolist())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self._words, dtype=dtype)[self._codes]
+
+    def take(self, indices: NDArray[np.int64]) -> "RepeatedStrings":
+        """Return some of the strings, in that order."""
+        return RepeatedStrings(self._words, self._codes[indices])
+
+
+def take_strings(strings: Sequence[str], indices: NDArray[np.int64]) -> Sequence[str]:
+    """Return some of the strings, in that order, in the same kind of sequence."""
+    if isinstance(strings, StringArray | RepeatedStrings):
+        return strings.take(indices)
+    positions: list[int] = np.asarray(indices).tolist()
+    return [strings[position] for position in positions]
+
+
+def sorted_positions(strings: Sequence[str]) -> NDArray[np.int64]:
+    """Return the positions that sort strings.
+
+    Example:
+        >>> sorted_positions(["b", "a"]).tolist()
+        [1, 0]
+    """
+    if isinstance(strings, StringArray):
+        return strings.order()
+    return np.asarray(sorted(range(len(strings)), key=strings.__getitem__), dtype=np.int64)
+
+
+def _join_elements(first: pa.Array, second: pa.Array, between: bytes) -> pa.Array:
+    return pc.call_function("binary_join_element_wise", [first, second, pa.scalar(between, _KIND)])
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")
+
+
+def _decoded(value: bytes) -> str:
+    return value.decode(errors="surrogateescape")

@@ -1,0 +1,87 @@
+"""Decoding of all images before a run, so that a damaged file is reported at the start and not in epoch 3."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+import numpy as np
+
+from paucal.cores import usable_cores
+from paucal.data.decode import UnreadableImage
+from paucal.data.images import ImageSet
+from paucal.types import UserError
+
+OnBad = Literal["refuse", "skip"]
+ReportProgress = Callable[[int, int], None]
+
+_CHUNK = 64  # images per task: few enough for a smooth progress display
+_MOST_THREADS = 16
+_NAMES_SHOWN = 3
+
+
+def verify_images(
+    image_set: ImageSet,
+    on_bad: OnBad = "refuse",
+    workers: int | None = None,
+    progress: ReportProgress | None = None,
+) -> tuple[ImageSet, list[str]]:
+    """Decode every image once and refuse or skip unreadable ones.
+
+    Args:
+        image_set: Images to decode.
+        on_bad: "refuse" raises when an image is unreadable, "skip" leaves it out.
+        workers: Number of threads; None for one per processor core.
+        progress: Function called with (images done, images in all) from the calling thread.
+
+    Returns:
+        The set without the unreadable images (with a note, if there were any) and their keys.
+
+    Raises:
+        UserError: Images are unreadable and `on_bad` is "refuse", or none is readable.
+    """
+    bad = for_each(len(image_set), image_set.store.check, workers, progress)
+    return drop_unreadable(image_set, bad, on_bad)
+
+
+def for_each(
+    count: int, work: Callable[[int], None], workers: int | None, progress: ReportProgress | None
+) -> dict[int, str]:
+    """Call `work` on every position, in threads; return the messages of unreadable positions."""
+    threads = workers or min(_MOST_THREADS, usable_cores())
+    starts = range(0, count, _CHUNK)
+    bad: dict[int, str] = {}
+    pool = ThreadPoolExecutor(threads)
+    try:
+        chunks = pool.map(lambda start: _chunk(range(start, min(start + _CHUNK, count)), work), starts)
+        for start, messages in zip(starts, chunks, strict=True):
+            bad.update(messages)
+            if progress is not None:
+                progress(min(start + _CHUNK, count), count)
+    finally:
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C, do not decode the rest
+    return bad
+
+
+def _chunk(positions: range, work: Callable[[int], None]) -> dict[int, str]:
+    bad = {}
+    for position in positions:
+        try:
+            work(position)
+        except UnreadableImage as error:
+            bad[position] = str(error)
+    return bad
+
+
+def drop_unreadable(image_set: ImageSet, bad: dict[int, str], on_bad: OnBad) -> tuple[ImageSet, list[str]]:
+    """Return the set without its unreadable images and their keys, or raise a UserError; see `verify_images`."""
+    if not bad:
+        return image_set, []
+    names = [image_set.keys[i] for i in sorted(bad)]
+    shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
+    many = f"{len(names)} of {len(image_set)} images cannot be read ({shown})"
+    if len(names) == len(image_set):
+        raise UserError(f"{many}; {bad[min(bad)]}; check the files in {image_set.location}.")
+    if on_bad == "refuse":
+        raise UserError(f"{many}; {bad[min(bad)]}; repair or remove them, or leave them out with --on-bad-image skip.")
+    good = np.asarray([i for i in range(len(image_set)) if i not in bad], dtype=np.int64)
+    return image_set.select(good, f"{many}; they were left out"), names

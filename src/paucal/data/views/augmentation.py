@@ -1,0 +1,287 @@
+"""Training augmentation: settings of a view, timm's RandAugment with its geometry, and mixup and CutMix of batches."""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+from timm.data.auto_augment import AugmentOp, RandAugment, rand_augment_transform
+from torch import Tensor
+from torchvision.transforms import v2
+
+from paucal.data.channels.pixels import RGB
+from paucal.data.views.normalisation import Normalisation
+from paucal.types import Batch, UserError
+
+Crop = Literal["random-resized", "padded", "none"]
+Interpolation = Literal["bicubic", "bilinear", "lanczos"]
+Resize = Literal["crop", "letterbox", "squash"]
+
+RESAMPLING = {
+    "bicubic": Image.Resampling.BICUBIC,
+    "bilinear": Image.Resampling.BILINEAR,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+# timm silently ignores sections that it cannot parse and truncates numbers, so descriptions are checked here.
+_SECTION = re.compile(r"(mstd|mmax|inc|m|n|p)(\d+(?:\.\d+)?)")
+_SETS = ("tweights", "t3a", "t3aw")
+_RANGES = {"m": (0, 10), "n": (1, 15), "mmax": (1, 30), "inc": (0, 1), "mstd": (0, 1000), "p": (0, 1)}
+_WHOLE = ("m", "n", "mmax", "inc")
+_GEOMETRIC = ("Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel")  # operations that move pixels
+_TRANSLATION = 0.45  # timm's largest shift of RandAugment, as a share of the shorter side
+# Source x = a x + b y + c, source y = d x + e y + f, in pixels.
+Affine = tuple[float, float, float, float, float, float]
+ALPHAS = (1e-3, 1e3)  # outside, float32 gives shares of 0 or 1 only, or of a half only
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Settings of the augmentation of training images. The defaults are those of the DrLoc experiments (timm's).
+
+    Attributes:
+        crop: Kind of crop: "random-resized" is a box of random area and shape; "padded" resizes to cover the view,
+            pads with black and crops a box of the view's size (usual for 32-pixel images); "none" is the centre.
+        scale: Range of the crop's share of the image's area under "random-resized".
+        ratio: Range of width / height under "random-resized".
+        padding: Pixels on each side under "padded".
+        hflip: Probability of mirroring left and right.
+        rand_augment: RandAugment description in timm's syntax; None for no RandAugment.
+        erase_prob: Probability of erasing one box with noise after normalisation (random erasing, mode
+            "pixel").
+        interpolation: Filter of every resize.
+    """
+
+    crop: Crop = "random-resized"
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    padding: int = 4
+    hflip: float = 0.5
+    rand_augment: str | None = "rand-m9-mstd0.5-inc1"
+    erase_prob: float = 0.25
+    interpolation: Interpolation = "bicubic"
+
+    def __post_init__(self) -> None:
+        _check_choice("crop", self.crop, ("random-resized", "padded", "none"))
+        _check_choice("interpolation", self.interpolation, tuple(RESAMPLING))
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise UserError(f"scale is {self.scale}; expected two rising numbers above 0, at most 1")
+        if not 0 < self.ratio[0] <= self.ratio[1]:
+            raise UserError(f"ratio is {self.ratio}; expected two rising numbers above 0")
+        if self.padding < 0:
+            raise UserError(f"padding is {self.padding}; expected 0 or more pixels")
+        for name, value in (("hflip", self.hflip), ("erase_prob", self.erase_prob)):
+            if not 0 <= value <= 1:
+                raise UserError(f"{name} is {value}; expected a probability from 0 to 1")
+
+
+def build_rand_augment(
+    augmentation: Augmentation, size: tuple[int, int], normalisation: Normalisation
+) -> RandAugment | None:
+    """Build timm's RandAugment as timm's own training transform does; None if it is off.
+
+    Images of other than three channels get only the operations that move pixels, not those of colours.
+
+    Args:
+        augmentation: Settings, of which `rand_augment` and `interpolation` are used.
+        size: (height, width) of the view in pixels.
+        normalisation: Normalisation whose mean fills the uncovered regions.
+
+    Raises:
+        UserError: Timm does not understand the description.
+    """
+    description = augmentation.rand_augment
+    if description is None:
+        return None
+    _check_description(description)
+    settings = {
+        "translate_const": int(min(size) * _TRANSLATION),
+        "img_mean": tuple(min(255, round(255 * value)) for value in normalisation.mean),
+        "interpolation": RESAMPLING[augmentation.interpolation],
+    }
+    try:
+        colours = len(normalisation.mean) == RGB
+        policy = rand_augment_transform(description, settings, None if colours else list(_GEOMETRIC))
+    except (AssertionError, ValueError, KeyError):
+        raise UserError(
+            f"rand_augment is '{description}'; expected a description such as 'rand-m9-mstd0.5-inc1', or none"
+        ) from None
+    for operation in policy.ops:
+        if operation.name.startswith("Posterize"):
+            operation.level_fn = partial(_one_bit_or_more, operation.level_fn)
+    return policy
+
+
+def _check_description(description: str) -> None:
+    """Refuse sections that timm would ignore, and numbers that it would truncate."""
+    kind, *sections = description.split("-")
+    values: dict[str, float] = {}
+    for section in sections if kind == "rand" else [description]:
+        if section in _SETS:
+            continue
+        found = _SECTION.fullmatch(section)
+        if found is None or found[1] in values or (found[1] in _WHOLE and "." in found[2]):
+            raise UserError(
+                f"rand_augment is '{description}'; expected a description such as 'rand-m9-mstd0.5-inc1', or none, and "
+                f"'{section}' has no meaning in it"
+            )
+        values[found[1]] = float(found[2])
+    for name, value in values.items():
+        low, high = _RANGES[name] if name != "m" else (0, values.get("mmax", _RANGES["m"][1]))
+        if not low <= value <= high:
+            raise UserError(
+                f"rand_augment is '{description}', whose {name} is {value:g}; expected a number from {low:g} to "
+                f"{high:g}, as in 'rand-m9-mstd0.5-inc1'"
+            )
+
+
+def _one_bit_or_more(level: Callable[..., tuple[int]], *args: object) -> tuple[int]:
+    """Keep at least one bit; timm asks for 0 at the largest magnitude, which Pillow 13 refuses."""
+    return (max(1, level(*args)[0]),)
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UserError(f"{name} is '{value}'; expected one of {', '.join(choices)}")
+
+
+# What each of timm's functions does to the picture, in PIL's words, by the name of its operation.
+_MOVES: dict[str, Callable[[float, int, int], Affine]] = {
+    "ShearX": lambda level, width, height: (1, level, 0, 0, 1, 0),
+    "ShearY": lambda level, width, height: (1, 0, 0, level, 1, 0),
+    "TranslateX": lambda level, width, height: (1, 0, level, 0, 1, 0),
+    "TranslateY": lambda level, width, height: (1, 0, 0, 0, 1, level),
+    "TranslateXRel": lambda level, width, height: (1, 0, level * width, 0, 1, 0),
+    "TranslateYRel": lambda level, width, height: (1, 0, 0, 0, 1, level * height),
+    "Rotate": lambda level, width, height: turn(level, width, height),
+}
+
+
+class LocatedRandAugment:
+    """timm's RandAugment, which also returns the map from the result to the original image.
+
+    timm's operations move pixels by affine maps of PIL. A recorder in front of each such operation multiplies its map
+    to those before it.
+
+
+    Example:
+        >>> from timm.data.auto_augment import rand_augment_transform
+        >>> policy = LocatedRandAugment(rand_augment_transform("rand-m9-n1-p1", {}, ["TranslateXRel"]))
+        >>> _, theta = policy(Image.new("RGB", (20, 10)))
+        >>> theta[0, 0].item(), theta[0, 2].abs().item() > 0
+        (1.0, True)
+    """
+
+    def __init__(self, policy: RandAugment) -> None:
+        self.policy = policy
+        self._theta = torch.eye(3)
+        for operation in policy.ops:
+            if operation.name in _MOVES:
+                operation.aug_fn = _Recorded(self, operation)
+
+    def __call__(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
+        """Return the augmented image, of the same size, and the (3, 3) map from its points to the original ones.
+
+        Points are normalised as in `types.Batch.geometry`.
+        """
+        self._theta = torch.eye(3)
+        return self.policy(image), self._theta
+
+    def note(self, move: Affine, size: tuple[int, int]) -> None:
+        """Record an affine map within an image of (width, height) pixels."""
+        self._theta = self._theta @ normalised(move, size)
+
+
+class _Recorded:
+    """Replaces the function of an operation: records its affine map, then calls it."""
+
+    def __init__(self, policy: LocatedRandAugment, operation: AugmentOp) -> None:
+        self.policy, self.name, self.function = policy, operation.name, operation.aug_fn
+
+    def __call__(self, image: Image.Image, level: float, **settings: Any) -> Image.Image:
+        self.policy.note(_MOVES[self.name](level, *image.size), image.size)
+        return self.function(image, level, **settings)
+
+
+def turn(degrees: float, width: int, height: int) -> Affine:
+    """Return PIL's affine map of a counter-clockwise rotation about the centre of the image.
+
+    The published token-labeling program rotates its label maps about a point half a cell away.
+    """
+    angle = -math.radians(degrees)
+    cosine, sine = math.cos(angle), math.sin(angle)
+    x, y = width / 2, height / 2
+    return cosine, sine, x - cosine * x - sine * y, -sine, cosine, y + sine * x - cosine * y
+
+
+def normalised(move: Affine, size: tuple[int, int]) -> Tensor:
+    """Return an affine map in pixels (with edges at integers) as a (3, 3) map in coordinates from -1 to 1."""
+    a, b, c, d, e, f = move
+    width, height = size
+    return torch.tensor(
+        [
+            [a, b * height / width, a + b * height / width + 2 * c / width - 1],
+            [d * width / height, e, d * width / height + e + 2 * f / height - 1],
+            [0.0, 0.0, 1.0],
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """How images of a batch are mixed (mixup, arXiv:1710.09412; CutMix, arXiv:1905.04899).
+
+    The defaults are those of the DrLoc experiments (DeiT's). timm pairs an image with its mirror position, which needs
+    even batches; here an image is paired with the one before it, so any batch of two or more works.
+
+    Attributes:
+        mixup: Parameter of mixup's Beta distribution, within `ALPHAS`; 0 for no mixup.
+        cutmix: Parameter of CutMix's Beta distribution, within `ALPHAS`; 0 for no CutMix.
+        prob: Probability that a batch is mixed.
+        switch_prob: Probability of CutMix if both are on.
+    """
+
+    mixup: float = 0.8
+    cutmix: float = 1.0
+    prob: float = 1.0
+    switch_prob: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not all(alpha == 0 or ALPHAS[0] <= alpha <= ALPHAS[1] for alpha in (self.mixup, self.cutmix)):
+            raise UserError(
+                f"mixup is {self.mixup} and cutmix {self.cutmix}; expected 0 (off) or a number from {ALPHAS[0]:g} to "
+                f"{ALPHAS[1]:g}"
+            )
+        for name, value in (("mixing probability", self.prob), ("switch_prob", self.switch_prob)):
+            if not 0 <= value <= 1:
+                raise UserError(f"{name} is {value}; expected a probability from 0 to 1")
+
+    def mix(self, batch: Batch, num_classes: int) -> Batch:
+        """Mix the images and turn the labels into (B, K) shares; return an unmixed batch unchanged.
+
+        Random numbers are drawn from torch's CPU generator, which needs no synchronisation with the device.
+
+        Raises:
+            ValueError: The batch has several views, no labels, or dense targets, which cannot be mixed.
+        """
+        if self.prob == 0 or self.mixup == self.cutmix == 0 or len(batch) < 2:
+            return batch
+        if len(batch.views) != 1 or batch.labels is None or batch.label_maps is not None:
+            raise ValueError(
+                f"mixing needs one view and labels without label maps, got {len(batch.views)} views, "
+                f"labels: {batch.labels is not None}, label maps: {batch.label_maps is not None}"
+            )
+        if torch.rand(()).item() >= self.prob:
+            return batch
+        mixer = self._mixer(num_classes)
+        view, labels = mixer(batch.views[0], batch.labels)
+        return replace(batch, views=[view], labels=labels)
+
+    def _mixer(self, num_classes: int) -> v2.MixUp | v2.CutMix:
+        cut = self.mixup == 0 or (self.cutmix > 0 and torch.rand(()).item() < self.switch_prob)
+        kind, alpha = (v2.CutMix, self.cutmix) if cut else (v2.MixUp, self.mixup)
+        return kind(alpha=alpha, num_classes=num_classes)

@@ -1,0 +1,95 @@
+"""Sheets of the training images as the network sees them."""
+
+import math
+
+from PIL import Image, ImageDraw
+from torch import Tensor
+from torchvision.transforms.functional import to_pil_image
+
+from paucal.data.views.normalisation import Normalisation
+from paucal.types import Batch
+from paucal.wording import percent
+
+MOST_IMAGES = 32
+_COLUMNS = 8
+_SMALLEST_TILE = 96  # pixels; smaller images are enlarged without smoothing
+_CAPTION = 14  # pixels of a line
+_GAP = 4
+_CHARACTER = 6  # pixels of an average letter in Pillow's default font
+_LEAST_SHARE = 0.005  # smaller shares of a label have no caption
+MOST_ROWS = 6
+GROUP_GAP = 16  # pixels between crops of different sizes
+Place = tuple[int, int, int, int]  # left, top, width, height
+
+
+def sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, ...]) -> Image.Image:
+    """Draw up to 32 augmented training images of a batch.
+
+    Args:
+        batch: Batch whose first view is drawn; captions of mixed labels have their shares.
+        normalisation: Normalisation of the views, which is undone.
+        classes: Class names in label order; empty for no captions.
+    """
+    views = normalisation.shown(batch.views[0][:MOST_IMAGES].detach().float().cpu())
+    zoom = max(1, math.ceil(_SMALLEST_TILE / min(views.shape[-2:])))
+    height, width = (side * zoom for side in views.shape[-2:])
+    labels = [None] * len(views) if batch.labels is None else list(batch.labels[: len(views)].detach().cpu())
+    captions = [_caption(label, classes) for label in labels] if classes else []
+    row_height = height + _GAP + _CAPTION * max(map(len, captions), default=0)
+    columns = min(_COLUMNS, len(views))
+    rows = math.ceil(len(views) / columns)
+    page = Image.new("RGB", (columns * (width + _GAP) + _GAP, rows * row_height + _GAP), "white")
+    draw = ImageDraw.Draw(page)
+    for number, view in enumerate(views):
+        corner = (_GAP + number % columns * (width + _GAP), _GAP + number // columns * row_height)
+        tile = to_pil_image(view).resize((width, height), Image.Resampling.NEAREST)
+        page.paste(tile, corner)
+        for line, text in enumerate(captions[number] if captions else []):
+            at = (corner[0], corner[1] + height + line * _CAPTION)
+            draw.text(at, text[: max(1, width // _CHARACTER)], fill="black")
+    return page
+
+
+def _caption(label: Tensor | None, classes: tuple[str, ...]) -> list[str]:
+    """Return the lines of a caption: the class, the two largest shares of a mixed label, or all of several labels."""
+    if label is None:
+        return []
+    if label.ndim == 0:
+        return [_plain(classes[int(label)])]
+    label = label.nan_to_num()
+    if bool(((label == 0) | (label == 1)).all()):  # several labels, or none
+        names = [_plain(classes[i]) for i in label.nonzero()[:, 0].tolist()]
+        return [", ".join(names) or "no label"]
+    shares, numbers = label.topk(min(2, len(classes)))
+    pairs = zip(shares.tolist(), numbers.tolist(), strict=True)
+    return [f"{percent(share, '.0f')} {_plain(classes[i])}" for share, i in pairs if share >= _LEAST_SHARE]
+
+
+def _plain(name: str) -> str:
+    """Replace characters that Pillow's built-in font lacks."""
+    return name.encode("ascii", "replace").decode()
+
+
+def crop_sheet(batch: Batch, normalisation: Normalisation) -> Image.Image:
+    """Draw a row for each of up to 6 images: its crops from left to right."""
+    images = min(MOST_ROWS, len(batch))
+    views = [normalisation.shown(view[:images].detach().float().cpu()) for view in batch.views]
+    places, width, height = _places([(view.shape[-2], view.shape[-1]) for view in views])
+    page = Image.new("RGB", (width, images * (height + _GAP) + _GAP), "white")
+    for row in range(images):
+        for view, (left, top, across, down) in zip(views, places, strict=True):
+            tile = to_pil_image(view[row]).resize((across, down), Image.Resampling.NEAREST)
+            page.paste(tile, (left, top + row * (height + _GAP)))
+    return page
+
+
+def _places(sizes: list[tuple[int, int]]) -> tuple[list[Place], int, int]:
+    """Return where each crop of the first row lies, and the width of the page and the height of a row."""
+    zoom = max(1, math.ceil(_SMALLEST_TILE / max(min(size) for size in sizes)))
+    places: list[Place] = []
+    left, before = _GAP, sizes[0]
+    for height, width in sizes:
+        left += GROUP_GAP - _GAP if (height, width) != before else 0
+        places.append((left, _GAP, width * zoom, height * zoom))
+        left, before = left + width * zoom + _GAP, (height, width)
+    return places, left, max(down for _, _, _, down in places)

@@ -1,0 +1,267 @@
+"""The images that a frozen backbone is evaluated on, and their parts: train, val and test."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torchvision.datasets import VOCDetection
+
+from paucal.data.images import ImageSet
+from paucal.data.named.table import data_root
+from paucal.data.randomness import derive_seed
+from paucal.data.splits.split import Split, make_split, take_few
+from paucal.data.stores import FileStore
+from paucal.evaluation.protocols.classifier import require_classes
+from paucal.evaluation.protocols.datasets import metric_of
+from paucal.metrics.measures import MetricName
+from paucal.reading import read_text
+from paucal.types import UserError
+from paucal.wording import counted
+
+PARTS = ("train", "val", "test")
+POOL = "pool"  # training and validation images together
+
+
+@dataclass(frozen=True)
+class EvaluationData:
+    """A data set with its parts.
+
+    Attributes:
+        name: Name of the set.
+        images: All images of the set.
+        labels: (N,) int64 in [0, K); or (N, K) of 1, 0 and -1 (ignored) where an image has several classes.
+        parts: "train", "val" and "test" to (n,) positions.
+        n_classes: K.
+        metric: Reported metric.
+        how: Sentence on the origin of the parts.
+    """
+
+    name: str
+    images: ImageSet
+    labels: Tensor
+    parts: dict[str, NDArray[np.int64]]
+    n_classes: int
+    metric: MetricName
+    how: str
+
+    @property
+    def used(self) -> NDArray[np.int64]:
+        """Positions of all images of the parts, part by part, so that each of them and the pool are slices of it."""
+        return np.concatenate([self.parts[part] for part in PARTS])
+
+    def rows(self, part: str) -> slice:
+        """Return where the images of a part, or of the pool, are in `used`."""
+        train, val, test = (len(self.parts[name]) for name in PARTS)
+        pool, whole = train + val, train + val + test
+        return slice(*{"train": (0, train), "val": (train, pool), "test": (pool, whole), POOL: (0, pool)}[part])
+
+    def positions(self, part: str) -> NDArray[np.int64]:
+        """Return the positions of the images of a part, or of the pool."""
+        return self.used[self.rows(part)]
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of images per part."""
+        return {part: len(self.parts[part]) for part in PARTS}
+
+
+def with_parts(images: ImageSet, seed: int, val_fraction: float | None, test_fraction: float | None) -> Split:
+    """Split a set that is no run's own; the test images must be declared, published or asked for.
+
+    A model may have been trained on any of a folder's images. Cutting test images from it unasked would make a score
+    of training images. For a set without official parts that has a published number of training images of each class
+    (Caltech-101: 30), so many are drawn, and all others are the test.
+
+    Raises:
+        UserError: there is no test part and no `test_fraction`, or the parts make no sense.
+    """
+    shares = {"val_fraction": val_fraction, "test_fraction": test_fraction}
+    known = {name: value for name, value in shares.items() if value is not None}
+    if set(images.declared) <= {"", "train"} and test_fraction is None:
+        if images.hints.train_per_class is not None and images.labelled:
+            return _few_train(images, images.hints.train_per_class, seed, known)
+        own = images.hints.official_parts or "give a folder with train and test"
+        raise UserError(
+            f"{images.location} has no test part: {own}, or let one be cut from it with "
+            "--test-fraction 0.2 (only where the model has not seen these images)."
+        )
+    return make_split(images, seed, **known)  # type: ignore[arg-type]  # shares alone
+
+
+def _few_train(images: ImageSet, per_class: int, seed: int, shares: dict[str, float]) -> Split:
+    """Draw so many images of each class to train on; all others are the test."""
+    every = Split(np.full(len(images), "train", dtype="<U6"), "")
+    drawn = take_few(every, images.labels, per_class, seed).parts == "train"
+    declared = np.where(drawn, "train", "test").tolist()
+    split = make_split(replace(images, declared=declared), seed, **shares)  # type: ignore[arg-type]  # shares alone
+    words = f"{per_class} images of each class, drawn with seed {seed}, train, and all others are the test"
+    kept = len(split.indices("val"))
+    return replace(split, description=f"{words}; {kept} of those that train validate" if kept else words)
+
+
+def evaluation_data(images: ImageSet, split: Split, metric: MetricName | None = None) -> EvaluationData:
+    """Return the data of a split; the metric is that of Table 9 for its sets, else accuracy.
+
+    Raises:
+        UserError: training images of a single class, no test images, or a metric for other labels.
+    """
+    parts = {part: split.indices(part) for part in PARTS}
+    labels = torch.from_numpy(images.targets).long()
+    for part in ("train", "test"):
+        if not len(parts[part]):
+            raise UserError(f"{images.name} has no {part} images: give a data set that has, or check its folders.")
+    if labels.ndim == 2:
+        return _data_of_several(images, labels, parts, split, metric)
+    require_classes(labels[torch.from_numpy(parts["train"])], f"the training images of {images.name}")
+    chosen = metric or metric_of(images.name)
+    if chosen in ("map", "map11") or (chosen == "roc_auc" and len(images.classes) != 2):
+        raise UserError(
+            f"--metric {chosen} does not suit {images.name}, whose {len(images.classes)} classes exclude each other; "
+            "use accuracy or mean_per_class."
+        )
+    return EvaluationData(images.name, images, labels, parts, len(images.classes), chosen, split.description)
+
+
+def _data_of_several(
+    images: ImageSet, labels: Tensor, parts: dict[str, NDArray[np.int64]], split: Split, metric: MetricName | None
+) -> EvaluationData:
+    if metric not in (None, "map", "map11"):
+        raise UserError(
+            f"--metric {metric} needs one label for each image, and those of {images.name} have several: leave it out "
+            "for the mean average precision."
+        )
+    return EvaluationData(
+        images.name, images, labels, parts, len(images.classes), metric or "map", split.description
+    )  # fmt: skip
+
+
+def limit(data: EvaluationData, most: int, seed: int) -> EvaluationData:
+    """Keep at most so many images of every part, the classes as equal in number as they can be.
+
+    Raises:
+        UserError: fewer are asked for than there are classes.
+    """
+    if most < data.n_classes:
+        raise UserError(
+            f"--max-images is {most}, and {data.name} has {counted(data.n_classes, 'class', 'classes')}: "
+            "give at least that."
+        )
+    parts = {part: balanced(data.labels, indices, most, seed) for part, indices in data.parts.items()}
+    return replace(data, parts=parts, how=f"{data.how}; at most {counted(most, 'image')} of each part (seed {seed})")
+
+
+def balanced(labels: Tensor, indices: NDArray[np.int64], most: int, seed: int) -> NDArray[np.int64]:
+    """Return at most so many of the positions, ascending, the classes as equal in number as they can be.
+
+    Args:
+        labels: (N,) of all images, or (N, K) where an image has several classes, which are then drawn as they come.
+        indices: (n,) positions.
+        most: Number of images to keep.
+        seed: Seed of the choice.
+    """
+    if len(indices) <= most:
+        return indices
+    order = np.random.default_rng(derive_seed(seed, len(indices))).permutation(indices)
+    if labels.ndim == 2:
+        return np.sort(order[:most])
+    classes = labels.numpy()[order]
+    turn = np.zeros(len(order), dtype=np.int64)
+    for label in np.unique(classes):
+        members = classes == label
+        turn[members] = np.arange(members.sum())
+    return np.sort(order[np.argsort(turn, kind="stable")[:most]])
+
+
+VOC_CLASSES = (
+    *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
+    *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
+)
+VOC_NAME, VOC_FOLDER = "voc2007", Path("VOCdevkit") / "VOC2007"
+_VOC_ARCHIVES = "VOCtrainval_06-Nov-2007.tar and VOCtest_06-Nov-2007.tar"
+_VOC_PAGE = "http://host.robots.ox.ac.uk/pascal/VOC/voc2007/"
+_VOC_LISTS = Path("ImageSets") / "Main"
+_MOST_LIST_BYTES = 16 << 20
+# VOC writes 1 for present, -1 for absent, 0 for difficult to see, which its own evaluation leaves out.
+_VOC_LABELS = {"1": 1, "-1": 0, "0": -1}
+
+
+def is_voc(folder: Path) -> bool:
+    """Whether a folder is VOC2007's: images, and a list per class and part."""
+    return (folder / "JPEGImages").is_dir() and (folder / _VOC_LISTS / f"{VOC_CLASSES[0]}_train.txt").is_file()
+
+
+def find_voc(root: str | Path | None = None, download: bool = False) -> Path:
+    """Return the folder of VOC2007 below the data root, fetched by torchvision where asked for.
+
+    Raises:
+        UserError: it is not there, or cannot be fetched.
+    """
+    base = data_root(root)
+    folder = base / VOC_FOLDER
+    if all((folder / _VOC_LISTS / f"{VOC_CLASSES[0]}_{part}.txt").is_file() for part in ("train", "test")):
+        return folder
+    by_hand = f"put {_VOC_ARCHIVES} from {_VOC_PAGE} into {base} and unpack them there"
+    if not download:
+        raise UserError(f"the data set '{VOC_NAME}' is not in {base}: give --download, or {by_hand}.")
+    try:
+        for part in ("trainval", "test"):
+            VOCDetection(str(base), year="2007", image_set=part, download=True)
+    except Exception as problem:  # network, disk, archive: torchvision passes on what the layers below raise
+        reason = " ".join(str(problem).split()).rstrip(".") or type(problem).__name__
+        raise UserError(
+            f"the data set '{VOC_NAME}' could not be fetched ({reason}); try again, or {by_hand}."
+        ) from problem
+    return folder
+
+
+def open_voc(folder: Path) -> EvaluationData:
+    """Open `VOCdevkit/VOC2007`, with its own train, val and test parts.
+
+    Args:
+        folder: Folder with `JPEGImages` and `ImageSets/Main`; both archives, trainval and test, unpacked over each
+            other.
+
+    Raises:
+        UserError: a list is missing or damaged, or a part of the archives is.
+    """
+    keys: list[str] = []
+    rows: list[NDArray[np.int64]] = []
+    parts: dict[str, NDArray[np.int64]] = {}
+    for part in ("train", "val", "test"):
+        columns = [_read_voc_list(folder / _VOC_LISTS / f"{name}_{part}.txt") for name in VOC_CLASSES]
+        names = list(columns[0])
+        if any(list(column) != names for column in columns):
+            raise UserError(f"the lists of {part} images in {folder / _VOC_LISTS} differ: unpack the archives again.")
+        parts[part] = np.arange(len(keys), len(keys) + len(names))
+        keys += [f"JPEGImages/{name}.jpg" for name in names]
+        rows.append(np.asarray([[column[name] for column in columns] for name in names], dtype=np.int64))
+    absent = next((key for key in keys if not (folder / key).is_file()), None)
+    if absent is not None:
+        raise UserError(f"{folder / absent} is missing: unpack both archives, trainval and test, over each other.")
+    declared = [part for part, indices in parts.items() for _ in indices]
+    images = ImageSet(
+        name=VOC_NAME,
+        location=str(folder.resolve()),
+        classes=(),
+        keys=keys,
+        labels=np.full(len(keys), -1, dtype=np.int64),
+        declared=declared,
+        store=FileStore(folder.resolve(), keys),
+    )
+    labels = torch.from_numpy(np.concatenate(rows))
+    return EvaluationData(VOC_NAME, images, labels, parts, len(VOC_CLASSES), "map11", "the data's own parts")
+
+
+def _read_voc_list(file: Path) -> dict[str, int]:
+    """Return the label of every image of a list."""
+    try:
+        text = read_text(file, _MOST_LIST_BYTES, encoding="ascii")
+        pairs = [line.split() for line in text.splitlines() if line.strip()]
+        labels = {name: _VOC_LABELS[label] for name, label in pairs}
+    except (OSError, ValueError, KeyError) as problem:
+        raise UserError(f"{file} is no list of VOC2007 ({problem}): unpack both archives again.") from problem
+    if not labels or any(not name.isalnum() for name in labels):
+        raise UserError(f"{file} names no images as VOC2007 does: unpack both archives again.")
+    return labels

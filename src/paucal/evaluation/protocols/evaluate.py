@@ -1,0 +1,313 @@
+"""One backbone evaluated on one data set by any of the protocols."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from paucal.data.dataset import SampleKey, ViewDataset, collate
+from paucal.evaluation.protocols.classifier import FOLDS
+from paucal.evaluation.protocols.correspondence import TOP, Change, correspond, second_view
+from paucal.evaluation.protocols.data import PARTS, POOL, EvaluationData
+from paucal.evaluation.protocols.features import POOLED, Advance, Extraction, FeatureKind, extract, probe_kind
+from paucal.evaluation.protocols.few_labels import PER_CLASS, REPEATS, few_label_curve
+from paucal.evaluation.protocols.knn import HEADLINE, NEIGHBOURS, clamped, knn_scores
+from paucal.evaluation.protocols.linear_probe import (
+    PUBLISHED,
+    Batches,
+    ProbeSettings,
+    augmented_batches,
+    cached_batches,
+    fit_probe,
+    fit_probe_by_folds,
+    for_images,
+)
+from paucal.evaluation.protocols.logistic import DEFAULT, Solver, fit_by_folds, fit_selected
+from paucal.metrics.measures import (
+    METRIC_TITLES,
+    Average,
+    Mean,
+    MeanPerClass,
+    Measure,
+    RocAuc,
+    hits,
+    measure_of,
+    value_of,
+)
+from paucal.models.frozen import FrozenBackbone
+from paucal.types import UserError
+from paucal.wording import percent
+
+Protocol = Literal["knn", "linear", "logistic", "correspondence", "few-labels"]
+PROTOCOLS: tuple[Protocol, ...] = ("knn", "linear", "logistic", "correspondence", "few-labels")
+SEVERAL_CLASSES: frozenset[Protocol] = frozenset({"logistic", "correspondence"})  # protocols for multi-label images
+WIDE, TOP_5 = 5, "top-5"  # with more classes than this a second accuracy is reported, by this name
+Bar = Callable[[str], AbstractContextManager[Advance]]
+Rows = tuple[Tensor, Tensor]  # features and labels
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table, the same for every model.
+
+    Attributes:
+        protocol: Protocol of the score.
+        setting: Setting of the protocol, such as "k = 20".
+        score: Name of the score.
+        unit: "%" for shares, "px" for distances, where less is better.
+        headline: Whether the line is printed; all lines are stored.
+    """
+
+    protocol: Protocol
+    setting: str
+    score: str
+    unit: Literal["%", "px"] = "%"
+    headline: bool = True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A model's score on a line.
+
+    Attributes:
+        line: Line of the table.
+        measure: Score of the test images, or of any resampled set of them.
+        n_images: Number of test images.
+        note: Value that validation images chose, or the spread over repeats.
+    """
+
+    line: Line
+    measure: Measure
+    n_images: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ProtocolOptions:
+    """Options of the protocols.
+
+    Attributes:
+        features: Features of k-NN, logistic regression and few labels.
+        probe_features: Features of the linear probe; None for the published ones, the last four blocks.
+        extraction: How features are computed and kept.
+        solver: Solver of logistic regression.
+        probe: Schedule of the linear probe.
+        augment: Whether the linear probe sees new augmented views in every epoch, as published, instead of the plain
+            images.
+        changes: Second views of the correspondence protocol.
+        neighbours: Values of k.
+        seed: Seed of few labels and of second views.
+    """
+
+    features: FeatureKind = POOLED
+    probe_features: FeatureKind | None = None
+    extraction: Extraction = field(default_factory=Extraction)
+    solver: Solver = DEFAULT
+    probe: ProbeSettings = PUBLISHED
+    augment: bool = False
+    changes: Sequence[Change] = ("mirror", "crop")
+    neighbours: Sequence[int] = NEIGHBOURS
+    seed: int = 0
+
+
+def evaluate_backbone(
+    subject: FrozenBackbone,
+    data: EvaluationData,
+    protocols: Sequence[Protocol],
+    options: ProtocolOptions,
+    bar: Bar | None = None,
+) -> list[Outcome]:
+    """Evaluate a backbone on a data set.
+
+    Validation images choose lambda (logistic regression) and the learning rate (linear probe). Afterwards they are
+    training images like the others. Without validation images, cross-validation within the training images chooses.
+    Test images choose nothing.
+
+    Args:
+        subject: Backbone.
+        data: Images and their parts.
+        protocols: Protocols to run.
+        options: Options of the protocols.
+        bar: Function that opens a progress bar with a title.
+
+    Raises:
+        UserError: A protocol does not suit the data, or a feature is not finite.
+    """
+    bar = bar or (lambda title: nullcontext(lambda done, total: None))
+    if data.labels.ndim == 2 and set(protocols) - SEVERAL_CLASSES:
+        raise UserError(
+            f"the images of {data.name} have several classes each: evaluate them with --protocol logistic "
+            "correspondence."
+        )
+    probe = options.probe_features or probe_kind(subject.backbone)
+    kinds = [options.features] if set(protocols) & {"knn", "logistic", "few-labels"} else []
+    kinds += [probe] if "linear" in protocols else []
+    features: dict[FeatureKind, Tensor] = {}
+    if kinds:
+        with bar(f"features of {subject.name}") as advance:
+            features = extract(subject, data.images, data.used, kinds, options.extraction, advance)
+    outcomes: list[Outcome] = []
+    for protocol in protocols:
+        with bar(f"{protocol} of {subject.name}") as advance:
+            if protocol == "correspondence":
+                outcomes += _correspondence(subject, data, options, advance)
+                continue
+            kind = probe if protocol == "linear" else options.features
+            parts = _parts(features[kind].to(subject.device), data)
+            if protocol == "knn":
+                outcomes += _knn(parts, data, options)
+            elif protocol == "linear":
+                outcomes += _linear(subject, parts, kind, data, options, advance)
+            elif protocol == "logistic":
+                outcomes += _logistic(parts, data, options)
+            else:
+                outcomes += _few_labels(parts, data, options, advance)
+    return outcomes
+
+
+def _parts(features: Tensor, data: EvaluationData) -> dict[str, Rows]:
+    """Return features and labels of every part and of the pool, as views."""
+    labels = data.labels[torch.from_numpy(data.used)]
+    return {part: (features[data.rows(part)], labels[data.rows(part)]) for part in (*PARTS, POOL)}
+
+
+def _knn(parts: dict[str, Rows], data: EvaluationData, options: ProtocolOptions) -> list[Outcome]:
+    (pool, labels), (test, truth) = parts[POOL], parts["test"]
+    votes = knn_scores(pool, labels, test, data.n_classes, options.neighbours)
+    headline = min(clamped(options.neighbours, len(pool)), key=lambda k: abs(k - HEADLINE))
+    plain = data.metric == "accuracy"  # for another metric, accuracy is stored and not printed
+    outcomes = []
+    for k, scores in votes.items():
+        line = Line("knn", f"k = {k}", "top-1", headline=plain and k == headline)
+        outcomes.append(Outcome(line, Mean(hits(scores, truth)), len(truth)))
+        if data.n_classes > WIDE:
+            line = Line("knn", f"k = {k}", TOP_5, headline=plain and k == headline)
+            outcomes.append(Outcome(line, Mean(hits(scores, truth, WIDE)), len(truth)))
+    if not plain:
+        line = Line("knn", f"k = {headline}", METRIC_TITLES[data.metric])
+        outcomes.append(Outcome(line, measure_of(data.metric, votes[headline], truth), len(truth)))
+    return outcomes
+
+
+def _linear(
+    subject: FrozenBackbone,
+    parts: dict[str, Rows],
+    kind: FeatureKind,
+    data: EvaluationData,
+    options: ProtocolOptions,
+    advance: Advance,
+) -> list[Outcome]:
+    schedule = for_images(options.probe, len(parts["train"][1]))
+
+    def batches(part: str) -> Batches:
+        features, labels = parts[part]
+        if not options.augment:
+            return cached_batches(features, labels, schedule)
+        rows = data.positions(part), labels
+        return augmented_batches(subject, data.images, rows, kind, schedule, options.extraction)
+
+    val = parts["val"][0].float(), parts["val"][1]
+    if len(val[1]):
+        probe = fit_probe(batches("train"), batches(POOL), val, data.n_classes, schedule, data.metric, advance)
+    else:
+        probe = fit_probe_by_folds(parts["train"], batches("train"), data.n_classes, schedule, data.metric, advance)
+    test, truth = parts["test"]
+    scores = probe.classifier.scores(test).cpu()
+    views = "augmented views" if options.augment else "plain images"
+    note = f"rate {probe.rate:g} per 256 images{_selection_note(parts)}; {kind}; {views}"
+    return _of_classifier("linear", scores, truth, data, note)
+
+
+def _logistic(parts: dict[str, Rows], data: EvaluationData, options: ProtocolOptions) -> list[Outcome]:
+    if len(parts["val"][1]):
+        fit = fit_selected(parts["train"], parts["val"], data.n_classes, data.metric, options.solver, both=parts[POOL])
+    else:
+        fit = fit_by_folds(parts["train"], data.n_classes, data.metric, options.solver)
+    test, truth = parts["test"]
+    scores = fit.classifier.scores(test).cpu()
+    stopped = "" if fit.classifier.converged else ", stopped at the limit of iterations"
+    note = f"lambda {fit.search.strength:.2g} after {fit.fits} fits{_selection_note(parts)}{stopped}"
+    return _of_classifier("logistic", scores, truth, data, note)
+
+
+def _of_classifier(
+    protocol: Literal["linear", "logistic"], scores: Tensor, truth: Tensor, data: EvaluationData, note: str
+) -> list[Outcome]:
+    """Return the data set's metric, which chose the classifier, and top-5 accuracy for more than five classes."""
+    measure = measure_of(data.metric, scores, truth)
+    outcomes = [Outcome(Line(protocol, "", METRIC_TITLES[data.metric]), measure, len(truth), note)]
+    if truth.ndim == 1 and data.n_classes > WIDE:
+        line = Line(protocol, "", TOP_5, headline=data.metric == "accuracy")
+        outcomes.append(Outcome(line, Mean(hits(scores, truth, WIDE)), len(truth), note))
+    return outcomes
+
+
+def _selection_note(parts: dict[str, Rows]) -> str:
+    """Return how a value was chosen; "" for validation images, the usual way."""
+    if len(parts["val"][1]):
+        return ""
+    return f" by {FOLDS}-fold cross-validation of the training images, as none are kept for validation"
+
+
+def _few_labels(
+    parts: dict[str, Rows], data: EvaluationData, options: ProtocolOptions, advance: Advance
+) -> list[Outcome]:
+    curve = few_label_curve(
+        parts[POOL], parts["test"], data.n_classes, PER_CLASS, REPEATS, options.seed, options.solver, advance
+    )
+    outcomes = []
+    for few in curve:
+        setting, n_images = f"{few.per_class} per class", few.hits.shape[1]
+        plain = data.metric == "accuracy"
+        line = Line("few-labels", setting, "accuracy", headline=plain)
+        outcomes.append(Outcome(line, Mean(few.hits.mean(0)), n_images, _spread(few.accuracies)))
+        if not plain:
+            truth = parts["test"][1]
+            if data.metric == "roc_auc":
+                measures: list[Measure] = [RocAuc(torch.from_numpy(margins), truth) for margins in few.margins]
+            else:
+                measures = [MeanPerClass(row, truth.numpy(), data.n_classes) for row in few.hits]
+            values = np.array([value_of(measure, n_images) for measure in measures])
+            line = Line("few-labels", setting, METRIC_TITLES[data.metric])
+            outcomes.append(Outcome(line, Average(measures), n_images, _spread(values)))
+    return outcomes
+
+
+def _spread(scores: NDArray[np.float64]) -> str:
+    deviation = 100 * scores.std(ddof=1) if len(scores) > 1 else 0.0
+    return f"{len(scores)} draws, standard deviation {deviation:.1f}"
+
+
+def _correspondence(
+    subject: FrozenBackbone, data: EvaluationData, options: ProtocolOptions, advance: Advance
+) -> list[Outcome]:
+    first, indices = subject.preprocessing.transform(), data.parts["test"]
+    outcomes = []
+    for number, change in enumerate(options.changes):
+        views = [(first, 1), (second_view(change, first), 1)]
+        dataset = ViewDataset(data.images, views, options.seed, labels=False, geometry=True)
+        keys = [SampleKey(0, int(index)) for index in indices]
+        size = options.extraction.batch_size
+        batches = [keys[start : start + size] for start in range(0, len(keys), size)]
+        loader = DataLoader(dataset, batch_sampler=batches, num_workers=options.extraction.workers, collate_fn=collate)
+        before = number * len(indices)
+        accuracy, distance = correspond(
+            subject.backbone,
+            loader,
+            subject.device,
+            TOP,
+            lambda done, before=before: advance(before + done, len(indices) * len(options.changes)),
+        )
+        scored = ~torch.isnan(accuracy)
+        rows, columns = subject.backbone.grid
+        note = f"{rows}x{columns} cells, by chance {percent(1 / (rows * columns))}"
+        lines = Line("correspondence", change, "accuracy"), Line("correspondence", change, "distance error", "px")
+        for line, values in zip(lines, (accuracy, distance), strict=True):
+            outcomes.append(Outcome(line, Mean(values[scored].numpy()), int(scored.sum()), note))
+    return outcomes

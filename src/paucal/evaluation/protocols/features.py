@@ -1,0 +1,393 @@
+"""The reader of frozen features: which ones, how one pass computes them, and the cache that keeps them on disk."""
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from paucal.backbones.features import FeatureBackbone
+from paucal.backbones.forward_hooks import HookedTensors, hook_output
+from paucal.backbones.layout import Hints, last_tensor, read_layout, to_grid
+from paucal.backbones.probe import model_name
+from paucal.data.images import ImageSet
+from paucal.data.loader import MOST_TOGETHER, make_eval_loader
+from paucal.data.stores import EncodedStore
+from paucal.evaluation.protocols.classifier import count_broken, require_finite, rows_at_once
+from paucal.models.frozen import FrozenBackbone
+from paucal.types import FeatureRequest, UserError
+from paucal.wording import counted
+
+LAST_BLOCKS = 4  # of the published linear probe
+FORMAT = "2"  # of the cache files; change it whenever the features of the same images change
+Advance = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class FeatureKind:
+    """A kind of features.
+
+    Attributes:
+        levels: "pooled" (class token where the family has one, else the mean over the last grid, after the final norm),
+            "blocks" or "stages" (the last `count` of them, concatenated), or "class+mean" (class token and mean of the
+            patches of each of the last `count` blocks, after the final norm: EsViT's linear probe of ViT-B, DINO's
+            `avgpool_patchtokens`).
+        count: Number of blocks or stages.
+    """
+
+    levels: Literal["pooled", "blocks", "stages", "class+mean"] = "pooled"
+    count: int = 1
+
+    def __str__(self) -> str:
+        if self.levels == "class+mean":
+            last = "block" if self.count == 1 else f"{self.count} blocks"
+            return f"class token and mean of patches of the last {last}"
+        return "pooled" if self.levels == "pooled" else f"last {counted(self.count, self.levels[:-1])}"
+
+
+POOLED = FeatureKind()
+_KIND = re.compile(r"(?P<alone>pooled|class\+mean)|(?P<levels>blocks|stages|class\+mean):(?P<count>[1-9]\d?)")
+
+
+def parse_kind(text: str) -> FeatureKind:
+    """Read "pooled", "blocks:4", "stages:2", "class+mean" (of the last block) or "class+mean:4".
+
+    Raises:
+        UserError: The text is something else.
+
+    Example:
+        >>> parse_kind("blocks:4")
+        FeatureKind(levels='blocks', count=4)
+    """
+    match = _KIND.fullmatch(text)
+    if match is None:
+        raise UserError(
+            f"--features is {text!r}; expected auto, pooled, or the last few as in blocks:4, stages:2 or class+mean:1."
+        )
+    return FeatureKind(match["alone"] or match["levels"], int(match["count"] or 1))  # type: ignore[arg-type]
+
+
+def probe_kind(backbone: FeatureBackbone) -> FeatureKind:
+    """Return the features of the published linear probe: the last four blocks, each after the final norm.
+
+    A ResNet has no such norm and the published program does not support it; its pooled features are used.
+    """
+    plan = backbone.plan
+    if plan.norm is None or not plan.blocks:
+        return POOLED
+    return FeatureKind("blocks", min(LAST_BLOCKS, len(plan.blocks)))
+
+
+class FeatureReader(nn.Module):
+    """Reads several kinds of features from one forward pass.
+
+    The feature of a block or stage is its class token where the family has one at its end (ViT, DeiT), or a token that
+    the stage adds itself (ViL), else the mean over its cells. The model's final norm is applied to every block of the
+    last stage first. Earlier stages have another width and are not normalised. Blocks of a staged model are read before
+    the merging that follows them (EsViT, section 4.2). With "class+mean" a block gives its class token and then the
+    mean over its cells.
+
+    Args:
+        backbone: Backbone to read from; hooks stay on it until `close`.
+        kinds: Kinds of features to return.
+
+    Raises:
+        UserError: The model has too few blocks or stages, or lacks the class token that a kind needs.
+    """
+
+    def __init__(self, backbone: FeatureBackbone, kinds: Sequence[FeatureKind]) -> None:
+        super().__init__()
+        self.backbone, self.kinds, self._hooked = backbone, tuple(kinds), HookedTensors()
+        self._blocks = {kind: self._last_blocks(kind.count) for kind in kinds if self._reads_blocks(kind)}
+        names = {name for names in self._blocks.values() for name in names}
+        self._handles = [hook_output(backbone.model, name, self._hooked) for name in sorted(names)]
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Return one (B, D) tensor per kind for normalised (B, C, H, W) images."""
+        requests = [FeatureRequest()]
+        requests += [FeatureRequest("stages")] if any(kind.levels == "stages" for kind in self.kinds) else []
+        self._hooked.tensors = {}
+        try:
+            last, *stages = self.backbone.extract(images, requests)
+            tensors = self._hooked.tensors
+        finally:
+            self._hooked.tensors = None
+        features = []
+        for kind in self.kinds:
+            if kind.levels == "pooled":
+                features.append(last.pooled)
+            elif (
+                kind.levels == "class+mean" and kind.count == 1
+            ):  # works for families whose blocks lack the class token
+                features.append(torch.cat([last.pooled, last.grids[-1].mean((2, 3))], 1))
+            elif kind.levels == "stages":
+                features.append(self._stages(kind, stages[0].grids, last.pooled))
+            else:
+                both = kind.levels == "class+mean"
+                parts = [self._block(tensors[name], images, last.grids[-1], both) for name in self._blocks[kind]]
+                features.append(torch.cat(parts, 1))
+        return features
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _reads_blocks(self, kind: FeatureKind) -> bool:
+        if kind.levels == "class+mean" and not self.backbone.plan.class_token:
+            raise UserError(
+                "--features class+mean needs a class token, and "
+                f"{model_name(self.backbone.model)} does not pool by one: use pooled, blocks:4 or stages:2."
+            )
+        return kind.levels == "blocks" or (kind.levels == "class+mean" and kind.count > 1)
+
+    def _last_blocks(self, count: int) -> tuple[str, ...]:
+        names = self.backbone.plan.blocks
+        self._require_enough(len(names), count, "block")
+        return names[-count:]
+
+    def _stages(self, kind: FeatureKind, grids: list[Tensor], pooled: Tensor) -> Tensor:
+        self._require_enough(len(grids), kind.count, "stage")
+        return torch.cat([*(grid.mean((2, 3)) for grid in grids[len(grids) - kind.count : -1]), pooled], 1)
+
+    def _require_enough(self, available: int, count: int, level: str) -> None:
+        if available < count:
+            raise UserError(
+                f"--features asks for the last {counted(count, level)}, and {model_name(self.backbone.model)} has "
+                f"{available} that can be read: use fewer, or pooled."
+            )
+
+    def _block(self, output: Any, images: Tensor, last: Tensor, both: bool) -> Tensor:
+        plan, size = self.backbone.plan, (images.shape[-2], images.shape[-1])
+        output = last_tensor(output)
+        hints = Hints(plan.channels_last, (last.shape[2], last.shape[3]))
+        layout = read_layout(output.shape, size, plan.prefixes, hints)
+        grid = to_grid(output, size, plan.prefixes, hints)
+        if layout is None or grid is None:
+            raise ValueError(f"no grid for images of {size} pixels in a block of {model_name(self.backbone.model)}")
+        # A token that the final grid lacks belongs to its stage alone and sums it up (ViL's global token).
+        own_token = layout.prefix > 0 and (plan.class_token or plan.prefixes[0] == 0)
+        same_width = grid.shape[1] == last.shape[1] and plan.norm is not None
+        norm = self.backbone.model.get_submodule(plan.norm) if same_width and plan.norm else nn.Identity()
+        if both and not layout.prefix:
+            raise UserError(
+                "--features class+mean of several blocks needs a class token in each, and "
+                f"{model_name(self.backbone.model)} adds its own after them: use class+mean for the last block alone."
+            )
+        if own_token and not both:
+            return _normed_tokens(norm, output[:, 0])
+        mean = _normed_grid(norm, grid).mean((2, 3))
+        return torch.cat([_normed_tokens(norm, output[:, 0]), mean], 1) if both else mean
+
+
+def _normed_tokens(norm: nn.Module, tokens: Tensor) -> Tensor:
+    return _normed_grid(norm, tokens[:, :, None, None])[:, :, 0, 0] if _is_2d(norm) else norm(tokens)
+
+
+def _normed_grid(norm: nn.Module, grid: Tensor) -> Tensor:
+    return norm(grid) if _is_2d(norm) else norm(grid.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def _is_2d(norm: nn.Module) -> bool:
+    """Tell whether a norm takes (B, C, H, W): the names of timm's norms of that kind contain "2d"."""
+    return "2d" in type(norm).__name__.lower() or isinstance(norm, nn.GroupNorm)
+
+
+class FeatureCache:
+    """A folder of features, one file per key.
+
+    Args:
+        folder: Folder of the files, created when it is missing; None stores nothing.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+
+    def path(self, key: str) -> Path | None:
+        """Return the file of a key."""
+        return None if self.folder is None else self.folder / f"{key}.safetensors"
+
+    def read(self, key: str, order: NDArray[np.int64]) -> Tensor | None:
+        """Return stored (N, D) features; None where the file is missing, damaged, or holds values that are not finite.
+
+        Args:
+            key: Key of the features.
+            order: (N,) rows of the result, for the images in ascending order of their positions.
+
+        Raises:
+            UserError: The file holds features of another model or of other images than its name says.
+        """
+        path = self.path(key)
+        if path is None or not path.is_file():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                stored = (file.metadata() or {}).get("key")
+                ranks, features = file.get_tensor("ranks"), file.get_slice("features")
+                shape, count = tuple(features.get_shape()), len(order)
+                in_order = ranks.dtype == torch.int64 and torch.equal(ranks.sort().values, torch.arange(count))
+                if stored != key or len(shape) != 2 or shape[0] != count or not in_order:
+                    raise UserError(
+                        f"{str(path)!r} holds features of another model or of other images than its name says: "
+                        "remove it."
+                    )
+                return _place_rows(features, torch.from_numpy(order)[ranks], shape[1])
+        except (SafetensorError, OSError):
+            return None
+
+    def write(self, key: str, features: Tensor, order: NDArray[np.int64]) -> None:
+        """Store (N, D) features; arguments as for `read`."""
+        path = self.path(key)
+        if path is None:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ranks = torch.from_numpy(np.argsort(order, kind="stable"))
+        content = {"features": features.contiguous(), "ranks": ranks}
+        # By name, since writing into an open file would copy everything first. After a crash of the machine half a file
+        # may remain, which `read` treats as missing.
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            safetensors.torch.save_file(content, temporary, metadata={"key": key})
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _place_rows(stored: Any, rows: Tensor, dim: int) -> Tensor | None:
+    """Return stored features with each row placed where `rows` says; None if a value is not finite."""
+    features, step = None, rows_at_once(dim)
+    for start in range(0, len(rows), step):
+        part = stored[start : start + step]
+        if count_broken(part):
+            return None
+        features = part.new_empty(len(rows), dim) if features is None else features
+        features[rows[start : start + step]] = part
+    return features
+
+
+def default_folder() -> Path:
+    """Return `paucal/features` in the user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "paucal" / "features"
+
+
+def images_fingerprint(images: ImageSet, indices: NDArray[np.int64]) -> str:
+    """Return a digest of images, in their order.
+
+    It covers the pixels of images in memory, the bytes of encoded images that are at hand, and path, size and
+    modification time of files, so that a set too large for memory need not be read.
+    """
+    digest, store = hashlib.blake2b(digest_size=16), images.store
+    for index in indices.tolist():
+        if not isinstance(store, EncodedStore):
+            pixels = np.asarray(store.read(index))
+            digest.update(str(pixels.shape).encode())
+            digest.update(pixels.tobytes())
+            continue
+        source = store.source(index)
+        if isinstance(source, bytes):
+            digest.update(hashlib.blake2b(source, digest_size=16).digest())
+        else:
+            stat = source.stat()
+            digest.update(f"{source.resolve()} {stat.st_size} {stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def feature_key(subject: str, images: str, kind: str, dtype: torch.dtype) -> str:
+    """Return the cache key of features: model with preprocessing, images, kind and precision."""
+    return hashlib.blake2b(" ".join((FORMAT, subject, images, kind, str(dtype))).encode(), digest_size=20).hexdigest()
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """How features are computed and kept.
+
+    Attributes:
+        batch_size: Images per forward pass.
+        workers: Processes that load images.
+        dtype: Precision of the kept features, `torch.float32` or `torch.float16`; the forward pass is in float32.
+        cache: Cache on disk.
+    """
+
+    batch_size: int = MOST_TOGETHER
+    workers: int = 0
+    dtype: torch.dtype = torch.float32
+    cache: FeatureCache = field(default_factory=lambda: FeatureCache(None))
+
+
+def extract(
+    subject: FrozenBackbone,
+    images: ImageSet,
+    indices: NDArray[np.int64],
+    kinds: Sequence[FeatureKind],
+    extraction: Extraction,
+    progress: Advance | None = None,
+) -> dict[FeatureKind, Tensor]:
+    """Return the features of images, from the cache or computed in one pass.
+
+    Args:
+        subject: Backbone whose features are returned.
+        images: Image set.
+        indices: (N,) positions in the set.
+        kinds: Kinds of features; all that the cache lacks are computed in one pass.
+        extraction: Batches, precision and cache.
+        progress: Called with (images done, N).
+
+    Returns:
+        (N, D) on the CPU in the order of `indices`, in the dtype of the cache also when they were computed just now.
+        The cache recognises the same images in any order.
+
+    Raises:
+        UserError: A feature is not finite.
+    """
+    order = np.argsort(indices, kind="stable")
+    data = images_fingerprint(images, indices[order]) if extraction.cache.folder is not None else ""
+    keys = {kind: feature_key(subject.fingerprint, data, str(kind), extraction.dtype) for kind in kinds} if data else {}
+    cached = {kind: extraction.cache.read(key, order) for kind, key in keys.items()}
+    missing = [kind for kind in dict.fromkeys(kinds) if cached.get(kind) is None]
+    computed = _compute(subject, images, indices, missing, extraction, progress) if missing else []
+    for kind, features in zip(missing, computed, strict=True):
+        require_finite(features, "images")
+        cached[kind] = features
+        if data:
+            extraction.cache.write(keys[kind], features, order)
+    return {kind: features for kind, features in cached.items() if features is not None}
+
+
+def _compute(
+    subject: FrozenBackbone,
+    images: ImageSet,
+    indices: NDArray[np.int64],
+    kinds: Sequence[FeatureKind],
+    extraction: Extraction,
+    progress: Advance | None,
+) -> list[Tensor]:
+    transform = subject.preprocessing.transform()
+    on_gpu = subject.device.type == "cuda"
+    loader = make_eval_loader(images, indices, transform, extraction.batch_size, extraction.workers, pin_memory=on_gpu)
+    reader = FeatureReader(subject.backbone, kinds)
+    columns: list[Tensor] = []
+    done = 0
+    try:
+        with torch.inference_mode():
+            for batch in loader:
+                read = reader(batch.to(subject.device, non_blocking=True).views[0])
+                if not columns:
+                    with torch.inference_mode(mode=False):  # else no gradient could be taken through the features
+                        columns = [torch.empty(len(indices), part.shape[1], dtype=extraction.dtype) for part in read]
+                for column, features in zip(columns, read, strict=True):
+                    column[done : done + len(batch)] = features
+                done += len(batch)
+                if progress is not None:
+                    progress(done, len(indices))
+    finally:
+        reader.close()
+    return columns

@@ -1,0 +1,152 @@
+"""The published label maps: one file of tensors for each image, read without running any code in it.
+
+`<folder>/<class folder>/<image name>.pt` is a float16 tensor (2, k, H, W): the k largest raw logits at each cell, then
+the numbers of their classes. The name is that of the image up to its first dot. The maps were made from the central
+square of each image (Jiang et al. 2021, published program and maps; the released ones are 18x18 cells with k = 5).
+"""
+
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paucal.data.images import ImageSet
+from paucal.labeling.teacher import LARGEST
+from paucal.types import UserError
+
+MAX_BYTES = 16 << 20  # of one file; a published one has 7 KiB
+MOST_CLASSES = 2048  # beyond this float16 does not hold whole numbers
+
+
+def find_maps(images: ImageSet, folder: Path) -> tuple[NDArray[np.int64], list[Path]]:
+    """Return the positions of the images that have a map, and the maps' files.
+
+    Raises:
+        UserError: There are no maps, a training image has none, two images share one, or a file is outside of the
+            folder.
+    """
+    root = folder.resolve()
+    if not root.is_dir():
+        raise UserError(f"--from-published: {str(folder)!r} is not a folder: give the one with the class folders.")
+    paths = [_map_path(key, root) for key in images.keys]
+    has = np.array([path.is_file() for path in paths], dtype=bool)
+    if not has.any():
+        raise UserError(
+            f"--from-published: {str(folder)!r} holds no maps of {images.name} ({paths[0].relative_to(root)} is "
+            "missing, for instance): give the folder that holds the class folders of these images."
+        )
+    lacking = [key for key, there, part in zip(images.keys, has, images.declared, strict=True) if not there]
+    held_out = [part in ("val", "test") for there, part in zip(has, images.declared, strict=True) if not there]
+    if not all(held_out):
+        first = lacking[held_out.index(False)]
+        raise UserError(
+            f"--from-published: {held_out.count(False)} training images have no map, such as {first!r}: complete the "
+            "maps, or use only the classes that have them with --classes."
+        )
+    positions = np.flatnonzero(has)
+    files = [paths[position] for position in positions]
+    _require_distinct(files)
+    return positions, files
+
+
+def read_map(path: Path, classes: int) -> tuple[Tensor, Tensor]:
+    """Read one published file.
+
+    Returns:
+        values (k, H, W) float16 and indices (k, H, W) int64.
+
+    Raises:
+        UserError: The file is too large, damaged, holds something else than such a tensor, or names a class beyond K.
+    """
+    stored = _load(path)
+    if stored.ndim != 4 or stored.shape[0] != 2 or not stored.is_floating_point() or stored.numel() == 0:
+        kind = f"{tuple(stored.shape)} {str(stored.dtype).removeprefix('torch.')}"
+        raise UserError(f"{str(path)!r} holds a tensor {kind}, expected a map (2, k, rows, columns) of float16.")
+    values, indices = stored[0].float(), stored[1].float()
+    if not values.isfinite().all() or not torch.equal(indices, indices.round()):
+        raise UserError(
+            f"{str(path)!r} holds NaN or infinite logits, or fractional class numbers: download or make it again."
+        )
+    if indices.min() < 0 or indices.max() >= classes:
+        raise UserError(
+            f"{str(path)!r} names class {int(indices.max() if indices.min() >= 0 else indices.min())} of {classes}: "
+            "give the names of the maps' classes, in the order of their numbers, with --published-classes."
+        )
+    return values.clamp(-LARGEST, LARGEST).half(), indices.long()
+
+
+def read_maps(
+    files: Sequence[Path], classes: int, shape: Sequence[int], at_once: int = 256
+) -> Iterator[tuple[int, NDArray, NDArray]]:
+    """Yield (first, values (n, k, H, W), indices (n, k, H, W)) of groups of files, in order.
+
+    Raises:
+        UserError: A file cannot be read, or is not of the shape (k, H, W).
+    """
+    for first in range(0, len(files), at_once):
+        pairs = []
+        for path in files[first : first + at_once]:
+            values, indices = read_map(path, classes)
+            if tuple(values.shape) != tuple(shape):
+                raise UserError(
+                    f"{str(path)!r} is a map of {tuple(values.shape)}, others are {tuple(shape)}: sort them."
+                )
+            pairs.append((values, indices))
+        values, indices = (torch.stack(part).numpy() for part in zip(*pairs, strict=True))
+        yield first, values, indices
+
+
+def mean_over_cells(values: Tensor, indices: Tensor, classes: int) -> Tensor:
+    """Return the (K,) logits of the image that a map's cells say on average; classes not named count as zero."""
+    logits = torch.zeros(classes).index_add(0, indices.flatten(), values.float().flatten())
+    return logits / values[0].numel()
+
+
+def _map_path(key: str, root: Path) -> Path:
+    parent, _, name = key.rpartition("/")
+    folder = parent.rpartition("/")[2]
+    path = root / folder / f"{name.partition('.')[0]}.pt"
+    if not folder or "#" in name:
+        raise UserError(
+            f"--from-published: maps are found by class folder and file name, and {key!r} has none: give a folder of "
+            "class folders as DATA."
+        )
+    # Names from a list file may hold anything, and a link may lead anywhere.
+    if not path.resolve().is_relative_to(root):
+        raise UserError(f"--from-published: the map of {key!r} would lie outside of {str(root)!r}: rename the image.")
+    return path
+
+
+def _require_distinct(files: Sequence[Path]) -> None:
+    path, count = Counter(files).most_common(1)[0]
+    if count > 1:
+        raise UserError(
+            f"--from-published: {count} images would share the map {str(path)!r}, named by the part before the first "
+            "dot: rename the images and their maps."
+        )
+
+
+def _load(path: Path) -> Tensor:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = max(path.stat().st_size, sum(entry.file_size for entry in archive.infolist()))
+        if size > MAX_BYTES:
+            raise UserError(f"{str(path)!r} holds {size >> 20} MiB, expected a map of a few KiB: it is none.")
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+    except UserError:
+        raise
+    except Exception as problem:  # torch raises many types for a damaged or hostile file
+        reason = str(problem).split("\n")[0].split(". ")[0][:120] or type(problem).__name__
+        raise UserError(
+            f"{str(path)!r} is refused ({reason}): expected one tensor, saved by torch 1.6 or newer."
+        ) from None
+    if not isinstance(stored, Tensor) or stored.layout != torch.strided or stored.is_quantized:
+        raise UserError(f"{str(path)!r} holds no plain tensor: expected one of (2, k, rows, columns).")
+    if stored.numel() * stored.element_size() > stored.untyped_storage().nbytes():
+        raise UserError(f"{str(path)!r} holds a tensor that claims more than is stored: it is damaged.")
+    return stored

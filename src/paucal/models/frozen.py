@@ -1,0 +1,163 @@
+"""Frozen backbones by the name that a user gives (run, weights file or timm model), and random ones beside them."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import timm
+import torch
+from torch import nn
+
+from paucal.backbones import BackboneSpec, FeatureBackbone
+from paucal.backbones.weights.inputs import input_of_file, input_of_timm, program_of
+from paucal.backbones.weights.load_report import rounded_down
+from paucal.backbones.weights.start import start_from
+from paucal.models.devices import usable_device
+from paucal.models.named import find_named
+from paucal.models.preprocessing import Preprocessing
+from paucal.models.published import load_published, model_of_file, read_timm
+from paucal.models.saved import stored_card
+from paucal.models.trained import load_trained
+from paucal.runs import RunFolder
+from paucal.runs.folder import run_around
+from paucal.runs.weights import read_foreign
+from paucal.types import UserError, height_and_width
+
+FLOOR = "random weights"
+
+
+@dataclass(frozen=True)
+class FrozenBackbone:
+    """A backbone with its weights and its preprocessing.
+
+    Attributes:
+        name: Column of the table of scores.
+        weights: Origin of the weights, as text.
+        spec: Recipe of the architecture.
+        backbone: Backbone in evaluation mode, on the device where it is evaluated.
+        preprocessing: Preprocessing of its images.
+        random: Whether the weights are random, as initialised.
+    """
+
+    name: str
+    weights: str
+    spec: BackboneSpec
+    backbone: FeatureBackbone
+    preprocessing: Preprocessing
+    random: bool = False
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest that tells its features from those of any other model or preprocessing."""
+        built = json.dumps([self.spec.to_dict(), self.preprocessing.to_dict()], sort_keys=True)
+        return hashlib.blake2b((built + weights_fingerprint(self.backbone.model)).encode(), digest_size=16).hexdigest()
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return sum(p.numel() for p in self.backbone.model.parameters())
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the backbone."""
+        return next(self.backbone.parameters()).device
+
+
+def weights_fingerprint(model: nn.Module) -> str:
+    """Return a digest of every entry of a model's state: names, types, shapes and values."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def random_backbone(spec: BackboneSpec, seed: int) -> FeatureBackbone:
+    """Build a backbone with fresh weights from a seed; the global random state is not touched."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return replace(spec, pretrained=False).build().eval()
+
+
+def random_floor(subject: FrozenBackbone, seed: int = 0) -> FrozenBackbone:
+    """Return the same architecture with random weights and the same preprocessing.
+
+    Even random features tell classes apart better than guessing does, so a score means something only above this.
+    """
+    backbone = random_backbone(subject.spec, seed).to(subject.device)
+    return FrozenBackbone(FLOOR, f"random, seed {seed}", subject.spec, backbone, subject.preprocessing, random=True)
+
+
+def open_frozen(
+    name: str,
+    device: str = "cpu",
+    *,
+    model: str | None = None,
+    network: str | None = None,
+    pretrained: bool = False,
+    image_size: Sequence[int] | None = None,
+    seed: int = 0,
+) -> FrozenBackbone:
+    """Open a backbone in evaluation mode.
+
+    Args:
+        name: Run folder, weights file, or name of a timm model. A path that exists wins over a name.
+        device: Device to put it on.
+        model: timm name of a weights file's model; None to recognise it.
+        network: Name of the network to take from a file of several ("teacher", "student", ...).
+        pretrained: Whether a timm model gets timm's published weights; random ones otherwise.
+        image_size: Side or (height, width) in pixels; None for the model's own. A run always has its own.
+        seed: Seed of random weights.
+
+    Raises:
+        UserError: Nothing has that name, its weights do not fit, or torch cannot use the device.
+    """
+    target, found = usable_device(device), find_named(name, files=True)
+    if isinstance(found, RunFolder):
+        return _of_run(found, target, image_size)
+    if isinstance(found, Path):
+        return _of_file(found, model, network, image_size, target)
+    spec = _spec(name, image_size, pretrained)
+    backbone = random_backbone(spec, seed)
+    if pretrained:
+        start_from(backbone.model, read_timm(name, init=False), head="fresh")
+    weights = f"timm's published weights of {name}" if pretrained else f"random, seed {seed}"
+    preprocessing = Preprocessing.as_tested(spec.image_size, input_of_timm(name))
+    return FrozenBackbone(name, weights, spec, backbone.to(target), preprocessing, random=not pretrained)
+
+
+def _of_run(run: RunFolder, device: torch.device, image_size: Sequence[int] | None) -> FrozenBackbone:
+    if image_size is not None:
+        raise UserError(f"--img-size is for files and timm models; {run.path} has a size of its own, so leave it out.")
+    trained = load_trained(run, device)
+    spec = trained.card.backbone
+    backbone = FeatureBackbone(trained.module, spec.image_size).eval()
+    return FrozenBackbone(str(run.path), f"the run {run.path}", spec, backbone, trained.card.preprocessing)
+
+
+def _of_file(
+    path: Path, model: str | None, network: str | None, image_size: Sequence[int] | None, device: torch.device
+) -> FrozenBackbone:
+    tree = read_foreign(path)
+    name = model or model_of_file(path, tree)
+    spec = _spec(name, image_size, pretrained=False)
+    backbone = random_backbone(spec, seed=0)
+    report = load_published(backbone.model, path, network)
+    part = f", {report.part}" if report.part else ""
+    weights = f"the file {path.name}{part}: {rounded_down(report.share)} of the parameters of {name}"
+    card = stored_card(run_around(path))  # if the file is the model or a checkpoint of a run
+    tested = input_of_file(program_of(tree), name) if card is None else card.preprocessing.tested
+    preprocessing = Preprocessing.as_tested(spec.image_size, tested)
+    return FrozenBackbone(path.stem, weights, spec, backbone.to(device), preprocessing)
+
+
+def _spec(name: str, image_size: Sequence[int] | None, pretrained: bool) -> BackboneSpec:
+    config = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    if pretrained and (config is None or not config.has_weights):
+        raise UserError(f"timm publishes no weights of {name}: leave --pretrained out to use random ones.")
+    own = (224, 224) if config is None else (int(config.input_size[1]), int(config.input_size[2]))
+    size = own if image_size is None else height_and_width(image_size)
+    return BackboneSpec(name, 0, image_size=size, pretrained=pretrained)

@@ -1,0 +1,152 @@
+"""The pages of a data check, a comparison and a study: one file each, with pictures inside and no script."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from paucal.evaluation.plots import png_of
+from paucal.report.page import template
+from paucal.report.pictures import data_uri
+from paucal.runs import write_text
+
+
+@dataclass(frozen=True)
+class Thumb:
+    """A small picture of an image.
+
+    Attributes:
+        key: Key of the image.
+        words: Class and part of the image, or a remark on it.
+        jpeg: Bytes of the picture; None for an image that cannot be read.
+    """
+
+    key: str
+    words: str
+    jpeg: bytes | None
+
+    @property
+    def uri(self) -> str | None:
+        """The picture as a data URI."""
+        return None if self.jpeg is None else data_uri(self.jpeg, "jpeg")
+
+
+@dataclass(frozen=True)
+class Section:
+    """A finding of a data check.
+
+    Attributes:
+        title: Kind of the finding.
+        level: "misleads", "warning" or "note".
+        text: Finding as a sentence.
+        advice: What to do about it.
+        rows: Images; those that belong together are in one row.
+        more: Sentence about images that are not shown.
+    """
+
+    title: str
+    level: str
+    text: str
+    advice: str
+    rows: Sequence[Sequence[Thumb]]
+    more: str = ""
+
+
+def write_check_page(
+    path: Path,
+    *,
+    title: str,
+    figures: Sequence[tuple[str, str]],
+    facts: Sequence[tuple[str, str]],
+    per_class: Mapping[str, Mapping[str, int]],
+    sections: Sequence[Section],
+    sheet: bytes,
+) -> None:
+    """Write the page of a data check.
+
+    Args:
+        path: Path of the file.
+        title: Heading.
+        figures: (number, meaning) of the headline.
+        facts: (heading, value) of the table.
+        per_class: Number of images by part and class.
+        sections: Findings.
+        sheet: JPEG of a few images of every class.
+    """
+    names = list(next(iter(per_class.values()), {}))
+    content = template("checking.html").render(
+        title=title,
+        figures=figures,
+        facts=facts,
+        parts=list(per_class),
+        counts={name: [counts[name] for counts in per_class.values()] for name in names},
+        sections=sections,
+        sheet=data_uri(sheet, "jpeg"),
+    )
+    write_text(path, content)
+
+
+@dataclass(frozen=True)
+class ComparisonPage:
+    """Content of the page of a comparison.
+
+    Attributes:
+        title: Heading.
+        verdicts: Sentence for every difference.
+        warnings: Sentences on failed and missing runs.
+        rows: Rows of the table, text by heading.
+        bold: Numbers of the rows whose interval excludes no difference.
+        fairness: Sentences on what is equal and what is not.
+        notes: Sentences on how to read the numbers.
+        pictures: Figures with their captions.
+        commands: Commands that reproduce the comparison.
+        runs: A row for every run, text by heading.
+    """
+
+    title: str
+    verdicts: Sequence[str]
+    warnings: Sequence[str]
+    rows: Sequence[Mapping[str, str]]
+    bold: frozenset[int]
+    fairness: Sequence[str]
+    notes: Sequence[str]
+    pictures: Sequence[tuple[str, Figure]]
+    commands: Sequence[str]
+    runs: Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class StudyPage:
+    """Content of the page of a study, which shows published beside measured numbers.
+
+    Attributes:
+        title: Heading.
+        source: Place of the published table.
+        scale: Sentence on what was run.
+        warnings: Sentences on failed and missing runs.
+        rows: Rows of the table, text by heading.
+        caveats: Sentences on the limits of the numbers.
+        settings: Settings of each run, text by heading.
+        comparisons: Pages with curves and every run, as (name, path relative to this page).
+        command: Command that reproduces the study.
+        pictures: Figures with their captions.
+    """
+
+    title: str
+    source: str
+    scale: str
+    warnings: Sequence[str]
+    rows: Sequence[Mapping[str, str]]
+    caveats: Sequence[str]
+    settings: Sequence[Mapping[str, str]]
+    comparisons: Sequence[tuple[str, str]]
+    command: str
+    pictures: Sequence[tuple[str, Figure]] = ()
+
+
+def write_standalone(path: Path, page: ComparisonPage | StudyPage) -> None:
+    """Write the page of a comparison or of a study."""
+    pictures = [(caption, data_uri(png_of(figure))) for caption, figure in page.pictures]
+    name = "comparing.html" if isinstance(page, ComparisonPage) else "studying.html"
+    write_text(path, template(name).render(page=page, pictures=pictures))

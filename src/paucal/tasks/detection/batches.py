@@ -1,0 +1,179 @@
+"""Samples and batches of images with boxes, and the loaders of training and evaluation."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+from torchvision import tv_tensors
+
+from paucal.data.dataset import SampleKey
+from paucal.data.loader import make_ordered_loader
+from paucal.data.randomness import preserved, reseed
+from paucal.tasks.detection.images import BoxedImages
+from paucal.tasks.detection.masks import stack_masks
+from paucal.tasks.detection.model import DetectorCard
+from paucal.tasks.detection.views import CopyPaste, Target, View, evaluation_view
+
+EVAL_BATCH = 4  # images, padded to the largest of them
+
+
+class BoxSample(NamedTuple):
+    """One image as the network sees it.
+
+    Attributes:
+        id: Position in the image set.
+        image: (3, H, W) float.
+        boxes: (N, 4) float, corners in pixels of `image`.
+        labels: (N,) int64, from 0.
+        size: (height, width) in pixels of the annotated image.
+        masks: (N, H, W) uint8 of 0 and 1; None if unknown.
+    """
+
+    id: int
+    image: Tensor
+    boxes: Tensor
+    labels: Tensor
+    size: tuple[int, int]
+    masks: Tensor | None = None
+
+
+@dataclass
+class BoxBatch:
+    """A batch of images with boxes.
+
+    Attributes:
+        ids: (B,) int64, position of each image in its set.
+        images: (B, 3, H, W) float; smaller images are padded with zeros on the right and bottom.
+        sizes: (B, 2) int64, height and width of each image within its padding, in pixels.
+        boxes: (N, 4) float per image, corners in pixels.
+        labels: (N,) int64 per image, from 0.
+        originals: (B, 2) int64, height and width of each annotated image, in pixels.
+        masks: (N, H, W) uint8 of 0 and 1 per image, without its padding; None if unknown.
+    """
+
+    ids: Tensor
+    images: Tensor
+    sizes: Tensor
+    boxes: list[Tensor]
+    labels: list[Tensor]
+    originals: Tensor
+    masks: list[Tensor] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "BoxBatch":
+        """Return the batch on another device, the sizes on the CPU so that reading them does not block."""
+        ahead = non_blocking and str(device).startswith("cuda")
+        return self._map(lambda tensor: tensor.to(device, non_blocking=ahead))
+
+    def pin_memory(self) -> "BoxBatch":
+        """Return the batch in page-locked memory."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def image_sizes(self) -> list[tuple[int, int]]:
+        """Return the (height, width) of each image within its padding."""
+        return [(int(height), int(width)) for height, width in self.sizes.tolist()]
+
+    def _map(self, move: Callable[[Tensor], Tensor]) -> "BoxBatch":
+        boxes, labels = [move(tensor) for tensor in self.boxes], [move(tensor) for tensor in self.labels]
+        masks = None if self.masks is None else [move(tensor) for tensor in self.masks]
+        return replace(self, images=move(self.images), boxes=boxes, labels=labels, masks=masks)
+
+
+class BoxedDataset(Dataset[BoxSample]):
+    """Reads an image and its boxes by key, and changes both alike.
+
+    Args:
+        boxed: Images and boxes. Images may be stored smaller than they were annotated.
+        view: Function that changes an image and its boxes. It draws from torch's global generator, which is seeded from
+            (seed, epoch, index, repeat) as for all other images.
+        seed: Seed of the run.
+        pasting: Copy-paste, drawn from the same generator; None for none.
+        least: Shortest side of a box that is kept, in pixels of the annotated image.
+    """
+
+    def __init__(
+        self, boxed: BoxedImages, view: View, seed: int, pasting: CopyPaste | None = None, least: float = 0.0
+    ) -> None:
+        self._boxed, self._view, self._seed, self._pasting, self._least = boxed, view, seed, pasting, least
+
+    def __len__(self) -> int:
+        return len(self._boxed.images)
+
+    def __getitem__(self, key: SampleKey) -> BoxSample:
+        """Return a sample; raises `UnreadableImage` if the image was damaged since it was verified."""
+        return self.__getitems__([key])[0]
+
+    def __getitems__(self, keys: list[SampleKey]) -> list[BoxSample]:
+        """Return several samples; the global generators are restored once at the end."""
+        with preserved():
+            return [self._sample(key) for key in keys]
+
+    def _sample(self, key: SampleKey) -> BoxSample:
+        image, target = self._read(key.index)
+        reseed(self._seed, *key)
+        viewed, target = self._view(image, target)
+        other = None if self._pasting is None else self._pasting.partner(key.index)
+        if self._pasting is not None and other is not None:
+            viewed, target = self._pasting((viewed, target), self._view(*self._read(other)))
+        boxes = torch.as_tensor(target["boxes"]).as_subclass(Tensor).float()
+        masks = target["masks"].as_subclass(Tensor) if "masks" in target else None
+        size = self._boxed.boxes_of(key.index).size
+        return BoxSample(key.index, viewed.as_subclass(Tensor), boxes, target["labels"], size, masks)
+
+    def _read(self, index: int) -> tuple[tv_tensors.Image, Target]:
+        """Return a stored image with its boxes, labels and masks, without crowds and small boxes."""
+        image = tv_tensors.Image(self._boxed.images.store.read(index))
+        known = self._boxed.boxes_of(index)
+        height, width = known.size
+        scale = torch.tensor([image.shape[-1] / width, image.shape[-2] / height]).repeat(2)
+        large = (known.corners[:, 2:] - known.corners[:, :2]).min(1, initial=np.inf) >= self._least
+        kept = torch.from_numpy(~known.crowd & large)
+        corners = (torch.from_numpy(known.corners) * scale)[kept]
+        sides = (int(image.shape[-2]), int(image.shape[-1]))
+        target: Target = {
+            "boxes": tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=sides),  # type: ignore[call-overload]
+            "labels": torch.from_numpy(known.labels)[kept],
+        }
+        if known.masks is not None:
+            masks = [mask for mask, is_kept in zip(known.masks, kept.tolist(), strict=True) if is_kept]
+            target["masks"] = tv_tensors.Mask(stack_masks(masks, sides))
+        return image, target
+
+
+def collate_boxes(samples: list[BoxSample]) -> BoxBatch:
+    """Pad images on the right and bottom to the largest, and stack them."""
+    height = max(sample.image.shape[1] for sample in samples)
+    width = max(sample.image.shape[2] for sample in samples)
+    images = [sample.image for sample in samples]
+    padded = [F.pad(image, (0, width - image.shape[2], 0, height - image.shape[1])) for image in images]
+    masks = [sample.masks for sample in samples if sample.masks is not None]
+    return BoxBatch(
+        ids=torch.tensor([sample.id for sample in samples]),
+        images=torch.stack(padded),
+        sizes=torch.tensor([tuple(image.shape[1:]) for image in images]),
+        boxes=[sample.boxes for sample in samples],
+        labels=[sample.labels for sample in samples],
+        originals=torch.tensor([sample.size for sample in samples]),
+        masks=masks if len(masks) == len(samples) else None,
+    )
+
+
+def evaluation_loader(
+    boxed: BoxedImages,
+    indices: NDArray[np.int64],
+    card: DetectorCard,
+    workers: int | None = None,
+    batch_size: int = EVAL_BATCH,
+) -> DataLoader:
+    """Return a loader of some images as the deployed detector sees them."""
+    view = evaluation_view(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
+    dataset = BoxedDataset(boxed, view, seed=0)
+    return make_ordered_loader(dataset, indices, batch_size, collate_boxes, workers or 0)

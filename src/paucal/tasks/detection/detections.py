@@ -1,0 +1,144 @@
+"""The objects that a detector finds in images, and COCO's JSON of them."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from paucal.evaluation.predictions import evaluation_mode
+from paucal.tasks.detection.batches import BoxBatch
+from paucal.tasks.detection.masks import RunLengths, paste_masks, unpack_mask
+from paucal.types import UserError
+
+
+@dataclass(frozen=True)
+class Detections:
+    """The objects found in one image, in descending order of the score.
+
+    Attributes:
+        boxes: (N, 4) float32, corners in pixels of the annotated image.
+        scores: (N,) float32.
+        labels: (N,) int64, from 0.
+        masks: Masks in pixels of the annotated image; None if the detector predicts none.
+    """
+
+    boxes: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    masks: tuple[RunLengths, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def above(self, score: float) -> "Detections":
+        """Return the objects with at least this score."""
+        kept = self.scores >= score
+        masks = None if self.masks is None else tuple(self.masks[int(place)] for place in np.flatnonzero(kept))
+        return Detections(self.boxes[kept], self.scores[kept], self.labels[kept], masks)
+
+    def mask(self, place: int) -> NDArray[np.bool_]:
+        """Return the (H, W) mask of the object at a position.
+
+        Raises:
+            UserError: The detector predicts no masks.
+        """
+        if self.masks is None:
+            raise UserError("this detector answers boxes only: train one with --masks on.")
+        return unpack_mask(self.masks[place]).astype(bool)
+
+
+@torch.inference_mode()
+def detect_all(
+    detector: nn.Module,
+    batches: Iterable[BoxBatch],
+    device: torch.device,
+    progress: Callable[[int], None] | None = None,
+) -> dict[int, Detections]:
+    """Return the objects that a detector finds, by the position of each image.
+
+    Args:
+        detector: Detector, which takes images and their sizes. Its training modes are restored.
+        batches: Batches of images as a deployed detector sees them.
+        device: Device of the detector.
+        progress: Function called with the number of finished images.
+    """
+    detections: dict[int, Detections] = {}
+    with evaluation_mode(detector):
+        for batch in batches:
+            answers = detector(batch.images.to(device), batch.image_sizes())
+            for place, answer in enumerate(answers):
+                sides, size = batch.sizes[place].tolist(), batch.originals[place].tolist()
+                detections[int(batch.ids[place])] = rescale(answer, (sides[0], sides[1]), (size[0], size[1]))
+            if progress is not None:
+                progress(len(detections))
+    return detections
+
+
+def rescale(answer: Mapping[str, Tensor], sides: tuple[int, int], size: tuple[int, int]) -> Detections:
+    """Return a detector's output for one image in the pixels of another size of this image.
+
+    Args:
+        answer: Output of `Detector`.
+        sides: (height, width) of the image that the detector saw.
+        size: (height, width) for the returned boxes and masks.
+    """
+    order = answer["scores"].argsort(descending=True).cpu()
+    scale = torch.tensor([size[1] / sides[1], size[0] / sides[0]]).repeat(2)
+    boxes = (answer["boxes"].float().cpu() * scale)[order].float()
+    scores, labels = answer["scores"].float().cpu()[order], answer["labels"].cpu()[order]
+    masks = paste_masks(answer["masks"].float().cpu()[order], boxes, size) if "masks" in answer else None
+    return Detections(boxes.numpy(), scores.numpy(), labels.numpy(), masks)
+
+
+def coco_document(
+    keys: Sequence[str],
+    sizes: Sequence[tuple[int, int]],
+    detections: Sequence[Detections],
+    classes: Sequence[str],
+    category_ids: Sequence[int],
+) -> str:
+    """Return detections as COCO's JSON with a "score" in each, which programs that show annotations can open.
+
+    Masks are written as packed run lengths, and the area of an object with a mask is that of its mask.
+
+    Args:
+        keys: Path of each image.
+        sizes: (height, width) of each image in pixels.
+        detections: Objects of each image.
+        classes: Names of the labels.
+        category_ids: Number of each class.
+    """
+    images = [
+        {"id": number, "file_name": key, "height": size[0], "width": size[1]}
+        for number, (key, size) in enumerate(zip(keys, sizes, strict=True), 1)
+    ]
+    annotations: list[dict[str, Any]] = []
+    for number, of_image in enumerate(detections, 1):
+        for place in range(len(of_image)):
+            ids = {"id": len(annotations) + 1, "image_id": number}
+            annotations.append({**ids, **_annotation(of_image, place, category_ids)})
+    categories = [{"id": number, "name": name} for number, name in zip(category_ids, classes, strict=True)]
+    content = {"images": images, "annotations": annotations, "categories": categories}
+    return json.dumps(content, ensure_ascii=False) + "\n"
+
+
+def _annotation(detections: Detections, place: int, category_ids: Sequence[int]) -> dict[str, Any]:
+    left, top, right, bottom = detections.boxes[place].tolist()
+    sides = [left, top, right - left, bottom - top]
+    content = {
+        "category_id": category_ids[int(detections.labels[place])],
+        "bbox": [round(value, 2) for value in sides],
+        "area": round(sides[2] * sides[3], 2),
+        "iscrowd": 0,
+        "score": round(float(detections.scores[place]), 5),
+    }
+    if detections.masks is None:
+        return content
+    mask = detections.masks[place]
+    packed = {"size": list(mask["size"]), "counts": mask["counts"].decode("ascii")}
+    return {**content, "area": int(unpack_mask(mask).sum()), "segmentation": packed}

@@ -1,0 +1,317 @@
+"""COCO's scores of detections: average precision by torchmetrics, and its intervals and curves by our own matching.
+
+The matching is kept per image, so that resampled images need no new matching; on the whole set it agrees with
+torchmetrics.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paucal.metrics.intervals import Bootstrap, Score, percentile
+from paucal.metrics.measures import Weights, precision_at
+from paucal.runs import csv_text
+from paucal.tasks.detection.detections import Detections
+from paucal.tasks.detection.images import Boxes
+from paucal.tasks.detection.masks import BACKEND, EXTRA, mask_overlaps, stack_masks
+from paucal.types import UserError
+
+DRAWS = 300  # resampled sets of images
+MASKS = "mask_"  # prefix of the names of mask scores
+MOST = 100  # detections per image and class that count
+# COCO's own in double precision; torchmetrics rounds its own, and overlaps are often exactly equal to one of them.
+OVERLAPS, RECALLS = np.linspace(0.5, 0.95, 10), np.linspace(0, 1, 101)
+SCORES = {"map": "ap", "map_50": "ap50", "map_75": "ap75", "mar_100": "recall"}
+BY_SIZE = {"map_small": "ap_small", "map_medium": "ap_medium", "map_large": "ap_large"}
+ByClass = Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class ClassMatches:
+    """All detections of one class in descending order of the score, and whether each is a hit.
+
+    Attributes:
+        images: (D,) int64, image of each detection.
+        scores: (D,) float32.
+        hits: (T, D) bool, at each of ten overlaps.
+        ignored: (T, D) bool, True for detections on a crowd, which are not counted.
+        objects: (I,) int64, number of objects of the class in each image.
+    """
+
+    images: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    hits: NDArray[np.bool_]
+    ignored: NDArray[np.bool_]
+    objects: NDArray[np.int64]
+
+    def precisions(self, weights: NDArray[np.float64]) -> NDArray[np.float64] | None:
+        """Return (T, 101) precisions at rising recall, given the weight of each image; None without objects.
+
+        As in COCO, each precision is the highest at this recall or a higher one, and 0 if none is reached.
+        """
+        total = float(weights @ self.objects)
+        if total <= 0:
+            return None
+        of_detection = weights[self.images]
+        hits = np.cumsum(self.hits * of_detection, axis=1)
+        counted = np.cumsum(~self.ignored * of_detection, axis=1)
+        return precision_at(RECALLS, hits / np.maximum(counted, 1e-12), hits / total)
+
+
+class MeanPrecision:
+    """COCO's average precision: the mean over classes that have an object, and over overlaps.
+
+    Args:
+        matches: Matches per class.
+        overlaps: Slice of the ten overlaps; `slice(0, 1)` for AP50.
+    """
+
+    def __init__(self, matches: Sequence[ClassMatches], overlaps: slice = slice(None)) -> None:
+        self._matches, self._overlaps = matches, overlaps
+
+    def __call__(self, weights: Weights) -> NDArray[np.float64]:
+        """Return (D,) scores for (D, I) weights; 0 for a draw without objects."""
+        return np.asarray([self._of_draw(row) for row in weights])
+
+    def _of_draw(self, weights: NDArray[np.float64]) -> float:
+        curves = [curve for matches in self._matches if (curve := matches.precisions(weights)) is not None]
+        return float(np.mean([curve[self._overlaps].mean() for curve in curves])) if curves else 0.0
+
+
+@dataclass(frozen=True)
+class DetectionScores:
+    """Scores of a detector on some images.
+
+    Attributes:
+        images: Number of images.
+        scores: "ap" and "ap50" with their 95 % intervals; with masks also "mask_ap" and "mask_ap50".
+        metrics: All scores as plain numbers.
+        per_class: Average precision by class name; None for classes without an object.
+        matches: Matches of each class; of boxes under "", of masks under "mask_".
+        mask_per_class: Average precision of masks as in `per_class`; empty without masks.
+    """
+
+    images: int
+    scores: Mapping[str, Score]
+    metrics: Mapping[str, float]
+    per_class: ByClass
+    matches: Mapping[str, list[ClassMatches]]
+    mask_per_class: ByClass = field(default_factory=dict)
+
+    def content(self) -> dict[str, Any]:
+        """Return plain values for a file."""
+        masks = {"mask_per_class": self.mask_per_class} if self.mask_per_class else {}
+        intervals = {name: vars(score) for name, score in self.scores.items()}
+        scores = {"scores": dict(self.metrics), "intervals": intervals, "per_class": self.per_class}
+        return {"images": self.images, **scores, **masks}
+
+    def table(self) -> str:
+        """Return objects, AP and AP50 of each class as CSV, followed by AP and AP50 of masks."""
+        averages = {"": self.per_class, MASKS: self.mask_per_class}
+        rows: list[list[object]] = [
+            ["class", "objects", *(f"{kind}{name}" for kind in self.matches for name in ("ap", "ap50"))]
+        ]
+        for label, name in enumerate(self.per_class):
+            row: list[object] = [name, int(self.matches[""][label].objects.sum())]
+            for kind, matches in self.matches.items():
+                average = averages[kind][name]
+                curve = matches[label].precisions(np.ones(len(matches[label].objects)))
+                row.append("" if average is None else f"{average:.4f}")
+                row.append("" if curve is None else f"{curve[0].mean():.4f}")
+            rows.append(row)
+        return csv_text(*rows)
+
+
+def require_metrics() -> None:
+    """Refuse to evaluate detectors without the program that computes COCO's scores.
+
+    Raises:
+        UserError: The extra is not installed.
+    """
+    if find_spec(BACKEND) is None:
+        raise UserError(f"detectors are judged by faster-coco-eval, which is not installed: {EXTRA}.")
+
+
+def evaluate_detections(
+    detections: Sequence[Detections], truth: Sequence[Boxes], classes: Sequence[str]
+) -> DetectionScores:
+    """Score detections with intervals: boxes, and masks if all detections and objects have them.
+
+    Args:
+        detections: Detections of each image.
+        truth: Objects of the same images.
+        classes: Names of the detector's classes.
+
+    Raises:
+        UserError: faster-coco-eval is not installed.
+    """
+    values = coco_scores(detections, truth, len(classes))
+    kinds = {"": False, MASKS: True} if f"{MASKS}ap" in values else {"": False}
+    matches = {kind: match_detections(detections, truth, len(classes), masks) for kind, masks in kinds.items()}
+    measures = {
+        f"{kind}{name}": MeanPrecision(of_kind, overlaps)
+        for kind, of_kind in matches.items()
+        for name, overlaps in (("ap", slice(None)), ("ap50", slice(0, 1)))
+    }
+    draws = zip(measures, Bootstrap(draws=DRAWS).scores([*measures.values()], len(truth)), strict=True)
+    scores = {name: percentile(values[name], column) for name, column in draws}
+    by_class = [dict(zip(classes, values.pop(f"{kind}per_class"), strict=True)) for kind in kinds]
+    return DetectionScores(len(truth), scores, values, by_class[0], matches, *by_class[1:])
+
+
+def format_score(score: Score) -> str:
+    """Return a score with its interval for people."""
+    if score.low is None or score.high is None:
+        return f"{score.value:.3f}"
+    return f"{score.value:.3f} (95 % interval {score.low:.3f} to {score.high:.3f})"
+
+
+def coco_scores(detections: Sequence[Detections], truth: Sequence[Boxes], n_classes: int) -> dict[str, Any]:
+    """Return COCO's scores as torchmetrics and faster-coco-eval compute them.
+
+    Args:
+        detections: Detections of each image.
+        truth: Objects of the same images.
+        n_classes: Number of classes K.
+
+    Returns:
+        "ap" (the mean over ten overlaps from 0.5 to 0.95 and all classes with an object), "ap50", "ap75", "recall" (of
+        100 detections an image), "ap_small", "ap_medium" and "ap_large" if there are objects of this size (in pixels
+        of the annotated image, under 32 x 32, under 96 x 96, above; of the mask if there are masks, as in COCO), and
+        "per_class", a list of K average precisions, None for classes without an object. If all detections and objects
+        have masks, also "mask_ap" and so on, with overlaps of masks.
+
+    Raises:
+        UserError: faster-coco-eval is not installed.
+    """
+    require_metrics()
+    from torchmetrics.detection import MeanAveragePrecision
+
+    with_masks = all(each.masks is not None for each in (*detections, *truth))
+    kinds = ("bbox", "segm") if with_masks else ("bbox",)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns of more than 100 detections, which detectors do not return
+        places = {"iou_thresholds": OVERLAPS.tolist(), "rec_thresholds": RECALLS.tolist()}
+        metric = MeanAveragePrecision("xyxy", iou_type=kinds, backend=BACKEND, class_metrics=True, **places)
+        for found, known in zip(detections, truth, strict=True):  # one by one, since all masks would not fit in memory
+            predicted = {
+                "boxes": torch.from_numpy(found.boxes),
+                "scores": torch.from_numpy(found.scores),
+                "labels": torch.from_numpy(found.labels),
+            }
+            target = {
+                "boxes": torch.from_numpy(known.corners),
+                "labels": torch.from_numpy(known.labels),
+                "iscrowd": torch.from_numpy(known.crowd.astype(np.int64)),
+            }
+            if with_masks:
+                predicted["masks"] = stack_masks(found.masks or (), known.size)
+                target["masks"] = stack_masks(known.masks or (), known.size)
+            metric.update([predicted], [target])
+        values = metric.compute()
+    scores = _named_scores(values, "bbox_" if with_masks else "", n_classes)
+    if with_masks:
+        scores |= {MASKS + name: value for name, value in _named_scores(values, "segm_", n_classes).items()}
+    return scores
+
+
+def _named_scores(values: Mapping[str, Tensor], prefix: str, n_classes: int) -> dict[str, Any]:
+    """Return torchmetrics' scores of boxes or of masks under our names."""
+    scores = {name: float(values[prefix + key]) for key, name in SCORES.items()}
+    scores |= {name: float(values[prefix + key]) for key, name in BY_SIZE.items() if float(values[prefix + key]) >= 0}
+    per_class: list[float | None] = [None] * n_classes
+    classes, averages = torch.atleast_1d(values["classes"]), torch.atleast_1d(values[f"{prefix}map_per_class"])
+    for label, average in zip(classes.tolist(), averages.tolist(), strict=True):
+        per_class[int(label)] = average if average >= 0 else None
+    return {**{name: max(value, 0.0) for name, value in scores.items()}, "per_class": per_class}
+
+
+def match_detections(
+    detections: Sequence[Detections], truth: Sequence[Boxes], n_classes: int, masks: bool = False
+) -> list[ClassMatches]:
+    """Match the detections of each class with its objects, as COCO's program does.
+
+    In descending order of the score, each detection takes the free object that it overlaps most. A detection that
+    overlaps only a crowd is ignored.
+
+    Args:
+        detections: Detections of each image.
+        truth: Objects of the same images.
+        n_classes: Number of classes.
+        masks: Whether to compare masks instead of boxes.
+    """
+    return [_match_class(detections, truth, label, masks) for label in range(n_classes)]
+
+
+def _match_class(detections: Sequence[Detections], truth: Sequence[Boxes], label: int, masks: bool) -> ClassMatches:
+    images, scores, hits, ignored = [], [], [], []
+    objects = np.zeros(len(truth), dtype=np.int64)
+    for index, (found, known) in enumerate(zip(detections, truth, strict=True)):
+        mine, theirs = np.flatnonzero(found.labels == label)[:MOST], known.labels == label
+        objects[index] = int((theirs & ~known.crowd).sum())
+        crowd = known.crowd[theirs]
+        if masks:
+            own = [found.masks[place] for place in mine] if found.masks is not None else []
+            other = [known.masks[place] for place in np.flatnonzero(theirs)] if known.masks is not None else []
+            overlaps = mask_overlaps(own, other, crowd)
+        else:
+            overlaps = box_overlaps(found.boxes[mine], known.corners[theirs], crowd)
+        is_hit, is_ignored = match_overlaps(overlaps, crowd)
+        images.append(np.full(len(mine), index))
+        scores.append(found.scores[mine])
+        hits.append(is_hit)
+        ignored.append(is_ignored)
+    joined = np.concatenate(scores)
+    order = np.argsort(-joined, kind="stable")
+    return ClassMatches(
+        np.concatenate(images).astype(np.int64)[order],
+        joined[order],
+        np.concatenate(hits, axis=1)[:, order],
+        np.concatenate(ignored, axis=1)[:, order],
+        objects,
+    )
+
+
+def match_overlaps(
+    overlaps: NDArray[np.float64], crowd: NDArray[np.bool_]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return (T, D) whether each detection of a class in one image is a hit, and whether it is ignored.
+
+    Args:
+        overlaps: (D, G) overlap of each detection, in descending order of the score, with each object.
+        crowd: (G,) bool, True for crowds.
+    """
+    hits = np.zeros((len(OVERLAPS), len(overlaps)), dtype=bool)
+    ignored = np.zeros_like(hits)
+    if not len(crowd):
+        return hits, ignored
+    free = np.ones((len(OVERLAPS), len(crowd)), dtype=bool)
+    least = OVERLAPS[:, None] - 1e-10
+    rows = np.arange(len(OVERLAPS))
+    for number, row in enumerate(overlaps):
+        possible = np.where(free & ~crowd & (row >= least), row, -1.0)
+        best = possible.argmax(1)
+        hits[:, number] = possible[rows, best] >= 0
+        free[rows[hits[:, number]], best[hits[:, number]]] = False
+        ignored[:, number] = ~hits[:, number] & ((row >= least) & crowd).any(1)
+    return hits, ignored
+
+
+def box_overlaps(
+    boxes: NDArray[np.float32], objects: NDArray[np.float32], crowd: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Return (D, G) intersection over union; for a crowd, intersection over the area of the detection."""
+    first, second = boxes.astype(np.float64), objects.astype(np.float64)
+    corner = np.maximum(first[:, None, :2], second[None, :, :2])
+    sides = np.minimum(first[:, None, 2:], second[None, :, 2:]) - corner
+    shared = np.prod(np.maximum(sides, 0), axis=2)
+    own, other = np.prod(first[:, 2:] - first[:, :2], axis=1), np.prod(second[:, 2:] - second[:, :2], axis=1)
+    union = np.where(crowd[None], own[:, None], own[:, None] + other[None] - shared)
+    return shared / np.maximum(union, 1e-12)

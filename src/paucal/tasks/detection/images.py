@@ -1,0 +1,274 @@
+"""Images with boxes: annotation files checked against the images and brought into one form."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paucal.data.boxes.annotations import AnnotatedImage, AnnotationSet, Corners
+from paucal.data.boxes.opening import read_boxes
+from paucal.data.boxes.tree import Tree
+from paucal.data.channels.decoding import array_shape
+from paucal.data.classes import alike_names
+from paucal.data.decode import ambiguity_note, read_orientation
+from paucal.data.images import ImageSet
+from paucal.data.stores import EncodedStore
+from paucal.reading import named_path
+from paucal.tasks.detection.masks import RunLengths, masks_of_outlines
+from paucal.types import UserError
+from paucal.wording import counted
+
+SMALLEST = 1e-3  # pixels; a box with a shorter side has no area
+OFF_BY_ONE = 1  # pixels by which sizes may differ, since some programs count from 0 and others from 1
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """The boxes of one image.
+
+    Attributes:
+        corners: (N, 4) float32, left, top, right and bottom in pixels of an image of `size`.
+        labels: (N,) int64, positions among the classes of the set.
+        crowd: (N,) bool, True for boxes that are neither learned nor counted: crowds and difficult objects.
+        size: (height, width) in pixels.
+        masks: Mask of each box in an image of `size`; None if unknown.
+    """
+
+    corners: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    crowd: NDArray[np.bool_]
+    size: tuple[int, int]
+    masks: tuple[RunLengths, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class BoxedImages:
+    """A set of images, and the boxes of each by its key.
+
+    Attributes:
+        images: The images; their `multi_hot` rows name the classes with a box, so that they can be split by class.
+        boxes: Boxes by image key; empty for an image without objects, which is a negative.
+        category_ids: Number of each class in the annotation files, for predictions in the same format.
+        without_outline: Number of boxes without an outline, crowds not counted.
+    """
+
+    images: ImageSet
+    boxes: Mapping[str, Boxes]
+    category_ids: tuple[int, ...]
+    without_outline: int = 0
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the labels."""
+        return self.images.classes
+
+    def boxes_of(self, index: int) -> Boxes:
+        """Return the boxes of the image at a position."""
+        return self.boxes[self.images.keys[index]]
+
+    def count_boxes(self, indices: Iterable[int] | None = None) -> int:
+        """Return the number of boxes of some or all images, without crowds and difficult objects."""
+        indices = range(len(self.images)) if indices is None else indices
+        return sum(int((~self.boxes_of(int(index)).crowd).sum()) for index in indices)
+
+    def without_masks(self) -> "BoxedImages":
+        """Return the images and boxes without the masks."""
+        return replace(self, boxes={key: replace(boxes, masks=None) for key, boxes in self.boxes.items()})
+
+
+def open_boxed(location: str | Path, outlines: bool = True) -> BoxedImages:
+    """Open images with boxes.
+
+    Args:
+        location: Folder, zip or tar file, or annotation file of a set.
+        outlines: Whether to read the outlines of objects.
+
+    Raises:
+        UserError: The location does not exist or holds no annotations of boxes, or they are invalid; see
+            `read_boxes` and `check_annotations`.
+    """
+    path = named_path(str(location), "DATA")
+    if not path.exists():
+        raise UserError(f"there is no file or folder {str(location)!r}: give a folder of images with boxes.")
+    tree, annotations = read_boxes(path)
+    if not outlines:
+        annotations = replace(annotations, images=[replace(image, outlines=[]) for image in annotations.images])
+    return check_annotations(tree, annotations)
+
+
+def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
+    """Check annotations against the images themselves.
+
+    Boxes without an area are dropped and boxes across an edge are cut there; notes count both. Classes without a box
+    are left out. Images have masks if each of their boxes has an outline.
+
+    Args:
+        tree: Files of the set.
+        annotations: Content of the annotation files.
+
+    Raises:
+        UserError: There is no image or no box, an image lies outside of the location or has another size than its file
+            states, a box lies outside of its image or ends before it begins, or an outline is invalid.
+    """
+    annotated, numbers = annotations.images, annotations.numbers
+    if not annotated:
+        raise UserError(f"{tree.shown!r} has annotations of no image: give a folder with images and their boxes.")
+    for image in annotated:
+        if not tree.is_inside(image.key):
+            raise UserError(
+                f"{image.source} names {image.key!r}, which lies outside of {tree.shown!r}: give the image there."
+            )
+    keys = [image.key for image in annotated]
+    store = tree.store(keys)
+    ambiguous: list[str] = []
+    sizes = [_true_size(image, store, index, ambiguous) for index, image in enumerate(annotated)]
+    edges = [edge for image in annotated for box in image.boxes for edge in box]
+    if edges and 0 < max(edges) <= 1:
+        raise UserError(
+            f"no box of {tree.shown!r} reaches beyond 1: these are shares of the images' sides, expected pixels: "
+            "multiply them by width and height."
+        )
+    tally: Counter[str] = Counter()
+    cut = [_cut_boxes(image, size, tally) for image, size in zip(annotated, sizes, strict=True)]
+    used = {box.name for of_image in cut for box in of_image if not box.crowd}
+    classes = tuple(name for name, _ in sorted(numbers.items(), key=lambda item: item[1]) if name in used)
+    if not classes:
+        _refuse_without_objects(tree, len(annotated), tally)
+    labels = {name: label for label, name in enumerate(classes)}
+    boxes = {
+        key: _stack_boxes(of_image, labels, size, tally) for key, of_image, size in zip(keys, cut, sizes, strict=True)
+    }
+    presence = np.zeros((len(keys), len(classes)), dtype=np.int8)
+    for row, key in enumerate(keys):
+        presence[row, boxes[key].labels] = 1
+    notes = _notes(tally, numbers, classes, int((presence.sum(1) == 0).sum()))
+    notes += [ambiguity_note(ambiguous, "boxes")] if ambiguous else []
+    images = ImageSet(
+        name=tree.name,
+        location=tree.location,
+        classes=classes,
+        keys=keys,
+        labels=np.full(len(keys), -1, dtype=np.int64),
+        declared=[image.declared for image in annotated],
+        store=store,
+        notes=(*annotations.notes, *notes),
+        multi_hot=presence,
+    )
+    return BoxedImages(images, boxes, tuple(numbers[name] for name in classes), tally["bare"])
+
+
+def _refuse_without_objects(tree: Tree, count: int, tally: Counter[str]) -> NoReturn:
+    if tally["crowd"]:
+        raise UserError(
+            f"all {counted(tally['crowd'], 'box', 'boxes')} of {tree.shown!r} are marked as crowds (iscrowd) or as "
+            "difficult, which are neither learnt nor counted: remove the marks from those that are single objects."
+        )
+    raise UserError(f"{tree.shown!r} has no box in {counted(count, 'image')}: annotate some objects first.")
+
+
+def _true_size(image: AnnotatedImage, store: EncodedStore, index: int, ambiguous: list[str]) -> tuple[int, int]:
+    """Return an image's own (height, width), which must be the size that its boxes were drawn on.
+
+    Args:
+        image: Annotated image.
+        store: Images of the set.
+        index: Position of the image.
+        ambiguous: Collects images whose size does not show whether boxes were drawn before an EXIF tag turned them.
+    """
+    shape, is_turned = array_shape(store.source(index), image.key), False
+    if shape is not None:
+        size = shape.height, shape.width
+    else:
+        orientation = read_orientation(store.source(index), image.key)
+        size, is_turned = orientation.upright, orientation.value != 1
+        if image.boxes and (orientation.is_ambiguous or (image.size is None and is_turned)):
+            ambiguous.append(image.key)
+    stated = image.size
+    if stated is None or all(abs(a - b) <= OFF_BY_ONE for a, b in zip(stated, size, strict=True)):
+        return size
+    problem = f"{image.source} says {image.key!r} has {stated[1]}x{stated[0]} pixels and it has {size[1]}x{size[0]}"
+    if stated == size[::-1] and is_turned:
+        raise UserError(
+            f"{problem} once its EXIF tag turns it upright: store the image upright, or without the tag, so that its "
+            "boxes fit."
+        )
+    if stated == size[::-1]:
+        problem += ", as an image has once its EXIF tag turns it upright, and it has no such tag"
+    raise UserError(f"{problem}: give the image that its boxes were drawn on.")
+
+
+class _Box(NamedTuple):
+    """A box within its image; `where` begins messages about its outline."""
+
+    corners: Corners
+    name: str
+    crowd: bool
+    outline: Any
+    where: str
+
+
+def _cut_boxes(image: AnnotatedImage, size: tuple[int, int], tally: Counter[str]) -> list[_Box]:
+    """Return the boxes of an image, cut at its edges; `tally` counts what changed."""
+    height, width = size
+    kept: list[_Box] = []
+    outlines = image.outlines or [None] * len(image.boxes)
+    for box, name, crowd, outline in zip(image.boxes, image.names, image.crowd, outlines, strict=True):
+        left, top, right, bottom = box
+        subject = f"{image.source} gives {image.key!r} ({width}x{height} pixels)"
+        where = f"{subject} a box of {name!r}"
+        corners = " ".join(f"{value:g}" for value in box)
+        if not np.isfinite(box).all():
+            raise UserError(f"{where} whose corners {corners} are no numbers: correct it.")
+        if right < left or bottom < top:
+            raise UserError(f"{where} that ends before it begins ({corners}, left top right bottom): correct it.")
+        if right - left < SMALLEST or bottom - top < SMALLEST:
+            tally["empty"] += 1
+            continue
+        inside = (max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height)))
+        if inside[2] - inside[0] < SMALLEST or inside[3] - inside[1] < SMALLEST:
+            raise UserError(f"{where} outside of it ({corners}, left top right bottom): correct it.")
+        tally["cut"] += max(abs(a - b) for a, b in zip(box, inside, strict=True)) > OFF_BY_ONE
+        tally["crowd"] += crowd
+        tally[f"marked as {image.mark}: neither learnt nor counted"] += crowd
+        kept.append(_Box(inside, name, crowd, outline, f"{subject} an outline of {name!r}"))
+    return kept
+
+
+def _stack_boxes(boxes: Sequence[_Box], labels: Mapping[str, int], size: tuple[int, int], tally: Counter[str]) -> Boxes:
+    known = [box for box in boxes if box.name in labels]
+    corners, crowd = [box.corners for box in known], [box.crowd for box in known]
+    outlines, where = [box.outline for box in known], [box.where for box in known]
+    return Boxes(
+        np.asarray(corners, dtype=np.float32).reshape(-1, 4),
+        np.asarray([labels[box.name] for box in known], dtype=np.int64),
+        np.asarray(crowd, dtype=np.bool_),
+        size,
+        masks_of_outlines(outlines, corners, crowd, size, where, tally),
+    )
+
+
+def _notes(tally: Counter[str], numbers: Mapping[str, int], classes: Sequence[str], negatives: int) -> list[str]:
+    unused = [name for name in numbers if name not in classes]
+    words = {
+        "empty": "without an area dropped",
+        "cut": "cut at the edge of the image",
+        **{words: words for words in tally if words.startswith("marked")},
+        "pixelless": "with an outline that covers no pixel: its mask is the box",
+    }
+    notes = [f"{counted(tally[kind], 'box', 'boxes')} {text}" for kind, text in words.items() if tally[kind]]
+    if unused:
+        shown = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")
+        notes.append(f"{counted(len(unused), 'class', 'classes')} without a box left out: {shown}")
+    if alike := [" and ".join(map(repr, group)) for group in alike_names(classes)]:
+        shown = ", ".join(alike[:5]) + (", ..." if len(alike) > 5 else "")
+        notes.append(f"classes have names that look the same ({shown}): give them one name if one class is meant")
+    if negatives:
+        notes.append(f"{counted(negatives, 'image')} without a box: they are used as negatives")
+    return notes

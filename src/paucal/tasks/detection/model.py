@@ -1,0 +1,82 @@
+"""A detector: its card in `model.json`, and a trained detector loaded from a run."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeGuard
+
+import torch
+
+from paucal.backbones import BackboneSpec
+from paucal.models.card import FORMAT, ModelCard
+from paucal.models.preprocessing import MAX_SIDE
+from paucal.models.saved import load_saved
+from paucal.models.tasks import DETECTION
+from paucal.runs import RunFolder
+from paucal.tasks.detection.network.detector import Detector, build_detector
+from paucal.tasks.detection.network.options import DetectorOptions
+from paucal.types import UserError
+
+
+@dataclass(frozen=True)
+class DetectorCard(ModelCard):
+    """How to build a detector, and what its classes mean.
+
+    Attributes:
+        options: Options of the detector.
+        category_ids: Number of each class in the annotation files that it was trained on.
+        resize_to: Largest pixels of an image's shorter and longer side.
+    """
+
+    task: ClassVar[str] = DETECTION
+    formats: ClassVar[tuple[int, ...]] = (FORMAT,)
+
+    options: DetectorOptions = field(default_factory=DetectorOptions)
+    category_ids: tuple[int, ...] = ()
+    resize_to: tuple[int, int] = (800, 1333)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        more = {"options": self.options.to_dict(), "category_ids": list(self.category_ids)}
+        return {**super().to_dict(), "task": self.task, **more, "resize_to": list(self.resize_to)}
+
+    @classmethod
+    def _own_values(cls, stored: Mapping[str, Any], spec: BackboneSpec) -> tuple[int, dict[str, Any]]:
+        numbers, sides = stored["category_ids"], stored["resize_to"]
+        if not _are_whole_numbers(numbers) or not numbers:
+            raise UserError("model.json must have a whole number for each class of its detector: restore it.")
+        if not _are_whole_numbers(sides) or len(sides) != 2 or not all(8 <= side <= MAX_SIDE for side in sides):
+            raise UserError(f"model.json resizes images to {sides!r}, expected two sides up to {MAX_SIDE}: restore it.")
+        if spec.num_classes:
+            raise UserError(f"model.json gives the backbone of a detector {spec.num_classes} classes: restore it.")
+        return len(numbers), {
+            "options": DetectorOptions.from_dict(stored.get("options")),
+            "category_ids": tuple(numbers),
+            "resize_to": (sides[0], sides[1]),
+        }
+
+    def build(self) -> Detector:
+        """Build the detector with weights from the global random generator."""
+        return build_detector(self.backbone, len(self.classes), self.options)
+
+
+def _are_whole_numbers(values: Any) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(type(value) is int for value in values)
+
+
+def load_detector(
+    run: str | os.PathLike[str] | RunFolder, device: torch.device | str = "cpu"
+) -> tuple[Detector, DetectorCard, torch.device]:
+    """Load the detector of a run for predictions.
+
+    Returns:
+        The detector, its card, and the device as torch names it.
+
+    Raises:
+        UserError: The run does not exist, belongs to another verb, or has saved no model yet, its files do not fit each
+            other, or torch cannot use the device.
+    """
+    with torch.random.fork_rng(devices=[]):
+        detector, card, target = load_saved(run, DetectorCard, device)
+    assert isinstance(detector, Detector)
+    return detector, card, target

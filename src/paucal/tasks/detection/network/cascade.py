@@ -1,0 +1,120 @@
+"""Cascade R-CNN's heads, which torchvision lacks: three heads in a row, each with a higher overlap for hits.
+
+Cai and Vasconcelos, CVPR 2018, section 4; overlaps, loss weights and weights of box targets as in the reference
+programs. Each head refines the boxes for the next one, without a gradient between them.
+
+With masks it is Cascade Mask R-CNN (Cai and Vasconcelos, TPAMI 2021, section 5), in the variant with mask layers in
+each of the three heads (figure 6d), as in the published detectors with Swin Transformers: the masks of each head learn
+from its own hits, with the weight of its other losses, and predictions average the mask probabilities of the three
+heads at the last boxes.
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torchvision.ops import box_iou
+
+from paucal.tasks.detection.network.options import CascadeAverage
+from paucal.tasks.detection.network.region_heads import RegionHeads, Targets, mask_logits, mean_masks
+
+IOUS = (0.5, 0.6, 0.7)
+BOX_WEIGHTS = ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0))
+LOSS_WEIGHTS = (1.0, 0.5, 0.25)
+SAME = 1 - 1e-6  # smallest overlap at which a region is the object's own box
+
+
+class CascadeHeads(nn.Module):
+    """Three heads that classify and refine regions one after the other.
+
+    In training, each head learns from the regions that the previous one has refined, and from the objects' own boxes.
+    Predictions average the probabilities or the logits of the three heads, and take the boxes of the last. With
+    corrections per class, the next head gets the box of the object's class or, in the background, of the likeliest.
+
+    Args:
+        make_head: Function that builds a head from the smallest overlap of a hit and the weights of its box targets.
+        classes: Number of classes of objects.
+        average: Quantity that is averaged.
+    """
+
+    def __init__(
+        self,
+        make_head: Callable[[float, tuple[float, ...]], RegionHeads],
+        classes: int,
+        average: CascadeAverage = "probabilities",
+    ) -> None:
+        super().__init__()
+        self.classes, self.average = classes, average
+        self.stages = nn.ModuleList(map(make_head, IOUS, BOX_WEIGHTS))
+
+    @property
+    def heads(self) -> list[RegionHeads]:
+        """The three heads."""
+        return [stage for stage in self.stages if isinstance(stage, RegionHeads)]
+
+    def loss_weights(self) -> dict[str, float]:
+        """Return the weight of each loss by its name."""
+        names = ("class", "box", "mask") if self.heads[0].has_mask() else ("class", "box")
+        return {
+            f"{name}_{number}": weight * (head.box_weight if name == "box" else 1.0)
+            for number, (weight, head) in enumerate(zip(LOSS_WEIGHTS, self.heads, strict=True), 1)
+            for name in names
+        }
+
+    def forward(
+        self,
+        features: Mapping[str, Tensor],
+        proposals: list[Tensor],
+        sizes: list[tuple[int, int]],
+        targets: Targets | None = None,
+    ) -> tuple[Targets, dict[str, Tensor]]:
+        """Return the detections or, given targets, the losses; arguments as those of torchvision's heads."""
+        if targets is not None:
+            return [], self._losses(features, proposals, sizes, targets)
+        logits, deltas = self.heads[0].predict(features, proposals, sizes)
+        all_logits = [logits]
+        for previous, head in pairwise(self.heads):
+            proposals = previous.refine(deltas, likeliest_class(logits), proposals, sizes)
+            logits, deltas = head.predict(features, proposals, sizes)
+            all_logits.append(logits)
+        last = self.heads[-1]
+        per_class = deltas if deltas.shape[1] > 4 else deltas.repeat(1, self.classes + 1)  # as torchvision expects
+        boxes, scores, labels = last.postprocess_detections(self._mean(all_logits), per_class, proposals, sizes)
+        fields = {"boxes": boxes, "scores": scores, "labels": labels}
+        if last.has_mask():
+            fields["masks"] = mean_masks([mask_logits(head, features, boxes, sizes) for head in self.heads], labels)
+        return [dict(zip(fields, of_image, strict=True)) for of_image in zip(*fields.values(), strict=True)], {}
+
+    def _mean(self, logits: list[Tensor]) -> Tensor:
+        """Return logits whose softmax is the average, since torchvision takes the softmax itself."""
+        if self.average == "logits":
+            return torch.stack(logits).mean(0)
+        return torch.stack([of_head.softmax(-1) for of_head in logits]).mean(0).clamp_min(1e-12).log()
+
+    def _losses(
+        self, features: Mapping[str, Tensor], proposals: list[Tensor], sizes: list[tuple[int, int]], targets: Targets
+    ) -> dict[str, Tensor]:
+        losses = {}
+        for number, head in enumerate(self.heads, 1):
+            output = head.compute_losses(features, proposals, sizes, targets)
+            losses |= {f"{name}_{number}": value for name, value in output.losses.items()}
+            classes = torch.where(output.labels > 0, output.labels, likeliest_class(output.logits))
+            refined = head.refine(output.deltas, classes, output.regions, sizes)
+            proposals = [
+                boxes[_are_proposals(regions, target["boxes"])]
+                for boxes, regions, target in zip(refined, output.regions, targets, strict=True)
+            ]
+        return losses
+
+
+def likeliest_class(logits: Tensor) -> Tensor:
+    """Return (N,) int64, the likeliest class of objects given (N, K + 1) logits, the background first."""
+    return logits[:, 1:].argmax(1) + 1
+
+
+def _are_proposals(regions: Tensor, objects: Tensor) -> Tensor:
+    """Return (N,) bool, False for an object's own box: the next head adds these boxes itself."""
+    if not len(objects):
+        return torch.ones(len(regions), dtype=torch.bool, device=regions.device)
+    return box_iou(regions, objects).amax(1) < SAME

@@ -1,0 +1,142 @@
+"""The table of region heads, and the options of a detector.
+
+Light to import, since the help of settings lists the choices.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args, get_type_hints
+
+from paucal.types import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+BoxLoss = Literal["smooth-l1", "l1", "giou"]
+ProposalLoss = Literal["smooth-l1", "l1"]
+Matching = Literal["torchvision", "anchors", "regions"]
+Pooling = Literal["sampled", "aligned"]
+PyramidNorm = Literal["group", "none"]
+CascadeBoxes = Literal["shared", "per-class"]
+CascadeAverage = Literal["probabilities", "logits"]
+CONVOLUTIONS = 4
+LARGEST = 100_000
+# Every stored detector has these. Options added later take their default if they are missing.
+FIRST_OPTIONS = frozenset(
+    ("channels", "head_dim", "finest", "anchor", "regions", "proposals", "cascade", "least_score", "most", "masks")
+)
+
+
+@dataclass(frozen=True)
+class RegionHead:
+    """The layers of a head, between the pooled cells of a region and its features.
+
+    Attributes:
+        words: Description in one phrase.
+        build: Function that builds the layers from the channels and the side in cells of a region, and the number of
+            features. It imports torch itself.
+    """
+
+    words: str
+    build: "Callable[[int, int, int], nn.Module]"
+
+
+def _two_layers(channels: int, cells: int, dim: int) -> "nn.Module":
+    from torchvision.models.detection.faster_rcnn import TwoMLPHead
+
+    return TwoMLPHead(channels * cells**2, dim)
+
+
+def _four_convolutions(channels: int, cells: int, dim: int) -> "nn.Module":
+    from torch import nn
+    from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead
+
+    return FastRCNNConvFCHead((channels, cells, cells), [channels] * CONVOLUTIONS, [dim], nn.BatchNorm2d)
+
+
+HEADS: Mapping[str, RegionHead] = {
+    "2fc": RegionHead("two fully connected layers", _two_layers),
+    "4conv1fc": RegionHead("four convolutions with batch norms and one fully connected layer", _four_convolutions),
+}
+
+
+@dataclass(frozen=True)
+class DetectorOptions:
+    """The structure of a detector, its losses, and the limits on its predictions.
+
+    Attributes:
+        channels: Channels of the pyramid.
+        head_dim: Width of the fully connected layers of a head.
+        finest: Stride in pixels of the finest map.
+        anchor: Side of the anchors over the stride of their map.
+        regions: Regions per image that the heads learn from.
+        proposals: Regions per image that are proposed in training; half as many for predictions.
+        cascade: Whether three heads follow each other (Cascade R-CNN).
+        least_score: Lowest score of a detection.
+        most: Largest number of detections per image.
+        masks: Whether the detector also predicts the pixels of each object (Mask R-CNN).
+        head: Layers of a head, by their name in `HEADS`.
+        cascade_boxes: Whether a head of the cascade corrects a box once, or once for each class.
+        cascade_average: Quantity that the cascade averages over its heads: probabilities, or logits.
+        box_loss: Loss of the heads' boxes: smooth L1, L1, or GIoU of the corrected boxes with weight 10.
+        proposal_loss: Loss of the proposals' boxes.
+        candidates: Regions of each map that are compared before proposals are chosen; 0 for as many as `proposals`.
+        matching: Boxes that learn an object in addition to those that overlap it enough. "torchvision": the anchor
+            with the largest overlap with it, which learns the object that this anchor overlaps most. "anchors": the
+            anchor with the largest overlap, from 0.3 on, which learns this object. "regions": also the region with the
+            largest overlap, from the overlap of a hit on.
+        pooling: How a region is read from a map: at 2x2 points of each of its cells, or exactly aligned at as many
+            points as it covers.
+        pyramid_norm: Norm after each convolution of the pyramid.
+    """
+
+    channels: int = 256
+    head_dim: int = 1024
+    finest: int = 4
+    anchor: int = 8
+    regions: int = 512
+    proposals: int = 2000
+    cascade: bool = False
+    least_score: float = 0.05
+    most: int = 100
+    masks: bool = False
+    head: str = "2fc"
+    cascade_boxes: CascadeBoxes = "shared"
+    cascade_average: CascadeAverage = "probabilities"
+    box_loss: BoxLoss = "smooth-l1"
+    proposal_loss: ProposalLoss = "smooth-l1"
+    candidates: int = 0
+    matching: Matching = "torchvision"
+    pooling: Pooling = "sampled"
+    pyramid_norm: PyramidNorm = "group"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for a model's card."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, stored: Any) -> Self:
+        """Read the result of `to_dict` of this version or an older one, from an untrusted file.
+
+        Options that the older version did not have take their default, with which its detectors were trained.
+
+        Raises:
+            UserError: An option is unknown, of another type or out of range, or one of the first version is missing.
+        """
+        if not isinstance(stored, dict):
+            raise UserError("model.json has no options of its detector: restore it or train again.")
+        defaults = {item.name: item.default for item in fields(cls)}
+        if unknown := [name for name in stored if name not in defaults]:
+            raise UserError(
+                f"model.json gives a detector the option {str(unknown[0])[:80]!r}, which this version of paucal does "
+                "not have: update paucal, or restore the file."
+            )
+        if missing := sorted(FIRST_OPTIONS - set(stored)):
+            raise UserError(f"model.json lacks the option {missing[0]!r} of its detector: restore it or train again.")
+        hints = get_type_hints(cls)
+        for name, value in stored.items():
+            choices = HEADS if name == "head" else get_args(hints[name])
+            is_typed = type(value) is type(defaults[name])
+            if not is_typed or not (value in choices if choices else 0 <= value <= LARGEST):
+                raise UserError(f"model.json gives a detector {name} {value!r}: restore it or train again.")
+        return cls(**stored)

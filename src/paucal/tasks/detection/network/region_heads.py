@@ -1,0 +1,275 @@
+"""torchvision's heads that classify regions, correct their boxes and predict masks, with a choice of losses.
+
+Regions are read from the map of the pyramid whose cells suit their size. The mask layers are those of He et al., ICCV
+2017, figure 4 (right): four convolutions, one that doubles the cells, and a mask of 28 cells for each class, of which
+only the one of the object's class learns.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.roi_heads import RoIHeads, maskrcnn_loss
+from torchvision.ops import MultiScaleRoIAlign, clip_boxes_to_image, generalized_box_iou_loss, roi_align
+from torchvision.ops.poolers import LevelMapper
+
+from paucal.tasks.detection.network.options import BoxLoss, Matching
+from paucal.tasks.detection.network.proposals import ObjectMatcher
+
+BOX_CELLS, MASK_CELLS = 7, 14  # per side of a region; predicted masks have twice as many
+USUAL_SIDE, USUAL_LEVEL = 224, 4  # a region of 224 pixels is read at a stride of 2^4
+POINTS = 2  # per side of a cell
+MASK_LAYERS = 4
+GIOU_WEIGHT = 10.0
+Targets = list[dict[str, Tensor]]
+
+
+class AlignedPooling(nn.Module):
+    """Reads regions without a shift of half a cell, at as many points per cell as it covers cells of the map.
+
+    These are `aligned` and the adaptive sampling of the published programs, which torchvision's `MultiScaleRoIAlign`
+    does not offer.
+
+    Args:
+        strides: Stride of each map in pixels; growing powers of two.
+        cells: Cells per side of a region.
+    """
+
+    def __init__(self, strides: Sequence[int], cells: int) -> None:
+        super().__init__()
+        self.strides, self.cells = tuple(strides), cells
+        first, last = (round(math.log2(stride)) for stride in (strides[0], strides[-1]))
+        self._level_of = LevelMapper(first, last, USUAL_SIDE, USUAL_LEVEL)
+
+    def forward(self, features: Mapping[str, Tensor], boxes: list[Tensor], sizes: Sequence[tuple[int, int]]) -> Tensor:
+        """Return (regions, channels, cells, cells) of all images; arguments as those of torchvision's pooling.
+
+        Args:
+            features: (B, channels, H, W) maps by their number.
+            boxes: (N_i, 4) corners in pixels per image.
+            sizes: Unused, since the strides are known.
+        """
+        images = torch.cat([torch.full_like(corners[:, :1], image) for image, corners in enumerate(boxes)])
+        regions, levels = torch.cat([images, torch.cat(boxes)], dim=1), self._level_of(boxes)
+        first = features["0"]
+        pooled = first.new_zeros(len(regions), first.shape[1], self.cells, self.cells)
+        for level, stride in enumerate(self.strides):
+            inside = torch.where(levels == level)[0]
+            read = roi_align(features[str(level)], regions[inside], self.cells, 1 / stride, aligned=True)
+            pooled[inside] = read.to(pooled.dtype)
+        return pooled
+
+
+def make_pooling(strides: Sequence[int], cells: int, aligned: bool) -> nn.Module:
+    """Return aligned pooling, or torchvision's with 2x2 points per cell."""
+    if aligned:
+        return AlignedPooling(strides, cells)
+    return MultiScaleRoIAlign([str(level) for level in range(len(strides))], cells, POINTS)
+
+
+class HeadOutput(NamedTuple):
+    """Losses and predictions of a head in training.
+
+    Attributes:
+        losses: Losses by name: "class", "box" and, with mask layers, "mask".
+        regions: (N_i, 4) corners per image of the sampled regions.
+        labels: (N,) int64 of all images, 0 for the background.
+        logits: (N, K + 1), the background first.
+        deltas: (N, 4) or (N, 4 (K + 1)) corrections of the boxes.
+    """
+
+    losses: dict[str, Tensor]
+    regions: list[Tensor]
+    labels: Tensor
+    logits: Tensor
+    deltas: Tensor
+
+
+class RegionHeads(RoIHeads):
+    """torchvision's heads with the chosen losses.
+
+    Args:
+        parts: Arguments of torchvision's `RoIHeads`.
+        hit: Smallest overlap at which a region is a hit.
+        box_loss: Loss of the boxes of hits.
+        beta: Difference of corrections at which smooth L1 becomes linear.
+        matching: Regions that learn an object; see `DetectorOptions`.
+    """
+
+    def __init__(
+        self, *parts: Any, hit: float, box_loss: BoxLoss = "smooth-l1", beta: float = 1 / 9, matching: Matching
+    ) -> None:
+        super().__init__(*parts)
+        self.box_loss, self.beta = box_loss, beta if box_loss == "smooth-l1" else 0.0
+        if matching == "regions":
+            self.proposal_matcher = ObjectMatcher(hit, hit, hit, with_objects=True)
+
+    @property
+    def box_weight(self) -> float:
+        """Weight of the box loss."""
+        return GIOU_WEIGHT if self.box_loss == "giou" else 1.0
+
+    def forward(
+        self,
+        features: dict[str, Tensor],
+        proposals: list[Tensor],
+        image_shapes: list[tuple[int, int]],
+        targets: Targets | None = None,
+    ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+        """Return torchvision's detections or, given targets, the losses."""
+        if targets is None:
+            return super().forward(features, proposals, image_shapes)
+        return [], self.compute_losses(features, proposals, image_shapes, targets).losses
+
+    def compute_losses(
+        self,
+        features: Mapping[str, Tensor],
+        proposals: list[Tensor],
+        sizes: list[tuple[int, int]],
+        targets: Targets,
+    ) -> HeadOutput:
+        """Return the losses of sampled proposals and of the objects' own boxes; arguments as in `forward`."""
+        regions, matched, drawn, box_targets = self.select_training_samples(proposals, targets)
+        labels = torch.cat(drawn)
+        logits, deltas = self.predict(features, regions, sizes)
+        box = self._box_loss(select_class(deltas, labels), labels, torch.cat(box_targets), torch.cat(regions))
+        losses = {"class": F.cross_entropy(logits, labels), "box": box}
+        if self.has_mask():
+            losses["mask"] = mask_loss(self, features, regions, matched, drawn, sizes, targets)
+        return HeadOutput(losses, regions, labels, logits, deltas)
+
+    def predict(
+        self, features: Mapping[str, Tensor], regions: list[Tensor], sizes: list[tuple[int, int]]
+    ) -> tuple[Tensor, Tensor]:
+        """Return logits and corrections of regions in float32, since boxes in half precision are off by pixels."""
+        cells = self.box_roi_pool(dict(features), regions, sizes)
+        logits, deltas = self.box_predictor(self.box_head(cells))
+        return logits.float(), deltas.float()
+
+    def refine(
+        self, deltas: Tensor, classes: Tensor, regions: Sequence[Tensor], sizes: Sequence[tuple[int, int]]
+    ) -> list[Tensor]:
+        """Return the regions with this head's corrections, cut at the edges of their images, without a gradient.
+
+        Args:
+            deltas: (N, 4) or (N, 4 (K + 1)) corrections of the regions of all images.
+            classes: (N,) int64, class whose correction each region takes.
+            regions: (N_i, 4) corners per image.
+            sizes: (height, width) of each image.
+        """
+        boxes = self.box_coder.decode_single(select_class(deltas.detach(), classes), torch.cat(list(regions)))
+        split = boxes.split([len(corners) for corners in regions])
+        return [clip_boxes_to_image(corners, size) for corners, size in zip(split, sizes, strict=True)]
+
+    def _box_loss(self, deltas: Tensor, labels: Tensor, targets: Tensor, regions: Tensor) -> Tensor:
+        """Return the loss of the (N, 4) corrections of hits over the number of all regions."""
+        hits = labels > 0
+        if self.box_loss == "giou":
+            ours, theirs = (self.box_coder.decode_single(each[hits], regions[hits]) for each in (deltas, targets))
+            loss = generalized_box_iou_loss(ours, theirs, reduction="sum")
+        else:
+            loss = F.smooth_l1_loss(deltas[hits], targets[hits], reduction="sum", beta=self.beta)
+        return loss / max(labels.numel(), 1)
+
+
+class SharedPredictor(nn.Module):
+    """The class of a region, and one correction of its box for all classes.
+
+    Args:
+        dim: Features per region.
+        classes: Number of classes of objects.
+    """
+
+    def __init__(self, dim: int, classes: int) -> None:
+        super().__init__()
+        self.classify, self.correct = nn.Linear(dim, classes + 1), nn.Linear(dim, 4)
+
+    def forward(self, regions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (N, K + 1) logits and (N, 4) corrections."""
+        return self.classify(regions), self.correct(regions)
+
+
+def select_class(deltas: Tensor, classes: Tensor) -> Tensor:
+    """Return the (N, 4) corrections of each region's class.
+
+    Args:
+        deltas: (N, 4) for all classes, or (N, 4 (K + 1)), the background first.
+        classes: (N,) int64.
+
+    Example:
+        >>> select_class(torch.arange(16.0).view(2, 8), torch.tensor([1, 0])).tolist()
+        [[4.0, 5.0, 6.0, 7.0], [8.0, 9.0, 10.0, 11.0]]
+    """
+    if deltas.shape[1] == 4:
+        return deltas
+    return deltas.view(len(deltas), -1, 4)[torch.arange(len(deltas), device=deltas.device), classes]
+
+
+def mask_layers(channels: int, classes: int) -> tuple[nn.Module, nn.Module]:
+    """Return the layers between the cells of a region and its masks, one per class and one for the background.
+
+    Args:
+        channels: Channels of the pyramid and of all layers; 256 as published.
+        classes: Number of classes of objects.
+    """
+    return MaskRCNNHeads(channels, [channels] * MASK_LAYERS, 1), MaskRCNNPredictor(channels, channels, classes + 1)
+
+
+def mask_logits(
+    stage: RoIHeads, features: Mapping[str, Tensor], regions: list[Tensor], sizes: list[tuple[int, int]]
+) -> Tensor:
+    """Return (N, K + 1, 28, 28) logits of the masks of the regions of all images.
+
+    Args:
+        stage: Heads with mask layers.
+        features: Maps by name.
+        regions: (N_i, 4) corners per image.
+        sizes: (height, width) of each image.
+    """
+    cells = stage.mask_roi_pool(dict(features), regions, sizes)  # type: ignore[misc]
+    return stage.mask_predictor(stage.mask_head(cells))  # type: ignore[misc]
+
+
+def mask_loss(
+    stage: RoIHeads,
+    features: Mapping[str, Tensor],
+    regions: Sequence[Tensor],
+    matched: Sequence[Tensor],
+    labels: Sequence[Tensor],
+    sizes: list[tuple[int, int]],
+    targets: Sequence[Mapping[str, Tensor]],
+) -> Tensor:
+    """Return torchvision's mask loss of the hits: the mean cross-entropy of their cells.
+
+    Args:
+        stage: Heads with mask layers.
+        features: Maps by name.
+        regions: (N_i, 4) corners per image.
+        matched: (N_i,) int64 per image, the object of each region.
+        labels: (N_i,) int64 per image, 0 for the background.
+        sizes: (height, width) of each image.
+        targets: "masks" (M_i, H, W) and "labels" (M_i,) from 1, per image.
+    """
+    hits = [of_image > 0 for of_image in labels]
+    inside = [corners[hit] for corners, hit in zip(regions, hits, strict=True)]
+    own = [objects[hit] for objects, hit in zip(matched, hits, strict=True)]
+    logits = mask_logits(stage, features, inside, sizes)
+    masks, classes = [target["masks"] for target in targets], [target["labels"] for target in targets]
+    return maskrcnn_loss(logits, inside, masks, classes, own)
+
+
+def mean_masks(stages: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
+    """Return the (N_i, 1, 28, 28) mask probabilities of each image's objects, averaged over several heads.
+
+    Args:
+        stages: (N, K + 1, 28, 28) logits of each head.
+        labels: (N_i,) int64 per image, from 1.
+    """
+    shares = torch.stack([logits.sigmoid() for logits in stages]).mean(0)
+    joined = torch.cat(list(labels))
+    own = shares[torch.arange(len(joined), device=joined.device), joined][:, None]
+    return list(own.split([len(of_image) for of_image in labels]))

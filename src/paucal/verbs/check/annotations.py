@@ -1,0 +1,316 @@
+"""Images with masks or boxes in `paucal check`: how they are opened, and findings on them."""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from paucal.data.boxes.annotations import AnnotatedImage
+from paucal.data.boxes.opening import find_boxes, read_boxes, without_labels
+from paucal.data.boxes.tree import is_archive
+from paucal.data.checking.findings import Finding, refusal_finding
+from paucal.data.checking.survey import Survey
+from paucal.data.images import ImageSet
+from paucal.data.masks.coding import read_class_names
+from paucal.data.masks.masked_images import MaskedImages, images_of_pairs, read_masks, require_enough
+from paucal.data.masks.pairs import Pairs, find_pairs
+from paucal.data.masks.recognition import masks_among
+from paucal.data.sources.folder import find_images
+from paucal.data.sources.opening import open_images
+from paucal.data.stores import FileStore
+from paucal.data.unreadable import verify_images
+from paucal.tasks.detection.images import SMALLEST, check_annotations
+from paucal.tasks.segmentation.rules import CELL, crop_side
+from paucal.types import UserError
+from paucal.verbs.check.settings import CheckSettings
+from paucal.wording import counted, percent
+
+MASKS, BAD_MASKS, BOXES, SMALL_CROPS = "masks", "bad-masks", "boxes", "small-crops"
+# Findings on labels of whole images, which do not apply to images with masks or boxes.
+OF_CLASSIFIERS = ("imbalance", "alike-with-other-labels", "small-images")
+SCARCE = 0.001  # share of the labelled pixels; a class with fewer is hardly learnt
+BAD_BOXES = "bad-boxes"
+FEW = 10  # boxes; a class with fewer is hardly learnt, and its score is chance
+TINY = 8.0  # pixels of the shorter side: one or two cells of the finest feature map
+SMALL, LARGE = 32.0**2, 96.0**2  # pixels: COCO's limits of the areas of small and large objects
+SHOWN = 12  # classes named in a finding
+_WITH_ADVICE = re.compile(r"(.*): ([a-z][^:'\"{}]*)", re.DOTALL)  # no colon within a quoted value
+MOST = 0.5  # share of images without a box above which they were probably never annotated
+_OUTSIDE = ("outside-boxes", "outside of their image", "correct them, or check whether images were exchanged")
+_TINY = (
+    "tiny-boxes",
+    f"under {TINY:g} pixels",
+    "on their shorter side: remove such small boxes, or cut the images into parts and enlarge them",
+)
+_REPEATED = ("repeated-boxes", "drawn twice on one object", "remove one of each, or the second counts as an error")
+
+
+def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | None:
+    """Open images with masks as `paucal segment` does; None if there are no masks.
+
+    An error that `paucal segment` would raise is a finding.
+    """
+    root = Path(os.path.expanduser(settings.data))  # pathlib's raises where there is no such user
+    places = [None if text is None else Path(os.path.expanduser(text)) for text in (settings.images, settings.masks)]
+    given = (settings.images, settings.masks, settings.mask_values, settings.ignore)
+    if not any(one is not None for one in given) and not _has_masks(root):
+        return None
+    try:
+        pairs = find_pairs(root, *places)
+    except UserError as problem:
+        return _without_masks(places[0] or root, problem), [refusal_finding(BAD_MASKS, problem)]
+    images = images_of_pairs(pairs, str((places[0] or root).resolve()))
+    try:
+        if settings.on_bad_image == "skip":
+            images = verify_images(images, "skip")[0]
+        named = None if settings.classes is None else read_class_names(Path(settings.classes))
+        masked = read_masks(images, pairs, settings.mask_values, settings.ignore, named)
+        require_enough(masked)
+    except UserError as problem:
+        return images, [_masks_finding(pairs), refusal_finding(BAD_MASKS, problem)]
+    return _described(masked, pairs)
+
+
+def for_masks(findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings, for images with masks or boxes without those on labels of whole images."""
+    if not any(finding.name in (MASKS, BOXES) for finding in findings):
+        return list(findings)
+    return [finding for finding in findings if finding.name not in OF_CLASSIFIERS]
+
+
+def crop_findings(opening: Sequence[Finding], survey: Survey, device: str) -> list[Finding]:
+    """Return a finding on images of less than half the side of the crops that `paucal segment` would choose.
+
+    Args:
+        opening: Findings of opening the set; without masks there is no finding.
+        survey: Survey of the images.
+        device: Training device, which determines the crops.
+    """
+    short = survey.sizes[survey.readable].min(axis=1)
+    if not len(short) or not any(one.name == MASKS for one in opening):
+        return []
+    side, _ = crop_side(device, int(np.median(short)))
+    small = np.flatnonzero(2 * short < side)
+    if not len(small):
+        return []
+    most = max(CELL, 2 * int(short.min()) // CELL * CELL)
+    words = (
+        f"{counted(len(small), 'image fills', 'images fill')} less than half the side of the {side}-pixel crops that "
+        f"paucal segment would train on (the smallest is {int(short.min())} pixels)"
+    )
+    advice = f"train with crops that they fill: --img-size {most}" if most < side else "take larger copies"
+    groups = tuple((int(survey.readable[place]),) for place in small)
+    return [Finding(SMALL_CROPS, "warning" if len(small) < len(short) / 2 else "note", words, advice, groups)]
+
+
+def _has_masks(root: Path) -> bool:
+    if not root.is_dir():
+        return False
+    keys = find_images(root)
+    return masks_among(keys, FileStore(root, keys)) is not None
+
+
+def _without_masks(root: Path, problem: UserError) -> ImageSet:
+    """Return the images of a folder whose masks were not found.
+
+    Raises:
+        UserError: There are no images.
+    """
+    keys = find_images(root) if root.is_dir() else []
+    if not keys:
+        raise problem
+    return ImageSet(
+        name=root.resolve().name,
+        location=str(root.resolve()),
+        classes=(),
+        keys=keys,
+        labels=np.full(len(keys), -1, dtype=np.int64),
+        declared=[""] * len(keys),
+        store=FileStore(root.resolve(), keys),
+    )
+
+
+def _masks_finding(pairs: Pairs) -> Finding:
+    words = f"{counted(len(pairs.pairs), 'image')} with masks: this is data for paucal segment"
+    return Finding(MASKS, "note", words)
+
+
+def _described(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[Finding]]:
+    totals = masked.pixels.sum(0)
+    labelled = max(int(totals.sum()), 1)
+    shares = {name: int(count) / labelled for name, count in zip(masked.images.classes, totals, strict=True)}
+    shown = ", ".join(f"{name} {percent(share)}" for name, share in list(shares.items())[:12])
+    findings = [
+        _masks_finding(pairs),
+        Finding("pixels", "note", f"share of the labelled pixels: {shown}"),
+        *masked.findings,
+    ]
+    scarce = [name for name, share in shares.items() if share < SCARCE]
+    if scarce:
+        names = ", ".join(scarce[:8]) + (", ..." if len(scarce) > 8 else "")
+        words = f"{counted(len(scarce), 'class', 'classes')} with under {percent(SCARCE)} of the pixels: {names}"
+        findings.append(Finding("scarce-classes", "warning", words, "label more of them, or join classes"))
+    empty = int((masked.pixels.sum(1) == 0).sum())
+    if empty:
+        words = f"{counted(empty, 'mask')} without a labelled pixel"
+        findings.append(Finding("empty-masks", "warning", words, "label them, or leave these images out"))
+    # Classes without pixels are left out, since there is nothing to report on them.
+    present = totals > 0
+    names = tuple(name for name, there in zip(masked.images.classes, present, strict=True) if there)
+    rows = masked.images.multi_hot
+    assert rows is not None
+    return replace(masked.images, classes=names, multi_hot=rows[:, present]), findings
+
+
+def open_with_boxes(data: str) -> tuple[ImageSet, list[Finding]] | None:
+    """Open a location with boxes in any layout that `paucal detect` knows; None for any other location.
+
+    An error that `paucal detect` would raise is a finding.
+    """
+    place = Path(os.path.expanduser(data))
+    try:
+        found = find_boxes(place)
+    except UserError:  # a damaged archive, which is reported when the images are opened
+        return None
+    if found is None or (found.are_among_classes and _has_classes(data)):
+        return None
+    try:
+        tree, annotations = read_boxes(place)
+    except UserError as problem:
+        return None if _has_classes(data) else _without_boxes(place, problem)
+    images = annotations.images
+    try:
+        boxed = check_annotations(tree, annotations).images
+    except UserError as problem:
+        boxed = without_labels(tree, annotations)
+        return boxed, [*_class_findings(images, boxed.keys), _refused(problem), *box_findings(images, boxed.keys)]
+    return boxed, [*_class_findings(images, boxed.keys), *box_findings(images, boxed.keys)]
+
+
+def _has_classes(data: str) -> bool:
+    try:
+        classes = open_images(data).classes
+    except UserError:
+        return False
+    return len(classes) > 1
+
+
+def box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> list[Finding]:
+    """Return what is wrong with boxes, or good to know of them."""
+    places = {key: place for place, key in enumerate(keys)}
+    known = [annotated for annotated in annotations if annotated.key in places]
+    corners = [np.asarray(annotated.boxes, dtype=np.float64).reshape(-1, 4) for annotated in known]
+    sides = [boxes[:, 2:] - boxes[:, :2] for boxes in corners]
+    at = [places[annotated.key] for annotated in known]
+    return [
+        *_sized(sides),
+        *_few(known),
+        *_marked(
+            at,
+            [np.asarray((side < SMALLEST).any(axis=1)) for side in sides],
+            "empty-boxes",
+            "without an area",
+            "draw them anew",
+        ),
+        *_marked(at, [_outside(*two) for two in zip(known, corners, strict=True)], *_OUTSIDE),
+        *_marked(at, [_tiny(side) for side in sides], *_TINY),
+        *_marked(at, [_repeated(*two) for two in zip(known, corners, strict=True)], *_REPEATED),
+        *_bare([place for place, boxes in zip(at, corners, strict=True) if not len(boxes)], len(known)),
+    ]
+
+
+def _class_findings(found: Sequence[AnnotatedImage], keys: Sequence[str]) -> list[Finding]:
+    counts = _learnt(found)
+    words = f"{counted(len(keys), 'image')} with {counted(counts.total(), 'box', 'boxes')} of "
+    words += f"{counted(len(counts), 'class', 'classes')}: this is data for paucal detect"
+    shown = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(SHOWN))
+    more = f", and {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
+    return [Finding(BOXES, "note", words), Finding("boxes-per-class", "note", f"boxes: {shown}{more}")]
+
+
+def _learnt(found: Sequence[AnnotatedImage]) -> Counter[str]:
+    """Count the boxes of each class that are learnt: none of crowds, none marked as difficult."""
+    return Counter(name for one in found for name, many in zip(one.names, one.crowd, strict=True) if not many)
+
+
+def _sized(sides: Sequence[np.ndarray]) -> list[Finding]:
+    areas = np.concatenate([side.prod(1) for side in sides]) if sides else np.zeros(0)
+    if not len(areas):
+        return []
+    shares = [(areas < SMALL).mean(), ((areas >= SMALL) & (areas < LARGE)).mean(), (areas >= LARGE).mean()]
+    small, medium, large = (percent(float(share), ".0f") for share in shares)
+    words = f"{small} of the boxes are small (under 32x32 pixels), {medium} medium, {large} large (from 96x96 up); "
+    half = f"half have a side under {np.median(np.sqrt(areas.clip(0))):.0f} pixels"
+    return [Finding("box-sizes", "note", words + half)]
+
+
+def _few(found: Sequence[AnnotatedImage]) -> list[Finding]:
+    counts = _learnt(found)
+    few: Mapping[str, int] = {name: count for name, count in counts.items() if count < FEW}
+    if not few:
+        return []
+    names = ", ".join(f"{name} {count}" for name, count in list(few.items())[:SHOWN])
+    words = f"{counted(len(few), 'class', 'classes')} with fewer than {FEW} boxes: {names}"
+    return [Finding("scarce-classes", "warning", words, "label more of them, or join classes")]
+
+
+def _marked(at: Sequence[int], marks: Sequence[np.ndarray], name: str, words: str, advice: str) -> list[Finding]:
+    """Return a finding on the boxes that are marked, with their images."""
+    count = sum(int(mark.sum()) for mark in marks)
+    if not count:
+        return []
+    groups = tuple((place,) for place, mark in zip(at, marks, strict=True) if mark.any())
+    level = "misleads" if name == "outside-boxes" else "warning"
+    text = f"{counted(count, 'box', 'boxes')} {words}, in {counted(len(groups), 'image')}"
+    return [Finding(name, level, text, advice, groups)]
+
+
+def _outside(one: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
+    """Return which boxes have nothing of the image in them, as far as its file says how large it is."""
+    height, width = one.size or (np.inf, np.inf)
+    return (boxes[:, 0] >= width) | (boxes[:, 1] >= height) | (boxes[:, 2] <= 0) | (boxes[:, 3] <= 0)
+
+
+def _tiny(sides: np.ndarray) -> np.ndarray:
+    return np.asarray((sides < TINY).any(1) & (sides >= SMALLEST).all(1))
+
+
+def _repeated(one: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
+    """Return which boxes are those of one before them, to a pixel, with the same class."""
+    seen: set[tuple[object, ...]] = set()
+    marks = np.zeros(len(boxes), dtype=np.bool_)
+    for place, (name, box) in enumerate(zip(one.names, np.round(np.nan_to_num(boxes)).tolist(), strict=True)):
+        entry = (name, *box)
+        marks[place] = entry in seen
+        seen.add(entry)
+    return marks
+
+
+def _bare(places: Sequence[int], total: int) -> list[Finding]:
+    if not places:
+        return []
+    many = len(places) > MOST * total
+    words = f"{counted(len(places), 'image')} of {total} without a box: they are used as negatives"
+    advice = "check whether all of them were annotated; leave out those that were not" if many else ""
+    return [Finding("images-without-boxes", "warning" if many else "note", words, advice, tuple((p,) for p in places))]
+
+
+def _refused(problem: UserError) -> Finding:
+    words = str(problem).rstrip(".")
+    found = _WITH_ADVICE.fullmatch(words)
+    text, advice = (found[1], found[2]) if found else (words, "")
+    return Finding(BAD_BOXES, "misleads", text, advice)
+
+
+def _without_boxes(place: Path, problem: UserError) -> tuple[ImageSet, list[Finding]]:
+    """Open the images of a location whose annotations cannot be read."""
+    is_annotation = place.is_file() and not is_archive(place)
+    try:
+        images = open_images(str(place.parent if is_annotation else place), labelled=False)
+    except UserError:
+        raise problem from None
+    return images, [_refused(problem)]

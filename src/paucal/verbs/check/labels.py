@@ -1,0 +1,245 @@
+"""Labels that are probably wrong, found with frozen features: of a run, of available weights, or plain pixels."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from sklearn.model_selection import StratifiedGroupKFold
+from torch import Tensor, nn
+
+from paucal.backbones.weights.trained import TRAINED, Trained, at_hand
+from paucal.data.channels.pixels import RGB
+from paucal.data.images import ImageSet, reduce_images
+from paucal.data.loader import make_eval_loader
+from paucal.data.stores import RgbStore
+from paucal.data.views.transforms import ViewTransform
+from paucal.evaluation.confident_learning import suspected_labels
+from paucal.evaluation.predictions import predict_in_order
+from paucal.evaluation.protocols.logistic import fit_logistic
+from paucal.models.features import ClassifierInputs, linear_classifier
+from paucal.models.named import find_named, open_named
+from paucal.models.preprocessing import Preprocessing
+from paucal.runner.console import Console
+from paucal.runs import RunFolder
+from paucal.settings.options import check_size
+from paucal.tasks.classification.auto_tune.probe import SOLVER, fit_head
+from paucal.types import UserError
+from paucal.verbs.check.settings import CheckSettings
+
+Advance = Callable[[int, int], None]
+USUAL, FOR_SMALL, SMALL = 160, 128, 64  # pixels: usual input size, that for small images, and the side of these
+PIXELS = 16  # side to which images are reduced without weights
+FOLDS = 5
+
+
+@dataclass(frozen=True)
+class FeatureReader:
+    """Reads features of images.
+
+    Attributes:
+        name: Name of the model, for people; "" for plain pixels.
+        module: Network that gives (B, D) features; None for plain pixels.
+        preprocess: Preprocessing of its images.
+        device: Device of the network.
+    """
+
+    name: str
+    module: nn.Module | None = None
+    preprocess: Preprocessing | None = None
+    device: str = "cpu"
+
+    @property
+    def trained(self) -> bool:
+        """Whether there are trained weights; plain pixels are poor features of photographs."""
+        return self.module is not None
+
+    def read(
+        self,
+        images: ImageSet,
+        indices: NDArray[np.int64],
+        settings: CheckSettings,
+        progress: Advance | None = None,
+        detail: int | None = None,
+    ) -> Tensor:
+        """Return (N, D) float32 features on the CPU, in the order of `indices`.
+
+        Args:
+            images: Set of images.
+            indices: (N,) positions.
+            settings: Settings of the check.
+            progress: Function called with (images done, images in all).
+            detail: Shorter side in pixels to which images are reduced before the model sees them, so that a copy saved
+                at a smaller size has the same features as its original; None for no reduction.
+        """
+        if self.module is None or self.preprocess is None:
+            return _pixels(reduce_images(images, 4 * PIXELS), indices, progress)
+        images = reduce_images(images, 2 * max(self.preprocess.image_size))  # as a run keeps its images
+        transform = ReducedInput(self.preprocess.transform(), detail)
+        if self.preprocess.channels == RGB != images.reading.channels:  # the weights get the first three channels
+            images = replace(images, store=RgbStore(images.store))
+        loader = make_eval_loader(images, indices, transform, settings.batch_size, settings.workers, pin_memory=False)
+        return predict_in_order(self.module, loader, indices, self.device, progress)
+
+
+@dataclass(frozen=True)
+class ReducedInput:
+    """Reduces an image before a transform; picklable, so that loader workers can be spawned.
+
+    Attributes:
+        transform: Transform of the reduced image.
+        side: Shorter side of the reduced image in pixels; None keeps the size.
+    """
+
+    transform: ViewTransform
+    side: int | None
+
+    def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
+        """Return the view and the geometry of the reduced image."""
+        shorter = min(image.size)
+        if self.side is not None and shorter > self.side:
+            width, height = (max(1, round(length * self.side / shorter)) for length in image.size)
+            image = image.resize((width, height), Image.Resampling.LANCZOS)
+        return self.transform(image)
+
+
+def weights_at_hand() -> Trained | None:
+    """Return the first trained weights that need no network; None if there are none."""
+    return next((weights for weights in TRAINED if weights.device == "cpu" and at_hand(weights)), None)
+
+
+def open_reader(settings: CheckSettings, side: int) -> FeatureReader:
+    """Return a reader of the requested model, else of available weights, else of plain pixels.
+
+    Args:
+        settings: Settings of the check.
+        side: Median of the images' shorter sides in pixels.
+
+    Raises:
+        UserError: There is no such model, its weights are not available, or it has no linear classifier.
+    """
+    check_size(settings.img_size)
+    name = settings.model or getattr(weights_at_hand(), "name", None)
+    if name is None:
+        return FeatureReader("")
+    of_run = isinstance(find_named(name, "--model"), RunFolder)
+    if of_run and settings.img_size is not None:
+        raise UserError("--img-size: the model of a run has its own input size: leave it out.")
+    size = None if of_run else settings.img_size or [FOR_SMALL if side <= SMALL else USUAL]
+    model = open_named(name, settings.device, size, "--model")
+    if linear_classifier(model.module) is None:
+        raise UserError(
+            f"--model: {name} has no linear classifier, whose inputs are the features; choose another model."
+        )
+    preprocess = model.card.preprocessing if of_run else replace(model.card.preprocessing, crop_ratio=1.0)
+    return FeatureReader(name, ClassifierInputs(model.module).eval(), preprocess, str(model.device))
+
+
+def _pixels(images: ImageSet, indices: NDArray[np.int64], progress: Advance | None) -> Tensor:
+    features = np.empty((len(indices), PIXELS * PIXELS * 3), dtype=np.float32)
+    for place, index in enumerate(indices.tolist()):
+        small = images.store.read(index).resize((PIXELS, PIXELS), Image.Resampling.BOX)
+        features[place] = np.asarray(small, dtype=np.float32).reshape(-1) / 255
+        if progress is not None and place % 256 == 255:
+            progress(place + 1, len(indices))
+    return torch.from_numpy(features)
+
+
+@dataclass(frozen=True)
+class SuspectLabel:
+    """An image whose label is probably wrong.
+
+    Attributes:
+        position: Position in the set.
+        given: Name of its class.
+        suggested: Name of its probable class.
+        confidence: Probability of its own class, by a classifier that was not fitted on it.
+        suggested_confidence: Probability of the suggested class.
+    """
+
+    position: int
+    given: str
+    suggested: str
+    confidence: float
+    suggested_confidence: float
+
+    def to_dict(self, images: ImageSet) -> dict[str, Any]:
+        """Return plain JSON values."""
+        values = {name: value for name, value in vars(self).items() if name != "position"}
+        return {"key": images.keys[self.position], **values}
+
+
+def find_suspects(
+    images: ImageSet,
+    indices: NDArray[np.int64],
+    features: Tensor,
+    groups: NDArray[np.int64],
+    seed: int,
+    console: Console,
+) -> tuple[list[SuspectLabel], float]:
+    """Return labels that are probably wrong, the most suspect first, and the share of labels that were predicted.
+
+    Args:
+        images: Set of images.
+        indices: (N,) positions of labelled images.
+        features: (N, D) features of these images.
+        groups: (N,) group numbers; a group stays in one fold, since a copy would give the label away.
+        seed: Seed of the folds.
+        console: Console that shows progress.
+    """
+    labels = images.labels[indices]
+    with console.progress("fitting classifiers") as advance:
+        shares = out_of_fold(features, torch.from_numpy(labels), len(images.classes), groups, seed, advance)
+    suspects = [
+        SuspectLabel(
+            int(indices[found.position]),
+            images.classes[found.given],
+            images.classes[found.suggested],
+            found.confidence,
+            found.suggested_confidence,
+        )
+        for found in suspected_labels(shares, labels)
+    ]
+    return suspects, float((shares.argmax(1) == labels).mean())
+
+
+def out_of_fold(
+    features: Tensor, labels: Tensor, n_classes: int, groups: NDArray[np.int64], seed: int = 0, progress: Any = None
+) -> NDArray[np.float64]:
+    """Return (N, K) out-of-fold probabilities of logistic regressions on standardised features.
+
+    The penalty is the one that `paucal train` would choose for its first model.
+
+    Args:
+        features: (N, D) float32 features.
+        labels: (N,) labels in [0, K).
+        n_classes: Number K of classes.
+        groups: (N,) numbers of groups, each of which stays in one fold.
+        seed: Seed of the folds.
+        progress: Function called with (fits done, fits in all).
+
+    Raises:
+        UserError: Features are NaN or infinite, or there is only one class.
+    """
+    strength = fit_head(features, labels, n_classes, seed).strength
+    shares = np.zeros((len(labels), n_classes))
+    folds = _folds(labels.numpy(), groups, seed)
+    for done, (rows, others) in enumerate(folds):
+        fitted_on, left_out = features[rows], features[others]
+        mean, deviation = fitted_on.mean(0), fitted_on.std(0).clamp(min=1e-8)
+        fitted = fit_logistic((fitted_on - mean) / deviation, labels[rows], n_classes, strength, SOLVER)
+        shares[others] = fitted.scores((left_out - mean) / deviation).double().softmax(1).numpy()
+        if progress is not None:
+            progress(done + 1, len(folds))
+    return shares
+
+
+def _folds(labels: NDArray[np.int64], groups: NDArray[np.int64], seed: int) -> list[tuple[NDArray, NDArray]]:
+    folds = StratifiedGroupKFold(min(FOLDS, len(np.unique(groups))), shuffle=True, random_state=seed % 2**32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # on classes with fewer images than folds, which is fine here
+        return [pair for pair in folds.split(labels, labels, groups) if len(pair[0]) and len(pair[1])]

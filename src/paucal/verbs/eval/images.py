@@ -1,0 +1,291 @@
+"""The images that a model is evaluated on, none that it was trained on or chosen by, and the folders of the results."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paucal.data.channels.pixel_format import depth_notes
+from paucal.data.decode import WHOLE, Reading
+from paucal.data.images import ImageSet
+from paucal.data.splits.split import PARTS, Split, held_out_part
+from paucal.data.splits.split_csv import read_split
+from paucal.evaluation.protocols.data import (
+    VOC_NAME,
+    EvaluationData,
+    evaluation_data,
+    find_voc,
+    is_voc,
+    limit,
+    open_voc,
+    with_parts,
+)
+from paucal.evaluation.protocols.table import FOLDER
+from paucal.evaluation.seen_images import Identities, LearnedImages, readable_history
+from paucal.models.named import find_run
+from paucal.models.tasks import SEGMENTATION, task_of
+from paucal.reading import named_path
+from paucal.runner.console import Console
+from paucal.runner.images import find_images, load_images, open_again, pin_data
+from paucal.runner.outputs import check_results
+from paucal.runs import RunFolder, open_model_folder
+from paucal.settings.groups import LabelledDataSettings
+from paucal.settings.options import setting_fields
+from paucal.types import UserError
+from paucal.verbs.eval.settings import EvalSettings, FrozenSettings, OpeningSettings
+from paucal.wording import counted
+
+TEST = "test"
+OPENING = ("label_column", "label_separator", "image_column", "channels", "classes")  # how a run's data is opened
+MASKS = "masks"  # folder of predicted masks
+
+
+@dataclass(frozen=True)
+class ChosenImages:
+    """Images that a model is evaluated on.
+
+    Attributes:
+        positions: Positions in the set, ascending.
+        notes: Sentences on what was left out, and why.
+    """
+
+    positions: NDArray[np.int64]
+    notes: tuple[str, ...] = ()
+
+
+def say_notes(console: Console, images: ImageSet, reading: Reading, chosen: ChosenImages) -> None:
+    """Print what is odd about the chosen images, beside what was printed when they were opened."""
+    for note in (*depth_notes(images, reading), *chosen.notes):
+        console.say(f"note: {note}")
+
+
+def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: str | None) -> ChosenImages:
+    """Choose the images to evaluate a run's model on.
+
+    If all images are the run's own, wherever they lie, they have the parts of the run. Otherwise those are left out
+    that the run, or one it began with, has learned from with their labels.
+
+    Args:
+        run: Run that made the model.
+        images: Image set, opened and checked.
+        part: "train", "val" or "test"; None for the test images.
+        target: DATA as it was given; None for the run's own images.
+
+    Raises:
+        UserError: No image is left, DATA has no such part, or the run's split cannot be read.
+    """
+    if target is None:
+        own = ChosenImages(read_split(run.split, images).indices(part or TEST))
+        return _require_some(own, f"{run.path} has no {part or TEST} images: choose another --part, or give DATA.")
+    identities, history = Identities(images, streamed=True), readable_history(run)
+    if (parts := own_parts(history, identities)) is not None:
+        chosen = ChosenImages(np.flatnonzero(parts == (part or TEST)))
+        counts = ", ".join(f"{int((parts == name).sum())} {name}" for name in dict.fromkeys(("train", "val", TEST)))
+        words = f"{target} has images of {run.path} alone ({counts})"
+        chosen = _require_some(chosen, f"{words}: name another part with --part to use these, or give other images.")
+        return replace(chosen, notes=(f"{words}: evaluated on the {part or TEST} images",))
+    pool = _declared(images, part, target)
+    seen = seen_with_labels(history, identities)
+    return _require_some(
+        ChosenImages(pool[~seen[pool]], tuple(_notes(run, history, identities, pool, seen))),
+        f"all {len(pool)} images of {target} are training or validation images of {run.path}: give images that it has "
+        "not seen, or leave DATA out for its own test images.",
+    )
+
+
+def own_parts(history: Sequence[LearnedImages], identities: Identities) -> NDArray[np.str_] | None:
+    """Return the part of each image in a run, (N,), if all images are the run's own; None for other images."""
+    if not history or not history[0].labelled or not len(identities.images):
+        return None
+    parts = history[0].parts_of(identities)
+    return parts if (parts != "").all() else None
+
+
+def seen_with_labels(history: Sequence[LearnedImages], identities: Identities) -> NDArray[np.bool_]:
+    """Return which images a run, or one it began with, has learned from with their labels, (N,)."""
+    seen = np.zeros(len(identities.images), dtype=bool)
+    for learned in history:
+        if learned.labelled:
+            seen |= learned.contains(identities, selected=True)
+    return seen
+
+
+def is_same_place(run: RunFolder, target: str, settings: LabelledDataSettings) -> bool:
+    """Return whether DATA is the place that a run was trained on, to be opened as the run opened it.
+
+    Raises:
+        UserError: The run's settings cannot be read.
+    """
+    if not run.config.is_file():
+        return False
+    stored = run.settings
+    given = {name: getattr(settings, name) for name in setting_fields(LabelledDataSettings)}
+    pinned = pin_data(LabelledDataSettings(**{**given, "data": target}))
+    same = all(getattr(pinned, name) in (None, stored.get(name)) for name in OPENING)
+    return stored.get("data") == pinned.data and pinned.data_root in (None, stored.get("data_root")) and same
+
+
+def _declared(images: ImageSet, part: str | None, target: str) -> NDArray[np.int64]:
+    """Return the positions of the images that a set declares for a part, of its test images, or of all."""
+    declared, held_out = np.asarray(images.declared, dtype="<U6"), held_out_part(images.declared)
+    wanted = held_out if part in (None, TEST) else part
+    if part is not None and not (declared == (wanted or TEST)).any():
+        there = ", ".join(sorted(set(images.declared) - {""})) or "no parts"
+        raise UserError(f"--part {part}: {target} has {there}: leave --part out, or name a part that is there.")
+    return np.flatnonzero(declared == wanted) if wanted else np.arange(len(images))
+
+
+def _notes(
+    run: RunFolder,
+    history: Sequence[LearnedImages],
+    identities: Identities,
+    pool: NDArray[np.int64],
+    seen: NDArray[np.bool_],
+) -> list[str]:
+    if not history or history[0].rows is None:
+        return [f"whether the model was trained on these images is unknown: {run.path} has no split.csv"]
+    notes, count, own = [], int(seen[pool].sum()), history[0]
+    if count:
+        notes.append(
+            f"left out {count} of the {len(pool)} images, which {run.path}, or a run it began with, was trained on or "
+            f"chosen by: {len(pool) - count} remain"
+        )
+    same_key = own.labelled * int((own.same_keys(identities) & (own.parts_of(identities) == "") & ~seen)[pool].sum())
+    if same_key:
+        named = counted(same_key, "image has the name", "images have the names")
+        if own.by_digest:
+            why = "and other content, so that it has not seen them"
+        else:
+            why = "and it has stored no digests to compare: if they are the same images, the score means little"
+        notes.append(f"{named} of training or validation images of {run.path}, {why}")
+    return notes
+
+
+def _require_some(chosen: ChosenImages, otherwise: str) -> ChosenImages:
+    if not len(chosen.positions):
+        raise UserError(f"there are no images to evaluate: {otherwise}")
+    return chosen
+
+
+def open_data(
+    target: str | None,
+    run: RunFolder | None,
+    choice: FrozenSettings,
+    opening: OpeningSettings,
+    console: Console,
+    reading: Reading = WHOLE,
+) -> EvaluationData:
+    """Open a data set for frozen features, with the parts of the run if all images are the run's own.
+
+    Args:
+        target: DATA as it was given; None for the run's own images.
+        run: Run that is evaluated; None for a weights file or a timm model.
+        choice: Metric, most images and seed.
+        opening: Place and format of the images.
+        console: Shows a progress bar.
+        reading: How much of the images the models need.
+
+    Raises:
+        UserError: The data set is not there, or lacks a part.
+    """
+    with console.progress("reading images") as advance:
+        if target is not None and (folder := _voc_folder(target, opening)) is not None:
+            data = open_voc(folder)
+        else:
+            if run is not None and (target is None or is_same_place(run, target, opening)):
+                images = open_again(run, advance, opening.download, reading)
+            else:
+                images = load_images(replace(opening, data=str(target)), advance, reading=reading)
+            split = _parts_of_run(run, images, target) if run is not None else None
+            split = split or with_parts(images, choice.seed, opening.val_fraction, opening.test_fraction)
+            data = evaluation_data(images, split, choice.metric)
+    return data if choice.max_images is None else limit(data, choice.max_images, choice.seed)
+
+
+def find_data(target: str, opening: OpeningSettings) -> ImageSet:
+    """Open a data set without reading its pixels.
+
+    Raises:
+        UserError: It is not there.
+    """
+    if (folder := _voc_folder(target, opening)) is not None:
+        return open_voc(folder).images
+    return find_images(replace(opening, data=target))
+
+
+def _voc_folder(target: str, opening: OpeningSettings) -> Path | None:
+    """Return the folder of VOC2007 if a target means it; a path that exists wins, unless a data root is given."""
+    path = Path(target)
+    if target == VOC_NAME and (opening.data_root is not None or not path.exists()):
+        return find_voc(opening.data_root, opening.download)
+    return path if is_voc(path) else None
+
+
+def _parts_of_run(run: RunFolder, images: ImageSet, target: str | None) -> Split | None:
+    """Return the parts that images have in a run, if all are its own; None where they have to be drawn.
+
+    A run that has learned without labels has no parts, and no label has leaked.
+    """
+    if run.config.is_file() and run.verb == "pretrain":
+        return None
+    if target is None:
+        return read_split(run.split, images)
+    parts = own_parts(readable_history(run), Identities(images, streamed=True))
+    if parts is None or not {"train", "test"} <= set(parts.tolist()):
+        return None
+    return Split(parts, f"the parts that the images have in {run.path}")
+
+
+def check_places(model: str, data: Sequence[str], settings: EvalSettings, more: Sequence[str] = ()) -> None:
+    """Refuse an unusable place for results before any work is done.
+
+    Args:
+        model: Model that is evaluated.
+        data: Images to evaluate it on; none for its own.
+        settings: Settings of the evaluation.
+        more: Further names that are written there, see `check_results`.
+
+    Raises:
+        UserError: A place cannot be written, lies among the images or holds something else; or there is no such run.
+    """
+    frozen = any(name != "classification" for name in settings.protocols)
+    places = [table_folder(model, settings)] if frozen else []
+    images = {"DATA": None}
+    if "classification" in settings.protocols:
+        folder = open_model_folder(model)
+        places += [report_folder(folder, target, data, settings) for target in data or [None]]
+        if not data and (stored := folder.settings):
+            images = {"DATA": stored.get("data")}
+    for target in data or [None]:
+        for place in places:
+            check_results(place, images if target is None else {"DATA": target}, settings.data_root, more)
+
+
+def table_folder(model: str, settings: EvalSettings) -> Path:
+    """Return the folder for the table of frozen features."""
+    if settings.output is not None:
+        return named_path(settings.output)
+    run = find_run(model)
+    return run.evaluation(FOLDER) if run else Path("evaluation") / Path(model).stem
+
+
+def report_folder(run: RunFolder, target: str | None, data: Sequence[str], settings: EvalSettings) -> Path:
+    """Return the folder for the report on a data set, or on the run's own images if the target is None."""
+    part = settings.part or "test"
+    name = part if target is None else _folder_name(target, data) + (f"-{settings.part}" if settings.part else "")
+    if settings.scales or (settings.mirror and task_of(str(run.path)) == SEGMENTATION):
+        name = f"{name}-scales"  # beside the results of the run itself
+    if settings.output is None:
+        return run.evaluation(name)
+    output = named_path(settings.output)
+    return output / name if len(data) > 1 else output
+
+
+def _folder_name(target: str, targets: Sequence[str]) -> str:
+    """Return a name for the results on a set, different from those of parts and of other sets."""
+    path = Path(os.path.realpath(target))
+    alike = sum(Path(os.path.realpath(other)).stem == path.stem for other in targets) > 1
+    return f"{path.parent.name}-{path.stem}" if alike or path.stem in PARTS else path.stem

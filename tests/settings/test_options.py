@@ -1,0 +1,66 @@
+"""Settings that rules fill, and settings that have had another name."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from paucal.cli.arguments import add_settings, new_parser, parse
+from paucal.runner.run_folder import typed_settings
+from paucal.settings.options import EarlierName, chosen_settings, option, with_current_names
+from paucal.settings.values import from_python
+from paucal.types import UserError
+
+
+@dataclass(frozen=True)
+class Tuning:
+    size: int = option("pixels")
+    limit: int | None = option("images; by default all")
+    length: str | None = option("time", chosen=True)
+    rate: float = option("learning rate", 0.1)
+    freeze: Literal["none"] | int = option("stages", earlier=EarlierName("freeze_stages", int, {0: "none"}))
+    eval_mode: bool = option("still", earlier=EarlierName("norms", Literal["learn", "still"], {"still": True}))
+
+
+def test_chosen_settings__are_those_that_a_rule_fills():
+    assert chosen_settings(Tuning) == {"size", "length", "freeze", "eval_mode"}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"freeze_stages": 0}, {"freeze": "none"}),
+        ({"freeze_stages": 2, "rate": 1.0}, {"freeze": 2, "rate": 1.0}),
+        ({"norms": "still"}, {"eval_mode": True}),
+        ({"freeze": 3}, {"freeze": 3}),
+    ],
+)
+def test_earlier_names__stand_for_todays(given, expected):
+    assert with_current_names(given, Tuning) == expected
+    for settings in (from_python(Tuning, given, "tune", "tune"), typed_settings(given, Tuning)):
+        assert {name: getattr(settings, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("names", [("freeze", "freeze_stages"), ("freeze_stages", "freeze")])
+def test_earlier_name__beside_todays_is_refused(names):
+    with pytest.raises(UserError, match="--freeze-stages is an earlier name of --freeze: give one of them"):
+        with_current_names(dict.fromkeys(names, 1), Tuning)
+
+
+def test_earlier_name__is_checked_by_its_own_type():
+    with pytest.raises(UserError, match="--norms: expected one of 'learn', 'still', got 'on'"):
+        from_python(Tuning, {"norms": "on"}, "tune", "tune")
+    with pytest.raises(TypeError, match="freeze_stages cannot be 'many'"):
+        typed_settings({"freeze_stages": "many"}, Tuning)
+
+
+@pytest.mark.parametrize("words", [["--freeze-stages", "0", "--norms", "still"], ["--freeze", "none", "--eval-mode"]])
+def test_flags__of_earlier_names_are_those_of_todays(words):
+    parser = new_parser("tune", "")
+    add_settings(parser, Tuning)
+    values, given = parse(parser, words)
+    assert (values.freeze, values.eval_mode) == ("none", True)
+    assert given == {"freeze": "flag", "eval_mode": "flag"}
+    assert not {"freeze_stages", "norms"} & vars(values).keys()
+    assert parse(parser, ["--no-eval-mode"])[0].eval_mode is False
+    assert "freeze-stages" not in parser.format_help()
