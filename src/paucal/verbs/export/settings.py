@@ -1,19 +1,20 @@
 """The settings of `paucal export`."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from paucal.settings.options import MOST, option
 
 _GROUP, _COMPARED = "export", "comparison"
-FORMATS = ("safetensors", "pt2", "onnx")
+Format = Literal["safetensors", "pt2", "onnx"]
+FORMATS: tuple[Format, ...] = get_args(Format)
 
 
 @dataclass(frozen=True)
 class ExportSettings:
     """Every setting of `paucal export`; the command line and `paucal.export_model` share it."""
 
-    format: list[Literal["safetensors", "pt2", "onnx"]] | None = option(
+    format: list[Format] | None = option(
         "any of safetensors (weights and JSON, as timm and the Hugging Face hub read them), pt2 (torch.export) and "
         "onnx; by default safetensors and pt2, and onnx where the packages for it are installed",
         group=_GROUP,
