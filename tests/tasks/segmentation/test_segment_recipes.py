@@ -15,7 +15,7 @@ from paucal.tasks.segmentation.rules import RULES
 from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.types import UserError
 from tasks.segmentation.test_segment_card import card
-from tasks.segmentation.test_segment_objective import made as objective
+from tasks.segmentation.test_segment_objective import build_objective
 
 IMAGES, STEPS = 20_210, 160_000
 ADE20K = DataAndMachine(IMAGES, 150, 512, device="cuda", devices=8, bf16=True, start=StartFacts("w.pth", None))
@@ -65,7 +65,7 @@ def test_lvvit__is_tested_in_windows_and_has_heads_of_its_own_widths(model: str,
 
 
 def test_auxiliary_heads__have_the_width_that_is_asked_for():
-    auxiliary = objective(auxiliary_width=12).auxiliary
+    auxiliary = build_objective(auxiliary_width=12).auxiliary
     assert auxiliary is not None
     assert auxiliary.layers[0][0].out_channels == 12
 
