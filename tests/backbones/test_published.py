@@ -1,5 +1,6 @@
 """Published checkpoints: recognised by their names, taken out of their wrapping, loaded or refused."""
 
+import functools
 import pickle
 import re
 
@@ -8,6 +9,8 @@ import timm
 import torch
 
 import paucal
+from paucal.backbones.empty_models import build_empty
+from paucal.backbones.weights import start
 from paucal.backbones.weights.checkpoints import PROGRAMS, models_of, recognise
 from paucal.backbones.weights.start import StartWeights, pick_network, start_from, suggest_model
 from paucal.types import UserError
@@ -39,11 +42,23 @@ FILES = {
 HEADS = ("head.mlp.0.weight", "head.last_layer.weight_g", "head.last_layer.weight_v", "head_dense.mlp.0.weight")
 
 
+@functools.cache
+def _empty_model(name):
+    return build_empty(name, {})
+
+
+@pytest.fixture
+def built_once(monkeypatch):
+    """Build each model that a file may be of once for all tests: nothing changes them."""
+    monkeypatch.setattr(start, "build_empty", lambda name, arguments: _empty_model(name))
+
+
 def empty_state(name):
     """The names and shapes of an original's state dict, without values."""
     return {key: torch.empty(shape, device="meta") for key, shape, _ in recorded.load(name)["state_dict"]}
 
 
+@pytest.mark.usefixtures("built_once")
 @pytest.mark.parametrize("name", FILES)
 def test_recognise__knows_the_program_and_the_variant(name):
     state = empty_state(name)
@@ -53,6 +68,7 @@ def test_recognise__knows_the_program_and_the_variant(name):
     assert suggest_model({"state_dict": {f"module.{key}": value for key, value in state.items()}}) == model
 
 
+@pytest.mark.usefixtures("built_once")
 @pytest.mark.parametrize(
     ("name", "model"),
     [
