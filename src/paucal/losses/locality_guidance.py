@@ -32,9 +32,8 @@ def guidance_loss(cells: Tensor, guide: Tensor) -> Tensor:
 def guide_energy(guide: Tensor) -> Tensor:
     """Return the mean square of a guide's features over all processes, at least 1, a scalar in float32.
 
-    The loss over it is what the paper has for guides like the paper's, whose batch norms keep features near unit
-    scale, and stays as large for guides of another scale: the features of an EfficientNet are ten times as large, and
-    without it their mean square drowns the labels.
+    The loss is divided by it. Batch norms keep the features of the paper's guides near unit scale, so their loss is
+    unchanged; the features of an EfficientNet are ten times as large, and would otherwise outweigh the labels' loss.
 
     Args:
         guide: (B, D, h, w).

@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 KINDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 TRUTH = {**dict.fromkeys(("true", "yes", "on"), True), **dict.fromkeys(("false", "no", "off"), False)}  # YAML's words
 DURATION = "expected a time such as 10m, 600s, 8h, 1d12h or 1:30:00"
-# What stands between name and value in the words of a setting, which a mapping may be given for.
+# Settings that take words of names and values, or a mapping, with the text between name and value.
 PAIRS = {"model_args": "=", "slurm": "=", "arms": ": "}
 MOST_SHOWN = 80  # characters of a value
 

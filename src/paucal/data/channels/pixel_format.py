@@ -194,8 +194,8 @@ def declared_no_data(source: ImageSource) -> float | None:
 def measured_values(looked: Sequence[Values], outside: float) -> tuple[NDArray[np.float64], list[str]]:
     """Return the values of images that are measurements, and notes on the others.
 
-    Left out are NaN, infinite values, what a file declares to be no data, and -9999 and the like where many pixels
-    have it and it lies farther from the others than these are apart. Another such number may be a measurement.
+    NaN, infinite values and declared no-data values are left out. So are numbers such as -9999, if many pixels have
+    them and they lie farther from the other values than those lie from each other; otherwise they may be measurements.
 
     Args:
         looked: Values of some images, (n,) each.

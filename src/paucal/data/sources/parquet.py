@@ -37,7 +37,7 @@ from paucal.wording import counted, was
 _PART_NAME = re.compile(rf"({'|'.join(PARTS)})([-_.].*)?\.(parquet|arrow)", re.IGNORECASE)
 PREFIX = "hf:"
 CONVERTED = "refs/convert/parquet"  # the branch where the hub keeps Parquet files of most data sets
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # no path that leads anywhere else
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # no slashes: a name must not lead to another folder
 
 
 def find_parquet(folder: Path) -> list[Path]:
