@@ -1,8 +1,8 @@
 """paucal trains vision transformers well when images are few.
 
-Importing it registers its backbones with timm, and each name is loaded where it is first used. Since that loads torch,
-variables that torch's libraries read once, on loading, are set before it where the user has not: how long threads wait
-for each other before they sleep, and how many there are in a container with a quota (`paucal.cores`).
+Importing it registers its backbones with timm; each name is loaded when it is first used. This loads torch, whose
+libraries read some environment variables once, on loading. They are set before that, unless the user has set them: how
+long threads wait for each other before they sleep, and how many there are in a container with a quota (`paucal.cores`).
 
 Example:
     >>> import torch, paucal
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from paucal.cores import prepare_threads
 
-if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keeps the two alike
+if TYPE_CHECKING:  # the table below, for type checkers and editors; a test compares the two
     from paucal.export.reading import load_model as load
     from paucal.losses import drloc_loss as drloc_loss
     from paucal.losses import esvit_loss as esvit_loss
@@ -94,7 +94,7 @@ _WHERE = {
 }
 _PACKAGES = ("types", *(part.name for part in pkgutil.iter_modules(__path__) if part.ispkg and part.name != "cli"))
 
-# In full, as type checkers read no other form.
+# Written out in full, since type checkers read no other form.
 __all__ = [
     "Deployed",
     "DrLoc",
@@ -133,8 +133,8 @@ __all__ = [
 
 prepare_threads()
 if Path(sys.argv[0] if sys.argv else "").stem != "paucal":
-    # timm.create_model shall know our backbones. The command's verbs load them themselves, where they need them:
-    # timm takes seconds to load, and a help page should not.
+    # Makes our backbones known to timm.create_model. The verbs of the command load them only when they need them, since
+    # timm takes seconds to load and a help page should not.
     importlib.import_module("paucal.backbones")
 
 

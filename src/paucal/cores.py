@@ -1,4 +1,4 @@
-"""Processor cores: how many this process may use, and how its threads share them with other programs."""
+"""CPU cores: how many this process may use, and how its threads share them with other programs."""
 
 import logging
 import math
@@ -12,10 +12,10 @@ from pathlib import Path
 log = logging.getLogger("paucal")
 
 _MEMBERSHIP, _CGROUP = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-_MOUNTS = ("", "unified", "cpu", "cpu,cpuacct", "cpuacct,cpu")  # version 2, then the places of version 1
-_LIMITS = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))  # of version 2, of version 1
+_MOUNTS = ("", "unified", "cpu", "cpu,cpuacct", "cpuacct,cpu")  # mount points of version 2, then of version 1
+_LIMITS = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))  # files of version 2, then of version 1
 
-# Two threads that wait by spinning take five times as long as one where another program needs one of their cores.
+# If another process needs one of their cores, two threads that wait by spinning take five times as long as one thread.
 # libgomp comes with torch on Linux and reads the first name, in rounds of a loop (about 10 microseconds). LLVM's libomp
 # (macOS) and Intel's libiomp (Windows, conda) read the second, in milliseconds.
 SHORT_SPIN = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
@@ -27,22 +27,22 @@ LATE = (
     + " for the program."
 )
 
-QUICKER = 0.9  # share of a step's seconds that another number of threads may take to be chosen
-SAMPLE = 0.1  # processor seconds that tell how long work waits for a core
-BUSY = 0.3  # cores that other programs use, from which on the number of threads is measured
+QUICKER = 0.9  # another number of threads is chosen if a step takes at most this share of its time
+SAMPLE = 0.1  # CPU seconds of work that measure how long it waits for a core
+BUSY = 0.3  # cores in use by other processes, from which on the best number of threads is measured
 _state = {"threads": "", "late": False}  # the number of threads that this module has set, and whether LATE applies
 
 
 def usable_cores() -> int:
-    """Return the processor cores that this process may use: those it is bound to, within its container's quota.
+    """Return the number of CPU cores this process may use: the cores it is bound to, within its container's quota.
 
-    taskset and SLURM bind processes. A part of a core counts as one, since one thread cannot use a quota of 1.5.
+    taskset and SLURM bind processes. A fraction of a core counts as one, since one thread cannot use a quota of 1.5.
     """
     return max(1, min(_bound_cores(), math.ceil(min(cpu_quota(), 1e6))))
 
 
 def cpu_quota(membership: Path = _MEMBERSHIP, root: Path = _CGROUP) -> float:
-    """Return the processor cores that control groups allow on average; infinity where nothing limits them.
+    """Return the number of CPU cores that control groups allow on average; infinity if there is no limit.
 
     Args:
         membership: File that names the groups of the process.
@@ -52,8 +52,8 @@ def cpu_quota(membership: Path = _MEMBERSHIP, root: Path = _CGROUP) -> float:
         groups = {line.split(":", 2)[-1].lstrip("/") for line in membership.read_text().splitlines()}
     except OSError:  # macOS and Windows
         return math.inf
-    # A group is limited by those it lies in. In a container the path may be that of the machine outside of it, which is
-    # not mounted; the container's own group is mounted at the top.
+    # A group is also limited by its parents. In a container the path may be the one on the host, which is not mounted;
+    # the container's own group is mounted at the top.
     folders = {folder for mount in _MOUNTS for group in groups for folder in _and_parents(root / mount, group)}
     return min(map(_limit, folders), default=math.inf)
 
@@ -75,7 +75,7 @@ def prepare_threads() -> None:
 
 
 def note_late_import() -> None:
-    """Log once that the waiting of threads could not be set, in a program that has loaded torch before paucal."""
+    """Log once that the waiting of threads could not be set, because torch was loaded before paucal."""
     import torch
 
     if _state["late"] and torch.get_num_threads() > 1:
@@ -85,7 +85,7 @@ def note_late_import() -> None:
 
 @contextmanager
 def own_threads() -> Iterator[None]:
-    """Give torch no more threads than usable cores inside the block, and after it as many as before."""
+    """Limit torch's threads to the usable cores inside the block, and restore their number after it."""
     import torch
 
     before = torch.get_num_threads()
@@ -103,19 +103,19 @@ def threads_are_given() -> bool:
 
 
 def cores_are_shared() -> bool:
-    """Return whether other programs use this process's cores, or a quota gives it a part of a core."""
+    """Return whether other programs use this process's cores, or a quota gives it only a fraction of a core."""
     if cpu_quota() < usable_cores():
         return True
     try:
-        load = os.getloadavg()[0]  # of the last minute
+        load = os.getloadavg()[0]  # load of the last minute
     except (AttributeError, OSError):  # Windows
         return False
-    idle = (os.cpu_count() or 1) - usable_cores()  # other programs may have all their work there
+    idle = (os.cpu_count() or 1) - usable_cores()  # other processes may do all their work on the rest
     return load - min(1.0, time.process_time() / 60) - idle > BUSY
 
 
 def slowdown() -> float:
-    """Return how many times as long a thread's work takes now as it would on a core of its own."""
+    """Return the current ratio of a thread's wall time to its time on a core of its own."""
     begin, own = time.perf_counter(), time.thread_time()
     while (used := time.thread_time() - own) < SAMPLE:
         pass
@@ -123,9 +123,9 @@ def slowdown() -> float:
 
 
 def choose_threads(step: Callable[[], object]) -> int:
-    """Return the number of threads with which a step is quickest, and let torch use it.
+    """Set and return the number of torch threads with which a step is quickest.
 
-    Halves and doubles torch's number as long as that makes the step clearly quicker.
+    The number is halved or doubled as long as that makes the step clearly quicker.
 
     Args:
         step: Work to time, which may be repeated.
@@ -139,7 +139,7 @@ def choose_threads(step: Callable[[], object]) -> int:
     def seconds(count: int) -> float:
         torch.set_num_threads(count)
         if count not in known:
-            step()  # code for this number of threads is prepared
+            step()  # warm-up with this number of threads
             begin = time.perf_counter()
             step()
             known[count] = time.perf_counter() - begin

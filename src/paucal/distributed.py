@@ -1,4 +1,4 @@
-"""What a loss needs to know about the other processes; on a single process every call is a no-op."""
+"""Communication with other processes, for losses; in a single process every call is a no-op."""
 
 import torch
 import torch.distributed as dist
@@ -10,7 +10,7 @@ def _is_distributed() -> bool:
 
 
 def rank() -> int:
-    """Return the number of this process, 0 where `torch.distributed` was not initialised."""
+    """Return the rank of this process, 0 where `torch.distributed` was not initialised."""
     return dist.get_rank() if _is_distributed() else 0
 
 
@@ -21,10 +21,10 @@ def world_size() -> int:
 
 @torch.no_grad()
 def all_reduce_mean(tensor: Tensor) -> Tensor:
-    """Return the mean of a tensor over all processes, detached from the graph; the argument is left as it is.
+    """Return the mean of a tensor over all processes, detached from the graph; the argument is not changed.
 
-    Every process must call it, with the same shape. Sum and division rather than an averaging reduction: the
-    CPU backend of torch has no such reduction.
+    Every process must call it, with the same shape. It sums and divides, since torch's CPU
+    backend has no averaging reduction.
 
     Example:
         >>> all_reduce_mean(torch.tensor([1.0, 3.0]))

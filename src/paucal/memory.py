@@ -9,27 +9,27 @@ from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
-_UNKNOWN = 4 << 30  # what is assumed on systems that do not say
+_UNKNOWN = 4 << 30  # bytes assumed on systems that do not report their memory
 
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's malloc.h
-_USUAL = {_MMAP_MAX: 65536, _TRIM_THRESHOLD: 64 << 20}  # the second where glibc's own adjustment ends
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # constants of glibc's malloc.h
+_USUAL = {_MMAP_MAX: 65536, _TRIM_THRESHOLD: 64 << 20}  # the second is the limit of glibc's own adjustment
 _KEPT = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1}
 _inside: list[bool] = []  # whether this process keeps memory already
 _ASKED = ("MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def available_memory() -> int:
-    """Return the bytes of memory that are free for use, within the limit of a container if there is one."""
+    """Return the bytes of free memory, within the limit of a container if there is one."""
     limits = [value for value in (_from_meminfo(), _from_cgroup()) if value is not None]
     return min(limits) if limits else _from_sysconf()
 
 
 def peak_memory(device: str) -> int | None:
-    """Return the bytes that this process has taken at most: of its GPU where it computes on one, else of the machine.
+    """Return the peak memory of this process in bytes, on its GPU if it computes on one, else on the machine.
 
-    None where the system does not say (Windows).
+    Returns None if the system does not report it (Windows).
     """
-    import torch  # here: who asks for free memory needs no more than a moment
+    import torch  # here, so that asking for free memory does not wait for torch
 
     if device.startswith("cuda") and torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
@@ -43,12 +43,12 @@ def peak_memory(device: str) -> int | None:
 
 @contextmanager
 def kept_memory() -> Iterator[None]:
-    """Let the process keep memory that it frees for what it needs next, and give it back at the end.
+    """Let the process keep freed memory for its next allocations, and return it to the system at the end.
 
-    glibc gives every large block back to the system when it is freed. A network on a processor frees and takes hundreds
-    of them in each step, and the system clears every page anew, which is up to two thirds of the time of an answer.
-    Elsewhere (macOS, Windows, musl), and where somebody has set glibc's own variables, nothing is changed. Of contexts
-    within one another only the outermost does anything.
+    glibc returns every large block to the system when it is freed. A network on the CPU frees and allocates hundreds of
+    them in each step, and the system clears every page anew, which takes up to two thirds of the time of a prediction.
+    Nothing changes elsewhere (macOS, Windows, musl), or if glibc's own variables have been set. Of nested contexts only
+    the outermost has an effect.
     """
     tune = None if _inside or any(name in os.environ for name in _ASKED) else _glibc("mallopt")
     if tune is None:
@@ -95,13 +95,13 @@ def _from_cgroup() -> int | None:
         counts = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
         return None
-    # Files that were read lately count as used, but the kernel gives their pages up on demand.
+    # Cached pages of recently read files count as used, but the kernel frees them on demand.
     used -= int(counts.get("inactive_file", 0))
     return max(int(limit) - used, 0) if limit.isdigit() else None
 
 
 def _from_sysconf() -> int:
-    """Take half of the physical memory where the free part is unknown (macOS)."""
+    """Return half of the physical memory, for systems where the free part is unknown (macOS)."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     except (AttributeError, ValueError, OSError):

@@ -1,6 +1,6 @@
-"""Files from outside, found and read so that none can stop a program: regular ones only, never more than a bound.
+"""Finding and reading files from outside so that none can hang a program: regular files only, up to a size limit.
 
-A pipe would be waited for without end, a device has no end, and a few hundred bytes of YAML can stand for gigabytes
+Reading a pipe could wait forever, a device has no end, and a few hundred bytes of YAML can stand for gigabytes
 where aliases of aliases are followed.
 """
 
@@ -19,12 +19,12 @@ from paucal.types import UserError
 _NOT_REGULAR = "{!r} is no regular file (a folder, a pipe or a device): give a file."
 MOST_CONFIG_BYTES = 1 << 20  # YAML takes some ten seconds for each MiB
 _BOM = "\ufeff"
-_BYTE_ORDER_MARKS = (  # those of UTF-32 first: they begin with those of UTF-16
+_BYTE_ORDER_MARKS = (  # the marks of UTF-32 come first, since they begin with those of UTF-16
     *((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be")),
     *((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")),
 )
 _WORDS_SHOWN = 3
-# What no western text holds: it is the mark of another encoding that was decoded as Windows-1252.
+# Character sequences that no western text holds: they show that another encoding was decoded as Windows-1252.
 _ACCENTED, _SIGNS = "À-ÖØ-öø-ÿŠŽŒŸšžœƒ", "¡-©«-¬®-³µ-¶¸-¿×÷‚„†‡ˆ‰‹›“”˜¦"  # noqa: RUF001
 _NOT_WESTERN = re.compile(
     r"[^\x00-\xa0]{4}"  # Cyrillic, Greek, Chinese
@@ -40,13 +40,13 @@ def named_path(text: str, flag: str = "--output") -> Path:
     """Return the path that a flag names, with `~` replaced by the home folder.
 
     Raises:
-        UserError: it is empty, cannot be a path, or names the home folder of nobody.
+        UserError: it is empty, cannot be a path, or names the home folder of a user who does not exist.
     """
     if not text.strip():
         raise UserError(f"{flag} is empty: give a path, or leave {flag} out.")
     if "\0" in text:
         raise UserError(f"{flag} is {text[:80]!r}, and no path holds a null byte: give another.")
-    expanded = os.path.expanduser(text)  # pathlib's raises where there is no such user
+    expanded = os.path.expanduser(text)  # pathlib's method raises an error if there is no such user
     if text.startswith("~") and expanded == text:
         raise UserError(
             f"{flag} is {text[:80]!r}, and there is no such user: give a path, or ./~... for that very name."
@@ -55,7 +55,7 @@ def named_path(text: str, flag: str = "--output") -> Path:
 
 
 def is_regular(path: str | Path) -> bool:
-    """Whether a path leads to a file with an end; False for what cannot be looked at (links in a circle, odd names)."""
+    """Return whether a path leads to a regular file; False if it cannot be checked (circular links, odd names)."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except (OSError, ValueError):
@@ -67,13 +67,13 @@ def read_bytes(path: Path, most: int) -> bytes:
 
     Args:
         path: Path of the file.
-        most: Bytes it may have.
+        most: Largest number of bytes that the file may have.
 
     Raises:
-        UserError: it is a pipe, a device or the like, or has more bytes.
-        OSError: it is not there, or cannot be read.
+        UserError: The file is a pipe, a device or the like, or has more bytes.
+        OSError: The file does not exist, or cannot be read.
     """
-    # Without a writer a pipe would block already when opened; the flag means nothing to regular files.
+    # Opening a pipe that nobody writes to would block without O_NONBLOCK; regular files ignore the flag.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -86,7 +86,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_text(path: Path, most: int, encoding: str = "utf-8", errors: str = "strict") -> str:
-    """Read a whole text file; `UnicodeDecodeError` where it is none, else as `read_bytes`."""
+    """Read a whole text file as `read_bytes` does; raise `UnicodeDecodeError` if it is not text in this encoding."""
     return read_bytes(path, most).decode(encoding, errors)
 
 
@@ -96,7 +96,7 @@ class DecodedText(NamedTuple):
     Attributes:
         text: Text without byte order marks.
         encoding: Name of the encoding, as Python spells it.
-        note: Sentence on the encoding where it was assumed, for people; "" where the bytes tell it.
+        note: Sentence for people on an assumed encoding; "" if the encoding was recognised.
     """
 
     text: str
@@ -121,7 +121,7 @@ def read_decoded(path: Path, most: int) -> DecodedText:
 def decode_text(content: bytes, name: str, declared: str | None = None) -> DecodedText:
     r"""Decode the bytes of a text that a person has written.
 
-    UTF-8, and UTF-16 and UTF-32 with a byte order mark or without one, say themselves what they are. Other bytes are
+    UTF-8, and UTF-16 and UTF-32 with or without a byte order mark, are recognised from the bytes. Other bytes are
     read as Windows-1252, the encoding of western Europe that Excel writes, with a note; bytes that no western text
     holds are refused.
 
@@ -146,7 +146,7 @@ def decode_text(content: bytes, name: str, declared: str | None = None) -> Decod
             text = content.decode(encoding).lstrip(_BOM)
         except (UnicodeError, LookupError):
             continue
-        if text or encoding == "utf-8":  # of two bytes that only look like a mark nothing is left
+        if text or encoding == "utf-8":  # a file of two bytes that only look like a mark leaves no text
             return DecodedText(text, encoding, "")
     text = content.removeprefix(codecs.BOM_UTF8).decode("cp1252", errors="replace")
     text = text if marked in (None, "utf-8") else ""
@@ -161,9 +161,9 @@ def decode_text(content: bytes, name: str, declared: str | None = None) -> Decod
 
 
 def _wide_encoding(content: bytes) -> str | None:
-    """Return the encoding of text without a byte order mark that has 2 or 4 bytes a character, None for other bytes.
+    """Return the encoding of text with 2 or 4 bytes per character and no byte order mark; None for other bytes.
 
-    Such text holds zero bytes, beside each ASCII character, and no other text does.
+    Such text holds zero bytes, next to each ASCII character; no other text does.
     """
     zeros = [content[place::4].count(0) for place in range(4)]
     if not any(zeros) or len(content) % 2:
@@ -182,10 +182,10 @@ def _first_line_not_utf8(content: bytes) -> int:
 
 
 def require_regular(path: Path) -> Path:
-    """Return the path of a file that a library is going to open; one that is missing passes, to be missed there.
+    """Return the path of a file that a library is going to open; a missing file is left to the library to report.
 
     Raises:
-        UserError: it is a pipe, a device or the like, which the library would wait for.
+        UserError: it is a pipe, a device or the like, on which the library could wait forever.
     """
     if os.path.exists(path) and not is_regular(path):
         raise UserError(_NOT_REGULAR.format(str(path)))
@@ -193,12 +193,12 @@ def require_regular(path: Path) -> Path:
 
 
 def parse_yaml(text: str, as_text: bool = False) -> Any:
-    """Return what YAML says, in plain types.
+    """Return the content of a YAML text, in plain types.
 
     Args:
         text: YAML.
-        as_text: Whether all values but empty ones stay text: what `10`, `010`, `1:30` and `off` mean is known by who
-            expects a text, a number or true and false. A key that occurs twice is then refused.
+        as_text: Whether all values but empty ones stay text, since only the caller knows whether `10`, `010`, `1:30`
+            and `off` are text, numbers or booleans. A key that occurs twice is then refused.
 
     Raises:
         ValueError: it is not valid, or holds aliases or objects; the message says what and where, without jargon.
@@ -211,12 +211,12 @@ def parse_yaml(text: str, as_text: bool = False) -> Any:
         raise ValueError(f"{_what(problem)}{where}") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    except Exception as problem:  # its constructors raise nearly anything for odd values, such as "!!int ''"
+    except Exception as problem:  # YAML's constructors raise nearly anything for odd values, such as "!!int ''"
         raise ValueError("a value in it is no valid YAML") from problem
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return what JSON says.
+    """Return the content of a JSON text.
 
     Raises:
         ValueError: it is not valid; the message says where.

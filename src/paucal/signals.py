@@ -1,4 +1,4 @@
-"""Signals that ask a program to end, and what the processes that load images do about them."""
+"""Signals that ask a program to end, and how the processes that load images treat them."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_ENDING = ("SIGTERM", "SIGHUP")  # SIGHUP: the terminal closes; Windows has none
+_ENDING = ("SIGTERM", "SIGHUP")  # SIGHUP: the terminal closes; Windows lacks it
 # SLURM sends these before its time limit where `--signal` asks for it.
 _WARNING = ("SIGUSR1", "SIGUSR2")
 
@@ -16,8 +16,8 @@ _WARNING = ("SIGUSR1", "SIGUSR2")
 def stop_signals() -> tuple[int, ...]:
     """Return the signals, besides SIGINT, at which a run is to save its state and end.
 
-    In a job of SLURM, SIGUSR1 and SIGUSR2 belong to them. A signal is left out where another program has decided about
-    it: `nohup` ignores SIGHUP, submitit ignores SIGTERM and requeues its job at SIGUSR2.
+    In a SLURM job, these include SIGUSR1 and SIGUSR2. A signal is left out if another program has already changed its
+    handling: `nohup` ignores SIGHUP, submitit ignores SIGTERM and requeues its job at SIGUSR2.
     """
     in_slurm = any(name.startswith("SLURM_") for name in os.environ)
     numbers = [*_numbers(_ENDING), *(_numbers(_WARNING) if in_slurm else ())]
@@ -26,10 +26,10 @@ def stop_signals() -> tuple[int, ...]:
 
 @contextmanager
 def stop_signals_as_interrupt() -> Iterator[None]:
-    """Let these signals end a call as Ctrl-C does: half-written files are removed, and locks given back.
+    """Let these signals end a call as Ctrl-C does: half-written files are removed, and locks released.
 
-    While a run trains it takes the signals itself, to save its state. Signals that another program handles, and
-    processes that another one leads, are left alone.
+    While a run trains, it handles the signals itself, to save its state. Signals that another program handles, and
+    processes of local rank above 0, are left alone.
     """
     led = int(os.environ.get("LOCAL_RANK") or 0) > 0
     if led or threading.current_thread() is not threading.main_thread():
@@ -52,11 +52,11 @@ def stop_signals_as_interrupt() -> Iterator[None]:
 
 
 def ignore_stop_signals() -> None:
-    """Let a loader process live on when a signal reaches the whole group of processes; its parent decides.
+    """Keep a loader process alive when a signal reaches the whole process group, so that its parent decides.
 
     SLURM, systemd and a closing terminal send signals to all processes of a job at once. A loader process that ended
-    then would break the training in the middle of a step. A SIGTERM of the parent itself still ends it, where the
-    system tells who has sent a signal.
+    then would break the training in the middle of a step. A SIGTERM from the parent itself still ends it, if
+    the system tells who sent a signal.
     """
     for number in (signal.SIGINT, *_numbers((*_ENDING[1:], *_WARNING))):
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The small dataclasses that every folder of paucal speaks.
+"""The small dataclasses that all folders of paucal share.
 
 Shapes use B for images in a batch, V for views of an image, D for channels and H, W for grid or image sides.
 """
@@ -42,7 +42,7 @@ class Progress:
         return self.step // self.steps_per_epoch
 
     def half_cosine(self, start: float, end: float) -> float:
-        """Return what has moved from `start` to `end` on a half cosine over the whole run."""
+        """Return the current value on a half cosine from `start` to `end` over the whole run."""
         return half_cosine(start, end, self.step, self.total_steps)
 
 
@@ -64,8 +64,8 @@ class Batch:
     Attributes:
         ids: (B,) int64, the index of each image in its image set.
         views: One (B, C, H, W) tensor per crop; a single one for plain training.
-        labels: (B,) int64, or (B, K) float after mixing, or None where the objective needs none. Where images may have
-            several labels (B, K) float of 1 and 0, not a number where nobody knows, and what is between after mixing.
+        labels: (B,) int64, or (B, K) float after mixing, or None where the objective needs none. If images may have
+            several labels, (B, K) float with 1 and 0, NaN where unknown, and values in between after mixing.
         geometry: One (B, 2, 3) float tensor per view, or None. It maps a point of the view to the point of the
             source image it shows, both in normalised coordinates in [-1, 1] as `(x, y, 1)` (x to the right, edges
             of the image at -1 and 1, the convention of `torch.nn.functional.affine_grid`, align_corners=False).
@@ -87,7 +87,7 @@ class Batch:
         Args:
             device: Target device.
             non_blocking: Whether the caller continues while the copy is made. Only copies to CUDA keep their order with
-                what follows; elsewhere the wish is ignored (on MPS the values may be read before they are there).
+                later operations; elsewhere it is ignored (on MPS the values may be read before they are there).
         """
         ahead = non_blocking and str(device).startswith("cuda")
         return self._map(lambda t: t.to(device, non_blocking=ahead))
@@ -109,11 +109,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class FeatureRequest:
-    """What a reader wants from a backbone.
+    """Which features a backbone is to return.
 
     Attributes:
-        levels: "last" for the final grid, "stages" for one grid per stage, "merged" for one per layer that merges
-            patches (Swin's) and the final one, "blocks" for one per block.
+        levels: "last" for the final grid, "stages" for one grid per stage, "merged" for one grid per layer that merges
+            patches (Swin's) and the final grid, "blocks" for one grid per block.
         norm: Whether the last grid is read after the backbone's final norm (where it has one) or before it.
     """
 
@@ -123,16 +123,16 @@ class FeatureRequest:
 
 @dataclass
 class Features:
-    """What a backbone gives from one forward pass.
+    """The outputs of a backbone from one forward pass.
 
     Attributes:
         grids: (B, D, H, W) maps, shallow to deep; class tokens and other prefix tokens are left out.
         pooled: (B, D), the class token where the family has one, else the mean over the last grid.
         logits: (B, K), or None where the backbone has no classifier.
-        token_logits: (B, H * W, K) of a backbone with a classifier of tokens, where they were asked for; `logits` are
-            then those of the class alone.
-        distilled_logits: (B, K) of the distillation token, where a backbone in training answers apart with it;
-            `logits` are then those of the class token.
+        token_logits: (B, H * W, K) of a backbone with a classifier of tokens, if requested; `logits` are then those of
+            the class token alone.
+        distilled_logits: (B, K) of the distillation token, if a backbone returns them separately, in training; `logits`
+            are then those of the class token.
     """
 
     grids: list[Tensor]
@@ -164,10 +164,10 @@ class LossTerms:
 
 
 def height_and_width(img_size: int | Sequence[int]) -> tuple[int, int]:
-    """Return (height, width) of a size in pixels that may be one side, of a square, or both.
+    """Return (height, width) of a size in pixels, given as both sides or as the one side of a square.
 
     Raises:
-        ValueError: there is no side, or there are more than two.
+        ValueError: no side is given, or more than two.
 
     Example:
         >>> height_and_width(32), height_and_width([32]), height_and_width([96, 64])
@@ -181,7 +181,7 @@ def height_and_width(img_size: int | Sequence[int]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Crops:
-    """A group of views made alike.
+    """A group of views made in the same way.
 
     Attributes:
         count: Number of views of each image.
@@ -232,10 +232,10 @@ GroupScales = Mapping[str, GroupScale]
 
 
 class UserError(Exception):
-    """A mistake in what the user gave: one sentence with the value, what was expected and what to do.
+    """A mistake in the user's input: one sentence with the value, what was expected and what to do.
 
-    The command line prints it and exits with code 2; from Python it is an ordinary exception. Whatever its parts are,
-    the message is one line that can be shown: `wording.sentence`.
+    The command line prints it and exits with code 2; from Python it is an ordinary exception. `wording.sentence` makes
+    the message one line that can be shown, whatever its parts are.
     """
 
     def __init__(self, message: str) -> None:
@@ -243,4 +243,4 @@ class UserError(Exception):
 
 
 class NoLabelsError(UserError):
-    """Images that were to have labels have none, and nothing in their layout suggests that they should."""
+    """Images that need labels have none, and nothing in their layout suggests labels."""

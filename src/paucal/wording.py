@@ -1,7 +1,7 @@
-"""Text from outside (names of files and classes, values, messages of libraries) made fit to be shown.
+"""Text from outside (names of files and classes, values, messages of libraries) made safe to show.
 
-Whatever is printed or raised passes here once, so that no sentence has to think of it: a name can hold codes that
-move a terminal's cursor or change its colours, and a value can be as long as a file.
+Everything that is printed or raised passes through here once, so that no other code has to care: a name can hold codes
+that move a terminal's cursor or change its colours, and a value can be as long as a file.
 """
 
 import difflib
@@ -9,16 +9,16 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-MOST_WORD, MOST_SENTENCE = 300, 1000  # characters; a longer path than that is rare
+MOST_WORD, MOST_SENTENCE = 300, 1000  # characters; few paths are longer
 _LONG_WORD = re.compile(rf"\S{{{MOST_WORD + 1},}}")
 _BYTE = re.compile("[\udc80-\udcff]")
 _BREAK = re.compile(r"\s*\n\s*")
 _LINE_BREAKS = "\n\t"
-# Control codes, what hides or reorders text, and separators of lines; bytes that are no UTF-8 are surrogates and stay,
-# but for those that a terminal of 8 bits takes for control codes.
+# Control codes, characters that hide or reorder text, and line separators. Bytes that are not UTF-8 are surrogates and
+# stay, except those that an 8-bit terminal takes for control codes.
 _UNSHOWN = ("Cc", "Cf", "Zl", "Zp")
 _RAW_CONTROLS = range(0xDC80, 0xDCA0)
-_JOINERS = "\u200c\u200d"  # of scripts and of emoji: they belong to names
+_JOINERS = "\u200c\u200d"  # joiners of scripts and emoji, which belong to names
 
 
 def showable(text: str) -> str:
@@ -34,7 +34,7 @@ def showable(text: str) -> str:
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """Return a number with its noun, whose plural is given where it takes more than an "s".
+    """Return a number with its noun; give the plural in `many` unless it only adds an "s".
 
     Example:
         >>> counted(1, "step"), counted(2000, "step"), counted(0, "class", "classes")
@@ -44,12 +44,12 @@ def counted(count: int, one: str, many: str = "") -> str:
 
 
 def was(count: int) -> str:
-    """Return "was" for one thing, "were" for others."""
+    """Return "was" for a count of 1, else "were"."""
     return "was" if count == 1 else "were"
 
 
 def shortened(text: str, most: int = MOST_SENTENCE) -> str:
-    """Return text of at most `most` characters: the beginning, three dots and the end.
+    """Return text shortened to at most `most` characters: the beginning, three dots and the end.
 
     Example:
         >>> shortened("a" * 500, 20)
@@ -91,7 +91,7 @@ def percent(share: float, form: str = ".1f") -> str:
 
     Args:
         share: From 0 to 1.
-        form: Format of the number of percent.
+        form: Format of the percentage.
 
     Example:
         >>> percent(0.9123), percent(0.95, "g"), percent(0.4, ".0f")

@@ -1,4 +1,4 @@
-"""Backbones: timm's and our own, read in one way and fitted to the image size.
+"""Backbones, timm's and our own, read through one interface and fitted to the image size.
 
 Importing this package registers our models with timm.
 """

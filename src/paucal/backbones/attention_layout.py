@@ -1,9 +1,9 @@
-"""How a family's attention is read: where its weights can be seen, and where in the image queries and keys lie.
+"""How a family's attention is read: where to find its weights, and where in the image queries and keys lie.
 
-A layer's weights say only (batch, heads, queries, keys). Its class, the class of the block around it, or of what holds
-the block, says the rest in an attribute `attention_layout`; `timm_attention` declares timm's classes. A class without a
-declaration has timm's convention: an attribute `fused_attn`, weights that pass through `attn_drop`, and full attention
-over prefix tokens and cells.
+A layer's weights have only the axes (batch, heads, queries, keys). The rest is declared by an attribute
+`attention_layout` of the layer's class, of its block's class, or of a class further up; `timm_attention` declares
+timm's classes. A class without a declaration follows timm's convention: an attribute `fused_attn`, weights that pass
+through `attn_drop`, and full attention over prefix tokens and cells.
 """
 
 from collections.abc import Callable
@@ -22,12 +22,12 @@ Token = str | tuple[int, int]
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a layer: some before the cells, the cells row by row, some behind them.
+    """The tokens of a layer: prefix tokens, the cells row by row, suffix tokens.
 
     Attributes:
         grid: (rows, columns) of the cells.
-        prefix: Names of those before, such as "class", "distillation", "register 1".
-        suffix: Names of those behind, such as DHVT's "head 1".
+        prefix: Names of the tokens before the cells, such as "class", "distillation", "register 1".
+        suffix: Names of the tokens after the cells, such as DHVT's "head 1".
     """
 
     grid: Size
@@ -39,14 +39,14 @@ class Tokens:
 
     @property
     def cells(self) -> int:
-        """How many cells there are."""
+        """The number of cells."""
         return self.grid[0] * self.grid[1]
 
     def place(self, token: Token) -> int:
         """Return the index of a token, given as (row, column) or by its name.
 
         Raises:
-            UserError: there is no such token.
+            UserError: the token does not exist.
 
         Example:
             >>> Tokens((2, 3), ("class",)).place((1, 2)), Tokens((2, 3), ("class",)).place("class")
@@ -66,16 +66,16 @@ class Tokens:
         return len(self.prefix) + row * columns + column
 
     def to_grid(self, values: Tensor) -> Tensor:
-        """Return the cells' part of (..., tokens) as (..., rows, columns)."""
+        """Return the values of the cells from (..., tokens) as (..., rows, columns)."""
         first = len(self.prefix)
         return values[..., first : first + self.cells].unflatten(-1, self.grid)
 
 
 class Call(NamedTuple):
-    """What an attention layer and the block around it were called with.
+    """The arguments that an attention layer and the block around it were called with.
 
     Attributes:
-        modules: The layer, its block, and what holds them, up to the model.
+        modules: The layer, its block, and the modules around them, up to the model.
         inputs: Positional arguments of the layer.
         block_inputs: Positional arguments of the block.
     """
@@ -91,21 +91,21 @@ class Call(NamedTuple):
 
     @property
     def block(self) -> Any:
-        """The module that holds the layer."""
+        """The module that contains the layer."""
         return self.modules[1]
 
     @property
     def model(self) -> Any:
-        """The whole."""
+        """The whole model."""
         return self.modules[-1]
 
 
 class Places(NamedTuple):
-    """Where the queries and keys of a layer lie; in groups, for instance windows, whose queries share their keys.
+    """Where the queries and keys of a layer lie, in groups (such as windows) whose queries share their keys.
 
     Attributes:
         tokens: Tokens that the queries belong to.
-        key_tokens: Tokens that the keys belong to; the same but for layers that pool them.
+        key_tokens: Tokens that the keys belong to; the same unless the layer pools them.
         queries: (groups, Q) indices among `tokens`, -1 for padding.
         keys: (groups, K) indices among `key_tokens`, -1 for padding.
     """
@@ -118,16 +118,17 @@ class Places(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionLayout:
-    """What a class declares about its attention.
+    """The declaration of a class about its attention.
 
     Attributes:
-        weights: Where they can be seen: "fused_attn" for layers that pass them through `attn_drop` while `fused_attn`
-            is off, "attn_drop" for those that always do, "softmax" for those whose softmax must be watched.
-        places: Returns the places of (call, weights, image size), or None for the usual ones.
+        weights: Where the weights can be seen: "fused_attn" for layers that pass them through `attn_drop` while
+            `fused_attn` is off, "attn_drop" for layers that always do, "softmax" for layers whose softmax must be
+            intercepted.
+        places: Function of (call, weights, image size) that returns the places, or None for the usual ones.
         groups_last: Whether weights of five dimensions are (B, heads, groups, Q, K), not (B, groups, heads, Q, K).
-        pools: Whether keys, or both, are squares of cells on a coarser grid.
-        between_cells: Whether cells attend to each other; not so where channels do.
-        suffix: Returns the names of tokens that stand behind the cells.
+        pools: Whether keys, or keys and queries, are squares of cells on a coarser grid.
+        between_cells: Whether cells attend to each other; False where channels do.
+        suffix: Function that returns the names of the tokens after the cells.
     """
 
     weights: Literal["fused_attn", "attn_drop", "softmax"] = "fused_attn"
@@ -139,14 +140,14 @@ class AttentionLayout:
 
 
 def prefix_names(model: nn.Module, count: int) -> tuple[str, ...]:
-    """Return names for the tokens before the cells, as far as the model tells what they are.
+    """Return names for the tokens before the cells, as far as the model tells their kinds.
 
     Example:
         >>> import timm
         >>> prefix_names(timm.create_model("deit_tiny_distilled_patch16_224", depth=1), 2)
         ('class', 'distillation')
     """
-    # In models of stages (CvT, ViL) the token belongs to a stage.
+    # In models with stages (CvT, ViL) the token belongs to a stage.
     known = [
         word
         for word, attribute in (("class", "cls_token"), ("distillation", "dist_token"))
@@ -158,7 +159,7 @@ def prefix_names(model: nn.Module, count: int) -> tuple[str, ...]:
 
 
 def window_places(grid: Size, cut: Tensor) -> Places:
-    """Return the places of windows from indices of cells (windows, ...) that are cut as features are."""
+    """Return the places of windows from cell indices (windows, ...) that were cut like the features."""
     places = cut.reshape(len(cut), -1)
     return Places(Tokens(grid), Tokens(grid), places, places)
 

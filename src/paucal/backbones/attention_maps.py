@@ -1,8 +1,9 @@
 """Read the attention weights of a model, timm's or ours.
 
 timm's attention layers share a convention that ours follow: `fused_attn` tells whether a fused kernel may be used,
-which never shows its weights, and without it they pass through the submodule `attn_drop`. Others declare where their
-weights are seen (`AttentionLayout.weights`): what a softmax returns is kept where it reaches no submodule.
+which never exposes its weights; without it the weights pass through the submodule `attn_drop`. Other layers declare
+where their weights can be seen (`AttentionLayout.weights`): where no submodule receives them, the output of the softmax
+is kept.
 """
 
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from paucal.backbones.timm_attention import layout_of
 
 
 class _Recorder:
-    """A hook: an object rather than a closure, so that a deep copy of a model carries its own."""
+    """A hook that is an object, not a closure, so that a deep copy of a model has hooks of its own."""
 
     def __init__(self, maps: dict[str, Tensor], name: str) -> None:
         self.maps, self.name = maps, name
@@ -27,7 +28,7 @@ class _Recorder:
 
 
 class _Softmaxes(TorchFunctionMode):
-    """Keeps what the softmax of the layer that is at work returns."""
+    """Keeps the outputs of softmax in the attention layer that is running."""
 
     def __init__(self, maps: dict[str, Tensor]) -> None:
         super().__init__()
@@ -35,7 +36,7 @@ class _Softmaxes(TorchFunctionMode):
         self.at_work: str | None = None
 
     def watch(self, name: str, layer: nn.Module) -> list[Any]:
-        """Follow a layer; returns the handles that end it."""
+        """Follow a layer; return the handles of the hooks, which stop it when removed."""
 
         def begin(module: nn.Module, inputs: tuple[Any, ...]) -> None:
             self.at_work = name
@@ -73,13 +74,13 @@ def _shows_weights(module: nn.Module) -> bool:
 
 @contextmanager
 def recorded_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Record the weights of every attention layer while the model runs, on its explicit path.
+    """Record the weights of every attention layer while the model runs, with fused kernels switched off.
 
-    The weights are those after the softmax and before dropout, (B, heads, queries, keys), or one row per window
-    where a layer works in windows; they carry gradients where the model does. A second run overwrites them.
+    The weights are taken after the softmax and before dropout, as (B, heads, queries, keys), or with one row per window
+    where a layer works in windows. They carry gradients if the model does. A second run overwrites them.
 
     Args:
-        model: Uncompiled model, since compiled code does not stop at hooks placed afterwards.
+        model: Uncompiled model, since compiled code ignores hooks that are placed later.
 
     Yields:
         A mapping from the layer's dotted name to its weights, empty until the model has run.

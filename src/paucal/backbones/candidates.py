@@ -1,4 +1,4 @@
-"""Constructor arguments that make a model's grid finer, the most wanted first."""
+"""Constructor arguments that make a model's grid finer, the best first."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -12,8 +12,8 @@ from torch import nn
 from paucal.backbones.empty_models import patch_size, reductions
 from paucal.backbones.layout import Size
 
-# A backbone in stages needs 4x4 cells at its end. One of equal blocks, whose cells all attend to each other
-# from the start, needs 7x7, the grid of 224 pixels with patches of 32; 8x8 is preferred since it divides more
+# A backbone with stages needs 4x4 cells at its end. A backbone of equal blocks, whose cells all attend to each other
+# from the first block on, needs 7x7, the grid of 224 pixels with patches of 32; 8x8 is preferred since it divides more
 # image sizes.
 STAGED_SIDE, EQUAL_SIDE, EQUAL_BEST, EQUAL_MOST = 4, 7, 8, 16
 _WINDOWS = (7, 8, 6, 5, 4)
@@ -31,10 +31,10 @@ def has_equal_blocks(model: nn.Module) -> bool:
 
 
 def arguments_to_try(model: nn.Module, image_size: Size, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield constructor arguments that change a model's grid, leaving alone those that the user has given.
+    """Yield constructor arguments that change a model's grid, without overriding the user's.
 
     Args:
-        model: Built with the given arguments for its usual image size.
+        model: Model, built with the given arguments for its usual image size.
         image_size: (height, width) in pixels.
         given: The user's own arguments.
     """
@@ -80,9 +80,8 @@ def _swin(model: nn.Module, image_size: Size, given: Mapping[str, Any]) -> Itera
 def best_window(image_size: Size, patch: int, stages: int) -> int:
     """Return the attention window that pads the grids of a Swin least.
 
-    Padding is the share of a stage's padded cells, summed over the stages; of equal windows the first of 7
-    (Swin's
-    own), 8, 6, 5 and 4 wins.
+    Padding is a stage's share of padded cells, summed over the stages. Ties go to the first of 7 (Swin's own), 8, 6, 5
+    and 4.
 
     Example:
         >>> best_window((96, 96), 2, 4), best_window((224, 224), 4, 4)

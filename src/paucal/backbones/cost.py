@@ -23,7 +23,7 @@ BYTES = 4  # of a float32
 
 @dataclass(frozen=True)
 class Cost:
-    """Lower bounds of what one image costs.
+    """Lower bounds of the cost of one image.
 
     Attributes:
         parameters: Parameters of the model.
@@ -39,7 +39,7 @@ class Cost:
 
 
 def image_cost(name: str, image_size: Size, arguments: Mapping[str, Any]) -> Cost | None:
-    """Return what an image costs a model; None where the model cannot be tried without computing.
+    """Return the cost of one image; None where the model cannot be tried without computing.
 
     Args:
         name: Name of a timm model.
@@ -61,7 +61,7 @@ def _cost(name: str, image_size: Size, arguments: str) -> Cost | None:
     counter = FlopCounterMode(display=False)
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
-        images = probe_images(model, image_size).repeat(2, 1, 1, 1).requires_grad_()  # batch norms want two
+        images = probe_images(model, image_size).repeat(2, 1, 1, 1).requires_grad_()  # batch norms need two images
         try:
             with torch.autograd.graph.saved_tensors_hooks(_keep(kept), lambda tensor: tensor), counter, NoAttention():
                 model(images)
@@ -86,7 +86,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 class NoAttention(TorchFunctionMode):
-    """Leaves out the matrix of attention, which the meta device builds and most devices do not."""
+    """Leaves out the attention matrix, which the meta device builds and most devices do not."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is functional.scaled_dot_product_attention:
@@ -104,7 +104,7 @@ class PartCost:
 
     Attributes:
         parameters: Number of parameters, trained or not.
-        macs: Multiply-adds without the products of attention, as the programs of the papers count them.
+        macs: Multiply-adds without the products of attention, as the papers' code counts them.
     """
 
     parameters: int
@@ -125,7 +125,7 @@ def part_cost(part: nn.Module, inputs: Any, run: Callable[[Any], Any] | None = N
     Args:
         part: Module.
         inputs: Argument of its forward pass.
-        run: Function of the inputs that is counted instead of the forward pass.
+        run: Function of the inputs to count instead of the forward pass.
     """
     with FlopCounterMode(display=False) as counter, NoAttention():
         (run or part)(inputs)

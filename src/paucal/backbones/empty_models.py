@@ -1,4 +1,4 @@
-"""Build models without arithmetic, to see what they accept."""
+"""Build models without arithmetic, to find out which sizes and arguments they accept."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from paucal.backbones.names import create_model
 from paucal.backbones.probe import probe_images, undisturbed
 from paucal.types import UserError
 
-# What timm's constructors and models raise at sizes they are not made for.
+# Exceptions that timm's constructors and models raise at unsuitable sizes.
 _REFUSALS = (
     *(AssertionError, AttributeError, RuntimeError, TypeError, ValueError, IndexError, ZeroDivisionError, UserError),
 )
@@ -25,10 +25,10 @@ def build_empty(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     """Build a model on the meta device: shapes without values.
 
     Raises:
-        UserError: there is no such model or it does not take the arguments.
+        UserError: the model does not exist or does not take the arguments.
     """
     with torch.device("meta"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # layers of no size: whether they make a model is asked next
+        warnings.simplefilter("ignore")  # layers without elements; whether the model works is checked later
         return create_model(name, **arguments)
 
 
@@ -36,11 +36,11 @@ def try_size(name: str, image_size: Size, arguments: Mapping[str, Any]) -> Featu
     """Build a model on the meta device and probe it at an image size; None where it does not fit."""
     try:
         with torch.device("meta"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # layers of no size, on the way to a refusal
+            warnings.simplefilter("ignore")  # layers without elements, in models that are then refused
             model = timm.create_model(name, **arguments)
         patch = patch_size(model)
         if patch is not None and (image_size[0] % patch[0] or image_size[1] % patch[1]):
-            return None  # timm would leave out the right and bottom border without a word
+            return None  # timm would silently leave out the right and bottom border
         backbone = FeatureBackbone(model, image_size)
     except _REFUSALS:
         return None

@@ -1,8 +1,8 @@
-"""Any timm model as a backbone that hands out grids of features.
+"""Any timm model as a backbone that returns grids of features.
 
-One forward pass through the model answers any number of requests: the final grid, one grid per stage or one
-per block, before or after the final norm, always (B, D, H, W), row by row and without class tokens, plus the
-pooled feature and the logits that the model itself would give.
+One forward pass through the model serves any number of requests: the final grid, one grid per stage or one per block,
+before or after the final norm, always (B, D, H, W), row by row and without class tokens, plus the model's own pooled
+feature and logits.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,15 +22,13 @@ _LAST = FeatureRequest()
 class FeatureBackbone(nn.Module):
     """A timm model together with the one way to read its features.
 
-    "last" is what `model.forward_features` gives, so `norm=True` and `norm=False` differ where the model
-    normalises the grid itself (ViT, Swin, Twins, ...) and agree where it does not (ResNet, PVTv2) or only
-    after
-    pooling (ConvNeXt, a mean-pooled ViT). Of several branches (CrossViT, CoaT) it is the last; where only a
-    class
-    token is left (PiT), it is the deepest intermediate map. "stages" has one grid per entry of timm's
-    `feature_info`; models of equal blocks (ViT) list every block there. "merged" has the grids that a Swin's stages
-    hand on, after the merging of patches, and the last one; timm's stages end before it. With `norm=True` the last
-    entry of these and of "blocks" is the last grid after the norm, where the model has one.
+    "last" is the output of `model.forward_features`, so `norm=True` and `norm=False` differ where the model normalises
+    the grid itself (ViT, Swin, Twins, ...) and agree where it does not (ResNet, PVTv2) or only after pooling (ConvNeXt,
+    a mean-pooled ViT). With several branches (CrossViT, CoaT) it is the last branch's; where only a class token is left
+    (PiT), it is the deepest intermediate map. "stages" has one grid per entry of timm's `feature_info`; models of equal
+    blocks (ViT) list every block there. "merged" has the grids that a Swin's stages hand on, after the merging of
+    patches, and the last one; timm's stages end before the merging. With `norm=True` the last entry of "stages",
+    "merged" and "blocks" is the last grid after the norm, where the model has one.
 
     The module compiles in place: `backbone.compile()`.
 
@@ -60,7 +58,7 @@ class FeatureBackbone(nn.Module):
 
     @property
     def plan(self) -> Plan:
-        """How the model's outputs are read, as the probe at its construction has shown."""
+        """How the model's outputs are read, as found by the probe at construction."""
         return self._plan
 
     @property
@@ -75,7 +73,7 @@ class FeatureBackbone(nn.Module):
 
     @property
     def cell_size(self) -> tuple[float, float]:
-        """(height, width) in pixels of the part of the image that one cell of the last grid stands for."""
+        """(height, width) in pixels of the image area that one cell of the last grid covers."""
         return self.image_size[0] / self.grid[0], self.image_size[1] / self.grid[1]
 
     @property
@@ -85,7 +83,7 @@ class FeatureBackbone(nn.Module):
 
     @property
     def classifies_tokens(self) -> bool:
-        """Whether the model has a classifier of tokens, as LV-ViT."""
+        """Whether the model has a classifier of tokens, as LV-ViT does."""
         return self.num_classes > 0 and getattr(self.model, "aux_head", None) is not None
 
     @overload
@@ -105,12 +103,12 @@ class FeatureBackbone(nn.Module):
         dense: bool = False,
         mix_box: Tensor | None = None,
     ) -> Features | list[Features]:
-        """Run the model once and return the features asked for.
+        """Run the model once and return the requested features.
 
         Args:
             images: (B, C, H, W), normalised as the model expects.
             request: One request, or a tuple of them, which gives a list of features in the same order.
-            dense: Give the logits of class and tokens apart; for models that classify tokens.
+            dense: Return class and token logits separately; for models that classify tokens.
             mix_box: MixToken's box of cells (4,) int64, for models that mix within (LV-ViT).
         """
         requests = (request,) if isinstance(request, FeatureRequest) else request
@@ -132,13 +130,13 @@ class FeatureBackbone(nn.Module):
         dense: bool = False,
         mix_box: Tensor | None = None,
     ) -> list[Features]:
-        """Answer several requests from one forward pass, compiled where the module is."""
+        """Serve several requests from one forward pass, compiled if the module is."""
         return self(images, tuple(requests), dense, mix_box)
 
     def shapes(self, request: FeatureRequest = _LAST, image_size: Size | None = None) -> list[tuple[int, int, int]]:
         """Return (dim, height, width) of each grid of a request, found by a forward pass of one black image.
 
-        The model's state, its training mode and the random generators are left as they are.
+        The model's state, its training mode and the random generators are left unchanged.
 
         Args:
             request: Features to read.
@@ -149,11 +147,11 @@ class FeatureBackbone(nn.Module):
         return [(grid.shape[1], grid.shape[2], grid.shape[3]) for grid in features.grids]
 
     def _classify(self, final: Any, dense: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the logits of the class, of the tokens and of the distillation token."""
+        """Return the logits of the image, of its tokens and of the distillation token, None for those not given."""
         if dense:
             return *self.model.dense_logits(final), None  # type: ignore[operator]
         logits = self.model.forward_head(final) if self.num_classes > 0 else None  # type: ignore[operator]
-        # timm's models with a distillation token give a pair where `set_distilled_training` asks for it.
+        # timm's models with a distillation token return a pair after `set_distilled_training`.
         return (logits[0], None, logits[1]) if isinstance(logits, tuple) else (logits, None, None)
 
     def _run(

@@ -1,8 +1,7 @@
 """Read a model's inner tensors during its one forward pass.
 
-The hooks are placed once and stay; they keep something only while a reader has opened them. They are objects,
-not closures, so that a deep copy of a backbone carries hooks of its own, and plain enough for torch.compile
-to trace.
+The hooks are placed once and stay; they keep tensors only while a reader has opened them. They are objects, not
+closures, so that a deep copy of a backbone carries hooks of its own, and plain enough for torch.compile to trace.
 """
 
 import re
@@ -11,16 +10,16 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-# What timm calls its blocks; class-attention blocks leave the cells as they are and are not counted.
+# Names of timm's block classes; class-attention blocks leave the cells unchanged and are not counted.
 _BLOCK = re.compile(r"Block|Bottle\w*neck|Residual|DepthwiseSeparable|Outlooker", re.IGNORECASE)
 _NORM = re.compile(r"norm\d*$")
 _NO_BLOCK = re.compile(r"Class|DropBlock|Embed")
-_MERGING = "PatchMerging"  # what timm calls such layers in Swin and in all others that have them
+_MERGING = "PatchMerging"  # name of the class in Swin and in all other timm models that merge patches
 _ASIDE = re.compile(r"(^|\.)(stem|downsample|global_block)(\.|$)")  # blocks within other layers
 
 
 class HookedTensors:
-    """What the hooks of one backbone have read, by the name of the submodule; None while they are closed."""
+    """The tensors that the hooks of one backbone have read, by submodule name; None while the hooks are closed."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Any] | None = None
@@ -57,9 +56,9 @@ def hook_input(model: nn.Module, name: str, hooked: HookedTensors) -> RemovableH
 def block_names(model: nn.Module) -> list[str]:
     """Return the dotted names of the modules that look like the model's blocks, shallow to deep.
 
-    timm has no list of blocks that holds for all families, but names their classes alike (`Block`,
-    `SwinTransformerBlock`, `Bottleneck`, `InvertedResidual`, ...). The outermost such modules count: a block
-    inside is a part of it. Whether their outputs are grids is for the caller to see.
+    timm has no list of blocks for all families, but gives their classes similar names (`Block`, `SwinTransformerBlock`,
+    `Bottleneck`, `InvertedResidual`, ...). Only the outermost such modules count; a block inside another is part of it.
+    The caller has to check whether their outputs are grids.
 
     Example:
         >>> import timm
@@ -86,8 +85,8 @@ def _is_block(module: nn.Module) -> bool:
 def merging_names(model: nn.Module) -> list[str]:
     """Return the names of the layers that merge patches between two stages, shallow to deep.
 
-    timm has them at the beginning of a stage, Swin's own program at the end of the one before: their output is the
-    same tensor.
+    timm has them at the beginning of a stage, Swin's authors at the end of the previous one; the output is the same
+    tensor.
 
     Example:
         >>> import timm
@@ -100,9 +99,8 @@ def merging_names(model: nn.Module) -> list[str]:
 def final_norm_names(model: nn.Module) -> list[str]:
     """Return the names of the modules that may normalise the final grid, in the order of the model.
 
-    These are `norm`, `norm4` and the like at the top of the model; of a list of norms, one per branch, the
-    last. A
-    norm that acts after pooling (`fc_norm`, `head.norm`) is part of the classifier, not of the grid.
+    These are `norm`, `norm4` and the like at the top of the model; of a list of norms, one per branch, the last one
+    counts. A norm that acts after pooling (`fc_norm`, `head.norm`) is part of the classifier, not of the grid.
     """
     names: list[str] = []
     for name, module in model.named_children():

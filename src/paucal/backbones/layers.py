@@ -1,4 +1,4 @@
-"""Where a parameter sits in its model: stem, stage, block or classifier, as timm's own matchers say."""
+"""Where a parameter sits in its model (stem, stage, block or classifier), according to timm's own matchers."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,7 +12,7 @@ from paucal.types import UserError
 
 
 def classifier_modules(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the modules that give the logits; none where the model has no classifier.
+    """Return the names of the modules that produce the logits; none if the model has no classifier.
 
     Example:
         >>> import timm
@@ -43,8 +43,8 @@ def within(name: str, modules: Iterable[str]) -> bool:
 def layer_ids(model: nn.Module) -> dict[str, int]:
     """Return the layer of each parameter: 0 for the stem, then one number per block, the last for the classifier.
 
-    The numbers are timm's (`group_matcher`; where a model has none, twelve tensors in a row make a layer, as in
-    timm's own optimizer groups). A final norm before pooling counts as part of the last block.
+    The numbers are timm's (`group_matcher`; where a model has none, every twelve consecutive tensors make a layer, as
+    in timm's own optimizer groups). A final norm before pooling counts as part of the last block.
 
     Example:
         >>> import timm
@@ -63,8 +63,8 @@ def layer_ids(model: nn.Module) -> dict[str, int]:
 def layer_scales(model: nn.Module, decay: float) -> dict[str, float]:
     """Return the factor on the learning rate of each parameter: `decay` to the power of the layers above it.
 
-    Layer-wise decay of BEiT (Bao et al., ICLR 2022, appendix), as timm's `param_groups_layer_decay` has it: the
-    classifier has 1, the last block `decay`, the stem the smallest factor.
+    This is the layer-wise decay of BEiT (Bao et al., ICLR 2022, appendix), as in timm's `param_groups_layer_decay`: the
+    classifier has factor 1, the last block `decay`, the stem the smallest factor.
 
     Args:
         model: A timm model.

@@ -1,8 +1,8 @@
 """Read a timm model's output, whatever its layout, as a grid of cells.
 
-timm's families hand out (B, N, C) tokens with or without leading class tokens, (B, H, W, C) or (B, C, H, W)
-maps, or lists of those. The image's own size tells which it is: the cells of a grid are close to square
-patches of the image, so a layout is accepted only where one stride explains both of its sides.
+timm's families return (B, N, C) tokens with or without leading class tokens, (B, H, W, C) or (B, C, H, W) maps, or
+lists of those. The layout follows from the image size: the cells of a grid are nearly square patches of the image, so a
+layout is accepted only where one stride explains both of its sides.
 """
 
 import math
@@ -34,12 +34,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class Hints:
-    """What decides where a tensor could be read in several ways.
+    """Facts that decide between several possible layouts of a tensor.
 
     Attributes:
-        channels_last: The model's maps are (B, H, W, C), which matters for 24 channels of 24x24 cells.
-        sides: (rows, columns) of the model's last grid, which matters for 2x5 cells and two class tokens,
-            since those could be 2x6 cells and none.
+        channels_last: The model's maps are (B, H, W, C), which matters when 24x24 cells have 24 channels.
+        sides: (rows, columns) of the model's last grid, which matters for 2x5 cells with two class tokens, which could
+            also be 2x6 cells without any.
     """
 
     channels_last: bool = False
@@ -52,7 +52,7 @@ NO_HINTS = Hints()
 def misfit(height: int, width: int, image_size: Size) -> float | None:
     """Return how far a grid's shape is from the image's, or None where no stride explains both sides.
 
-    Zero for the same aspect ratio; padding makes each side up to one cell off.
+    The value is zero for the same aspect ratio; padding changes each side by up to one cell.
 
     Example:
         >>> misfit(14, 14, (224, 224)), misfit(2, 98, (224, 224))
@@ -123,7 +123,7 @@ def last_tensor(output: Any) -> Any:
 
 
 def to_grid(output: Any, image_size: Size, prefixes: Sequence[int] = (0,), hints: Hints = NO_HINTS) -> Tensor | None:
-    """Return an output as (B, D, H, W), or None where it is no grid; arguments as in `read_layout`."""
+    """Return an output as (B, D, H, W), or None if it is not a grid; arguments as in `read_layout`."""
     output = last_tensor(output)
     if not isinstance(output, Tensor):
         return None

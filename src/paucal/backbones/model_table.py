@@ -1,4 +1,4 @@
-"""The sizes, costs and sources of all models; stored, since measuring over a thousand takes minutes."""
+"""The sizes, costs and sources of all models, stored because measuring over a thousand takes minutes."""
 
 import csv
 import warnings
@@ -23,12 +23,12 @@ class Measured:
     """A model's size and cost at its own image size and number of classes.
 
     Attributes:
-        parameters: All of them, frozen ones too.
+        parameters: Number of parameters, including frozen ones.
         macs: Multiply-adds of convolutions, linear layers and attention products, for one image; papers print this
             number as FLOPs. None where the model cannot be counted.
-        image_size: (height, width) in pixels it was counted at.
-        grid: (rows, columns) of the last grid; None where it keeps none.
-        dim: Channels of the last grid; None where it keeps none.
+        image_size: (height, width) in pixels at which it was measured.
+        grid: (rows, columns) of the last grid; None where the model keeps none.
+        dim: Channels of the last grid; None where the model keeps none.
     """
 
     parameters: int
@@ -39,7 +39,7 @@ class Measured:
 
 
 def measure(name: str) -> Measured:
-    """Build a registered model on the meta device, where nothing is computed, and count.
+    """Build a registered model on the meta device, where nothing is computed, and measure it.
 
     Example:
         >>> import paucal.backbones
@@ -79,7 +79,7 @@ FIELDS = ("model", "parameters", "macs", "height", "width", "rows", "columns", "
 
 
 def describe(name: str) -> Measured:
-    """Return what is stored of a model; one that is not in the table (a newer timm's) is measured.
+    """Return the stored measurements of a model; a model missing from the table (of a newer timm) is measured.
 
     Example:
         >>> describe("resnet50").parameters
@@ -110,8 +110,8 @@ def write_table(path: Path, models: Iterable[tuple[str, Measured]], comment: str
 
     Args:
         path: Path of the file.
-        models: Names and what was measured.
-        comment: One line on what it was measured with.
+        models: Names and measurements.
+        comment: One line on the software used for measuring.
     """
     with path.open("w", encoding="utf-8", newline="") as file:
         _write(file, models, comment)

@@ -1,4 +1,4 @@
-"""Names of models, and what goes wrong when timm builds one, told to the user."""
+"""Check models' names and arguments, and turn timm's errors into messages for the user."""
 
 import difflib
 import re
@@ -11,8 +11,8 @@ from torch import nn
 from paucal.backbones.weights.fetching import hushed, require_reachable
 from paucal.types import UserError
 
-# These make timm read files, fetch weights or return something other than a classifier; a model's description
-# may come from outside, so it must not hold them.
+# Arguments that make timm read files, fetch weights or return something other than a classifier. A model's description
+# may come from outside, so they are refused in it.
 _RESERVED = {
     "cache_dir",
     "checkpoint_path",
@@ -29,7 +29,7 @@ _RESERVED = {
     "pretrained_strict",
     "scriptable",
 }
-# Even without values a million blocks would be built for hours.
+# Even without values, building a million blocks would take hours.
 MOST_BLOCKS, MOST_UNITS = 1000, 1 << 20
 _COUNTS_BLOCKS = re.compile(r"depth|layers|blocks|num_heads|stages")
 _FIXED = re.compile(r"multiple values for keyword argument '(\w+)'")
@@ -37,7 +37,7 @@ _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
 def nearest_names(name: str, count: int = 3) -> list[str]:
-    """Return the names of models that look most like one that does not exist.
+    """Return the model names most similar to an unknown name.
 
     Example:
         >>> nearest_names("swin_tiny", 1)
@@ -53,7 +53,7 @@ def require_name(name: str) -> None:
     """Check that timm knows a model of that name.
 
     Raises:
-        UserError: it does not.
+        UserError: timm does not know it.
     """
     if timm.is_model(name):
         return
@@ -98,10 +98,10 @@ def _largest(value: Any) -> float:
 
 
 def create_model(name: str, **arguments: Any) -> nn.Module:
-    """Build a timm model, with its complaints about arguments turned into one sentence.
+    """Build a timm model, with its errors about arguments turned into one sentence.
 
     Raises:
-        UserError: there is no such model, an argument is unknown to it, or the arguments do not fit together.
+        UserError: the model does not exist, an argument is unknown to it, or the arguments do not fit together.
     """
     require_name(name)
     try:
@@ -128,6 +128,6 @@ def _about(name: str, arguments: Mapping[str, Any], error: TypeError) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """Return what torch or timm says, without the lists and stack frames that it may say afterwards."""
+    """Return the first line of an error of torch or timm, without the lists and stack frames that may follow."""
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__).rstrip(".:")

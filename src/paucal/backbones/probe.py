@@ -22,16 +22,16 @@ from paucal.types import UserError
 
 @dataclass(frozen=True)
 class Plan:
-    """What a probe of a model has shown.
+    """The findings of a model's probe.
 
     Attributes:
         last_is_final: Whether `forward_features` ends in a grid; else the deepest intermediate map is the
             last grid.
         norm: Name of the module whose input is the last grid before the final norm, or None.
         blocks: Names of the blocks whose outputs are grids, shallow to deep.
-        merging: Names of the layers that merge patches, likewise.
-        prefixes: Numbers of leading tokens an output may have, the likeliest first.
-        channels_last: Whether the model says that its maps are (B, H, W, C).
+        merging: Names of the layers that merge patches, shallow to deep.
+        prefixes: Numbers of leading tokens that an output may have, the likeliest first.
+        channels_last: Whether the model declares its maps as (B, H, W, C).
         class_token: Whether the pooled feature is the first token.
         last: (dim, rows, columns) of the last grid at the size probed.
     """
@@ -69,7 +69,7 @@ def make_plan(model: nn.Module, images: Tensor, hooked: HookedTensors) -> Plan:
     grids = {name: to_grid(output, size, prefixes, hints) for name, output in tensors.items()}
     seen = {name: grid.shape for name, grid in grids.items() if grid is not None}
     norms = [name for name in final_norm_names(model) if last_is_final and seen.get(name) == last.shape]
-    # A block that ends in fewer cells than the model works on class tokens.
+    # A block whose output has fewer cells than the model's last grid works on class tokens.
     blocks = [n for n in block_names(model) if n in seen and seen[n][2:].numel() >= last.shape[2:].numel()]
     merging = [name for name in merging_names(model) if name in seen]
     for name, handle in handles.items():
@@ -91,7 +91,7 @@ def make_plan(model: nn.Module, images: Tensor, hooked: HookedTensors) -> Plan:
 def final_prefixes(prefixes: tuple[int, ...]) -> tuple[int, ...]:
     """Return the leading tokens that the final output may have: the class token is never left out there.
 
-    Else a class token that is alone would pass as a grid of one cell.
+    Otherwise a lone class token would pass as a grid of one cell.
     """
     return prefixes[:1] if prefixes[0] else prefixes
 
@@ -110,7 +110,7 @@ def _prefixes(model: nn.Module) -> tuple[int, ...]:
     counted = getattr(model, "num_prefix_tokens", None)
     if counted is None:
         counted = int(_has_class_token(model))
-    inner = getattr(model, "inner_prefix_tokens", (0, 1))  # of blocks whose extra tokens end with their stage
+    inner = getattr(model, "inner_prefix_tokens", (0, 1))  # for blocks whose extra tokens are dropped after their stage
     return tuple(dict.fromkeys((counted, 0) if counted else (0, *inner)))
 
 
@@ -124,12 +124,12 @@ def _reads_class_token(model: nn.Module, final: Any) -> bool:
 
 
 def model_name(model: nn.Module) -> str:
-    """Return the name under which timm built the model, else its class name."""
+    """Return the name under which timm built the model, or else its class name."""
     return (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or type(model).__name__
 
 
 def probe_images(model: nn.Module, image_size: Size) -> Tensor:
-    """Return one black image of the model's channels, device and precision."""
+    """Return one black image with the model's channels, device and precision."""
     weight = next(p for p in model.parameters() if p.is_floating_point())
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     channels = getattr(model, "in_chans", None) or (first.in_channels if first is not None else 3)

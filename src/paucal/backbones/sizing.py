@@ -1,10 +1,10 @@
 """Fit a backbone to the size of the images.
 
-Most of timm's models are made for 224 pixels. On small images their last grid shrinks to a cell or two, which
-leaves a transformer little to attend to and dense localization nothing to compare. Where a family has an
-argument for it (patch size, window size, output stride), a finer grid is chosen here and the reason is said;
-where it has none, the user hears which sizes work. Choices are tried by building the model on the meta
-device, which costs no arithmetic, so that a new family needs no entry in a table.
+Most of timm's models are made for 224 pixels. On small images their last grid shrinks to a cell or two, which leaves a
+transformer little to attend to and dense localization nothing to compare. Where a family has an argument for it (patch
+size, window size, output stride), a finer grid is chosen here and the reason is given; otherwise the user is told which
+sizes work. Choices are tried by building the model on the meta device, without arithmetic, so a new family needs no
+entry in a table.
 """
 
 import copy
@@ -38,10 +38,10 @@ class Sizing:
 
     Attributes:
         grid: (rows, columns) of the last grid.
-        arguments: Further arguments of the model's constructor, beside the user's own.
-        reason: One sentence on why the model is built differently from usual; None where it is not.
-        warning: One sentence where the grid stays small; None where it does not.
-        parameters: Parameters of the model with these arguments, its classifier as published.
+        arguments: Further arguments of the model's constructor, besides the user's own.
+        reason: One sentence on why the model is built differently from usual, else None.
+        warning: One sentence if the grid stays small, else None.
+        parameters: Number of parameters of the model with these arguments and its published classifier.
     """
 
     grid: Size
@@ -60,8 +60,8 @@ def fit_to_image_size(name: str, image_size: Size, arguments: Mapping[str, Any] 
         arguments: The user's own constructor arguments, which are never overridden.
 
     Raises:
-        UserError: there is no such model, it does not take the arguments or images of that size, or its grid
-            would be a single cell.
+        UserError: the model does not exist, does not take the arguments or images of that size, or its grid would be a
+            single cell.
 
     Example:
         >>> fit_to_image_size("vit_tiny_patch16_224", (32, 32)).arguments
@@ -79,12 +79,12 @@ def fit_to_image_size(name: str, image_size: Size, arguments: Mapping[str, Any] 
 
 @lru_cache(maxsize=32)
 def _fit(name: str, image_size: Size, arguments: str) -> Sizing:
-    """Choose once per process: trying takes up to a second, and a run asks several times."""
+    """Choose once per process, since trying takes up to a second and a run needs the result several times."""
     given = json.loads(arguments)
     model = _build_unfitted(name, image_size, given)
     if not reductions(model):
         raise UserError(f"{name} with {given} has no layers: give numbers of layers from 1.")
-    # Resizes its positions to any image, but is better built for this one where its patches change for it anyway.
+    # The model resizes its positions to any image, but is better built for this size if its patches change anyway.
     dynamic = bool(getattr(model, "dynamic_img_size", False))
     best: _Built | None = None
     for extra in arguments_to_try(model, image_size, given):
@@ -108,7 +108,7 @@ def _fit(name: str, image_size: Size, arguments: str) -> Sizing:
 
 
 def _build_unfitted(name: str, image_size: Size, given: dict[str, Any]) -> nn.Module:
-    """Build a model at its own image size, or at the one wanted where the arguments only go with that."""
+    """Build a model at its own image size, or at the wanted size if the arguments only fit that one."""
     try:
         return build_empty(name, given)
     except UserError as refused:
@@ -121,7 +121,7 @@ def _build_unfitted(name: str, image_size: Size, given: dict[str, Any]) -> nn.Mo
 
 
 def fit_to_image_sizes(name: str, image_sizes: Sequence[Size], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments, extended where needed, with which one model runs at several image sizes.
+    """Return the arguments, extended where needed, that let one model run at several image sizes.
 
     Args:
         name: Name of a timm model.

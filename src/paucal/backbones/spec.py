@@ -1,4 +1,4 @@
-"""What a backbone is built from, as plain data that can be stored beside its weights."""
+"""The recipe of a backbone as plain data, which can be stored beside its weights."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from paucal.memory import available_memory
 from paucal.types import UserError
 
 MOST_CLASSES, MOST_CHANNELS = 1_000_000, 10_000
-LARGE_IMAGE = 1024 * 1024  # pixels from which the cost of one image is looked at before it is computed
+LARGE_IMAGE = 1024 * 1024  # pixels from which the cost of one image is estimated before it is computed
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,11 @@ class BackboneSpec:
         in_chans: Channels of the images.
         image_size: (height, width) in pixels.
         pretrained: Whether to fetch timm's published weights.
-        arguments: Further arguments of the model's constructor, of JSON types; they win over what is chosen
-            from
-            the image size.
+        arguments: Further arguments of the model's constructor, of JSON types; they override the choices made from the
+            image size.
 
     Raises:
-        UserError: the model does not exist or an argument is not one of its architecture.
+        UserError: the model does not exist or an argument does not belong to its architecture.
 
     Example:
         >>> spec = BackboneSpec("vit_mini", num_classes=10, image_size=(32, 32))
@@ -70,10 +69,10 @@ class BackboneSpec:
         """Build the backbone with fresh weights from the global random generator, or with published ones.
 
         Args:
-            image_sizes: All (height, width) in pixels that it will see, where there is more than one.
+            image_sizes: All image sizes (height, width) in pixels that it will see, if more than one.
             drop_path_rate: Chance that a block is skipped in training (stochastic depth); None for the
                 model's own.
-            sync_norms: Whether batch norms take their statistics over all processes; the names of weights stay.
+            sync_norms: Whether batch norms take their statistics over all processes; weight names stay the same.
 
         Raises:
             UserError: the model cannot take these sizes, arguments or stochastic depth, or has no published
@@ -127,7 +126,7 @@ class BackboneSpec:
 
 
 def _require_room(spec: BackboneSpec, parameters: int, arguments: Mapping[str, Any]) -> None:
-    """Refuse a model whose weights, or whose look at one image, would fill the memory; a description may be hostile."""
+    """Refuse a model whose weights, or whose pass over one image, would fill the memory; a spec may be hostile."""
     free, gib = available_memory(), 2**30
     if BYTES * parameters > free:
         size = f"{BYTES * parameters / gib:.3g} GiB"
@@ -138,7 +137,7 @@ def _require_room(spec: BackboneSpec, parameters: int, arguments: Mapping[str, A
     if spec.image_size[0] * spec.image_size[1] <= LARGE_IMAGE:
         return
     cost = image_cost(spec.name, spec.image_size, arguments)
-    if cost is not None and 2 * cost.largest > free:  # what a layer reads and what it gives
+    if cost is not None and 2 * cost.largest > free:  # input and output of a layer
         raise UserError(
             f"one image of {spec.image_size[0]}x{spec.image_size[1]} pixels takes {spec.name} at least "
             f"{2 * cost.largest / gib:.3g} GiB, and {free / gib:.3g} GiB of this machine's memory are free: choose "
@@ -179,11 +178,11 @@ def _plain(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 def lay_out_convolutions(model: nn.Module) -> nn.Module:
     """Lay the weights of 2D convolutions out channels last, in place; return the model.
 
-    The values stay. The maps that such a convolution makes are channels last too, whatever it is given, and so is what
-    follows. On two CPU cores a training step of ResNet-18, ResNet-50 and MobileNetV3-S then takes 0.92, 0.84 and 0.62
-    of the time, one of LV-ViT, whose stem is convolutions, 0.95, and those of other transformers what they took before.
+    The values stay the same. Such a convolution outputs channels-last maps whatever its input, and so do the layers
+    after it. On two CPU cores a training step then takes 0.92 (ResNet-18), 0.84 (ResNet-50), 0.62 (MobileNetV3-S) or
+    0.95 (LV-ViT, which has a convolutional stem) of the time; other transformers take the same time as before.
 
-    On Apple's devices the weights are left as they are: not every kernel there knows the other layout.
+    On Apple's devices the weights are left unchanged, since not every kernel there supports this layout.
     """
     if torch.backends.mps.is_available():
         return model

@@ -1,11 +1,11 @@
-"""Maps of several strides from any backbone, as detectors and segmenters read them.
+"""Read maps of several strides from any backbone, for detectors and segmenters.
 
-A backbone of stages (ResNet, Swin, EfficientNet) gives the map of each of its strides from 4 pixels up. One of a single
-grid (ViT, DHVT, LV-ViT) gets a simple pyramid of its last grid (ViTDet: Li et al., ECCV 2022, section 3).
+A backbone with stages (ResNet, Swin, EfficientNet) gives one map per stride, from 4 pixels up. For a backbone with a
+single grid (ViT, DHVT, LV-ViT) a simple pyramid is built from its last grid (ViTDet: Li et al., ECCV 2022, section 3).
 
-What reads the maps takes the stride of each for a power of two and its cells for exact (torchvision's RoIAlign does,
-without a word). Here both hold for every model: images are padded on their right and bottom, patches of 14 pixels see
-the image at 14/16 of its size, and a map that is a cell off (PiT) is resampled.
+Code that reads the maps assumes that strides are powers of two and that cells fill the image exactly (torchvision's
+RoIAlign does so silently). Here both hold for every model: images are padded on their right and bottom, patches of 14
+pixels see the image at 14/16 of its size, and a map that is a cell off (PiT) is resampled.
 """
 
 import math
@@ -25,7 +25,10 @@ from paucal.backbones.probe import model_name, probe_images, undisturbed
 from paucal.backbones.sizing import fit_to_image_sizes
 from paucal.types import FeatureRequest, UserError
 
-SMALLEST_STRIDE, PYRAMID = 4, 4  # pixels; levels made of a single grid
+SMALLEST_STRIDE, PYRAMID_LEVELS = (
+    4,
+    4,
+)  # in pixels; levels made from a single grid
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
@@ -33,18 +36,18 @@ class StageMaps(nn.Module):
     """A backbone read as maps of growing stride, for images of any size.
 
     Maps of models without batch norm (Swin, ConvNeXt) go through a layer norm each, as in their published detectors.
-    What is in the model but reaches no map (a head, a last norm) loses `requires_grad`.
+    Parameters that affect no map (a head, a last norm) lose `requires_grad`.
 
     Args:
         backbone: Backbone of any family.
         any_size: Whether the model runs at other sizes than `backbone.image_size`; see `stage_maps`.
-        finest: Stride in pixels of the finest map wanted; those below it are left out, and cost nothing.
+        finest: Stride in pixels of the finest map wanted; finer maps are left out and cost nothing.
 
     Attributes:
         strides: Pixels from one cell to the next, of each map; powers of two, growing.
         channels: Channels of each map.
         multiple: Images are padded to multiples of this side, in pixels.
-        fixed_size: (height, width) that all images are padded to, where the model runs at no other; else None.
+        fixed_size: (height, width) that all images are padded to, if the model runs at no other size; else None.
 
     Raises:
         UserError: the model keeps no grid, or is bound to a size that is no multiple of its largest stride.
@@ -104,7 +107,7 @@ class StageMaps(nn.Module):
         return [_exact(grid, (height // n, width // n)) for grid, n in zip(maps, self.strides, strict=True)]
 
     def padded_size(self, height: int, width: int) -> Size:
-        """Return (height, width) that images of a size are padded to, in pixels."""
+        """Return the (height, width) in pixels that images of this size are padded to."""
         if self.fixed_size is None:
             return -(-height // self.multiple) * self.multiple, -(-width // self.multiple) * self.multiple
         if height > self.fixed_size[0] or width > self.fixed_size[1]:
@@ -137,7 +140,7 @@ class StageMaps(nn.Module):
             )
 
     def _release_unused(self) -> None:
-        """Let no optimizer or other process wait for gradients that never come."""
+        """Keep optimizers and distributed training from waiting for gradients that never come."""
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         side = 2 * self.multiple
         with undisturbed(self), torch.enable_grad():
@@ -150,10 +153,10 @@ class StageMaps(nn.Module):
 
 
 def stage_maps(spec: BackboneSpec, drop_path_rate: float | None = None, finest: int = SMALLEST_STRIDE) -> StageMaps:
-    """Build a backbone and read it as maps; for any size of image where the model can.
+    """Build a backbone that is read as maps, for images of any size if the model can take them.
 
     Args:
-        spec: The model, its `image_size` the side of the largest images in pixels.
+        spec: The model; its `image_size` is that of the largest images, in pixels.
         drop_path_rate: Chance that a block is skipped in training; None for the model's own.
         finest: Stride in pixels of the finest map wanted.
 
@@ -171,9 +174,10 @@ def stage_maps(spec: BackboneSpec, drop_path_rate: float | None = None, finest: 
 
 
 def pyramid_factors(stride: float) -> tuple[float, ...]:
-    """Return by how much the one grid of a model is enlarged for each level, the finest first.
+    """Return the factors by which a model's single grid is enlarged for each level, the finest first.
 
-    ViTDet's 4, 2, 1 and 1/2 for patches of 16 pixels; the finest level has a stride of 4 for any patch from there up.
+    For patches of 16 pixels these are ViTDet's 4, 2, 1 and 1/2. The finest level has a stride of 4 for all patches of 4
+    pixels or more.
 
     Args:
         stride: Pixels from one cell of the grid to the next.
@@ -183,11 +187,11 @@ def pyramid_factors(stride: float) -> tuple[float, ...]:
         ((4.0, 2.0, 1.0, 0.5), (1.0, 0.5, 0.25, 0.125), (4.0, 2.0, 1.0, 0.5))
     """
     finest = max(1.0, _power_of_two(stride) / SMALLEST_STRIDE)
-    return tuple(finest / 2**level for level in range(PYRAMID))
+    return tuple(finest / 2**level for level in range(PYRAMID_LEVELS))
 
 
 class _Rescale(nn.Module):
-    """One level of the simple pyramid: transposed convolutions up, the largest of each 2x2 cells down."""
+    """One level of the simple pyramid: transposed convolutions enlarge, 2x2 max pooling shrinks."""
 
     def __init__(self, channels: int, factor: float) -> None:
         super().__init__()
@@ -197,7 +201,7 @@ class _Rescale(nn.Module):
         for before, after in pairwise(widths):
             layers += [nn.ConvTranspose2d(before, after, 2, 2), LayerNorm2d(after), nn.GELU()]
         self.channels = widths[-1]
-        # A norm and a GELU lie between two convolutions; the last one is followed by what reads the map.
+        # A norm and a GELU lie between two convolutions; the last one is followed by the reader of the map.
         self.layers = nn.Sequential(*(layers[:-2] if doublings > 0 else layers))
 
     def forward(self, grid: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The attention layouts of timm's families, which cannot declare their own.
 
-A map of indices is cut into windows as the family cuts its features, so that shifts and padding are its own.
+A map of indices is cut into windows exactly as the family cuts its features, with the same shifts and padding.
 """
 
 import math
@@ -52,7 +52,7 @@ from paucal.backbones.layout import grid_sides
 
 
 def layout_of(module: nn.Module) -> AttentionLayout:
-    """Return what a module's class, or one that it is made from, declares about its attention."""
+    """Return the declaration of a module's class, or of a base class, about its attention."""
     own = getattr(module, "attention_layout", None)
     if isinstance(own, AttentionLayout):
         return own
@@ -60,7 +60,7 @@ def layout_of(module: nn.Module) -> AttentionLayout:
 
 
 def relevance_family(model: nn.Module) -> str | None:
-    """Return the family whose rules of relevance hold for a model, as its class declares it; None where none do."""
+    """Return the family whose rules of relevance hold for a model, as its class declares it; None if there is none."""
     own = getattr(model, "relevance_family", None)
     return "vit" if own is None and isinstance(model, VisionTransformer) else own
 
@@ -94,9 +94,9 @@ def _maxvit(call: Call, weights: Tensor, image_size: Size) -> Places:
 
 
 def _unshifted(call: Call, weights: Tensor, image_size: Size) -> Places | None:
-    """DaViT, GC ViT, TinyViT and SAM: windows that are not shifted, the last ones padded."""
+    """Return the places of DaViT, GC ViT, TinyViT and SAM: windows without shift, the last ones padded."""
     features, side = call.block_inputs[0], call.block.window_size
-    if not side:  # a block of SAM in which everything sees everything
+    if not side:  # one of SAM's blocks of global attention
         return None
     shape = features.shape[2:] if isinstance(call.block, SpatialBlock) else features.shape[1:3]
     window = (side, side) if isinstance(side, int) else (int(side[0]), int(side[1]))
@@ -104,16 +104,16 @@ def _unshifted(call: Call, weights: Tensor, image_size: Size) -> Places | None:
 
 
 def _sam2(call: Call, weights: Tensor, image_size: Size) -> Places:
-    """SAM 2's Hiera pools queries within windows (Ravi et al. 2024).
+    """Return the places of SAM 2's Hiera, which pools queries within windows (Ravi et al. 2024).
 
-    Cells of padding are keys like others, and where queries are pooled, one of them may stand for cells and padding.
+    Padded cells are keys like others, and a pooled query may stand for both cells and padding.
     """
     block, features = call.block, call.block_inputs[0]
     rows, columns = int(features.shape[1]), int(features.shape[2])
     window = tuple(block.window_size) if block.is_windowed else (rows, columns)
     keys = _from_the_corner((rows, columns), window, features)
     down, right = block.q_stride or (1, 1)
-    # The pooled map is cut off where the shortcut's is, which drops the rest of a side that the stride does not divide.
+    # The pooled map is cropped to the shortcut's, which drops the remainder of a side that the stride does not divide.
     queries = _from_the_corner((rows // down, columns // right), (window[0] // down, window[1] // right), features)
     return Places(queries.tokens, keys.tokens, queries.queries, keys.keys)
 
@@ -123,7 +123,7 @@ def _from_the_corner(grid: Size, window: Size, like: Tensor) -> Places:
 
 
 def _mobilevit(call: Call, weights: Tensor, image_size: Size) -> Places | None:
-    """MobileViT unfolds a map into small patches; the first cells of all patches see each other, the second ones, ...
+    """Return the places of MobileViT, where the cells at the same position of all small patches see each other.
 
     Mehta and Rastegari 2022. Weights are (B * cells of a patch, heads, patches, patches).
     """
@@ -138,10 +138,10 @@ def _mobilevit(call: Call, weights: Tensor, image_size: Size) -> Places | None:
 
 
 def _hiera(call: Call, weights: Tensor, image_size: Size) -> Places:
-    """Hiera keeps its tokens in an order in which pooling joins neighbours (Ryali et al. 2023).
+    """Return the places of Hiera, whose token order lets pooling join neighbours (Ryali et al. 2023).
 
-    Tokens are unrolled so that the four cells of a pooled one lie a quarter of all tokens apart; a mask unit is every
-    n-th token. An order of indices is led through the blocks as the tokens are. Weights are (B, heads, units, Q, K), or
+    Tokens are unrolled so that the four cells of a pooled token lie a quarter of all tokens apart; a mask unit is every
+    n-th token. A list of indices is passed through the blocks like the tokens. Weights are (B, heads, units, Q, K), or
     (B, heads, Q, K) where all tokens see each other.
     """
     whole = next(part for part in call.model.modules() if isinstance(part, Hiera))
@@ -168,7 +168,7 @@ def _pooled(grid: Size, cells: Tensor, down: int, right: int) -> tuple[Size, Ten
 _ATTN_DROP, _SOFTMAX = AttentionLayout("attn_drop"), AttentionLayout("softmax")
 _SOFTMAX_POOLS = AttentionLayout("softmax", pools="queries")
 _SWIN, _MAXVIT, _UNSHIFTED = (AttentionLayout(places=places) for places in (_swin, _maxvit, _unshifted))
-# Attention layers, or the blocks around them, which know of windows and shifts.
+# Attention layers, or the blocks around them that know about windows and shifts.
 TIMM: Mapping[type[nn.Module], AttentionLayout] = {
     Attention2d: _SOFTMAX_POOLS,
     Attention2dDownsample: _SOFTMAX_POOLS,

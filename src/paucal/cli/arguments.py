@@ -1,4 +1,4 @@
-"""Flags from a settings dataclass, and errors of the command line as one sentence."""
+"""Flags made from a settings dataclass, and errors of the command line in one sentence."""
 
 import typing
 from argparse import SUPPRESS, Action, ArgumentParser, BooleanOptionalAction, HelpFormatter, Namespace
@@ -31,7 +31,7 @@ ALIASES = {
     "--imgsz": "--img-size",
     "--out": "--output",
     "--ema": "--average",
-    "--monitor-data": "--monitor",  # torchrun takes the shorter name for the beginning of one of its own
+    "--monitor-data": "--monitor",  # torchrun would read the short name as an abbreviation of one of its own flags
 }
 
 
@@ -39,7 +39,7 @@ CHOICE = "chosen: from the images and the machine; a run prints its choices with
 
 
 NUMBERS = {int: "INT", float: "FLOAT"}
-# What a text stands for, where the last word of its flag does not say it.
+# Placeholders for the text values of flags whose last word does not serve as one.
 TEXTS = {
     **dict.fromkeys(("output", "cache", "pictures"), "PATH"),
     **dict.fromkeys(("config", "classes", "split", "sheet", "picture", "real_labels"), "FILE"),
@@ -61,7 +61,7 @@ class PlainHelp(HelpFormatter):
         super().add_usage(" ".join(("%(prog)s", *words, "[--flags]")), [], [], prefix)
 
     def _expand_help(self, action: Action) -> str:
-        """Return the help as it is written, with the default; argparse would read its % as formats."""
+        """Return the help text with the default, unformatted; argparse would read its % as formats."""
         text = action.help or ""
         if getattr(action, "chosen", False):
             return f"{text} (default: chosen)"
@@ -74,11 +74,11 @@ class PlainHelp(HelpFormatter):
 class VerbParser(ArgumentParser):
     """A parser that knows the types of its settings, and raises a UserError instead of exiting.
 
-    All values are parsed as text; `values.fitted` gives them their types, as it does for Python and configs.
+    All values are parsed as text; `values.fitted` gives them their types, as it does for Python calls and configs.
 
     Attributes:
         hints: Type of each setting by its name, earlier names included.
-        kinds: Dataclasses whose settings it takes.
+        kinds: Dataclasses of the settings that the parser takes.
     """
 
     def __init__(self, verb: str, description: str) -> None:
@@ -154,17 +154,17 @@ def add_settings(parser: VerbParser, settings: type, skip: Sequence[str] = ()) -
 
 
 def settings_among(values: Namespace, kind: type[S]) -> S:
-    """Return the settings of a kind among all values of a verb."""
+    """Return the settings of one dataclass from all values of a verb."""
     return kind(**{name: getattr(values, name) for name in setting_fields(kind) if hasattr(values, name)})
 
 
 def parse_run(
     verb: str, description: str, settings: type, argv: Sequence[str]
 ) -> tuple[Namespace, dict[str, str], dict[str, Any]]:
-    """Parse the arguments of a verb that makes a run: one flag per setting, and what all runs have in common.
+    """Parse the arguments of a verb that makes a run: one flag per setting, and the arguments that all runs share.
 
     Returns:
-        All values, the origin of each that was given, and the settings among those.
+        All values, the origin of each given value, and the settings made from them.
 
     Raises:
         UserError: as `parse` does.
@@ -203,7 +203,7 @@ def _add_flag(group: Any, item: Field, hint: Any, chosen: bool) -> Any:
     keywords: dict[str, Any] = {"help": item.metadata["help"], "default": item.default}
     inner = without_none(hint)
     if inner is bool:
-        # What is true or false by a rule needs a flag for either.
+        # A value that a rule makes true or false needs a flag for each.
         return group.add_argument(*flags, action=BooleanOptionalAction if chosen else "store_true", **keywords)
     choices = _choices(inner)
     if typing.get_origin(inner) is list:
@@ -236,7 +236,7 @@ def parse(parser: VerbParser, argv: Sequence[str]) -> tuple[Namespace, dict[str,
         raise ParserShown(parser)
     arguments = [_canonical(word) for word in argv]
     config = _config_of(parser, arguments)
-    # Arguments that are not given keep the attribute they have, which tells them from those given as their default.
+    # Arguments that are missing keep `_ABSENT`, which tells them from arguments given with their default.
     defaults = {action.dest: action.default for action in parser._actions}
     values, unknown = parser.parse_known_args(arguments, Namespace(**dict.fromkeys(defaults, _ABSENT)))
     if unknown:
@@ -255,7 +255,7 @@ def parse(parser: VerbParser, argv: Sequence[str]) -> tuple[Namespace, dict[str,
 
 
 def _typed(parser: VerbParser, name: str, value: Any) -> Any:
-    """Return the text of an argument as its setting's type."""
+    """Convert the text of an argument to the type of its setting."""
     hint = parser.hints.get(name)
     if hint is None or isinstance(value, bool):
         return value
@@ -284,7 +284,7 @@ def _config_of(parser: VerbParser, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _canonical(word: str) -> str:
-    """Accept underscores in the names of flags."""
+    """Return an argument with the underscores in a flag's name replaced by dashes."""
     if not word.startswith("--"):
         return word
     name, equals, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""`paucal cache`: what decoded images and features take on this machine's disk, and how to get it back."""
+"""`paucal cache`: the disk space that decoded images and features take on this machine, and how to free it."""
 
 from collections.abc import Sequence
 

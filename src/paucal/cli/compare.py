@@ -1,4 +1,4 @@
-"""`paucal compare`: several ways to train, with several seeds."""
+"""`paucal compare`: several training settings compared, with several seeds."""
 
 import shlex
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""`paucal completion`: what a shell needs to complete verbs, flags and values."""
+"""`paucal completion`: a script with which a shell completes verbs, flags and values."""
 
 import argparse
 import importlib
@@ -38,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 class _AsWritten(PlainHelp):
-    """Leaves the lines of the description as they are."""
+    """Help that keeps the line breaks of the description."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "".join(indent + line for line in text.splitlines(keepends=True))
@@ -47,7 +47,7 @@ class _AsWritten(PlainHelp):
 def whole_parser() -> argparse.ArgumentParser:
     """Return a plain argparse parser of all verbs with their arguments, for completion only.
 
-    Words that a value may be are its choices; any other text is completed with the names of files.
+    A value with a fixed set of words has them as its choices; any other text is completed with file names.
     """
     from paucal.cli.main import VERBS
 
@@ -76,7 +76,7 @@ def _parser_of(verb: str) -> VerbParser:
 def _mirror(
     parser: argparse.ArgumentParser, action: argparse.Action, hint: Any, known: dict[str, tuple[str, ...]]
 ) -> None:
-    """Add an argument of a verb, whose value has a type, to the parser of all verbs."""
+    """Add an argument of a verb, with its typed value, to the parser of all verbs."""
     import shtab
 
     if action.dest == "help" or action.help == argparse.SUPPRESS:
@@ -96,7 +96,7 @@ def _mirror(
 def _models() -> tuple[str, ...]:
     import timm
 
-    import paucal.backbones  # noqa: F401  (registers ours with timm)
+    import paucal.backbones  # noqa: F401  (registers our backbones with timm)
 
     return tuple(timm.list_models())
 
@@ -111,7 +111,7 @@ def _recipes() -> dict[str, tuple[str, ...]]:
 
 
 def _words(hint: Any) -> tuple[str, ...]:
-    """Return the words of a Literal, alone or beside other types."""
+    """Return the words of a Literal type, alone or in a union with other types."""
     if typing.get_origin(hint) is Literal:
         return tuple(map(str, typing.get_args(hint)))
     return tuple(word for member in typing.get_args(hint) for word in _words(member))

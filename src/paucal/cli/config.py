@@ -1,4 +1,4 @@
-"""The file of `--config`: settings by name, each as its flag would have it."""
+"""The file of `--config`: settings by name, with values in the form of their flags."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from paucal.settings.values import fitted
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
-# Where and how long a run was written is no part of what repeats it.
+# The place and the time limit of a run are not needed to repeat it.
 _LEFT_OUT = ("output", "overwrite", "time_limit")
 
 
@@ -35,7 +35,7 @@ def read_config(name: str, hints: Mapping[str, Any], verb: str) -> dict[str, Any
 
 
 def _content(name: str) -> dict[Any, Any]:
-    """Return the content of a config; that of a run has its settings one level down."""
+    """Return the content of a config; the config of a run has its settings one level down."""
     path = named_path(name, "--config")
     try:
         content = parse_yaml(read_decoded(path, MOST_CONFIG_BYTES).text, as_text=True)
@@ -48,7 +48,7 @@ def _content(name: str) -> dict[Any, Any]:
     if not isinstance(content.get("settings"), dict) or "origin" not in content:
         return content
     found = {key: value for key, value in content["settings"].items() if key not in _LEFT_OUT}
-    # A run without `init` started from random weights, and its repetition does so too.
+    # A run without `init` started from random weights, and so does its repetition.
     if content.get("verb", "train") in ("train", "segment", "detect") and found.get("init") is None:
         found["init"] = "none"
     return found

@@ -1,4 +1,4 @@
-"""`paucal detect`: from images with boxes to a judged detector."""
+"""`paucal detect`: from images with boxes to an evaluated detector."""
 
 from collections.abc import Sequence
 

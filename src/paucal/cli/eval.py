@@ -1,4 +1,4 @@
-"""`paucal eval`: a trained model judged on labelled images, boxes or masks, or frozen features by protocols."""
+"""`paucal eval`: evaluate a trained model on labelled images, boxes or masks, or frozen features by protocols."""
 
 from collections.abc import Sequence
 

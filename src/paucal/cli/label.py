@@ -1,4 +1,4 @@
-"""`paucal label`: label maps from a teacher, or from published ones."""
+"""`paucal label`: label maps from a teacher, or from published label maps."""
 
 from collections.abc import Sequence
 

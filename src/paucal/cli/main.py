@@ -1,4 +1,4 @@
-"""The `paucal` command: one verb per file. It writes any text to any stream and ends silently at a closed pipe."""
+"""The `paucal` command: one verb per file. It can write any text to any stream and ends silently at a closed pipe."""
 
 import codecs
 import difflib
@@ -42,7 +42,7 @@ VERBS = {
     "recipes": "list named settings",
     "completion": "let the shell complete verbs, flags and their values",
 }
-PURPOSES = {  # the verbs by what people want to do
+PURPOSES = {  # the verbs, grouped by purpose
     "a model for your images": ("check", "train", "predict"),
     "objects and areas in your images": ("detect", "segment"),
     "is it good, and why": ("eval", "explain"),
@@ -80,8 +80,8 @@ CLOSED_PIPE = 141  # exit code of a program ended by SIGPIPE
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code.
 
-    It is 0, 1 for a check whose data would mislead or a comparison with failed runs, 2 for a user error, 130
-    after an interrupt, 141 where nobody reads the answer any more.
+    The code is 0 for success, 1 for a check that finds misleading data or a comparison with failed runs, 2 for a user
+    error, 130 after an interrupt, 141 if the reader of the output has closed the pipe.
     """
     begin_command()
     if argv is None:
@@ -126,7 +126,7 @@ def _dispatch(arguments: list[str]) -> int:
         raise UserError(f"unknown verb {verb!r}{hint}; expected one of {', '.join(VERBS)}.")
     # Verbs are imported where they are used: torch takes seconds to load, and help should not.
     module = importlib.import_module(f"paucal.cli.{verb}")
-    if verb == "serve":  # it stands for hours and answers now and then
+    if verb == "serve":  # it runs for hours and answers now and then
         return module.run(arguments[1:])
     with kept_memory():
         return module.run(arguments[1:])
@@ -158,8 +158,8 @@ if __name__ == "__main__":
 def restart_in_utf8() -> None:
     """Restart the command in Python's UTF-8 mode if file names are decoded as ASCII.
 
-    So it is in the C locale with Python's own measures against it switched off. A name in a table would then never be
-    that of a file. Python cannot change its mind later, and processes that are started from here need it too.
+    This happens in the C locale with Python's own measures against it switched off. A name in a table would then never
+    match the name of a file. Python cannot change the mode later, and child processes need it too.
     """
     if codecs.lookup(sys.getfilesystemencoding()).name == "ascii" and not sys.flags.utf8_mode:
         os.environ["PYTHONUTF8"] = "1"
@@ -173,7 +173,7 @@ def tolerant_streams() -> Iterator[None]:
     codecs.register_error(ESCAPED, _escape)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # it was closed before: the next file that is opened would take its place
+        if stream is None:  # the stream was already closed: the next file that is opened would take its place
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=ESCAPED)
@@ -192,7 +192,7 @@ def is_read() -> bool:
     try:
         descriptor = sys.stdout.fileno()
         poll = select.poll()
-    except (AttributeError, OSError, ValueError):  # Windows has no poll, a captured stream no descriptor
+    except (AttributeError, OSError, ValueError):  # Windows lacks poll, a captured stream lacks a descriptor
         return True
     poll.register(descriptor, 0)
     return descriptor not in unread and not any(event & select.POLLERR for _, event in poll.poll(0))
@@ -204,7 +204,7 @@ def _escape(problem: UnicodeError) -> tuple[str | bytes, int]:
         raise problem
     place, wide = problem.start, problem.encoding.replace("_", "-").startswith(("utf-16", "utf-32"))
     byte = ord(problem.object[place]) - 0xDC00
-    if 0x80 <= byte <= 0xFF and not wide:  # names on Linux may be any bytes
+    if 0x80 <= byte <= 0xFF and not wide:  # file names on Linux may be any bytes
         return bytes([byte]), place + 1
     one = UnicodeEncodeError(problem.encoding, problem.object, place, place + 1, problem.reason)
     return codecs.backslashreplace_errors(one)

@@ -32,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
     names = _names(values.pattern, values.ours)
     console = PlainConsole()
     if not console.is_terminal:
-        console = PlainConsole(width=WIDTH)  # a file or a pipe has no edge to keep to
+        console = PlainConsole(width=WIDTH)  # a file or a pipe has no width to fit
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading, width in COLUMNS.items():
         right = heading in ("parameters", "GMACs")

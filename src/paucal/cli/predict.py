@@ -16,7 +16,7 @@ DESCRIPTION = """Classify images with the model of a run, find objects in them w
 masks of them with one of 'paucal segment'.
 PATHS are image files, folders (searched to any depth), Parquet files, or patterns such as 'photos/*.jpg'.
 With --output, a call that was stopped while it classified goes on where it was when it is given again."""
-OF_CLASSIFIERS = ("top_k", "features", "sheet")  # flags
+OF_CLASSIFIERS = ("top_k", "features", "sheet")  # settings that only classifiers have
 
 
 def run(argv: Sequence[str]) -> int:
@@ -88,7 +88,7 @@ def _segment(
     given: Mapping[str, str],
     console: "Console",
 ) -> None:
-    """Write masks and say where."""
+    """Write masks and print where they are."""
     from paucal.reading import named_path
     from paucal.runner.outputs import FORMS, OTHER_FORMS
     from paucal.verbs.predict.segmentation import MASKS, OVERLAYS, segment_all
@@ -110,7 +110,7 @@ def _segment(
 
 
 def _refuse(given: Mapping[str, str], flags: Iterable[str], why: str) -> None:
-    """Refuse flags that mean nothing to a model, with a sentence in which {} is the flag's name."""
+    """Refuse flags that a model does not use, with a sentence in which {} stands for the flag's name."""
     for name in flags:
         if name in given:
             raise UserError(f"{why.format(name.replace('_', '-'))}: leave it out.")
@@ -119,5 +119,5 @@ def _refuse(given: Mapping[str, str], flags: Iterable[str], why: str) -> None:
 def _show(text: str) -> None:
     from paucal.wording import showable
 
-    # A terminal would obey control characters in names; who reads a pipe wants the names as they are.
+    # A terminal would obey control characters in names; programs that read a pipe want the names unchanged.
     sys.stdout.write(showable(text) if sys.stdout.isatty() else text)

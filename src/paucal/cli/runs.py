@@ -1,4 +1,4 @@
-"""`paucal runs`: what was tried, and what it came to."""
+"""`paucal runs`: a list of the runs and their results."""
 
 from collections.abc import Sequence
 from pathlib import Path

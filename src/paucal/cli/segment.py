@@ -1,4 +1,4 @@
-"""`paucal segment`: from images and masks to a judged model of pixels."""
+"""`paucal segment`: from images and masks to an evaluated segmentation model."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""`paucal study`: run a table of a paper again."""
+"""`paucal study`: reproduce a table of a paper."""
 
 import shlex
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""`paucal train`: from images to a judged model."""
+"""`paucal train`: from images to an evaluated model."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Images and paths passed to Python functions, one or several, validated before anything is opened."""
+"""Single or several images and paths passed to Python functions, validated before anything is opened."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -56,7 +56,7 @@ def path_text(path: Any, what: str) -> str:
         what: Name of the argument in messages.
 
     Raises:
-        UserError: The argument is neither.
+        UserError: The argument is neither of these.
     """
     try:
         return os.fsdecode(path)
@@ -65,7 +65,7 @@ def path_text(path: Any, what: str) -> str:
 
 
 def _iterate(images: Any, expected: str) -> Iterable[Any]:
-    """Return an iterable of the images of an argument, which may be a single one."""
+    """Return an iterable of the images of an argument, which may be a single image."""
     if isinstance(images, str | os.PathLike | Image.Image | Planes) or _is_array(images):
         return [images]
     # Iterating over a mapping or a table would give the names of its columns.

@@ -24,8 +24,8 @@ _WHOLE = re.compile(r"([+-]?\d+)(?:\.0*)?")
 _NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")  # a line break would split a name in a list
 _SURROGATE = re.compile("[\ud800-\udfff]")
-NO_LABEL = ("NA", "N/A", "n/a", "nan", "NaN", "None", "NULL", "null", "NONE")  # they may still be classes
-_MANY_VALUES = 8  # least number of different numbers that may be measurements
+NO_LABEL = ("NA", "N/A", "n/a", "nan", "NaN", "None", "NULL", "null", "NONE")  # may still be real class names
+_MANY_VALUES = 8  # fewer different numbers are not measurements
 _NAMES_SHOWN = 5
 MOST_LIST_BYTES = 16 << 20
 
@@ -65,8 +65,8 @@ def _escape(found: re.Match[str]) -> str:
 def plain_names(names: Sequence[str]) -> dict[str, str]:
     """Return the plain name of each class of a set.
 
-    If all classes are whole numbers, they lose ".0", which programs add to columns with missing values. If all are
-    "true" or "false" in some case, they are capitalised alike.
+    If all classes are whole numbers, ".0" is removed, which tools add to columns with missing values. If all are
+    "true" or "false" in any case, they are capitalised alike.
 
     Example:
         >>> plain_names(["0.0", "1", "1.0"]), plain_names(["1.0", "1.5"])
@@ -159,7 +159,7 @@ def are_alike(first: str, second: str) -> bool:
 
 
 def are_measurements(names: Sequence[str], rare: float) -> bool:
-    """Return whether class names look like measurements: many numbers, with fractions or with few images each.
+    """Return whether class names look like measurements: many numbers, some fractions or most with few images.
 
     Args:
         names: Names of the classes.
@@ -192,7 +192,7 @@ def read_class_list(source: str | Path) -> list[str]:
         source: Path of the file, or name of a list that comes with paucal; a path that exists wins.
 
     Raises:
-        UserError: There is no such file, it is not text, or it names no class or one class twice.
+        UserError: The file is missing, is not text, names no class, or names a class twice.
 
     Example:
         >>> len(read_class_list("imagenet100")), read_class_list("imagenet100")[0]
@@ -209,13 +209,13 @@ def read_class_list(source: str | Path) -> list[str]:
 
 
 def choose_classes(images: ImageSet, source: str | Path) -> ImageSet:
-    """Return the images of some classes only.
+    """Return only the images of the listed classes.
 
     The classes keep their order in the set and are renumbered from 0. Declared parts stay as they are. If images may
     have several labels, all images stay, some of them without a label.
 
     Raises:
-        UserError: The set has no classes, the file names fewer than two or one that the set does not have.
+        UserError: The set has no classes, or the file names fewer than two classes or a class that the set lacks.
     """
     names = read_class_list(source)
     if not images.classes:

@@ -1,4 +1,4 @@
-"""Dataset of image views whose augmentation depends only on the sample's key."""
+"""Dataset of image views; the augmentation of a sample depends only on its key."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -22,12 +22,12 @@ LabelMaps = Callable[[int], dict[str, Tensor]]
 
 
 class SampleKey(NamedTuple):
-    """Identity of one draw of one image, which determines its augmentation.
+    """Identity of one draw of an image, which determines its augmentation.
 
     Attributes:
         epoch: Pass over the training images.
         index: Position in the image set.
-        repeat: Number of the draw of this image within the pass.
+        repeat: Index of this draw of the image within the pass.
     """
 
     epoch: int
@@ -84,7 +84,7 @@ class ViewDataset(Dataset[Sample]):
     def __getitems__(self, keys: list[SampleKey]) -> list[Sample]:
         """Return several samples; a loader calls this for a whole batch.
 
-        The global generators are restored once for all samples, which takes ten times as long as seeding them.
+        The global generators are restored once for all samples, since that takes ten times as long as seeding them.
         """
         samples = self._batched_samples(keys)
         if samples is not None:
@@ -93,7 +93,7 @@ class ViewDataset(Dataset[Sample]):
             return [self._sample(key) for key in keys]
 
     def _batched_samples(self, keys: list[SampleKey]) -> list[Sample] | None:
-        """Return the samples of decoded images whose transform supports batches; None for any others."""
+        """Return the samples of decoded images whose transform supports batches; None for all others."""
         transform = self._transforms[0] if len(self._transforms) == 1 else None
         if not isinstance(transform, BatchTransform):
             return None
@@ -124,7 +124,7 @@ class ViewDataset(Dataset[Sample]):
 
 def decoded_pixels(store: Store, index: int) -> NDArray[np.uint8] | None:
     """Return a view of the (H, W, C) pixels that `store.read` copies; None if it would decode an image."""
-    while isinstance(store, NestedStore) and not isinstance(store, ConvertedStore):  # a conversion changes pixels
+    while isinstance(store, NestedStore) and not isinstance(store, ConvertedStore):  # conversion changes the pixels
         store, index = store.locate(index)
     if isinstance(store, MappedStore):
         return store.entry.view(index)
@@ -134,7 +134,7 @@ def decoded_pixels(store: Store, index: int) -> NDArray[np.uint8] | None:
 def as_label(target: NDArray[np.integer] | np.integer) -> int | Tensor:
     """Return a class number as int, or a multi-hot row as (K,) float32 with NaN for unknown labels.
 
-    Labels of mixed images are then NaN if one of them is unknown.
+    The mixed label of two images is then NaN if either label is unknown.
     """
     if not target.ndim:
         return int(target)
@@ -155,7 +155,7 @@ def collate(samples: list[Sample]) -> Batch:
 
 
 def _collate_maps(maps: list[dict[str, Tensor] | None]) -> dict[str, Tensor]:
-    """Stack dense targets; list the classes of a teacher's maps on the CPU, where counting needs no synchronisation."""
+    """Stack dense targets; list the classes of a teacher's maps on the CPU, since counting on a GPU synchronises."""
     stacked = default_collate(maps)
     if "indices" in stacked:
         stacked["classes"], stacked["slots"] = name_classes(stacked.pop("indices"))

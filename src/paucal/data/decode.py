@@ -23,15 +23,15 @@ from paucal.wording import counted
 
 ImageSource = bytes | Path
 
-# Pillow reads more formats, some of them through other programs (EPS through Ghostscript).
+# Accepted formats; Pillow reads more, some of them through external programs (EPS through Ghostscript).
 _FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000", "AVIF", "HEIF")
-# Resized to cover a square, an image of 1 x 65,000 pixels would take 10 GB.
+# An image of 1 x 65,000 pixels, resized to cover a square, would take 10 GB.
 _MOST_ELONGATED = 100
 _DRAFTED = ("JPEG", "MPO")  # MPO: JPEG with further pictures, as some phones write it
-# Images less than this many times as large as their reduced size are not reduced.
+# Images are reduced only if they are more than this many times as large as their reduced size.
 _WORTH_REDUCING = 1.5
 _TAG = 0x0112  # EXIF tag of the orientation
-_SHOWN = 5  # images named in a note
+_SHOWN = 5  # most images named in a note
 # Transposition that undoes each value of the EXIF orientation (EXIF 2.3, table 6).
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -60,7 +60,7 @@ class Orientation:
 
     @property
     def is_ambiguous(self) -> bool:
-        """Whether the size of an annotation does not show if it was drawn on the stored or on the upright pixels.
+        """Whether sizes cannot tell if an annotation was drawn on the stored or on the upright pixels.
 
         This is so for half turns, mirror images and squares.
         """
@@ -69,14 +69,14 @@ class Orientation:
 
 @dataclass(frozen=True)
 class Reading:
-    """Size, channels and value ranges that images are decoded to.
+    """Size, channels and value ranges of decoded images.
 
     Attributes:
         side: Shorter side in pixels to which much larger images are reduced; None keeps all sizes.
         value_range: Values that become 0 and 255 in images of more than 8 bits a channel; None for the whole range of
-            16 bits, and floats are refused.
+            16 bits; floats are then refused.
         channels: Number of channels of every image; 3 converts everything that Pillow reads to RGB.
-        channel_ranges: Value range of each channel, in place of `value_range`, for images of other than 3 channels.
+        channel_ranges: Value range of each channel, in place of `value_range`, if `channels` is not 3.
     """
 
     side: int | None = None
@@ -85,7 +85,7 @@ class Reading:
     channel_ranges: tuple[tuple[float, float], ...] | None = None
 
     def reduced(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return the size that an image of this size is reduced to, in the same order of the sides.
+        """Return the size to which an image of this size is reduced, with its sides in the same order.
 
         Example:
             >>> Reading(side=512).reduced((4000, 3000)), Reading(side=512).reduced((700, 600))
@@ -105,12 +105,12 @@ class UnreadableImage(UserError):
     """An image that cannot be decoded; the message names it and the reason."""
 
     def __init__(self, message: str) -> None:
-        # torch recreates it with the traceback of its loader process, which ends in the message itself.
+        # torch recreates the exception with the loader process's traceback, which ends in the original message.
         super().__init__(message.rpartition(f"{type(self).__name__}: ")[2])
 
 
 class _Silence:
-    """`warnings.catch_warnings` for several threads: the first to enter silences, the last to leave restores."""
+    """Thread-safe `warnings.catch_warnings`: the first thread to enter silences, the last to leave restores."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -139,7 +139,7 @@ def decode_rgb(source: ImageSource, name: str, reading: Reading = WHOLE) -> Imag
     """Decode an image to upright 8-bit RGB.
 
     The EXIF orientation is applied, an alpha channel is dropped (as torchvision's loader does), palettes are
-    looked up, and values of more than 8 bits are scaled to 8; Pillow's own conversion would clip grey ones at 255. A
+    looked up, and values of more than 8 bits are scaled to 8; Pillow's own conversion would clip grey values at 255. A
     JPEG that will be reduced is decoded at a half, a quarter or an eighth of its size.
 
     Args:
@@ -160,7 +160,7 @@ def decode_rgb(source: ImageSource, name: str, reading: Reading = WHOLE) -> Imag
 
 
 def upright_rgb(image: Image.Image, reading: Reading = WHOLE) -> Image.Image:
-    """Return an image opened by Pillow as `decode_rgb` does; the argument is not changed.
+    """Convert an image opened by Pillow as `decode_rgb` does; the argument is not changed.
 
     Raises:
         ValueError: The value range of its pixels is unknown.
@@ -170,7 +170,7 @@ def upright_rgb(image: Image.Image, reading: Reading = WHOLE) -> Image.Image:
 
 def _upright(image: Image.Image, size: tuple[int, int], value_range: tuple[float, float] | None) -> Image.Image:
     turn = _turn(image)
-    deep = deep_values(image) if is_deep(image) else None  # first, since `load` closes the file
+    deep = deep_values(image) if is_deep(image) else None  # before `load`, which closes the file
     image.load()
     rgb = _to_rgb(image) if deep is None else to_8_bits(deep, value_range).convert("RGB")
     if rgb.size != size:
@@ -254,7 +254,7 @@ def decode_reduced(
     Args:
         source: Encoded bytes, or path of the file.
         name: Name of the image in messages.
-        side: Side in pixels; neither side of the reduced image is smaller unless the image is.
+        side: Length in pixels; the reduction leaves no side shorter than this.
         value_range: Value range of the set, for images of more than 8 bits a channel.
 
     Returns:
@@ -288,7 +288,7 @@ def open_image(source: ImageSource, name: str) -> Iterator[Image.Image]:
 
 
 def check_shape(width: int, height: int) -> None:
-    """Raise a ValueError for a far too elongated image, and Pillow's error for a decompression bomb."""
+    """Raise a ValueError for a too elongated image, and Pillow's error for a decompression bomb."""
     if max(width, height) > _MOST_ELONGATED * min(width, height):
         raise ValueError(f"{width} x {height} pixels are more than {_MOST_ELONGATED} times as long as wide")
     if width * height > 2 * (Image.MAX_IMAGE_PIXELS or width * height):
@@ -307,7 +307,7 @@ def decoding_errors(name: str) -> Iterator[None]:
             f"image {name} has more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels, the limit against "
             "decompression bombs; make it smaller."
         ) from None
-    # Decoders raise nearly anything on damaged data: OSError, SyntaxError, ValueError, struct.error,
+    # Decoders raise almost any exception on damaged data: OSError, SyntaxError, ValueError, struct.error,
     # IndexError.
     except Exception as error:
         raise UnreadableImage(f"image {name} cannot be decoded: {_reason(error)}") from None
@@ -315,7 +315,7 @@ def decoding_errors(name: str) -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _formats() -> tuple[str, ...]:
-    """Return the formats above that this Pillow can read."""
+    """Return the formats of `_FORMATS` that the installed Pillow can read."""
     Image.init()
     try:
         from pillow_heif import register_heif_opener  # type: ignore[import-not-found]
@@ -345,7 +345,7 @@ def orientation_of(image: Image.Image) -> int:
         A value from 1 to 8. An invalid value (65537, 0, text) and damaged metadata count as 1, upright.
     """
     try:
-        # A PNG's own `getexif` decodes the pixels to look behind them.
+        # The `getexif` of PNG images would decode the pixels to find metadata after them.
         value = Image.Image.getexif(image).get(_TAG)
         return int(value) if value in UPRIGHT else 1
     except Exception:  # Pillow raises any error for damaged metadata, and the pixels are still usable
@@ -353,11 +353,11 @@ def orientation_of(image: Image.Image) -> int:
 
 
 def ambiguity_note(names: Sequence[str], annotations: str) -> str:
-    """Return the note on annotations that may have been drawn before the image was turned upright.
+    """Return the note on annotations that may have been drawn on images before these were turned upright.
 
     Args:
         names: Names of the images whose `Orientation.is_ambiguous`, at least one.
-        annotations: Word for what was drawn, such as "masks" or "boxes".
+        annotations: Noun for the annotations, such as "masks" or "boxes".
     """
     shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
     turned = counted(len(names), "image is turned by its EXIF tag", "images are turned by their EXIF tags")

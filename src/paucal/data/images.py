@@ -1,4 +1,4 @@
-"""`ImageSet`: the keys, labels and pixels of a set of images, from whatever source it was opened."""
+"""`ImageSet`: the keys, labels and pixels of a set of images, opened from any source."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,9 +24,9 @@ class Hints:
         flip: Whether a mirrored image has the same meaning (not true for digits).
         image_size: Side in pixels that suits the images; None if unknown.
         epochs: Passes that are enough for a first impression; None if unknown.
-        train_per_class: Number of training images per class in papers, which test on all other images, if the set has
-            no official parts; None without such a custom.
-        official_parts: Advice on how to get missing official parts; "" for none.
+        train_per_class: Usual number of training images per class in papers, with all other images for testing, if the
+            set has no official split; None if there is no such convention.
+        official_parts: Advice on how to get a missing official split; "" for none.
     """
 
     flip: bool = True
@@ -47,7 +47,7 @@ class ImageSet:
         keys: Identity of each image, which stays the same if the set is copied: a relative path with forward slashes,
             or `train.parquet#12` for a row.
         labels: (N,) int64 class numbers; -1 for unlabelled images, and for all images if there is a `multi_hot`.
-        declared: "train", "val" or "test" for each image if the source has its own parts, else "".
+        declared: "train", "val" or "test" for each image if the source has its own split, else "".
         store: Store that reads the pixels.
         hints: Properties of the images that default settings respect.
         notes: Sentences on what was left out or looks wrong, for `paucal check` and the report.
@@ -131,7 +131,7 @@ class ImageSet:
         return np.bincount(labels[labels >= 0], minlength=len(self.classes))
 
     def sample(self, count: int, indices: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """Return up to `count` positions spread over the set, or over `indices`; runs of neighbours in shards."""
+        """Return up to `count` positions spread over the set or `indices`; if streamed, in runs of neighbours."""
         total = len(self) if indices is None else len(indices)
         if self.stream is None:
             places = evenly_spaced(total, count)
@@ -153,7 +153,7 @@ class ImageSet:
         return np.asarray(sizes, dtype=np.int64).reshape(-1, 2)
 
     def with_classes(self, classes: tuple[str, ...]) -> "ImageSet":
-        """Return the set with its labels renumbered to the order of `classes`, which may hold more names.
+        """Return the set with its labels renumbered to the order of `classes`, which may include further classes.
 
         Raises:
             ValueError: A class of the set is not among `classes`.
@@ -162,7 +162,7 @@ class ImageSet:
             raise ValueError(f"expected names for all classes, {sorted(missing)} are missing")
         numbers = np.array([classes.index(name) for name in self.classes] + [-1], dtype=np.int64)
         rows = None
-        if self.multi_hot is not None:  # images have 0 for classes that the set does not name
+        if self.multi_hot is not None:  # 0 for classes that the set lacks
             rows = np.zeros((len(self), len(classes)), dtype=np.int8)
             rows[:, numbers[:-1]] = self.multi_hot
         return replace(self, classes=classes, labels=numbers[self.labels], multi_hot=rows)  # the label -1 stays -1
@@ -194,9 +194,9 @@ def evenly_spaced(total: int, count: int) -> NDArray[np.int64]:
 
 
 def reduce_images(images: ImageSet, side: int) -> ImageSet:
-    """Return a set whose larger images are reduced to about `side` pixels of the shorter side.
+    """Return a set with larger images reduced to about `side` pixels on the shorter side.
 
-    A JPEG is then decoded at a smaller size, which takes a twentieth of the time for a camera's photo.
+    A JPEG is then decoded at a smaller size: for a camera photo in a twentieth of the time.
     """
     reading = replace(images.reading, side=side)
     return replace(images, store=ConvertedStore(images.store, reading), reading=reading)

@@ -33,8 +33,8 @@ class WorkerLoader(DataLoader[Sample]):
         """Start the processes unless they are running.
 
         Raises:
-            UserError: The machine has no more processes, threads, open files or memory, or each process would run the
-                calling script again.
+            UserError: The machine has run out of processes, threads, open files or memory, or each process would run
+                the calling script again.
         """
         require_guard(self.num_workers)
         try:
@@ -53,7 +53,7 @@ class WorkerLoader(DataLoader[Sample]):
 class TrainLoader(WorkerLoader):
     """A loader that resumes at the sampler's `start` and has no state of its own.
 
-    Lightning takes a loader with the two methods below for resumable.
+    Lightning regards a loader with the two methods below as resumable.
     """
 
     def state_dict(self) -> dict[str, Any]:
@@ -73,8 +73,8 @@ def make_train_loader(
 ) -> TrainLoader:
     """Return a loader of one `types.Batch` per forward pass, the same for any number of workers.
 
-    Its length is that of the whole run; iterating begins at the sampler's `start`. `into_batch` collates samples of
-    other datasets than `ViewDataset`.
+    Its length is that of the whole run; iteration begins at the sampler's `start`. `into_batch` collates the samples
+    of datasets other than `ViewDataset`.
     """
     return TrainLoader(dataset, batch_sampler=sampler, **_settings(workers, pin_memory, into_batch))
 
@@ -96,7 +96,7 @@ def make_ordered_loader(
 def inference_batch_size(image_size: tuple[int, int], device: str) -> int:
     """Return the batch size for inference.
 
-    An accelerator is fast with many images. A processor is slower with many large ones: the activations of an
+    An accelerator is fast with many images. A CPU is slower with many large images: the activations of an
     EfficientNet then take gigabytes, which fit in no cache.
 
     Args:
@@ -122,9 +122,9 @@ def make_eval_loader(
     world: int = 1,
     pin_memory: bool = False,
 ) -> DataLoader[Sample]:
-    """Return a loader over images in order, each once; process `rank` gets every `world`-th of them.
+    """Return a loader over images in order, each once; process `rank` gets every `world`-th image.
 
-    `Batch.labels` is None if an image has no label. `Batch.ids` gives the order of results of several processes.
+    `Batch.labels` is None if an image has no label. `Batch.ids` allows results of several processes to be put in order.
     """
     own = np.asarray(indices, dtype=np.int64)[rank::world]
     labelled = bool(image_set.classes) and bool((image_set.labels[indices] >= 0).all())
@@ -149,12 +149,12 @@ class _OrderedBatches(Sampler[list[SampleKey]]):
 
 def _is_resource_limit(problem: BaseException) -> bool:
     if isinstance(problem, RuntimeError):
-        return "can't start new thread" in str(problem)  # as Python words it
+        return "can't start new thread" in str(problem)  # Python's message
     return not isinstance(problem, OSError) or problem.errno in _RESOURCE_ERRORS
 
 
 def _terminate_workers(problem: BaseException) -> None:
-    """End the processes that were started, which torch's incomplete iterator fails to do."""
+    """End the processes that were started, since torch's incomplete iterator fails to do so."""
     for frame, _ in traceback.walk_tb(problem.__traceback__):
         iterator = frame.f_locals.get("self")
         if isinstance(iterator, _BaseDataLoaderIter):
@@ -187,11 +187,11 @@ class KeptBatches:
     """Batches that are the same in every pass; up to 512 MiB of them are read once and kept.
 
     Args:
-        make: Function that returns the batches, read by that many loader processes; called in the first pass, because
-            distributed processes are joined only then.
+        make: Function from a number of loader processes to the batches; called in the first pass, because distributed
+            processes are joined only then.
         n_bytes: Size of all batches in bytes.
-        workers: Number of loader processes. It is 0 for kept batches that train on a processor: starting processes
-            beside a training one makes its next steps slower, because they share its memory until it is written to
+        workers: Number of loader processes; 0 is used for kept batches if training on a CPU: starting processes during
+            training slows its next steps, because they share its memory until it is written to
             (`benchmarks/training.py --workers 2`: 1.2 times as long for an epoch).
         device: Training device: "cpu" or an accelerator.
 
@@ -208,7 +208,7 @@ class KeptBatches:
         self._batches: Iterable[Batch] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        """Pass over the batches."""
+        """Iterate over the batches."""
         if self._batches is None:
             batches = self._make(self._workers)
             self._batches = list(batches) if self._keep else batches

@@ -1,4 +1,4 @@
-"""The start method of loader processes, and the guard that scripts need for it."""
+"""The start method of loader processes, and the `__main__` guard that it may require in scripts."""
 
 import ast
 import multiprocessing
@@ -12,7 +12,7 @@ from paucal.types import UserError
 def start_method() -> str:
     """Return the start method set by the user, else "fork" on Linux and Python's default elsewhere.
 
-    Python 3.14 no longer forks by default on Linux. Processes of other methods import torch again, hold their own
+    Python 3.14 no longer forks by default on Linux. With other methods, processes import torch again, hold their own
     copies of images, and need a guarded main module.
     """
     if method := multiprocessing.get_start_method(allow_none=True):
@@ -21,13 +21,13 @@ def start_method() -> str:
 
 
 def require_guard(workers: int | None) -> None:
-    """Refuse to start loader processes from a script that each of them would run again.
+    """Refuse to start loader processes from a script if each of them would run it again.
 
     Raises:
         UserError: The call is not below `if __name__ == "__main__":` in a script, and processes are not forked.
     """
     main = sys.modules.get("__main__")
-    file = getattr(main, "__file__", None)  # None in a notebook, which no process runs again
+    file = getattr(main, "__file__", None)  # None in a notebook, which processes do not rerun
     if not workers or file is None or start_method() == "fork":
         return
     frame: FrameType | None = sys._getframe()
@@ -44,7 +44,7 @@ def _is_guarded(file: Path, line: int) -> bool:
     """Return whether a line of a script is below a condition on `__name__`; True for compiled scripts."""
     try:
         nodes = list(ast.walk(ast.parse(file.read_bytes())))
-    except OSError:  # a script from standard input, which no process can run again
+    except OSError:  # a script from standard input, which processes cannot rerun
         return False
     except (SyntaxError, ValueError):
         return True

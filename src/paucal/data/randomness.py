@@ -1,7 +1,7 @@
 """Seeds derived from numbers such as (seed, epoch, image).
 
-No global random state is stored or carried through a run: all random values are functions of such numbers, so a resumed
-run and a run with another number of workers draw the same values.
+No global random state is stored or carried through a run. All random values are functions of such numbers, so resuming
+a run or changing its number of workers does not change them.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ _SEED_BITS = 63
 def derive_seed(*parts: int) -> int:
     """Mix integers into one seed in [0, 2**63), the same on every machine and in every Python version.
 
-    Neighbouring inputs give unrelated seeds, and the position of a part counts.
+    Neighbouring inputs give unrelated seeds, and the order of the integers matters.
 
     Example:
         >>> derive_seed(0, 1) == derive_seed(0, 1), derive_seed(0, 1) == derive_seed(1, 0)
@@ -30,7 +30,7 @@ def derive_seed(*parts: int) -> int:
 
 
 def reseed(*parts: int) -> None:
-    """Seed Python's, NumPy's legacy and torch's CPU generator from `parts`; takes about 10 microseconds.
+    """Seed Python's, NumPy's legacy and torch's CPU generator from integers; takes about 10 microseconds.
 
     timm's augmentations draw from the first two, torchvision's from the third. The generators of accelerators
     are left alone.

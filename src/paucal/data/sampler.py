@@ -13,7 +13,7 @@ from paucal.data.shards.stream import Stream
 
 
 def steps_per_epoch(images: int, global_batch: int) -> int:
-    """Return the number of batches in one pass; an incomplete last one is dropped, but there is at least one.
+    """Return the number of batches in one pass; an incomplete last batch is dropped, but there is at least one.
 
     Example:
         >>> steps_per_epoch(100, 32), steps_per_epoch(20, 32)
@@ -24,11 +24,11 @@ def steps_per_epoch(images: int, global_batch: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class StepSampler(Sampler[list[SampleKey]]):
-    """Yields the sample keys of every forward pass of a run, beginning at any of them.
+    """Yields the sample keys of every forward pass of a run, beginning at any pass.
 
     An epoch is a permutation of the images that depends on (seed, epoch); for streamed images it keeps neighbours
-    close (`shards.stream`). A step takes the next `world` x `batch_size` images, and each process its own part of
-    them, so two processes see the same images as one with twice the batch size. A smaller set is repeated, with other
+    close (`shards.stream`). A step takes the next `world` x `batch_size` images, and each process its own share of
+    them, so two processes see the same images as one with twice the batch size. A smaller set is repeated, with new
     augmentation, to fill the batch.
 
     Attributes:
@@ -41,9 +41,9 @@ class StepSampler(Sampler[list[SampleKey]]):
         world: Number of processes.
         shuffle: False keeps the order of `indices` in every epoch.
         repeats: Number of draws of an image in a row, each augmented anew (repeated augmentation, arXiv:1902.05509); an
-            epoch then shows that many times fewer images in the same number of steps.
+            epoch then has the same number of steps, but `repeats` times fewer images.
         accumulate: Forward passes per optimizer step; an epoch has whole steps.
-        labels: (n,) int64 classes of the images, for balanced epochs; None to show all images once. In a balanced epoch
+        labels: (n,) int64 classes of the images, for balanced epochs; None to draw each image once. In a balanced epoch
             images of small classes are repeated, each time augmented anew, and large classes are subsampled anew.
         stream: Stream of the images of `indices`, if they are streamed.
     """
@@ -71,7 +71,7 @@ class StepSampler(Sampler[list[SampleKey]]):
             raise ValueError(f"rank {self.rank} of {self.world} or start {self.start} of {self.steps} is out of range")
 
     def __len__(self) -> int:
-        """Return the forward passes of the whole run, whatever `start` is."""
+        """Return the number of forward passes of the whole run, regardless of `start`."""
         return self.steps
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
@@ -89,7 +89,7 @@ class StepSampler(Sampler[list[SampleKey]]):
     def epoch_draws(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the images of an epoch over all processes, in order, and the repeat number of each draw.
 
-        There is at least one global batch of them.
+        There are enough draws for at least one global batch.
         """
         count = len(self.indices)
         order, again = np.arange(count), np.zeros(count, dtype=np.int64)
@@ -100,7 +100,7 @@ class StepSampler(Sampler[list[SampleKey]]):
             order = self.stream.order(generator)
         elif self.shuffle:
             order = generator.permutation(count)
-        # Draw d shows image d // repeats; after the last image it starts again with higher repeat numbers.
+        # Draw d is image d // repeats; after the last image, draws start over with higher repeat numbers.
         draws = np.arange(max(count, self._global_batch * self.accumulate))
         rounds, positions = np.divmod(draws // self.repeats, count)
         repeats = rounds * self.repeats + draws % self.repeats
@@ -118,7 +118,7 @@ def balanced_order(
     """Return (n,) positions balanced over the classes, in random order, and how often each was drawn before.
 
     Every class gets n / K of n draws; the remainder goes to random classes. Images of a class are drawn in random
-    order, and again from the start once all were drawn, so their numbers of draws differ by at most one.
+    order, which is repeated once all were drawn, so their numbers of draws differ by at most one.
     """
     classes = np.unique(labels)
     shares = np.full(len(classes), len(labels) // len(classes))

@@ -15,7 +15,7 @@ from paucal.data.decode import WHOLE, ImageSource, Reading, decoding_errors
 
 
 class Store(Protocol):
-    """Images by position; picklable, so that loader workers can be spawned."""
+    """Reads images by position; picklable, so that loader workers can be spawned."""
 
     def __len__(self) -> int: ...
 
@@ -33,7 +33,7 @@ class Store(Protocol):
 
 
 class NestedStore(ABC):
-    """A store whose images are in other stores."""
+    """A store of images that other stores hold."""
 
     @abstractmethod
     def locate(self, index: int) -> tuple[Store, int]:
@@ -45,12 +45,12 @@ class NestedStore(ABC):
         return store.read(place)
 
     def size(self, index: int) -> tuple[int, int]:
-        """Return its (height, width)."""
+        """Return the image's (height, width)."""
         store, place = self.locate(index)
         return store.size(place)
 
     def check(self, index: int) -> None:
-        """Raise if it cannot be read."""
+        """Raise if the image cannot be read."""
         store, place = self.locate(index)
         store.check(place)
 
@@ -78,7 +78,7 @@ def locate(store: Store, index: int) -> tuple[Store, int]:
 
 
 def locate_original(store: Store, index: int) -> tuple[Store, int]:
-    """Return the store that has an image itself, not a decoded copy, and its position there."""
+    """Return the store of the original image, not of a decoded copy, and its position there."""
     store, index = locate(store, index)
     while isinstance(store, DecodedCopies) and store.original is not None:
         store, index = locate(store.original, index)
@@ -116,7 +116,7 @@ class JoinedStore(NestedStore):
 
 
 class Stamp(NamedTuple):
-    """Identity of an encoded image that is known without reading it.
+    """Identity of an encoded image, obtained without reading it.
 
     Attributes:
         name: Location on this machine.
@@ -170,7 +170,7 @@ class EncodedStore(ABC):
 
 
 class Reopened(ABC):
-    """A store of open files: another process gets its `kept` attributes, and opens the files itself."""
+    """A store of open files; another process receives the `kept` attributes and opens the files itself."""
 
     kept: ClassVar[tuple[str, ...]] = ()
 
@@ -204,7 +204,7 @@ class FileStore(EncodedStore):
         return self._keys[index]
 
     def stamp(self, index: int) -> Stamp | None:
-        """Return path, size and time of change of the file."""
+        """Return the path, size and modification time of the file."""
         return stamp_of(self.source(index))
 
 
@@ -232,7 +232,7 @@ class ArrayStore:
         return self._pixels.shape[1], self._pixels.shape[2]
 
     def check(self, index: int) -> None:
-        """Accept: pixels in memory are always readable."""
+        """Do nothing: pixels in memory are always readable."""
 
 
 class ConvertedStore(NestedStore):
@@ -245,7 +245,7 @@ class ConvertedStore(NestedStore):
         return len(self.original)
 
     def locate(self, index: int) -> tuple[Store, int]:
-        """Return the store that has an image itself, and its position there."""
+        """Return the store with the unconverted image, and its position there."""
         return self.original, index
 
     def read(self, index: int) -> Image.Image:

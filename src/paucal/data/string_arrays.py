@@ -1,4 +1,4 @@
-"""Millions of strings in one block of memory; a list would take a hundred bytes more for each."""
+"""Millions of strings in one block of memory; a list would take a hundred bytes more per string."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
@@ -43,20 +43,20 @@ class StringArray(Sequence[str]):
 
     @classmethod
     def in_folders(cls, folders: Sequence[str], numbers: NDArray[np.int32], names: "StringArray") -> "StringArray":
-        """Return "folder/name" for each name and the number of its folder."""
+        """Return "folder/name" for each name, given the index of its folder."""
         prefixes = pa.array([_encoded(folder) for folder in folders], _KIND).take(pa.array(numbers))
         return cls(_join_elements(prefixes, names._values, b"/"))
 
     @classmethod
     def from_buffers(cls, content: NDArray[np.uint8], ends: NDArray[np.int64]) -> "StringArray":
-        """Return the array that `to_buffers` was called on."""
+        """Return the array from the result of `to_buffers`."""
         offsets = np.concatenate([[0], ends]).astype(np.int64)
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(content))]
         return cls(pa.Array.from_buffers(_KIND, len(ends), buffers))
 
     @classmethod
     def concatenate(cls, arrays: Sequence["StringArray"]) -> "StringArray":
-        """Return one array of several."""
+        """Return several arrays as one."""
         return cls(pa.concat_arrays([one._values for one in arrays]))
 
     def to_buffers(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -85,7 +85,7 @@ class StringArray(Sequence[str]):
         return StringArray(self._values.take(pa.array(np.asarray(indices, dtype=np.int64))))
 
     def order(self) -> NDArray[np.int64]:
-        """Return the positions in the order of the strings, by code points."""
+        """Return the positions that sort the strings by code points."""
         return pc.call_function("array_sort_indices", [self._values]).to_numpy().astype(np.int64)
 
     def _batches(self) -> Iterator[list[bytes]]:
@@ -93,7 +93,7 @@ class StringArray(Sequence[str]):
 
 
 class RepeatedStrings(Sequence[str]):
-    """Many strings of few different values, such as the part of each image.
+    """Many strings with few different values, such as the part ("train") of each image.
 
     Args:
         words: Different strings.

@@ -1,4 +1,4 @@
-"""Decoding of all images before a run, so that a damaged file is reported at the start and not in epoch 3."""
+"""Decoding of all images before a run, so that a damaged file is reported at once and not in epoch 3."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,14 +30,14 @@ def verify_images(
     Args:
         image_set: Images to decode.
         on_bad: "refuse" raises when an image is unreadable, "skip" leaves it out.
-        workers: Number of threads; None for one per processor core.
-        progress: Function called with (images done, images in all) from the calling thread.
+        workers: Number of threads; None for one per CPU core.
+        progress: Function called with (images done, total images) from the calling thread.
 
     Returns:
         The set without the unreadable images (with a note, if there were any) and their keys.
 
     Raises:
-        UserError: Images are unreadable and `on_bad` is "refuse", or none is readable.
+        UserError: Images are unreadable and `on_bad` is "refuse", or no image is readable.
     """
     bad = for_each(len(image_set), image_set.store.check, workers, progress)
     return drop_unreadable(image_set, bad, on_bad)
@@ -46,7 +46,7 @@ def verify_images(
 def for_each(
     count: int, work: Callable[[int], None], workers: int | None, progress: ReportProgress | None
 ) -> dict[int, str]:
-    """Call `work` on every position, in threads; return the messages of unreadable positions."""
+    """Call `work` on every position, in threads; return the messages for unreadable images by position."""
     threads = workers or min(_MOST_THREADS, usable_cores())
     starts = range(0, count, _CHUNK)
     bad: dict[int, str] = {}
@@ -73,7 +73,7 @@ def _chunk(positions: range, work: Callable[[int], None]) -> dict[int, str]:
 
 
 def drop_unreadable(image_set: ImageSet, bad: dict[int, str], on_bad: OnBad) -> tuple[ImageSet, list[str]]:
-    """Return the set without its unreadable images and their keys, or raise a UserError; see `verify_images`."""
+    """Return the set without its unreadable images, and their keys; or raise a UserError. See `verify_images`."""
     if not bad:
         return image_set, []
     names = [image_set.keys[i] for i in sorted(bad)]

@@ -13,8 +13,8 @@ from torch import Tensor
 from paucal.evaluation.predictions import Predictions
 from paucal.metrics.measures import CalibrationError, value_of
 
-FEWEST_IMAGES = 20  # images under which nothing is fitted
-PRIOR = 0.5  # deviation of the logarithm of a temperature that nothing is known about
+FEWEST_IMAGES = 20  # with fewer images no temperature is fitted
+PRIOR = 0.5  # standard deviation of the normal prior on the logarithm of the temperature
 LOWEST, HIGHEST = 0.05, 20.0
 ITERATIONS = 100
 
@@ -25,7 +25,7 @@ class Calibration:
 
     Attributes:
         temperature: Divisor of the logits; 1 if nothing was fitted.
-        images: Number of validation images that it was fitted to.
+        images: Number of validation images that the temperature was fitted to.
         error: Expected calibration error on the test images, before and after.
         loss: Mean negative log-likelihood of the test images in nats, before and after.
     """
@@ -37,11 +37,11 @@ class Calibration:
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """Return the temperature under which labels are most likely, fitted to images that no weight was fitted to.
+    """Return the temperature that makes the labels most likely, fitted to images that were not trained on.
 
-    Differs from Guo et al. 2017 (section 4.2, temperature scaling) in a weak normal prior on its logarithm, of mean 0
-    and deviation 0.5: a few images that are all right would make the classifier certain of everything. From some
-    hundred images on it weighs nothing.
+    Differs from Guo et al. 2017 (section 4.2, temperature scaling) in a weak normal prior on the log temperature, with
+    mean 0 and deviation 0.5: without it, a few correctly classified images would make the classifier certain of
+    everything. With a few hundred images the prior has no effect.
 
     Args:
         logits: (N, K).
@@ -69,12 +69,12 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def calibration(plain: Predictions, temperature: float, images: int) -> Calibration:
-    """Return what a temperature does to the answers for test images.
+    """Return how a temperature changes the answers for test images.
 
     Args:
         plain: Answers of the network without a temperature.
         temperature: Temperature fitted to other images.
-        images: Number of those images.
+        images: Number of images that the temperature was fitted to.
     """
     answers = (plain, plain.at_temperature(temperature))
     before, after = (value_of(calibration_error(one), len(one)) for one in answers)
@@ -89,29 +89,31 @@ def calibration_error(predictions: Predictions) -> CalibrationError:
 
 
 DEFAULT_THRESHOLD = 0.5
-FEWEST_POSITIVES = 5  # images of a class, below which it shares the threshold of all classes together
+FEWEST_POSITIVES = 5  # a class with fewer images uses the threshold chosen for all classes together
 
 
 def choose_thresholds(probabilities: Tensor, labels: Tensor) -> tuple[float, ...]:
-    """Return for each class the threshold of the highest F1, on images that no weight was fitted to.
+    """Return the threshold with the highest F1 for each class, on images that were not trained on.
 
-    A class of fewer than five such images has the threshold that is best for all classes together. A threshold lies in
-    the middle between the two probabilities that it parts; of equal ones the highest is taken.
+    A class with fewer than five such images gets the threshold that is best for all classes together. A threshold lies
+    midway between the two probabilities that it separates; if several have the same F1, the highest is taken.
 
     Args:
         probabilities: (N, K) in [0, 1].
         labels: (N, K) of 1, 0 and -1 (image ignored for that class).
 
     Returns:
-        K numbers in (0, 1); 0.5 where no image is of any class.
+        K numbers in (0, 1); 0.5 where there are no positive images.
     """
     shares, truth = probabilities.double().numpy(), labels.numpy()
-    common = _best_threshold(shares[truth >= 0], truth[truth >= 0] == 1)
+    common = _best_f1_threshold(shares[truth >= 0], truth[truth >= 0] == 1)
     found = []
     for place in range(truth.shape[1]):
         known = truth[:, place] >= 0
         positive = truth[known, place] == 1
-        found.append(_best_threshold(shares[known, place], positive) if positive.sum() >= FEWEST_POSITIVES else common)
+        found.append(
+            _best_f1_threshold(shares[known, place], positive) if positive.sum() >= FEWEST_POSITIVES else common
+        )
     return tuple(found)
 
 
@@ -120,7 +122,7 @@ def marked(probabilities: Tensor, thresholds: Sequence[float]) -> Tensor:
     return probabilities >= torch.tensor(thresholds, dtype=probabilities.dtype)
 
 
-def _best_threshold(shares: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:
+def _best_f1_threshold(shares: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:
     if not positive.any():
         return DEFAULT_THRESHOLD
     order = np.argsort(-shares, kind="stable")

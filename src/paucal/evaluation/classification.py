@@ -26,7 +26,7 @@ from paucal.metrics.measures import (
 )
 from paucal.types import UserError
 
-SHIFTED = {"macro_f1", "calibration_error"}  # scores that resampling deflates or inflates
+SHIFTED = {"macro_f1", "calibration_error"}  # scores that resampling biases
 
 
 def classification_report(
@@ -40,30 +40,30 @@ def classification_report(
 ) -> ClassificationReport:
     """Score a classifier's answers, each score with an interval over the choice of test images.
 
-    Shares of images (top-1, top-5, recall) have Wilson intervals, which stay honest when none or all are
-    right. The others have bootstrap intervals over images: percentiles for balanced accuracy and loss, and
-    for macro-F1 and calibration error the union of the percentiles and their mirror image, because
+    Shares of images (top-1, top-5, recall) have Wilson intervals, which stay valid when no image or every image is
+    right. The other scores have bootstrap intervals over images: percentile intervals for balanced accuracy and loss,
+    and for macro-F1 and calibration error the union of the percentile interval and its mirror image, because
     resampling deflates the first and inflates the second. (In simulations with ten images in each of 100
     classes, 95 % intervals of macro-F1 covered the truth in 99 % of the cases, against 65 % by percentiles
     alone; with three images in each, in 81 % against 19 %.)
 
-    The intervals say nothing about the luck of training: for that, repeat with other seeds. Calibration
-    error is the expected, top-label one over 15 bins of equal width (Guo et al. 2017): 0.1 means that
-    confidence and accuracy differ by ten points on average. Few images inflate it, so its interval need not
-    reach 0 for a perfect model.
+    The intervals do not cover the randomness of training: for that, repeat with other seeds. Calibration error is the
+    expected calibration error of the top label over 15 bins of equal width (Guo et al. 2017): 0.1 means that
+    confidence and accuracy differ by ten points on average. It is inflated when there are few images, so its interval
+    need not reach 0 even for a perfect model.
 
     Args:
         predictions: Predictions for images with labels in [0, K).
         classes: K names.
-        train_labels: (M,) labels of the training images, which choose the majority class; without them it is
-            the majority of the test images, and the report says so.
+        train_labels: (M,) labels of the training images, which determine the majority class; without them it is
+            the majority class of the test images, and the report says so.
         seed: Seed of the resampling.
         n_bootstrap: Resampled sets.
         level: Probability that an interval covers the truth.
 
     Raises:
-        UserError: no images, labels missing or out of range, names and logits that differ in number, or
-            logits that are not finite.
+        UserError: there are no images, labels are missing or out of range, the numbers of names and logits differ, or
+            logits are not finite.
     """
     if n_bootstrap < 2 or not 0 < level < 1:
         raise ValueError(f"expected n_bootstrap >= 2 and level in (0, 1), got {n_bootstrap} and {level}")
@@ -83,7 +83,7 @@ def classification_report(
 def quick_scores(predictions: Predictions) -> dict[str, float]:
     """Return "loss" (nats), "top1" and "balanced_accuracy" without intervals, cheap enough for every epoch.
 
-    Logits that are not finite give a loss that is not finite, for the trainer to see; nothing is raised.
+    Logits that are not finite give a loss that is not finite, which the trainer checks; nothing is raised.
     """
     labels, hit = predictions.labels, predictions.predicted == predictions.labels
     n_classes = predictions.logits.shape[1]
@@ -151,7 +151,7 @@ def _per_class(confusion: np.ndarray, classes: Sequence[str], level: float) -> l
 
 
 MOST_DRAWS, FEWEST_DRAWS = 1000, 200
-MOST_WORK = 400_000_000  # images times classes times draws: some ten seconds
+MOST_WORK = 400_000_000  # images times classes times draws: about ten seconds
 
 
 def multi_label_report(
@@ -160,19 +160,19 @@ def multi_label_report(
     """Score a classifier's answers, each score with a bootstrap interval over the choice of test images.
 
     The average precision of a class is the area under its precision-recall curve (as in torchmetrics); "map" is the
-    mean over the classes that have a positive test image, each counting alike. Of scores that resampling shifts, such
-    as these, the interval is the union of the percentiles and their mirror image. Fewer sets than usual are resampled
-    of very many images and classes, 200 at least.
+    mean over the classes that have a positive test image, each with the same weight. Resampling biases these scores, so
+    the interval is the union of the percentile interval and its mirror image. With very many images and classes fewer
+    sets are resampled than usual, but at least 200.
 
     Args:
         predictions: (N, K) logits, and labels of 1, 0 and -1 (image ignored for that class).
         classes: K names.
-        thresholds: (K,) probabilities from which on a class is an answer, for F1 and the counts by class.
+        thresholds: (K,) lowest probabilities at which a class is predicted, for F1 and the counts by class.
         seed: Seed of the resampling.
         level: Probability that an interval covers the truth.
 
     Raises:
-        UserError: no image is known to be of any class, or logits that are not finite.
+        UserError: no image is known to be of any class, or logits are not finite.
     """
     require_classes(predictions, classes)
     if not (predictions.labels == 1).any():
@@ -198,7 +198,7 @@ def multi_label_report(
 def quick_multi_label_scores(predictions: Predictions) -> dict[str, float]:
     """Return "loss" (nats) and "map" without intervals, cheap enough for every epoch.
 
-    Logits that are not finite give a loss that is not finite, for the trainer to see, and a score of 0.
+    Logits that are not finite give a loss that is not finite, which the trainer checks, and a score of 0.
     """
     loss = float(np.mean(_losses(predictions)))
     measure = AveragePrecision(predictions.logits, predictions.labels, interpolated=False)
@@ -206,7 +206,7 @@ def quick_multi_label_scores(predictions: Predictions) -> dict[str, float]:
 
 
 def _losses(predictions: Predictions) -> NDArray[np.float64]:
-    """Return the (N,) mean binary cross-entropy of each image, over the classes that are known of it."""
+    """Return the (N,) mean binary cross-entropy of each image, over the classes whose label is known."""
     known = (predictions.labels >= 0).double()
     targets = predictions.labels.clamp(min=0).double()
     each = F.binary_cross_entropy_with_logits(predictions.logits.double(), targets, reduction="none")

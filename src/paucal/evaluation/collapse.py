@@ -1,13 +1,13 @@
-"""Signs of collapse, read from the numbers that a pre-training run writes about itself.
+"""Signs of collapse, read from the metrics that a pre-training run records.
 
-Four things happen to people who pre-train on images of their own. The teacher gives every image the same answer
-("constant output"; the loss falls towards 0); it gives every image all answers ("uniform output"; the loss stays at
-ln K for ever); the features keep apart but along a single line ("dimensional collapse"); or the numbers leave every
-bound ("divergence"). Centring pushes away from the first and towards the second, a low teacher temperature the other
-way round (DINO, arXiv:2104.14294, section 5.3), so the two need opposite changes and must not be confused.
+Pre-training on one's own images can fail in four ways. The teacher gives every image the same answer
+("constant output"; the loss falls towards 0); its answer for every image is uniform ("uniform output"; the loss stays
+at ln K); the features differ but only along a single line ("dimensional collapse"); or the numbers grow without
+bound ("divergence"). Centring pushes away from the first and towards the second, and a low teacher temperature does the
+opposite (DINO, arXiv:2104.14294, section 5.3), so the two need opposite changes and must not be confused.
 
-A healthy run looks uniform and nearly one-dimensional at its beginning. So nothing but non-finite numbers counts
-before a grace period is over, and a sign must then show in several epochs in a row.
+A healthy run looks uniform and nearly one-dimensional at first. So only non-finite numbers count before a grace period
+is over, and after that a sign must show in several epochs in a row.
 """
 
 import math
@@ -18,8 +18,8 @@ from typing import Literal
 Row = Mapping[str, float]
 Kind = Literal["constant output", "uniform output", "dimensional collapse", "divergence"]
 
-# What is read, as means over an epoch; of the region head with `region_` before the name. Columns that a row lacks,
-# or that are NaN there, are taken for healthy.
+# The columns that are read, as means over an epoch; columns of the region head start with `region_`. Columns that are
+# missing from a row, or NaN, are treated as healthy.
 COLUMNS = {
     "teacher_entropy": "mean entropy of the teacher's distribution of an image, nats",
     "batch_entropy": "entropy of the teacher's distributions averaged over a batch, nats",
@@ -34,15 +34,15 @@ COLUMNS = {
 GRACE_STEPS = 500
 PATIENCE = 3  # epochs
 UNIFORM = 0.8  # share of the prototypes that exp(entropy) counts; ln K - 0.22, whatever K is
-SPREAD_OUT = 0.5  # of ln K; an answer that is the same for all images counts as uniform above, as constant below
-LEAVING = 1.5  # growth of what answers tell of their images, over the epochs of patience
-CONSTANT = 0.1  # of the entropy of a prototype for each image; of 64 images 0.4 nats, one prototype and a half
-SAME = 0.01  # of the information on the image that a batch could show
-EQUAL = 0.01  # spread; untrained networks have 0.3 to 0.6, class tokens of tiny ones 0.04
+SPREAD_OUT = 0.5  # share of ln K; an answer that is the same for all images is uniform above it, constant below it
+LEAVING = 1.5  # factor by which the answers' information on their images grows, over the epochs of patience
+CONSTANT = 0.1  # share of the entropy with one prototype per image; for 64 images 0.4 nats, or 1.5 prototypes
+SAME = 0.01  # share of the information on the image that a batch could show
+EQUAL = 0.01  # spread; untrained networks have 0.3 to 0.6, class tokens of tiny networks 0.04
 APART = 0.1  # spread of features that have not collapsed to a point
-LINE = 1.2  # directions; features of digits begin with 1.6
-SHRUNK = 0.25  # of the largest rank so far
-FEW = 0.05  # of the directions that the batch could show
+LINE = 1.2  # directions; features of digits have 1.6 at first
+SHRUNK = 0.25  # share of the largest rank so far
+FEW = 0.05  # share of the directions that the batch could show
 SMALLEST_POSSIBLE = 8.0  # directions; tiny batches cannot tell a line from a cloud
 EXPLODED = 100.0  # growth of the features' length
 ABOVE_CHANCE = 0.2  # of ln K, and at least 1 nat: an answer that ignores the image costs ln K at most
@@ -65,13 +65,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Scale:
-    """What the numbers of one head are measured against.
+    """The sizes that the numbers of one head are compared with.
 
     Attributes:
         head: "view" or "region".
         out_dim: K.
         feature_dim: D.
-        batch: Images whose features are compared at once; None where it is unknown and taken for many.
+        batch: Number of images whose features are compared at once; None if unknown, which is treated as very large.
     """
 
     head: str
@@ -81,12 +81,12 @@ class Scale:
 
     @property
     def most(self) -> float:
-        """Entropy in nats of a batch in which every image has a prototype of its own."""
+        """The entropy in nats of a batch in which every image has a prototype of its own."""
         return math.log(min(self.out_dim, max(2, self.batch or self.out_dim)))
 
     @property
     def directions(self) -> float:
-        """Effective rank of independent normal features."""
+        """The effective rank of independent normal features."""
         n, dim = self.batch or math.inf, self.feature_dim
         return dim if math.isinf(n) else n * dim / (n + dim)
 
@@ -104,19 +104,19 @@ def find_collapse(
     grace_steps: int = GRACE_STEPS,
     patience: int = PATIENCE,
 ) -> Verdict | None:
-    """Say what is wrong with a run after its newest epoch; None where nothing is.
+    """Return the verdict on a run after its newest epoch; None if the run is healthy.
 
     Args:
         rows: One per epoch so far, with `COLUMNS`, "step", "skipped_steps", "train_loss", and "train_view" and
-            "train_region" where the losses are known apart.
+            "train_region" where the two losses are known separately.
         out_dim: K, prototypes of a head.
         feature_dim: D.
         batch: Images per process, on which entropies and ranks are computed.
-        grace_steps: Optimizer steps of which nothing but non-finite numbers counts; see `grace_period`.
+        grace_steps: Optimizer steps during which only non-finite numbers count; see `grace_period`.
         patience: Epochs in a row that must show the sign.
 
     Raises:
-        ValueError: there are fewer than two prototypes, or no epoch of patience.
+        ValueError: there are fewer than two prototypes, or patience is below one epoch.
 
     Example:
         >>> stuck = [{"step": 400.0 * n, "teacher_entropy": 8.315} for n in range(1, 7)]
@@ -138,7 +138,7 @@ def find_collapse(
 
 
 def grace_period(total_steps: int, warmup_steps: int) -> int:
-    """Return the steps before which no collapse is reported: its warm-up, and 500 or a quarter of it if that is less.
+    """Return the steps before no collapse is reported: warm-up, but at least 500 or, if less, a quarter of all steps.
 
     Example:
         >>> grace_period(100_000, 3_000), grace_period(400, 40)
@@ -148,7 +148,7 @@ def grace_period(total_steps: int, warmup_steps: int) -> int:
 
 
 def not_finite(rows: Sequence[Row]) -> Verdict | None:
-    """Look at the newest epoch: half of its steps skipped, or a loss that is no number."""
+    """Return a verdict if the newest epoch skipped half of its steps or has a loss that is not finite."""
     if not rows:
         return None
     row, before = rows[-1], rows[-2].get("step", 0.0) if len(rows) > 1 else 0.0
@@ -177,7 +177,7 @@ def _exploded(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | Non
 
 
 def _constant(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
-    """One prototype for all; or one distribution for all, or one feature, unless that is a spread-out one."""
+    """Return a verdict if all images share a prototype, or share a distribution or feature that is not uniform."""
 
     def shows(row: Row) -> bool:
         alike = _is_same(row, scale) or scale.of(row, "feature_spread") < EQUAL
@@ -196,7 +196,7 @@ def _uniform(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None
     if not lasts(rows, lambda row: _is_uniform(row, scale), patience):
         return None
     first, last = rows[-patience], rows[-1]
-    # A run leaves this state exponentially; where that has begun it is no verdict any more.
+    # A run leaves this state exponentially; once that has started, the state is no longer reported.
     if patience > 1 and _information(last, scale) > LEAVING * max(_information(first, scale), 1e-3):
         return None
     entropy, chance = scale.of(last, "teacher_entropy"), math.log(scale.out_dim)
@@ -210,7 +210,7 @@ def _uniform(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None
 
 
 def on_a_line(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
-    """Look for features that keep apart along a few directions only."""
+    """Return a verdict if the features differ along only a few directions."""
     ranks = [rank for row in rows if math.isfinite(rank := scale.of(row, "effective_rank"))]
     if scale.directions < SMALLEST_POSSIBLE or not ranks:
         return None
@@ -229,9 +229,9 @@ def on_a_line(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | Non
 
 
 def _is_uniform(row: Row, scale: Scale) -> bool:
-    """Nearly all prototypes for each image, or the same half of ln K and more for all images.
+    """Tell whether each image has nearly all prototypes, or all images the same answer with at least half of ln K.
 
-    Without an entropy the loss tells: it is never below the teacher's entropy, so it is at ln K in this state.
+    Without an entropy the loss is used: it is never below the teacher's entropy, so it is at ln K in this state.
     """
     chance, entropy = math.log(scale.out_dim), scale.of(row, "teacher_entropy")
     if entropy == entropy:
@@ -240,12 +240,12 @@ def _is_uniform(row: Row, scale: Scale) -> bool:
 
 
 def _is_same(row: Row, scale: Scale) -> bool:
-    """Tell whether the answer says nothing about the image: the mean answer is as certain as each."""
+    """Tell whether the answers say nothing about their images: the mean answer is as certain as each single answer."""
     return scale.of(row, "batch_entropy") - scale.of(row, "teacher_entropy") <= SAME * scale.most
 
 
 def _information(row: Row, scale: Scale) -> float:
-    """Return what an answer tells of its image in nats, or a bound on it; NaN where neither is known."""
+    """Return the information of an answer on its image in nats, or a bound on it; NaN where neither is known."""
     used = scale.of(row, "batch_entropy")
     return (math.log(scale.out_dim) if used != used else used) - scale.of(row, "teacher_entropy")
 
@@ -256,7 +256,7 @@ def _loss(row: Row, scale: Scale) -> float:
 
 
 def lasts(rows: Sequence[Row], shows: Callable[[Row], bool], patience: int) -> bool:
-    """Tell whether the newest epochs show a sign, so many in a row."""
+    """Tell whether each of the newest `patience` epochs shows a sign."""
     return len(rows) >= patience and all(shows(row) for row in rows[-patience:])
 
 
@@ -265,7 +265,7 @@ def _verdict(kind: Kind, text: str, row: Row) -> Verdict:
 
 
 STUDENT_TEMPERATURE = 0.1
-NEAR = 0.005  # relative distance; with a momentum of 0.98 and above it is 0.03 to 0.1 on few images
+NEAR = 0.005  # relative distance; with a momentum of 0.98 or more and few images it is 0.03 to 0.1
 
 ADVICE = {
     "constant output": "Raise the teacher temperature (0.04 to 0.07 are published), keep the centres following faster "
@@ -281,12 +281,12 @@ ADVICE = {
 
 
 def advice(kind: str, row: Mapping[str, float]) -> str:
-    """Return what to change, beginning with what the newest row shows to be the likely cause."""
+    """Return what to change, starting with the likely causes that the newest row shows."""
     return " ".join([*causes(row), ADVICE[kind]])
 
 
 def causes(row: Mapping[str, float]) -> list[str]:
-    """Return a sentence for every setting that the row shows to be one that self-distillation cannot bear.
+    """Return a sentence for every setting in the row with which self-distillation cannot work.
 
     Example:
         >>> causes({"centre_norm": 0.0, "teacher_temperature": 0.04})
@@ -324,14 +324,14 @@ def find_feature_collapse(
     grace_steps: int = GRACE_STEPS,
     patience: int = PATIENCE,
 ) -> Verdict | None:
-    """Say what is wrong with a run after its newest epoch; None where nothing is.
+    """Return the verdict on a run after its newest epoch; None if the run is healthy.
 
     Args:
         rows: One per epoch so far, with "feature_spread", "effective_rank", "feature_norm", "step", "skipped_steps"
-            and the losses; columns that a row lacks, or that are NaN there, are taken for healthy.
+            and the losses; columns that are missing from a row, or NaN, are treated as healthy.
         feature_dim: D, channels of the features.
         batch: Images per process, on which the rank is computed.
-        grace_steps: Optimizer steps of which nothing but non-finite numbers counts.
+        grace_steps: Optimizer steps during which only non-finite numbers count.
         patience: Epochs in a row that must show the sign.
 
     Example:

@@ -1,4 +1,4 @@
-"""Did it help? Differences between two ways to train, paired by seed and by test image."""
+"""Did it help? Differences between two training methods, paired by seed and by test image."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from paucal.metrics.intervals import Bootstrap, Score, percentile
 from paucal.metrics.measures import Weights
 
 LEVEL = 0.95
-POWER = 0.8  # chance with which a difference shall be seen
+POWER = 0.8  # probability of detecting a difference
 MOST_SEEDS = 1000
 
 
@@ -21,8 +21,8 @@ class Repeated:
     """A score over seeds.
 
     Attributes:
-        values: One for each seed.
-        score: Their mean with the t-interval (Student 1908); without an interval for a single seed.
+        values: One score for each seed.
+        score: Mean score with the t-interval (Student 1908); without an interval for a single seed.
         deviation: Standard deviation with n - 1 in the denominator; None for a single seed.
     """
 
@@ -33,16 +33,15 @@ class Repeated:
 
 @dataclass(frozen=True)
 class Difference:
-    """How much better one way to train is than another, in the unit of the score.
+    """How much better one training method is than another, in the unit of the score.
 
     Attributes:
         by_seed: A difference for each seed, and their mean with the paired t-interval.
         over_images: The mean with the bootstrap interval over the test images, paired by image.
         both: The mean with the interval for other seeds and other images at once, see `difference`.
-        images: Different test images.
-        seeds_needed: Seeds that it would take to see a difference of this size; None where none that are affordable
-            would do.
-        images_needed: Test images that it would take, however many seeds; None where no number would do.
+        images: Number of different test images.
+        seeds_needed: Number of seeds needed to detect a difference of this size; None if unknown or too many.
+        images_needed: Number of test images needed to detect it with any number of seeds; None if there is none.
     """
 
     by_seed: Repeated
@@ -59,7 +58,7 @@ class Difference:
 
     @property
     def clear(self) -> bool:
-        """Whether the interval for other seeds and other images excludes no difference; never for a single seed."""
+        """Whether the interval for other seeds and other images excludes 0; never for a single seed."""
         return self.by_seed.deviation is not None and self.both.excludes_zero
 
 
@@ -88,24 +87,24 @@ def repeated(values: Sequence[float], level: float = LEVEL) -> Repeated:
 def difference(
     first: NDArray[np.float64], second: NDArray[np.float64], level: float = LEVEL, draws: int = 2000, seed: int = 0
 ) -> Difference:
-    """Return how much better the first is than the second, with what may be concluded for other seeds and images.
+    """Return how much better the first method is than the second, with intervals for other seeds and other images.
 
-    The interval over seeds says what other seeds would give on these test images, that over images what these runs
-    would give on other ones. For both at once the reaches of the two are combined in quadrature (MOVER: Zou and Donner
-    2008, "Construction of confidence limits about effect measures"), so that it is wider than either: few seeds count
-    as few, which resampling seeds or pooling degrees of freedom would not do, and what seeds and images do together is
-    counted in both.
+    The interval over seeds covers other seeds on these test images, the interval over images covers these runs on other
+    test images. The interval for both combines the half-widths of the two in quadrature (MOVER: Zou and Donner 2008,
+    "Construction of confidence limits about effect measures") and is wider than either. So it stays wide for few seeds,
+    unlike with resampled seeds or pooled degrees of freedom, and the interaction of seeds and images is counted in both
+    terms.
 
     Args:
         first: (S, N) score of every seed's run on every test image, such as 1 for a hit; NaN for an image that this
             seed has not tested.
-        second: The same of the other way, on the same images.
+        second: Scores of the other method, on the same images.
         level: Probability that an interval covers the truth.
         draws: Resampled sets of images.
         seed: Seed of the resampling.
 
     Raises:
-        ValueError: the two were not tested on the same images with the same seeds.
+        ValueError: the two methods were not tested on the same images with the same seeds.
     """
     if first.shape != second.shape or not first.size or not np.array_equal(np.isnan(first), np.isnan(second)):
         raise ValueError(f"expected the same images and seeds, got {first.shape} and {second.shape}")
@@ -135,7 +134,7 @@ def difference(
 
 
 def _both(by_seed: Score, over_images: Score) -> Score:
-    """Return the mean with the reaches of both intervals combined in quadrature, each side for itself."""
+    """Return the mean with the half-widths of both intervals combined in quadrature, each side separately."""
     value, ends = by_seed.value, []
     for side in ("low", "high"):
         reaches = [end - value for score in (by_seed, over_images) if (end := getattr(score, side)) is not None]
@@ -145,18 +144,18 @@ def _both(by_seed: Score, over_images: Score) -> Score:
 
 
 def seeds_to_see(value: float, deviation: float | None, level: float = LEVEL, power: float = POWER) -> int | None:
-    """Return how many seeds a paired t-test takes to see a difference with the given chance.
+    """Return how many seeds a paired t-test needs to detect a difference with the given probability.
 
-    The power is that of the noncentral t distribution (Cohen 1988), with the deviation that was measured.
+    The power is computed from the noncentral t distribution (Cohen 1988) with the measured deviation.
 
     Args:
         value: The difference.
         deviation: Standard deviation of the differences over seeds; None if unknown.
         level: Level of the interval that must exclude 0.
-        power: Probability with which it does.
+        power: Probability that it excludes 0.
 
     Returns:
-        At least 2; None where the deviation is unknown, there is no difference, or 1000 seeds would not do.
+        At least 2; None if the deviation is unknown, there is no difference, or 1000 seeds are not enough.
 
     Example:
         >>> seeds_to_see(1.0, 1.0), seeds_to_see(0.5, 1.0), seeds_to_see(0.0, 1.0)
@@ -175,7 +174,7 @@ def seeds_to_see(value: float, deviation: float | None, level: float = LEVEL, po
 
 
 def _images_to_see(value: float, error: float, images: int, level: float) -> int | None:
-    """Return how many test images it takes until their part of the uncertainty alone allows to see a difference."""
+    """Return how many test images are needed to detect a difference if the images are the only uncertainty."""
     if value == 0:
         return None
     reach = float(stats.norm.ppf(0.5 + level / 2)) + float(stats.norm.ppf(POWER))

@@ -1,9 +1,9 @@
 """Which labels are probably wrong, from probabilities of models that have not seen them: confident learning.
 
 Northcutt, Jiang and Chuang 2021, "Confident learning: estimating uncertainty in dataset labels", sections 3.1 and 3.2,
-method 2 (the off-diagonals of the confident joint). As in the authors' program cleanlab (filter "confident_learning"),
-an image that several classes are confident of counts for the likeliest class of all, and a label that is itself the
-likeliest is never suspected.
+method 2 (the off-diagonals of the confident joint). As in the authors' library cleanlab (filter "confident_learning"),
+an image above the threshold of several classes counts for its likeliest class, and a label that is itself the likeliest
+class is never suspected.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-_SLACK = 1e-6  # as cleanlab's, so that a class whose probabilities are all the same reaches its own mean
+_SLACK = 1e-6  # as in cleanlab, so that a class whose probabilities are all the same reaches its own mean
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,10 @@ class Suspect:
     """A label that is probably wrong.
 
     Attributes:
-        position: Position of the image among those that were given.
-        given: Label of the image.
-        suggested: Class that it probably has.
-        confidence: Out-of-fold probability of its own label; the smaller, the more suspect.
+        position: Position of the image in the input.
+        given: Label of the image in the data.
+        suggested: Class that the image probably has.
+        confidence: Out-of-fold probability of the given label; the smaller, the more suspect.
         suggested_confidence: Out-of-fold probability of the suggested class.
     """
 
@@ -34,7 +34,7 @@ class Suspect:
 
 
 def class_thresholds(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return (K,) mean probabilities of each class over the images labelled so (equation 2); inf without images."""
+    """Return the (K,) mean probability of each class over the images with that label (equation 2); inf without any."""
     thresholds = np.full(probabilities.shape[1], np.inf)
     for label in np.unique(labels):
         thresholds[label] = probabilities[labels == label, label].mean()
@@ -42,7 +42,7 @@ def class_thresholds(probabilities: NDArray[np.float64], labels: NDArray[np.int6
 
 
 def confident_joint(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return (K, K) counts of images labelled i that are confidently j (equation 1)."""
+    """Return the (K, K) counts of images labelled i that confidently belong to class j (equation 1)."""
     guesses = _confident_class(probabilities, labels)
     n_classes = probabilities.shape[1]
     counts = np.zeros((n_classes, n_classes), dtype=np.int64)
@@ -51,14 +51,14 @@ def confident_joint(probabilities: NDArray[np.float64], labels: NDArray[np.int64
 
 
 def suspected_labels(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> list[Suspect]:
-    """Return the labels that are probably wrong, those with the smallest probability of their own class first.
+    """Return the labels that are probably wrong, the least probable labels first.
 
     Args:
-        probabilities: (N, K), of models that were not trained on the image; rows sum to 1.
+        probabilities: (N, K) probabilities from models that were not trained on the image; rows sum to 1.
         labels: (N,) in [0, K).
 
     Raises:
-        ValueError: the shapes do not fit, or a probability is no number from 0 to 1.
+        ValueError: the shapes do not match, or a probability is not a number from 0 to 1.
     """
     if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1]:
         raise ValueError(f"expected (N, K) probabilities and (N,) labels, got {probabilities.shape} and {labels.shape}")
@@ -75,7 +75,7 @@ def suspected_labels(probabilities: NDArray[np.float64], labels: NDArray[np.int6
 
 
 def _confident_class(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the (N,) class that each image confidently has, -1 where none reaches its threshold."""
+    """Return the (N,) confident class of each image; -1 where no class reaches its threshold."""
     reached = probabilities >= class_thresholds(probabilities, labels) - _SLACK
     count = reached.sum(1)
     guesses = np.where(count > 1, probabilities.argmax(1), reached.argmax(1))

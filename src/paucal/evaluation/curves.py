@@ -15,8 +15,8 @@ from paucal.evaluation.plots import BLUE, GREY, ORANGE
 Row = Mapping[str, float]
 PANELS_ACROSS = 3
 COLOURS = (BLUE, ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
-# Columns that say where a run stands, not how it goes.
 SPEED = "images_per_second"
+# Columns that count the progress of a run and are not drawn.
 POSITION = ("epoch", "step", "seconds", "skipped_steps")
 
 
@@ -29,18 +29,18 @@ def best_epoch(rows: Sequence[Row]) -> float | None:
 
 
 def validation_score(row: Row) -> float:
-    """Return what an epoch was chosen by; not a number where its row has no such score."""
+    """Return the score by which epochs are chosen; NaN if the row has none."""
     return row.get("val_top1", row.get("val_map", math.nan))
 
 
 def drawn_columns(rows: Sequence[Row]) -> list[str]:
-    """Return the columns that `curves_figure` draws, in the order in which rows first name them."""
+    """Return the columns that `curves_figure` draws, in the order in which they first appear in the rows."""
     names = dict.fromkeys(name for row in rows for name in row)
     return [name for name in names if name not in POSITION and not name.startswith("weight_")]
 
 
 def with_speed(rows: Sequence[Row], images: int) -> list[Row]:
-    """Return the rows with `images_per_second`, between two of them, where both say when they were written.
+    """Return the rows with `images_per_second` since the row before, if both rows have `seconds`.
 
     Args:
         rows: Rows of `metrics.csv`.
@@ -51,7 +51,7 @@ def with_speed(rows: Sequence[Row], images: int) -> list[Row]:
     for row in _numbered(rows):
         passed = row.get("seconds", math.nan) - before.get("seconds", math.nan)
         epochs = row["epoch"] - before["epoch"]
-        # A run that went on after a pause may count its seconds anew.
+        # A resumed run may count its seconds from 0 again.
         found.append({**row, SPEED: images * epochs / passed} if passed > 0 and epochs > 0 else row)
         before = row
     return found
@@ -73,8 +73,8 @@ def curves_figure(
     Args:
         rows: One per epoch; a row may lack columns; "epoch" is the row's number from 1 where it is missing.
         chance: Value that guessing reaches, by column, drawn dashed.
-        best: Epoch of the model that was kept; by default the one `best_epoch` names.
-        columns: Panels side by side, at most.
+        best: Epoch of the model that was kept; by default the result of `best_epoch`.
+        columns: Maximum number of panels side by side.
 
     Raises:
         ValueError: there are no rows, or none holds a number to draw.
@@ -90,7 +90,7 @@ def curves_figure(
     grid = list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
     for axes, (title, names) in zip(grid, panels.items(), strict=False):
         _draw(axes, rows, names, chance or {})
-        if len(rows) == 1:  # else the axis cuts the only epoch into fractions
+        if len(rows) == 1:  # by default the axis of a single epoch has fractional ticks
             axes.set_xlim(rows[0]["epoch"] - 1, rows[0]["epoch"] + 1)
         _decorate(axes, title, names, best)
     for axes in grid[len(panels) :]:
@@ -103,7 +103,7 @@ def _numbered(rows: Sequence[Row]) -> list[Row]:
 
 
 def _panels(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """Return titles and the columns below each, in the order of drawing."""
+    """Return the columns of each panel by its title, in the order of drawing."""
     names = drawn_columns(rows)
     panels: dict[str, list[str]] = {}
     for name in sorted(names, key=lambda name: _place(name)[0]):
@@ -129,7 +129,7 @@ def _place(name: str) -> tuple[int, str]:
 def _draw(axes: Axes, rows: Sequence[Row], names: Sequence[str], chance: Mapping[str, float]) -> None:
     for name, colour in zip(names, COLOURS * (1 + len(names) // len(COLOURS)), strict=False):
         points = [(row["epoch"], row[name]) for row in rows if name in row]
-        # A line through one point is invisible, and few points are better seen than guessed.
+        # A line through one point is invisible, and few points are easier to see with markers.
         marker = "o" if len(points) <= 30 else ""
         label = name.removeprefix("val_").removeprefix("train_").replace("_", " ").replace("top1", "top-1")
         label = {"map": "mean average precision", "mean iou": "mean IoU"}.get(label, label)
@@ -163,13 +163,13 @@ def _unit(name: str) -> str:
     return "per step" if name == "lr" else "value"
 
 
-FEW_POINTS = 30  # up to which each is marked
-LINE_LENGTH = 110  # letters of the title
+FEW_POINTS = 30  # up to this number, each point has a marker
+LINE_LENGTH = 110  # characters in a line of the title
 
 
 @dataclass(frozen=True)
 class _Panel:
-    """One small picture: its columns, and where the numbers lie when all is lost or as good as possible."""
+    """One small plot: its columns, and the values of a collapsed run or of the best possible one."""
 
     title: str
     unit: str
@@ -185,7 +185,7 @@ def health_figure(rows: Sequence[Row], out_dim: int | None, dim: int, verdict: V
 
     Args:
         rows: One per epoch; "epoch" is the row's number from 1 where it is missing.
-        out_dim: K, whose ln K is the entropy of an answer that means nothing; None where there are no prototypes.
+        out_dim: K; ln K is the entropy of a meaningless (uniform) answer. None where there are no prototypes.
         dim: D, channels of the features.
         verdict: Failure of the run; None if it is healthy.
 
@@ -225,7 +225,7 @@ def _health_panels(out_dim: int | None, dim: int) -> list[_Panel]:
 
 
 def _points_of(rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
-    """Return the points of each column, of both heads, that has any."""
+    """Return the points of each column of either head that has any."""
     both = [*names, *(f"region_{name}" for name in names)]
     points = {
         name: [(row["epoch"], row[name]) for row in rows if math.isfinite(row.get(name, math.nan))] for name in both
@@ -250,8 +250,8 @@ def _draw_panel(axes: Axes, panel: _Panel, drawn: Mapping[str, Sequence[tuple[fl
     axes.grid(alpha=0.3)
     if panel.low is not None:
         top = axes.get_ylim()[1]
-        axes.set_ylim(panel.low, top + 0.05 * (top - panel.low))  # else a level line lies on the frame
-    if max(len(points) for points in drawn.values()) == 1:  # else the axis cuts the only epoch into fractions
+        axes.set_ylim(panel.low, top + 0.05 * (top - panel.low))  # otherwise a flat line lies on the frame
+    if max(len(points) for points in drawn.values()) == 1:  # by default the axis of a single epoch has fractional ticks
         only = next(iter(drawn.values()))[0][0]
         axes.set_xlim(only - 1, only + 1)
     if len(axes.lines) > 1:

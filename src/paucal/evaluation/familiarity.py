@@ -1,4 +1,4 @@
-"""Is an image like those a model was trained on? Its distance to the nearest of them, in the model's features."""
+"""Is an image like a model's training images? The distance to the nearest ones, in the model's features."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 NEIGHBOURS = 5
-INSIDE = 0.95  # share of held-out images that count as like the training images
+INSIDE = 0.95  # share of held-out images that count as similar to the training images
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,13 +15,13 @@ class Familiarity:
     """What is needed to say whether an image is like the training images.
 
     Sun et al. 2022, "Out-of-Distribution Detection with Deep Nearest Neighbors": the distance to the k-th nearest
-    training image between features of length 1, and a limit that 95 of 100 images of the same kind keep. Here the limit
-    comes from held-out images, since a network knows its training images better than any others; k is small, as there
-    are few.
+    training image between features of length 1, and a limit that 95 of 100 images of the same kind stay within. Here
+    the limit comes from held-out images, since a network knows its training images better than any others; k is small,
+    as there are few training images.
 
     Attributes:
         features: (N, D) of training images, of length 1.
-        limit: The largest distance that counts as like them.
+        limit: The largest distance at which an image counts as similar to them.
         neighbours: Rank k of the neighbour.
     """
 
@@ -37,7 +37,7 @@ class Familiarity:
 
 
 def fit_familiarity(train: Tensor, held_out: Tensor, neighbours: int = NEIGHBOURS) -> Familiarity:
-    """Return what tells images like the training images from others.
+    """Return a test that tells images similar to the training images from others.
 
     Args:
         train: (N, D) features of training images.
@@ -45,7 +45,7 @@ def fit_familiarity(train: Tensor, held_out: Tensor, neighbours: int = NEIGHBOUR
         neighbours: Rank of the nearest training image whose distance counts.
 
     Raises:
-        ValueError: there are no training or no held-out images.
+        ValueError: there are no training images or no held-out images.
 
     Example:
         >>> train, other = torch.eye(3)[[0, 0, 1, 1]], torch.eye(3)[[0, 1]]

@@ -1,4 +1,4 @@
-"""Pictures of an evaluation, as matplotlib figures that the caller saves; nothing global is used."""
+"""Pictures of an evaluation, as matplotlib figures that the caller saves; no global matplotlib state is used."""
 
 import io
 import warnings
@@ -30,7 +30,7 @@ Row = TypeVar("Row", ClassRow, MultiLabelRow)
 
 
 def shorten(name: str, length: int = 20) -> str:
-    r"""Return a class name fit for a label: one line, at most `length` characters, no mathematics.
+    r"""Return a class name that can be drawn as a label: one line, at most `length` characters, no mathematics.
 
     >>> shorten("a very long name of a class"), shorten("5$ or 6$")
     ('a very long name of…', '5\\$ or 6\\$')
@@ -42,7 +42,7 @@ def shorten(name: str, length: int = 20) -> str:
 
 
 def confusion_figure(confusion: Sequence[Sequence[int]] | np.ndarray, classes: Sequence[str]) -> Figure:
-    """Draw (K, K) counts: true classes down, answers across, colours by share of the true class.
+    """Draw (K, K) counts: rows are true classes, columns answers, colours the share of the true class.
 
     Counts are written in the cells for up to 20 classes; a class without images stays blank.
     """
@@ -57,7 +57,7 @@ def confusion_figure(confusion: Sequence[Sequence[int]] | np.ndarray, classes: S
     shares = np.ma.masked_array(counts / np.maximum(totals, 1), np.broadcast_to(totals == 0, counts.shape))
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     figure.colorbar(image, ax=axes, label="share of the true class's images", shrink=0.8)
-    # Every class that fits has its name, in letters as large as a cell is high (72 points to the inch).
+    # As many class names as fit are shown, in letters no higher than a cell (72 points to the inch).
     places = range(0, size, -(-size // MAX_ROWS))
     names = [shorten(classes[place]) for place in places]
     points = float(np.clip(0.7 * side * 72 / len(names) * 0.9, 4, 9))
@@ -75,7 +75,7 @@ def reliability_figure(predictions: Predictions) -> Figure:
     """Draw accuracy against confidence in 15 bins with 95 % intervals, and how many images each bin holds."""
     confidence = predictions.probabilities.max(1).values.numpy()
     correct = (predictions.predicted == predictions.labels).numpy()
-    # Bin 16 holds confidences of exactly 1; to the eye they belong to the last bin.
+    # Bin 16 holds confidences of exactly 1; they are drawn in the last bin.
     bins = np.minimum(calibration_bin(confidence), CALIBRATION_BINS - 1)
     images = np.bincount(bins, minlength=CALIBRATION_BINS)
     hits = np.bincount(bins, correct, CALIBRATION_BINS).astype(int)
@@ -113,7 +113,7 @@ def per_class_figure(report: ClassificationReport) -> Figure:
 
 
 def class_precision_figure(report: MultiLabelReport) -> Figure:
-    """Draw the average precision of each class with its interval, lowest first, beside what chance reaches.
+    """Draw the average precision of each class with its interval, lowest first, beside that of a random order.
 
     Of more than 100 classes the 100 lowest are drawn; classes without test images are left out.
     """
@@ -128,7 +128,7 @@ def class_precision_figure(report: MultiLabelReport) -> Figure:
 
 
 def precision_recall_figure(predictions: Predictions, report: MultiLabelReport) -> Figure:
-    """Draw precision against recall of each class, and where its threshold lies; of many classes the twelve largest."""
+    """Draw precision against recall of each class, with its threshold; at most the twelve largest classes."""
     ranked = sorted(range(len(report.per_class)), key=lambda place: -report.per_class[place].images)
     shown = sorted(place for place in ranked[:MOST_CURVES] if report.per_class[place].ap)
     columns = max(1, min(COLUMNS, len(shown)))
@@ -156,7 +156,7 @@ def precision_recall_figure(predictions: Predictions, report: MultiLabelReport) 
 
 
 def _ranked_classes(scored: Sequence[tuple[Score, Row]]) -> tuple[Figure, Axes, list[Row]]:
-    """Draw a score of each class with its interval, lowest first; return the rows that are drawn too."""
+    """Draw a score of each class with its interval, lowest first; return the drawn rows too."""
     ranked = sorted(scored, key=lambda pair: (pair[0].value, pair[1].name))
     hidden, ranked = len(ranked) - MAX_ROWS, ranked[:MAX_ROWS]
     figure = Figure(figsize=(6.4, 1.4 + 0.2 * max(len(ranked), 4)), layout="constrained")
@@ -178,7 +178,7 @@ DOTS_PER_INCH = 110
 def png_of(figure: Figure) -> bytes:
     """Return a figure as PNG; its layout is fixed afterwards."""
     with warnings.catch_warnings():
-        # Class names in scripts that matplotlib's font lacks show as boxes; the tables have them in full.
+        # Class names in scripts that matplotlib's font lacks appear as boxes; the tables show them correctly.
         warnings.filterwarnings("ignore", r"Glyph .* missing from font")
         return _png_bytes(figure)
 
@@ -186,13 +186,13 @@ def png_of(figure: Figure) -> bytes:
 def _png_bytes(figure: Figure) -> bytes:
     """Draw a figure.
 
-    matplotlib draws a figure that has a layout engine twice and lays it out each time, which is most of the time that a
-    figure takes. Laid out beforehand it is drawn once, with the same pixels.
+    matplotlib draws a figure with a layout engine twice and computes the layout each time, which takes most of the
+    time. If the layout is computed beforehand, the figure is drawn once, with the same pixels.
     """
     figure.set_dpi(DOTS_PER_INCH)
     if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)
-        # None means the engine of the user's own settings, where they name one.
+        # None means the engine of the user's own settings, if they name one.
         with rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):
             figure.set_layout_engine(None)
     buffer = io.BytesIO()
@@ -234,7 +234,7 @@ def worst_mistakes(predictions: Predictions, n: int) -> list[Mistake]:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """One class of one image of several labels, of which model and label say different things.
+    """A class of an image with several labels on which the model and the label disagree.
 
     Attributes:
         id: Position of the image in its set.
@@ -250,9 +250,9 @@ class Disagreement:
 
 
 def surest_disagreements(predictions: Predictions, n: int) -> list[Disagreement]:
-    """Return up to `n` classes of images about which the model contradicts the labels most surely, one for an image.
+    """Return up to `n` classes on which the model contradicts the labels most confidently, one per image.
 
-    A label that was forgotten is found here first.
+    Forgotten labels come first here.
     """
     distance = (predictions.probabilities - predictions.labels).abs().masked_fill(predictions.labels < 0, 0.0)
     sure, label = distance.max(1)
@@ -272,7 +272,7 @@ def surest_disagreements(predictions: Predictions, n: int) -> list[Disagreement]
 def disagreements_figure(
     images: Sequence[Image.Image], found: Sequence[Disagreement], classes: Sequence[str]
 ) -> Figure:
-    """Draw one picture per disagreement with what the model says of the class, and the labels."""
+    """Draw one picture per disagreement with the model's probability of the class, and the labels."""
     captions = []
     for one in found:
         labels = ", ".join(shorten(classes[place], 12) for place in one.labels) or "none"

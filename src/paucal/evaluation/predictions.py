@@ -1,4 +1,4 @@
-"""What a model answers for every image of a set, gathered from all processes."""
+"""The answers of a model for every image of a set, gathered from all processes."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,11 +48,11 @@ class Predictions:
 
     @property
     def probabilities(self) -> Tensor:
-        """(N, K) float32; rows sum to 1 where each image has one label, else each class has a sigmoid of its own."""
+        """(N, K) float32; softmax rows that sum to 1 if each image has one label, else a sigmoid for each class."""
         return self.logits.sigmoid() if self.several else self.logits.softmax(dim=1)
 
     def at_temperature(self, temperature: float) -> "Predictions":
-        """Return the answers with all logits divided by a positive number: the classes stay, confidence changes."""
+        """Return the answers with all logits divided by a positive number, which only changes the confidence."""
         return self if temperature == 1.0 else replace(self, logits=self.logits / temperature)
 
     @property
@@ -71,19 +71,19 @@ def predict_all(
 ) -> Predictions:
     """Run a classifier over a loader in evaluation mode and collect every answer.
 
-    On several processes each runs over its own part and all of them get the whole: parts may differ in size
-    or be empty, rows come out sorted by id, and an id that several parts hold (samplers pad) is kept once.
+    Each process runs over its own share of the images and gets all answers: shares may differ in size or be
+    empty, rows are sorted by id, and an id in several shares (samplers pad) is kept once.
 
     Args:
         model: Model that gives (B, K) logits for (B, C, H, W) images; its training flags are restored afterwards.
         loader: Batches, whose first view is used.
         device: Device of the model.
-        autocast: Lower precision for the forward pass, such as `torch.bfloat16`; None for the weights' own.
+        autocast: Lower precision for the forward pass, such as `torch.bfloat16`; None for the precision of the weights.
         progress: Called after each batch with the number of images this process has done so far.
 
     Raises:
-        UserError: there is no image in any part.
-        ValueError: the model gives something other than (B, K), or the labels are no class indices.
+        UserError: no process has an image.
+        ValueError: the model's output is not (B, K), or the labels are not class indices.
     """
     device = torch.device(device)
     rows: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -110,7 +110,7 @@ def predict_in_order(
     """Return the (N, D) float32 outputs of a model on the CPU in the order of the images' indices, see `predict_all`.
 
     Args:
-        model: Model that gives (B, D), such as the features before a classifier.
+        model: Model that returns (B, D), such as the features before a classifier.
         loader: Loader of the images.
         indices: (N,) different positions in the image set, in any order.
         device: Device of the model.
@@ -138,7 +138,7 @@ def majority_classes(labels: Tensor) -> list[int]:
 
 
 def require_classes(predictions: Predictions, classes: Sequence[str]) -> None:
-    """Refuse answers, or several labels per image, for another number of classes.
+    """Refuse logits, or multi-labels, for another number of classes.
 
     Raises:
         UserError: the numbers differ.
@@ -155,7 +155,7 @@ def require_finite(predictions: Predictions) -> None:
     """Refuse answers that are NaN or infinite.
 
     Raises:
-        UserError: some are.
+        UserError: an answer is NaN or infinite.
     """
     broken = int((~torch.isfinite(predictions.logits).all(1)).sum())
     if broken:
@@ -167,7 +167,7 @@ def require_finite(predictions: Predictions) -> None:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Switch to evaluation mode; afterwards give each module its own flag back: some are frozen."""
+    """Switch to evaluation mode; afterwards restore each module's own flag, since some are frozen."""
     flags = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -198,7 +198,7 @@ def _concatenate(rows: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Ten
 
 
 def _gather(ids: Tensor, logits: Tensor, labels: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Join the rows of all processes; parts are padded, as a collective needs equal shapes."""
+    """Join the rows of all processes; they are padded, since a collective needs equal shapes."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return ids, logits, labels
     own = [*logits.shape, labels.shape[1] if labels.ndim == 2 else 0]
@@ -217,7 +217,7 @@ def _gather(ids: Tensor, logits: Tensor, labels: Tensor, device: torch.device) -
 
 
 def _all_gather(tensor: Tensor, device: torch.device) -> list[Tensor]:
-    # NCCL moves tensors on the GPU only, gloo those on the CPU.
+    # NCCL only moves tensors on the GPU; gloo moves tensors on the CPU.
     tensor = tensor.to(device if dist.get_backend() == "nccl" else "cpu").contiguous()
     parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, tensor)

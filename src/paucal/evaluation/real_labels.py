@@ -1,7 +1,7 @@
 """Accuracy against several right answers per image, as in "Are we done with ImageNet?" (Beyer et al. 2020, ReaL).
 
 The published file is a JSON list with a list of class numbers for each of ImageNet's 50,000 validation images, in the
-order of their numbers. Images whose list is empty do not count.
+order of the image numbers. Images whose list is empty do not count.
 """
 
 import re
@@ -41,10 +41,10 @@ def read_real_labels(path: str | Path, classes: int) -> list[list[int]]:
 
     Args:
         path: Path of a JSON file: a list of lists of class numbers.
-        classes: K; numbers are below it.
+        classes: K; all class numbers are below it.
 
     Raises:
-        UserError: there is no such file, or it holds something else.
+        UserError: there is no such file, or its content is not such a list.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -68,8 +68,8 @@ def read_real_labels(path: str | Path, classes: int) -> list[list[int]]:
 def answers_of(labels: Answers, keys: Sequence[str]) -> list[Sequence[int]]:
     """Return the right answers of images by their keys.
 
-    ImageNet's validation images are found by the number in their names, in whatever folders they lie; any other images
-    by their place in the order of their file names, of which the file must then have as many.
+    ImageNet's validation images are found by the number in their names, in any folder. Other images are found by their
+    place in the order of file names; then there must be one answer list per image.
 
     Raises:
         UserError: the numbers of images differ.

@@ -51,7 +51,7 @@ def record_classification(
         folder: Folder of the numbers, created if it is missing.
         plots: Folder of the pictures, created if it is missing.
         predictions: Predictions for images of the set; their ids are positions in it.
-        images: The set, for names and for pictures of mistakes.
+        images: Image set, for names and for pictures of mistakes.
         classes: Names in the order of the logits.
         train_labels: Labels of the training images, for the majority line.
 
@@ -80,7 +80,7 @@ def record_multi_label(
         folder: Folder of the numbers, created if it is missing.
         plots: Folder of the pictures, created if it is missing.
         predictions: Predictions for images of the set, with (N, K) labels; their ids are positions in it.
-        images: The set, for names and for pictures of what the model contradicts.
+        images: Image set, for names and for pictures of labels that the model contradicts.
         card: Card of the model, with its classes and thresholds.
 
     Raises:
@@ -100,7 +100,7 @@ def record_multi_label(
 
 
 def _write_report(folder: Path, plots: Path, report: Report, predictions: Predictions, images: ImageSet) -> list[str]:
-    """Make the folders, write the numbers, remove an earlier picture of mistakes; return the keys of the images."""
+    """Make the folders, write the numbers, remove any earlier picture of mistakes; return the keys of the images."""
     folder.mkdir(parents=True, exist_ok=True)
     plots.mkdir(parents=True, exist_ok=True)
     write_text(folder / "metrics.json", json.dumps(report.to_dict(), indent=2) + "\n")
@@ -136,7 +136,7 @@ class Line:
 
 
 def score_lines(report: Report) -> list[Line]:
-    """Return every score of a report as text, the accuracy or mAP first, then what knowing nothing reaches."""
+    """Return every score of a report as text: first accuracy or mAP, then the score of a trivial classifier."""
     if isinstance(report, MultiLabelReport):
         found = [_line(name, score, TITLES_OF_SEVERAL) for name, score in report.scores.items()]
         meaning = "mAP of an order of the images by chance: the mean share of images of a class"
@@ -148,7 +148,7 @@ def score_lines(report: Report) -> list[Line]:
 
 
 def due_line(report: Report, data: str) -> str | None:
-    """Return the score that a published data set is reported by, as a sentence; None where that is the accuracy."""
+    """Return the score in which results on a published data set are reported, as a sentence; None for accuracy."""
     metric = metric_of(data)
     name = {"mean_per_class": "balanced_accuracy", "roc_auc": "roc_auc"}.get(metric)
     if name is None or name not in report.scores:
@@ -181,7 +181,7 @@ def write_per_class(path: Path, report: ClassificationReport) -> None:
 
 
 def write_per_class_of_several(path: Path, report: MultiLabelReport) -> None:
-    """Write one CSV row per class of images with several labels; what the images leave undefined stays empty."""
+    """Write one CSV row per class of images with several labels; undefined scores stay empty."""
     header = ["class", "images", "share", "ap", "ap_low", "ap_high", "threshold"]
     header += ["predicted", "precision", "recall", "f1"]
     rows = []
@@ -202,7 +202,7 @@ def write_predictions_of_several(
         predictions: N rows with (N, K) labels.
         keys: N names of images, in the order of the rows.
         classes: K names.
-        thresholds: (K,) probabilities from which on a class is an answer.
+        thresholds: (K,) lowest probabilities at which a class is predicted.
     """
     shares = predictions.probabilities
     columns = (predictions.labels == 1, marked(shares, thresholds), shares)

@@ -1,4 +1,4 @@
-"""The results of a classification, of one label for each image or several, as plain values that survive a JSON file."""
+"""The results of a classification, with one or several labels per image, as plain values that survive a JSON file."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,8 @@ class Majority:
     Attributes:
         name: Most frequent class of the training images, or of the test images.
         top1: Share of the test images that are of this class.
-        from_train: Whether it is the majority of the training labels; if they are unknown, it is that of the test.
-        tied: Classes that are as frequent as it, itself included.
+        from_train: Whether it is the majority of the training labels; if these are unknown, the test labels are used.
+        tied: Number of classes that are equally frequent, including this class.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Majority:
     tied: int = 1
 
     def rank(self, classes: int) -> str:
-        """Return what the class is among so many, up to the images it was counted in."""
+        """Return the beginning of a phrase such as "the most frequent class of the", for a number of classes."""
         if self.tied == 1:
             return "the most frequent class of the"
         if self.tied == classes:
@@ -44,10 +44,10 @@ class ClassRow:
     Attributes:
         name: Name of the class.
         images: Number of test images of the class.
-        predicted: Number of test images that were given this class.
-        precision: Share of those that are right; None if there are none.
+        predicted: Number of test images predicted as this class.
+        precision: Share of these predictions that are right; None if there are none.
         recall: Share of the class's images found, with the Wilson interval; None if it has no image.
-        f1: Harmonic mean of the two; None if the class occurs in neither.
+        f1: Harmonic mean of precision and recall; None if the class occurs among neither labels nor predictions.
     """
 
     name: str
@@ -60,7 +60,7 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class ClassificationReport:
-    """Everything about a classifier on one set of images, as plain values.
+    """All scores of a classifier on one set of images, as plain values.
 
     Attributes:
         images: N.
@@ -109,7 +109,7 @@ class ClassificationReport:
                     str(data["majority"]["name"]),
                     stored_number(data["majority"]["top1"]),
                     bool(data["majority"]["from_train"]),
-                    stored_count(data["majority"].get("tied", 1)),  # which older reports lack
+                    stored_count(data["majority"].get("tied", 1)),  # missing from older reports
                 ),
                 [_class_row(row) for row in data["per_class"]],
                 [[stored_count(count) for count in row] for row in data["confusion"]],
@@ -129,13 +129,13 @@ class MultiLabelRow:
     Attributes:
         name: Name of the class.
         images: Number of test images of the class.
-        share: Share of the class among the images whose label for it is known: the average precision of a random order.
+        share: Share of positives among the images whose label is known: the average precision of a random order.
         ap: Average precision with its interval; None if no image is of the class.
-        threshold: Probability from which on the class is an answer.
-        predicted: Number of test images that were given this class at the threshold.
-        precision: Share of those that are right; None if there are none.
+        threshold: Lowest probability at which the class is predicted.
+        predicted: Number of test images predicted as this class at the threshold.
+        precision: Share of these predictions that are right; None if there are none.
         recall: Share of the class's images found at the threshold; None if it has no image.
-        f1: Harmonic mean of the two; None if the class occurs in neither.
+        f1: Harmonic mean of precision and recall; None if the class occurs among neither labels nor predictions.
     """
 
     name: str
@@ -151,7 +151,7 @@ class MultiLabelRow:
 
 @dataclass(frozen=True)
 class MultiLabelReport:
-    """Everything about a classifier of several labels on one set of images, as plain values.
+    """All scores of a multi-label classifier on one set of images, as plain values.
 
     Attributes:
         images: N.
@@ -183,7 +183,7 @@ class MultiLabelReport:
 
     @property
     def chance(self) -> float:
-        """The mean average precision that an order by chance reaches: the mean share of images of a class."""
+        """The mean average precision of a random order: the mean share of images of a class."""
         return sum(row.share for row in self.scored) / max(1, len(self.scored))
 
     def to_dict(self) -> dict[str, Any]:
@@ -214,7 +214,7 @@ Report = ClassificationReport | MultiLabelReport
 
 
 def read_report(data: Mapping[str, Any]) -> Report:
-    """Rebuild a report from what `to_dict` gave.
+    """Rebuild a report from the result of `to_dict`.
 
     Raises:
         UserError: the value is something else.
@@ -313,5 +313,5 @@ MEAN_PRECISION = PrimaryMetric("map", "mean average precision", "mAP")
 
 
 def primary_metric(several_labels: bool) -> PrimaryMetric:
-    """Return the score for images that have one label each, or several."""
+    """Return the score for images with one label each, or with several labels."""
     return MEAN_PRECISION if several_labels else ACCURACY

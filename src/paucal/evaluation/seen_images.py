@@ -1,7 +1,7 @@
-"""Has this model seen this image? The images that a run, or one of the runs it began with, has learned from.
+"""Has this model seen this image? The images that a run, or an earlier run whose weights it used, was trained on.
 
-The caller decides what follows. Test images that were seen without labels (pre-training) are common practice and worth
-a remark; if their labels were seen too, a score on them means little or nothing.
+The caller decides what to do about it. Test images that were seen without labels (pre-training) are common practice and
+worth a remark; if their labels were seen too, a score on them means little or nothing.
 """
 
 import os
@@ -24,15 +24,15 @@ from paucal.runs import RunFolder
 from paucal.runs.folder import run_behind, with_ancestors
 from paucal.types import UserError
 
-LEARNED = ("train", "val")  # parts that a model was trained on or chosen by
+LEARNED = ("train", "val")  # splits that a model was trained on or selected by
 
 
 class Row(NamedTuple):
     """One image in the split of a run.
 
     Attributes:
-        part: Part of the image.
-        digest: Digest of the image in hexadecimal digits; "" where the run has stored none.
+        part: "train", "val" or "test".
+        digest: Digest of the image in hexadecimal digits; "" if the run has stored none.
     """
 
     part: str
@@ -43,7 +43,7 @@ class Identities:
     """Digests and paths by which the images of a set are recognised.
 
     Args:
-        images: Set of N images, opened from whichever folder, list or file.
+        images: Set of N images, opened from any folder, list or file.
         streamed: Whether images in shards are read for their digests too, which takes as long as reading all shards.
     """
 
@@ -52,26 +52,26 @@ class Identities:
 
     @cached_property
     def digests(self) -> list[str]:
-        """N digests in hexadecimal digits; "" for an image that is not, or cannot be, read."""
+        """The N digests in hexadecimal digits; "" for an image that is not read or cannot be read."""
         store = self.images.store
         return [(digest_or_none(store, index) if self._read else None) or "" for index in range(len(self.images))]
 
     @cached_property
     def paths(self) -> list[list[str]]:
-        """The full names of each image: below each place where the set may lie."""
+        """The full names of each image, one for each place where the set may lie."""
         places = _places(self.images.location, self.images.name)
         return [[f"{place}/{key}" for place in places] for key in self.images.keys]
 
 
 @dataclass(frozen=True)
 class LearnedImages:
-    """Images that one run has learned from.
+    """Images that a run was trained on.
 
     Attributes:
         run: Run folder.
         labelled: Whether the run saw their labels.
         places: Folders that the keys may be relative to, and the name of a published set.
-        rows: Part and digest of each image by its key; None if they are unknown.
+        rows: Split and digest of each image by its key; None if they are unknown.
     """
 
     run: RunFolder
@@ -81,7 +81,7 @@ class LearnedImages:
 
     @cached_property
     def by_digest(self) -> dict[str, str]:
-        """Part by stored digest; of equal images in several parts, the part that was learned from."""
+        """Split by stored digest; for equal images in several splits, the split that was trained on."""
         ranked = sorted((self.rows or {}).values(), key=lambda row: -PARTS.index(row.part))
         return {row.digest: row.part for row in ranked if row.digest}
 
@@ -91,10 +91,10 @@ class LearnedImages:
         return {f"{place}/{key}": row for place in self.places for key, row in (self.rows or {}).items()}
 
     def parts_of(self, identities: Identities) -> NDArray[np.str_]:
-        """Return the part that each image of a set had in the run, (N,); "" for images that the run did not have.
+        """Return the split of each image of a set in the run, (N,); "" for images that the run did not have.
 
-        An image is one of the run's if its content is the same, whatever its name and place. Where no digest was
-        stored, or the image has none, the same name at the same place is enough.
+        An image belongs to the run if its content is the same, whatever its name and place. If no digest was stored or
+        the image has none, the same name at the same place is enough.
         """
         rows, parts = self.rows or {}, np.full(len(identities.images), "", dtype="<U6")
         for index, key in enumerate(identities.images.keys):
@@ -111,12 +111,12 @@ class LearnedImages:
     def contains(
         self, images: ImageSet | Identities, selected: bool = False, by_key: bool = False
     ) -> NDArray[np.bool_]:
-        """Return which images of a set the run has learned from, (N,).
+        """Return which images of a set the run was trained on, (N,).
 
         Args:
             images: Image set, opened from any folder, list or file.
-            selected: Whether images that the model was chosen by count too.
-            by_key: Whether the same key is enough, as for a folder that was copied or moved since.
+            selected: Whether images that the model was selected by count too.
+            by_key: Whether the same key is enough, for example after the folder was copied or moved.
         """
         identities = images if isinstance(images, Identities) else Identities(images)
         parts = LEARNED if selected else LEARNED[:1]
@@ -124,18 +124,18 @@ class LearnedImages:
         return seen | self.same_keys(identities, parts) if by_key else seen
 
     def same_keys(self, identities: Identities, parts: tuple[str, ...] = LEARNED) -> NDArray[np.bool_]:
-        """Return which images have the key of an image of the given parts, (N,), whatever they show."""
+        """Return which images have the same key as an image of the given splits, (N,), whatever they show."""
         rows = self.rows or {}
         return np.asarray([key in rows and rows[key].part in parts for key in identities.images.keys], dtype=bool)
 
 
 def training_history(run: RunFolder | None) -> Iterator[LearnedImages]:
-    """Yield the images that a run has learned from, then those of the run it began with, and so on."""
+    """Yield the training images of a run, then of the run whose weights it started from, and so on."""
     ancestors = with_ancestors(run)
     while True:
         try:
             ancestor = next(ancestors, None)
-        except UserError:  # about a run that has been yielded, as one whose images are unknown
+        except UserError:  # the damaged run was already yielded, with unknown images
             return
         if ancestor is None:
             return
@@ -143,10 +143,10 @@ def training_history(run: RunFolder | None) -> Iterator[LearnedImages]:
 
 
 def readable_history(run: RunFolder) -> list[LearnedImages]:
-    """Return the images that a run, and those it began with, have learned from.
+    """Return the training images of a run and of the earlier runs whose weights it used.
 
     Raises:
-        UserError: The split of one of them exists and cannot be read.
+        UserError: The split of one of these runs exists but cannot be read.
     """
     history = list(training_history(run))
     for learned in history:
@@ -155,10 +155,10 @@ def readable_history(run: RunFolder) -> list[LearnedImages]:
 
 
 def keys_with_seen_labels(run: RunFolder, images: ImageSet) -> frozenset[str]:
-    """Return the keys of the images whose labels a run, or one it began with, was trained on.
+    """Return the keys of the images whose labels were used to train a run or an earlier run whose weights it used.
 
-    The run's own images are recognised by their keys, wherever the folder lies now; those of earlier runs, which may
-    be of other sets, by content or place.
+    The run's own images are recognised by their keys, wherever the folder is now; the images of earlier runs, which may
+    come from other sets, by content or place.
 
     Raises:
         UserError: The run's split is damaged.
@@ -173,11 +173,11 @@ def keys_with_seen_labels(run: RunFolder, images: ImageSet) -> frozenset[str]:
 
 
 def require_unseen(name: str, run: RunFolder | None, images: ImageSet, test: NDArray[np.int64]) -> None:
-    """Refuse test images whose labels a model was trained on or chosen by, also through the runs it began with.
+    """Refuse test images whose labels were used to train or select a model or an earlier run it started from.
 
     Args:
         name: Name of the model.
-        run: Run that made it; None if no run did.
+        run: Run that trained the model; None if there is none.
         images: Image set.
         test: Positions of its test images.
 
@@ -198,7 +198,7 @@ def require_unseen(name: str, run: RunFolder | None, images: ImageSet, test: NDA
 
 
 def seen_by_start(init: str | None, images: ImageSet, split: Split) -> list[str]:
-    """Return remarks if the runs that this one starts from have learned from its test images."""
+    """Return remarks if the runs that this run starts from were trained on its test images."""
     test, history = split.indices("test"), list(training_history(run_behind(init)))
     remarks, identities = [], Identities(images)
     for labelled, how in ((False, "without labels"), (True, "with their labels: the test score will mean little")):
@@ -209,10 +209,10 @@ def seen_by_start(init: str | None, images: ImageSet, split: Split) -> list[str]
 
 
 def seen_unlabelled(run: RunFolder | None, images: ImageSet, test: NDArray[np.int64]) -> list[str]:
-    """Return remarks on test images that a run, or one it began with, was pre-trained on; often none.
+    """Return remarks on test images used to pre-train a run or an earlier run it started from; often empty.
 
     Args:
-        run: Run that is evaluated; None if no run made the model.
+        run: Run that is evaluated; None if the model comes from no run.
         images: Image set.
         test: Positions of its test images.
     """
@@ -233,9 +233,9 @@ def seen_unlabelled(run: RunFolder | None, images: ImageSet, test: NDArray[np.in
 
 
 def _read_learned(run: RunFolder) -> LearnedImages:
-    """Return the images that one run has learned from, as far as they are known."""
+    """Return the images that a run was trained on, as far as they are known."""
     try:
-        # A model that was given away may have its split beside it and no settings.
+        # The folder of a shared model may contain its split but no settings.
         config = run.read_yaml(run.config.name) if run.config.is_file() or not run.split.is_file() else {}
     except UserError:
         return LearnedImages(run, labelled=False)
@@ -252,13 +252,13 @@ def _read_learned(run: RunFolder) -> LearnedImages:
 
 
 def _require_readable(learned: LearnedImages) -> None:
-    """Raise a UserError if the split of a run exists and cannot be read."""
+    """Raise a UserError if the split of a run exists but cannot be read."""
     if learned.rows is None and learned.run.split.is_file():
         read_rows(learned.run.split)
 
 
 def _places(*places: str) -> tuple[str, ...]:
-    """Return the folders that keys are relative to, in one spelling; a Parquet file lies in its folder."""
+    """Return the folders that keys are relative to, in one spelling; for a Parquet file, the folder of the file."""
     folders = (_folder(place) if place.lower().endswith(PARQUET_SUFFIXES) else place for place in places)
     return tuple(dict.fromkeys(os.path.realpath(place) if os.path.exists(place) else place for place in folders))
 

@@ -1,4 +1,4 @@
-"""What cells are, rather than what they look at: their features as colours, and which cells of two images match."""
+"""Features of cells, rather than their attention: features as colours, and matching cells of two images."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,9 @@ from paucal.types import UserError
 
 @torch.no_grad()
 def feature_colours(model: nn.Module, images: Tensor) -> Tensor:
-    """Return the cells' last features as colours (B, rows, columns, 3) from 0 to 1: their three main components.
+    """Return the three principal components of the cells' last features as colours (B, rows, columns, 3) from 0 to 1.
 
-    The components are those of all images together, so that a colour means the same in each; every channel is
+    The components are computed from all images together, so that a colour means the same in each; every channel is
     stretched between its 1st and 99th percentile. Signs are chosen so that the component's largest entry is positive.
 
     Args:
@@ -41,18 +41,18 @@ def feature_colours(model: nn.Module, images: Tensor) -> Tensor:
 def nearest_cells(grid: Tensor, pooled: Tensor) -> Tensor:
     """Return the cell (row, column) of each image that is nearest to a global feature by cosine, (B, 2).
 
-    EsViT's figure marks in each view the token nearest to its own global feature and to that of the other view.
+    EsViT's figure marks in each view the tokens nearest to its own global feature and to that of the other view.
 
     Args:
         grid: (B, D, rows, columns).
-        pooled: (B, D), of the same or of the other view.
+        pooled: (B, D) global features of the same view or of the other view.
     """
     cosine = (F.normalize(grid.flatten(2), dim=1) * F.normalize(pooled, dim=1)[:, :, None]).sum(1)
     best = cosine.argmax(1)
     return torch.stack((best // grid.shape[3], best % grid.shape[3]), 1)
 
 
-TOP = 10  # pairs that are drawn
+TOP = 10  # number of pairs to draw
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class Correspondence:
 
     Attributes:
         first: (n, 2) cells (row, column) of the first image, most similar first.
-        second: (n, 2) the cell of the second image that each takes.
+        second: (n, 2) the cells of the second image that match them.
         similarity: (n,) cosine.
         grids: (rows, columns) of both images.
         own: (2, 2) the cell of each image nearest to its own global feature.
@@ -81,13 +81,13 @@ def match_images(model: nn.Module, first: Tensor, second: Tensor, top: int = TOP
     """Match the cells of two images by the cosine of their last features.
 
     Each cell of the first image takes the most similar cell of the second; the `top` most similar pairs are returned
-    (Li et al. 2022, section 4 and appendix). The images may have different shapes where the model takes them.
+    (Li et al. 2022, section 4 and appendix). The images may have different shapes if the model accepts that.
 
     Args:
         model: A timm model with a grid.
         first: (C, H, W), normalised.
         second: (C, H', W').
-        top: Pairs; fewer where there are fewer cells.
+        top: Number of pairs; fewer if there are fewer cells.
 
     Raises:
         UserError: the model takes no image of such a size, or its grid is a single cell.

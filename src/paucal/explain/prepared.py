@@ -1,4 +1,4 @@
-"""A model made ready to be looked into, and given back as it was."""
+"""A model prepared so that its inner tensors can be read, and restored afterwards."""
 
 import copy
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from paucal.types import UserError
 
 
 def plain(model: nn.Module) -> nn.Module:
-    """Return a model as it was written, before `torch.compile`, and in float32: a copy, where it is in half precision.
+    """Return a model without the wrapper of `torch.compile` and in float32: a copy if it is in half precision.
 
     Example:
         >>> import timm
@@ -29,9 +29,9 @@ def plain(model: nn.Module) -> nn.Module:
 def explainable(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the module whose inner tensors can be read: in evaluation mode, float32, uncompiled, without checkpoints.
 
-    Parameters ask for no gradients meanwhile, so that only what depends on the image carries one. A compiled model is
-    run as it was written, since compiled code passes no hooks. Of a model in half precision a copy in float32 is used:
-    products of small gradients vanish in float16. Afterwards the model is as it was.
+    Parameters require no gradients meanwhile, so that only tensors that depend on the image have one. A compiled model
+    is run uncompiled, since compiled code calls no hooks. A model in half precision is replaced by a copy in float32,
+    since products of small gradients vanish in float16. Afterwards the model is as it was.
 
     Example:
         >>> import timm
@@ -75,17 +75,17 @@ def run(module: nn.Module, images: Tensor) -> Tensor:
 
 
 def require_classifier(module: nn.Module) -> None:
-    """Refuse a model without classes, as pre-training without labels leaves it.
+    """Refuse a model without a classifier, such as one from pre-training without labels.
 
     Raises:
-        UserError: it has none.
+        UserError: the model has no classifier.
     """
     if not int(getattr(module, "num_classes", 1)):
         raise UserError(f"{model_name(module)} has no classifier, so there is no class to explain: fine-tune it first.")
 
 
 def forward(module: nn.Module, images: Tensor) -> Tensor:
-    """Return what a model gives for images (B, C, H, W): logits, or features where it has no classifier.
+    """Return the output of a model for images (B, C, H, W): logits, or features if it has no classifier.
 
     Raises:
         UserError: the images are not of the shape, the channels or the size that the model takes.
@@ -107,10 +107,10 @@ def forward(module: nn.Module, images: Tensor) -> Tensor:
 
 
 def require_classes(classes: Tensor, count: int, images: int) -> Tensor:
-    """Return class indices (B,) for B images, where one stands for all.
+    """Return class indices (B,) for B images; a single index counts for all of them.
 
     Raises:
-        UserError: there is no such class, or there are not as many as images.
+        UserError: there is no such class, or the number of classes is neither 1 nor that of the images.
     """
     chosen = torch.as_tensor(classes).reshape(-1)
     if len(chosen) == 1:

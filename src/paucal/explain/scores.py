@@ -1,9 +1,9 @@
-"""Methods of attribution side by side, by numbers, on a set of images.
+"""Scores that compare methods of attribution on a set of images.
 
 Deletion and insertion (Petsiuk et al. 2018, "RISE") ask whether the places that a map calls important are important to
-the model: pixels are taken away from an image in the order of the map, or put into a blurred copy of it, and the
-probability of the class is followed. A good map lets it fall early, or rise early. Removed pixels become 0, the mean
-colour once normalised. All maps are compared on one grid of cells, so that a finer one has no advantage.
+the model: pixels are removed from an image in the order of the map, or put into a blurred copy of it, and the
+probability of the class is measured. With a good map it falls early, or rises early. Removed pixels become 0, the mean
+colour once normalised. All maps are compared on one grid of cells, so that a finer map has no advantage.
 
 Pointing asks whether a map finds an object whose place is known, because it was pasted there (Zhang et al. 2018,
 "Top-down Neural Attention by Excitation Backprop"; pasted objects as in the grid pointing game of Böhle et al. 2021).
@@ -22,8 +22,8 @@ from paucal.explain.attribution.methods import RANDOM, attribute, methods_of, ra
 from paucal.explain.prepared import explainable, run
 
 STEPS = 10
-CELLS = 8  # along each side, on which maps are compared
-BLUR = 8  # the blurred copy keeps one value for so many pixels along each side
+CELLS = 8  # along each side of the grid on which maps are compared
+BLUR = 8  # pixels along each side for which the blurred copy keeps one value
 
 
 def on_cells(maps: Tensor, cells: int = CELLS) -> Tensor:
@@ -43,7 +43,7 @@ def cells_by_rank(maps: Tensor, cells: int = CELLS) -> Tensor:
 
 
 def blurred(images: Tensor) -> Tensor:
-    """Return images (B, C, H, W) of which only coarse colours are left."""
+    """Return images (B, C, H, W) reduced to their coarse colours."""
     height, width = images.shape[2:]
     small = F.adaptive_avg_pool2d(images, (math.ceil(height / BLUR / 2), math.ceil(width / BLUR / 2)))
     return F.interpolate(small, (height, width), mode="bilinear", align_corners=False)
@@ -60,7 +60,7 @@ def perturbation_curve(
         images: (B, C, H, W), normalised.
         maps: (B, h, w), of any size.
         classes: (B,).
-        insert: Put cells into the blurred image; else take them from the image.
+        insert: Put cells into the blurred image; else remove them from the image.
         steps: Equal shares of the cells.
     """
     ranks = cells_by_rank(maps.to(images.device))
@@ -86,7 +86,7 @@ def area(curve: Tensor) -> Tensor:
     return (curve[:, 1:] + curve[:, :-1]).mean(1) / 2
 
 
-SIDE = 0.5  # of the pasted image over the image's; a quarter of the area
+SIDE = 0.5  # side of the pasted image as a share of the image's; a quarter of the area
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ class Pasted:
 
     Attributes:
         images: (B, C, H, W).
-        classes: (B,) of what was pasted.
+        classes: (B,) classes of the pasted images.
         boxes: (B, 4) top, left, bottom, right in pixels.
     """
 
@@ -105,13 +105,13 @@ class Pasted:
 
 
 def paste_objects(images: Tensor, classes: Tensor, generator: torch.Generator, side: float = SIDE) -> Pasted:
-    """Paste into each image a reduced one of another class, at a random place.
+    """Paste into each image a reduced image of another class, at a random place.
 
-    Images of a batch that knows a single class are left out.
+    Images of a batch with a single class are left out.
 
     Args:
         images: (B, C, H, W).
-        classes: (B,) the true ones.
+        classes: (B,) true classes of the images.
         generator: Chooses partners and places.
         side: Side of the pasted image, as a share of the image's.
     """
@@ -161,7 +161,7 @@ def _share_inside(box: list[int], grid: tuple[int, int], size: tuple[int, int]) 
 
 
 def _overlap(start: float, end: float, cells: int, length: int) -> Tensor:
-    """Return the share of each of `cells` equal parts of a length that lies between two points of it."""
+    """Return the share of each of `cells` equal parts of a length that lies between two points on it."""
     edges = torch.arange(cells + 1) * (length / cells)
     shared = torch.minimum(edges[1:], torch.tensor(float(end))) - torch.maximum(edges[:-1], torch.tensor(float(start)))
     return shared.clamp(min=0) / (length / cells)
@@ -176,11 +176,11 @@ ERROR = 1.96  # standard errors on either side that make 95 %
 
 @dataclass(frozen=True)
 class MethodScore:
-    """What a method scores over a set of images; all from 0 to 1.
+    """The scores of a method over a set of images; areas and shares are from 0 to 1.
 
     Attributes:
-        deletion: Mean area under the probability while important cells go first; lower is better.
-        insertion: The same while they come first; higher is better.
+        deletion: Mean area under the probability while cells are deleted, important ones first; lower is better.
+        insertion: The same while cells are inserted, important ones first; higher is better.
         faithfulness: Insertion - deletion, higher is better.
         faithfulness_error: Half the width of its 95 % interval over images.
         pointing: Share of pasted objects that the highest cell hits; a quarter by chance.
@@ -207,13 +207,13 @@ def score_methods(
     steps: int = STEPS,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, MethodScore]:
-    """Score methods on images: deletion and insertion for the class the model answers, pointing for a pasted class.
+    """Score methods on images: deletion and insertion for the predicted class, pointing for a pasted class.
 
     Args:
         model: A classifier.
         batches: (images (B, C, H, W) normalised, labels (B,)), several classes in each: partners for pasting are taken
             from the same batch.
-        methods: Keys of `METHODS`, by default all that the model has what they need for; a random map is added.
+        methods: Keys of `METHODS`, by default all that work with the model; a random map is added.
         seed: Seed of the random maps and of the pasting.
         steps: Steps of deletion and insertion.
         progress: Function that is called with the number of images done.
@@ -238,7 +238,7 @@ def score_methods(
 
 
 def _scores_of(model: nn.Module, name: str, images: Tensor, answers: Tensor, pasted, seed: int, steps: int) -> Tensor:
-    """Return (4, B): deletion, insertion, hit, mass; no number where nothing could be pasted."""
+    """Return (4, B): deletion, insertion, hit, mass; NaN where nothing could be pasted."""
     maps = _maps(model, name, images, answers, seed)
     deletion = area(perturbation_curve(model, images, maps, answers, steps=steps))
     insertion = area(perturbation_curve(model, images, maps, answers, insert=True, steps=steps))

@@ -1,4 +1,4 @@
-"""An exported model beside the one that it was made from, on real images."""
+"""Comparison of an exported model with its original on real images."""
 
 import math
 import statistics
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from paucal.models.trained import TrainedModel
 
-Classifier = Callable[[Tensor], Tensor]  # from a batch of inputs to logits or probabilities
-TIMED = 8  # calls of each of the two, in turn
+Classifier = Callable[[Tensor], Tensor]  # maps a batch of inputs to logits or probabilities
+TIMED = 8  # timed calls of each of the two models, in turn
 WARM = 2
 
 
@@ -23,11 +23,11 @@ class Comparison:
     """How an exported model answers for images, and how fast.
 
     Attributes:
-        images: Compared.
-        largest: Difference of a class's probability.
-        agreement: Share of the images that both give the same class; the same classes, where a model gives several.
-        milliseconds: Median milliseconds for one image, of the original and of the exported model, measured in turn.
-        top1: Accuracy of both, where the labels are known.
+        images: Number of images on which the models are compared.
+        largest: Largest difference of a class's probability.
+        agreement: Share of the images for which both models give the same class (all classes, for several labels).
+        milliseconds: Median milliseconds per image of the original and of the exported model, measured in turn.
+        top1: Accuracy of both models; None if the labels are not known.
     """
 
     images: int
@@ -47,11 +47,11 @@ def answers(
     """Return the (N, K) float64 probabilities of an exported model for images.
 
     Args:
-        model: It was made from, which knows the preprocessing and the temperature.
-        classifier: The exported model.
-        images: Upright RGB.
-        pixels: Whether the graph takes bytes and gives probabilities.
-        progress: Function called with (images done, images in all).
+        model: Original model, which knows the preprocessing and the temperature.
+        classifier: Exported model.
+        images: Upright RGB images.
+        pixels: Whether the graph takes bytes and returns probabilities.
+        progress: Called with (images done, images in all).
     """
     found = []
     with torch.inference_mode():
@@ -79,11 +79,11 @@ def compare(
     """Return how two models' probabilities differ.
 
     Args:
-        original: (N, K).
-        exported: (N, K); numbers that are none count as wrong answers.
-        speed: Milliseconds for an image, of both.
-        labels: (N,) in [0, K), where they are known.
-        thresholds: (K,) of a model that gives several labels.
+        original: (N, K) probabilities of the original.
+        exported: (N, K) probabilities of the exported model; NaN counts as a wrong answer.
+        speed: Milliseconds per image of both models.
+        labels: (N,) in [0, K), if they are known.
+        thresholds: (K,) thresholds of a model for several labels.
     """
     answered = exported.nan_to_num(-1.0)
     ours, theirs = original.argmax(1), answered.argmax(1)

@@ -1,4 +1,4 @@
-"""A network as an ONNX model: written, and read back as a model that classifies."""
+"""ONNX models: writing a network as ONNX, and reading the file back as a classifier."""
 
 import json
 import logging
@@ -20,8 +20,8 @@ from paucal.models.card import ModelCard
 from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 
-KEY = "paucal"  # of the card among the metadata of the file
-MOST_BYTES = 2 << 30  # the format holds no more in one file
+KEY = "paucal"  # key of the card in the metadata of the file
+MOST_BYTES = 2 << 30  # largest size that the format allows for one file
 ENDING = ".onnx"
 NEEDED = "needs onnx, onnxscript and onnxruntime: install them with pip install 'paucal[onnx]'."
 
@@ -36,9 +36,9 @@ def to_onnx(program: ExportedProgram, graph: Graph, card: ModelCard) -> bytes:
     _needed("onnxscript", "--format onnx")
     try:
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what torch itself calls deprecated
+            warnings.simplefilter("ignore")  # torch warns about its own deprecated functions
             written = _quietly(program, graph)
-    except Exception as problem:  # torch raises dozens of kinds, by what it meets in the network
+    except Exception as problem:  # torch raises dozens of exception types, depending on the network
         lines = [line for line in str(problem).splitlines() if line.strip()]
         raise UserError(
             f"this network cannot be written as ONNX ({type(problem).__name__}: {lines[0] if lines else 'no reason'}): "
@@ -67,7 +67,7 @@ def _quietly(program: ExportedProgram, graph: Graph) -> Any:
 
 
 def _name_dimensions(written: Any, graph: Graph) -> None:
-    """Give the free dimensions the names that people know; torch calls them s77."""
+    """Give the dynamic dimensions readable names; torch gives them names such as s77."""
     entry = written.input[0].type.tensor_type.shape.dim
     names = {entry[number].dim_param: name for number, name in graph.dynamic.items() if entry[number].dim_param}
     for value in (*written.input, *written.output, *written.value_info):
@@ -77,13 +77,13 @@ def _name_dimensions(written: Any, graph: Graph) -> None:
 
 
 class OnnxNetwork(nn.Module):
-    """An ONNX model in the place of a network, computed by onnxruntime on the CPU with torch's number of threads.
+    """An ONNX model as a module, run by onnxruntime on the CPU with torch's number of threads.
 
     Args:
         content: Complete content of the file, which refers to no other file.
 
     Raises:
-        UserError: onnxruntime is not installed, or cannot read it.
+        UserError: onnxruntime is not installed, or cannot read the file.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -91,10 +91,10 @@ class OnnxNetwork(nn.Module):
         runtime = _needed("onnxruntime", "an ONNX model")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
-        options.log_severity_level = 4  # its warnings go past Python to the terminal
+        options.log_severity_level = 4  # its warnings would bypass Python and go to the terminal
         try:
             self.session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        except Exception as problem:  # its exceptions share no base but this one
+        except Exception as problem:  # onnxruntime's exceptions have no other common base class
             reason = (str(problem).splitlines() or ["no reason"])[0]
             raise UserError(f"onnxruntime cannot read this ONNX model ({reason}): export it anew.") from problem
         self.input = self.session.get_inputs()[0]
@@ -102,7 +102,7 @@ class OnnxNetwork(nn.Module):
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What the file says of itself."""
+        """The metadata of the file."""
         return self.session.get_modelmeta().custom_metadata_map
 
     def forward(self, images: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ class OnnxNetwork(nn.Module):
         return torch.from_numpy(self.compute(images.cpu().numpy())).to(images.device)
 
     def compute(self, images: NDArray[Any]) -> NDArray[np.float32]:
-        """Return the same of an array."""
+        """Return the model's first output for an array."""
         return self.session.run([self.output.name], {self.input.name: images})[0]
 
 
@@ -118,7 +118,7 @@ def read_onnx(path: Path) -> TrainedModel:
     """Read back a model that `paucal export --format onnx` has written.
 
     Raises:
-        UserError: it is not there, is too large, was not written by paucal, or takes pixels.
+        UserError: the file does not exist, is too large, was not written by paucal, or takes pixels.
     """
     if not path.is_file():
         raise UserError(f"there is no ONNX model at {str(path)!r}.")
@@ -171,15 +171,15 @@ def _needed(name: str, what: str) -> ModuleType:
 
 
 def quantised(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> bytes:
-    """Return the model in 8 bits: static quantisation, each output channel of the weights with a scale of its own.
+    """Return the model in 8 bits, by static quantisation with a scale for each output channel of the weights.
 
     Args:
         content: Content of an ONNX file.
         name: Name of its input.
-        images: (1, C, H, W) float32 inputs, from which the ranges of activations are read.
+        images: (1, C, H, W) float32 inputs, from which the ranges of activations are measured.
 
     Raises:
-        UserError: the packages are not installed, or onnxruntime cannot do it.
+        UserError: the packages are not installed, or onnxruntime cannot quantise the model.
     """
     try:
         from onnxruntime import quantization
@@ -188,7 +188,7 @@ def quantised(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> byte
         raise UserError(f"--int8 {NEEDED}") from problem
 
     class Reader(quantization.CalibrationDataReader):
-        """Hands the images out, as onnxruntime asks for them."""
+        """Returns the images one by one to onnxruntime."""
 
         def __init__(self) -> None:
             self.left: Iterator[NDArray[Any]] = iter(images)
@@ -213,7 +213,7 @@ def quantised(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> byte
                 per_channel=True,
                 extra_options={"ActivationSymmetric": False, "WeightSymmetric": True},
             )
-        except Exception as problem:  # its exceptions share no base but this one
+        except Exception as problem:  # onnxruntime's exceptions have no other common base class
             reason = (str(problem).splitlines() or ["no reason"])[0]
             raise UserError(
                 f"onnxruntime cannot turn this network into 8 bits ({reason}): leave out --int8."

@@ -1,4 +1,4 @@
-"""From pixels to a network's input inside a graph: what `data.views.EvalTransform` does, in operations on tensors."""
+"""The preprocessing of `data.views.EvalTransform` as tensor operations, which can be exported in a graph."""
 
 import math
 from typing import Any
@@ -11,26 +11,26 @@ from paucal.models.preprocessing import Preprocessing
 from paucal.types import UserError
 
 GREY_LEVELS = 255
-STEPS = float(1 << 22)  # of a weight, which Pillow keeps as an integer
-REACH = {"bilinear": 1.0, "bicubic": 2.0}  # of the filters, in pixels of the coarser of the two grids
-Side = Any  # pixels: a number, or torch's symbol for one while a graph is traced
+STEPS = float(1 << 22)  # Pillow stores a filter weight as an integer multiple of 1 / STEPS
+REACH = {"bilinear": 1.0, "bicubic": 2.0}  # radius of each filter, in pixels of the coarser of the two grids
+Side = Any  # number of pixels: an int, or a symbolic int while torch traces a graph
 Shape = tuple[Side, Side]  # height and width
-SHARPNESS = -0.5  # of Pillow's bicubic filter
+SHARPNESS = -0.5  # coefficient a of Pillow's bicubic filter
 
 
 class PixelInput(nn.Module):
     """Resize, crop and normalise pixels.
 
-    The resize is Pillow's: separable, with a filter as wide as the coarser grid's pixels, rounded to grey levels after
-    each direction. Written as two products of matrices, it needs no operation that other programs lack, and takes
-    images of any size. Weights are rounded as Pillow's, and their sums are exact in double precision; a few pixels
-    differ by one grey level, where a weight lies between two.
+    Images are resized as in Pillow: separably, with a filter scaled to the pixels of the coarser grid, and rounded to
+    grey levels after each direction. Written as two matrix products, the resize only needs operations that other
+    runtimes have, and takes images of any size. Weights are rounded as in Pillow, and their sums are exact in double
+    precision; a few pixels differ by one grey level, where a weight lies between two steps.
 
     Args:
         preprocessing: Preprocessing of the model.
 
     Raises:
-        UserError: the model was trained on images of more than 8 bits a channel, which cannot come as bytes.
+        UserError: the model was trained on images of more than 8 bits per channel, which do not fit into bytes.
 
     Shape:
         - pixels: (N, H, W, 3) uint8, RGB, upright
@@ -58,7 +58,7 @@ class PixelInput(nn.Module):
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (preprocessing.mean, preprocessing.std))
         self.register_buffer("mean", GREY_LEVELS * mean)
         self.register_buffer("factor", 1 / (GREY_LEVELS * std))
-        colour = (GREY_LEVELS * mean).round().clamp(0, GREY_LEVELS)  # of the bars of "letterbox"
+        colour = (GREY_LEVELS * mean).round().clamp(0, GREY_LEVELS)  # colour of the bars of "letterbox"
         self.register_buffer("colour", colour.double())
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class PixelInput(nn.Module):
         return (view.to(self.mean.dtype) - self.mean) * self.factor
 
     def _squashed(self, image: Tensor) -> Tensor:
-        """Return an image in the shape of the view, in the smaller of the two sizes that do."""
+        """Return an image stretched to the aspect ratio of the view, by shrinking one of its sides."""
         height, width = image.shape[2], image.shape[3]
         high, broad = self.size
         shape = (
@@ -85,13 +85,13 @@ class PixelInput(nn.Module):
         return self._resized(image, shape, shape, (height, width))
 
     def _resized(self, image: Tensor, size: Shape, resized: Shape, page: Shape) -> Tensor:
-        """Return the middle of an image that is resized with the page around it; its grey levels less the colour."""
+        """Return the centre of an image that is padded to the page and resized, with the bar colour subtracted."""
         rows = self._weights(size[0], resized[0], image.shape[2], page[0])
         columns = self._weights(size[1], resized[1], image.shape[3], page[1])
         return self._rounded(rows @ self._rounded(image @ columns.T))
 
     def _page(self, height: Side, width: Side) -> Shape:
-        """Return the size with the bars that make an image's shape that of the view."""
+        """Return the size of an image with the bars that give it the aspect ratio of the view."""
         if self.resize != "letterbox":
             return height, width
         high, broad = self.size
@@ -103,16 +103,16 @@ class PixelInput(nn.Module):
         return (image + self.colour + 0.5).floor().clamp(0, GREY_LEVELS) - self.colour
 
     def _weights(self, size: Side, resized: Side, length: Side, page: Side) -> Tensor:
-        """Return the weight of each of an image's `length` rows in each of the `size` rows in the middle of a resize.
+        """Return the (size, length) weights of the rows of an image in the rows of the view.
 
         Args:
-            size: Rows of the view, in the middle of those that the page is resized to.
-            resized: Rows that the page is resized to.
-            length: Rows of the image, in the middle of the page.
-            page: Rows of the page.
+            size: Number of rows of the view, in the middle of the resized page.
+            resized: Number of rows of the resized page.
+            length: Number of rows of the image, in the middle of the page.
+            page: Number of rows of the page, the image with its bars.
         """
         left_over = resized - size
-        first = left_over // 2 + (left_over % 2) * (left_over // 2 % 2)  # halves go to the even number, as in Python
+        first = left_over // 2 + (left_over % 2) * (left_over // 2 % 2)  # halves round to even, as in Python
         ratio = torch.ones_like(self.colour[0, 0, 0]) * page / resized
         width = ratio.clamp(min=1.0)
         centres = (self._numbers(size) + first + 0.5) * ratio

@@ -1,4 +1,4 @@
-"""A network, alone or with its preprocessing, as a `torch.export` program that needs nothing of this project to run."""
+"""A network, alone or with its preprocessing, as a `torch.export` program that runs without this project."""
 
 import io
 import json
@@ -15,16 +15,16 @@ from paucal.models.card import ModelCard
 from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 
-CARD = "model.json"  # among the files that a .pt2 carries
-EXAMPLES = 2  # images of the example; a batch of one would be taken for a constant
+CARD = "model.json"  # name of the card among the extra files of a .pt2
+EXAMPLES = 2  # batch size of the example; torch.export would treat a batch size of 1 as a constant
 
 
 class FromPixels(nn.Module):
-    """A classifier with its preprocessing before it and its probabilities after it.
+    """A classifier from pixels to probabilities, with its preprocessing inside.
 
     Shape:
         - pixels: (N, H, W, 3) uint8
-        - output: (N, K) probabilities, at the temperature of the model
+        - output: (N, K) probabilities, with the temperature of the model
     """
 
     def __init__(self, model: TrainedModel) -> None:
@@ -39,12 +39,12 @@ class FromPixels(nn.Module):
 
 @dataclass(frozen=True)
 class Graph:
-    """A module with all that an exporter wants to know.
+    """A module with the information that an exporter needs.
 
     Attributes:
         module: Module in evaluation mode, on the CPU.
-        example: An input that it is traced with.
-        dynamic: The dimensions of the input that may be of any length, by name.
+        example: Input with which the module is traced.
+        dynamic: Names of the input's dynamic dimensions, which may have any length, by their index.
         input: Name of the input: "images", normalised floats, or "pixels", bytes.
         output: Name of the output: "logits" or "probabilities".
     """
@@ -57,10 +57,10 @@ class Graph:
 
 
 def graph_of(model: TrainedModel, preprocessing: bool) -> Graph:
-    """Return what is exported of a model on the CPU.
+    """Return the graph that is exported from a model.
 
     Args:
-        model: Model with a classifier.
+        model: Model with a classifier, on the CPU.
         preprocessing: Whether the graph begins with pixels and ends with probabilities.
 
     Raises:
@@ -76,17 +76,17 @@ def graph_of(model: TrainedModel, preprocessing: bool) -> Graph:
 
 
 def traced(graph: Graph) -> ExportedProgram:
-    """Return the graph's program, of which the dimensions that it names take any length.
+    """Return the exported program of a graph, in which the graph's dynamic dimensions may have any length.
 
     Raises:
-        UserError: torch cannot write this network down, or not with these dimensions.
+        UserError: torch cannot export this network, or cannot export it with these dynamic dimensions.
     """
     free: Any = ({number: Dim.DYNAMIC for number in graph.dynamic},)
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about its own deprecated functions
             return torch.export.export(graph.module, (graph.example,), dynamic_shapes=free, strict=False)
-    except Exception as problem:  # torch raises dozens of kinds, by what it meets in the network
+    except Exception as problem:  # torch raises dozens of exception types, depending on the network
         lines = [line for line in str(problem).splitlines() if line.strip()]
         raise UserError(
             f"torch.export cannot write this network with {' and '.join(graph.dynamic.values())} of any length "
@@ -105,7 +105,7 @@ def packed(program: ExportedProgram, card: ModelCard) -> bytes:
 
 
 def unpacked(content: bytes) -> nn.Module:
-    """Return the network of a .pt2 that this process has written; reading one of another origin may run any code."""
+    """Return the network of a .pt2 that this process has written; loading a .pt2 from elsewhere may run any code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.export.load(io.BytesIO(content)).module()

@@ -18,12 +18,12 @@ def load_model(source: str | os.PathLike[str] | RunFolder, device: torch.device 
     """Load a model.
 
     Args:
-        source: A run or its folder; a folder or an `.onnx` file that `paucal export` has written. A `.pt2` is refused:
-            torch unpickles it, so that one from elsewhere may run any code.
+        source: A run or its folder; or a folder or an `.onnx` file written by `paucal export`. A `.pt2` is refused:
+            torch unpickles it, so that a file from elsewhere may run any code.
         device: Device for the model; an ONNX model stays on the CPU.
 
     Raises:
-        UserError: there is no such model, its files do not fit each other, or torch cannot use the device.
+        UserError: there is no such model, its files do not match, or torch cannot use the device.
 
     Example:
         >>> model = paucal.load("runs/1")  # doctest: +SKIP
@@ -46,10 +46,10 @@ def load_model(source: str | os.PathLike[str] | RunFolder, device: torch.device 
 
 
 def model_digest(source: str | os.PathLike[str]) -> str:
-    """Return what tells a model of `load_model` from all others: the SHA-256 of its weights and its card.
+    """Return the SHA-256 of the weights and the card of a model for `load_model`, which identifies the model.
 
     Raises:
-        OSError: its files cannot be read.
+        OSError: the files of the model cannot be read.
     """
     path, digest = Path(source), hashlib.sha256()
     for file in [path] if path.suffix.lower() == ENDING else [path / WEIGHTS, path / CARD]:

@@ -19,7 +19,7 @@ WEIGHTS, CARD, CONFIG, PAGE = "model.safetensors", "model.json", "config.json", 
 def write_timm_folder(folder: Path, module: nn.Module, card: ModelCard, page: str) -> list[Path]:
     """Write weights and JSON, which `paucal.load(folder)` and `timm.create_model("local-dir:folder")` read.
 
-    timm knows paucal's own backbones once paucal is imported.
+    timm knows paucal's own backbones only after paucal is imported.
 
     Args:
         folder: Existing folder.
@@ -28,7 +28,7 @@ def write_timm_folder(folder: Path, module: nn.Module, card: ModelCard, page: st
         page: Model page in Markdown.
 
     Returns:
-        The files.
+        Paths of the written files.
     """
     save_weights(folder / WEIGHTS, module.state_dict())
     write_text(folder / CARD, json.dumps(card.to_dict(), indent=2, ensure_ascii=False) + "\n")
@@ -52,7 +52,7 @@ def _write_config(path: Path, module: nn.Module, card: ModelCard) -> None:
     if "img_size" in inspect.signature(type(module).__init__).parameters:
         arguments.setdefault("img_size", [height, width])
     config = {
-        "architecture": card.backbone.name.split(".")[0],  # what follows the dot names weights
+        "architecture": card.backbone.name.split(".")[0],  # the part after the dot names the weights
         "num_classes": len(card.classes),
         "num_features": getattr(module, "num_features", None),
         "label_names": list(card.classes),
@@ -62,7 +62,7 @@ def _write_config(path: Path, module: nn.Module, card: ModelCard) -> None:
     write_text(path, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
 
-SHOWN = 20  # classes in the table
+SHOWN = 20  # maximum number of classes in the table
 
 
 def model_page(
@@ -72,8 +72,8 @@ def model_page(
 
     Args:
         card: Card of the model: how it is built, and how its images are prepared.
-        start: Where its weights come from, as a sentence.
-        licence: Licence of those weights, which also covers models trained from them; None if unknown.
+        start: Sentence on the origin of the model's initial weights.
+        licence: Licence of the initial weights, which also covers models trained from them; None if unknown.
         facts: Entries "data", "split" and "epochs" of the run's summary, if known.
         report: Report on the test images; None if there is none.
     """
@@ -133,7 +133,7 @@ def _scores(report: Report | None, classes: Sequence[str]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Return a text that Markdown shows as it is; names of classes may be anything."""
+    """Return a text escaped so that Markdown shows it literally; class names may contain any characters."""
     shown = showable(text).replace("\\", "\\\\")
     for sign in "`*_[]<>|#":
         shown = shown.replace(sign, f"\\{sign}")

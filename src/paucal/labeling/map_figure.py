@@ -26,7 +26,7 @@ def map_picture(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure:
     The opacity is proportional to the probability. Regions that a map does not cover are not coloured.
 
     Args:
-        images: Set of the maps, or a part of it; its classes, if any, are among the teacher's.
+        images: Set of images with maps, or a subset of it; its classes, if any, are among the teacher's.
         maps: Maps of these images.
         count: Number of images to draw, spread over the set.
     """
@@ -58,7 +58,7 @@ def most_likely(values: Tensor, indices: Tensor, classes: int) -> tuple[NDArray[
     """Return the most probable class of each cell and its probability, both (H, W).
 
     Args:
-        values: (k, H, W) logits of the named classes; those of all others are 0.
+        values: (k, H, W) logits of the named classes; the logits of all other classes are 0.
         indices: (k, H, W) numbers of the named classes.
         classes: Number K of classes.
     """
@@ -74,7 +74,7 @@ def most_likely(values: Tensor, indices: Tensor, classes: int) -> tuple[NDArray[
 
 
 def _panels(images: ImageSet, positions: NDArray[np.int64]) -> tuple[Figure, list[tuple[Axes, Axes]]]:
-    """Return a figure with two panels for each image, of about the aspect ratio of the images."""
+    """Return a figure with two panels for each image; the panels have about the aspect ratio of the images."""
     columns = min(COLUMNS, len(positions))
     rows = -(-len(positions) // columns)
     sizes = [images.store.read(int(position)).size for position in positions]
@@ -88,7 +88,7 @@ def _panels(images: ImageSet, positions: NDArray[np.int64]) -> tuple[Figure, lis
 
 
 def _extent(covered: Tensor, height: int, width: int) -> tuple[float, float, float, float]:
-    """Return the (left, right, bottom, top) in pixels of a map centred in its image."""
+    """Return (left, right, bottom, top), in pixels, of a map centred in its image."""
     across, down = covered.tolist()
     left, top = width * (1 - across) / 2 - 0.5, height * (1 - down) / 2 - 0.5
     return left, left + width * across, top + height * down, top

@@ -1,8 +1,9 @@
-"""The published label maps: one file of tensors for each image, read without running any code in it.
+"""The published label maps: one tensor file for each image, read without running any code in the file.
 
 `<folder>/<class folder>/<image name>.pt` is a float16 tensor (2, k, H, W): the k largest raw logits at each cell, then
-the numbers of their classes. The name is that of the image up to its first dot. The maps were made from the central
-square of each image (Jiang et al. 2021, published program and maps; the released ones are 18x18 cells with k = 5).
+the numbers of their classes. `<image name>` is the file name of the image up to its first dot. The maps were made from
+the central square of each image (Jiang et al. 2021, published code and maps; the released maps have 18x18 cells and
+k = 5).
 """
 
 import zipfile
@@ -19,15 +20,15 @@ from paucal.data.images import ImageSet
 from paucal.labeling.teacher import LARGEST
 from paucal.types import UserError
 
-MAX_BYTES = 16 << 20  # of one file; a published one has 7 KiB
-MOST_CLASSES = 2048  # beyond this float16 does not hold whole numbers
+MAX_BYTES = 16 << 20  # most for one file; a published file has 7 KiB
+MOST_CLASSES = 2048  # float16 does not hold all whole numbers above this
 
 
 def find_maps(images: ImageSet, folder: Path) -> tuple[NDArray[np.int64], list[Path]]:
     """Return the positions of the images that have a map, and the maps' files.
 
     Raises:
-        UserError: There are no maps, a training image has none, two images share one, or a file is outside of the
+        UserError: There are no maps, a training image has no map, two images share a map, or a file is outside of the
             folder.
     """
     root = folder.resolve()
@@ -61,7 +62,7 @@ def read_map(path: Path, classes: int) -> tuple[Tensor, Tensor]:
         values (k, H, W) float16 and indices (k, H, W) int64.
 
     Raises:
-        UserError: The file is too large, damaged, holds something else than such a tensor, or names a class beyond K.
+        UserError: The file is too large or damaged, holds anything but such a tensor, or has a class number beyond K.
     """
     stored = _load(path)
     if stored.ndim != 4 or stored.shape[0] != 2 or not stored.is_floating_point() or stored.numel() == 0:
@@ -102,7 +103,7 @@ def read_maps(
 
 
 def mean_over_cells(values: Tensor, indices: Tensor, classes: int) -> Tensor:
-    """Return the (K,) logits of the image that a map's cells say on average; classes not named count as zero."""
+    """Return the (K,) mean of the logits of a map's cells; classes that a cell does not name count as zero."""
     logits = torch.zeros(classes).index_add(0, indices.flatten(), values.float().flatten())
     return logits / values[0].numel()
 

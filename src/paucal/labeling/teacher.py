@@ -27,12 +27,12 @@ class DenseTeacher(nn.Module):
 
     The classifier is applied to each cell as if the image consisted of only that cell; if it reads the mean of the
     cells through linear layers, the mean over the cells is then the image's own logits. For a model with an auxiliary
-    head for tokens (LV-ViT) that head is used. Source: Jiang et al. 2021, section 3.1, whose program does the same for
-    convolutional networks and its own.
+    head for tokens (LV-ViT), that head is used. Source: Jiang et al. 2021, section 3.1, whose code does the same for
+    convolutional networks and for the paper's own.
 
     Args:
         model: Timm model in evaluation mode. Its convolutions are changed to channels-last layout in place, which gives
-            the same values faster on a processor (benchmarks/token_labels.py).
+            the same values faster on a CPU (benchmarks/token_labels.py).
         image_size: (height, width) of its input in pixels.
 
     Raises:
@@ -65,7 +65,7 @@ class DenseTeacher(nn.Module):
         return self.backbone.grid
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits at every cell (B, K, H, W) and those of the whole images (B, K)."""
+        """Return the logits at every cell (B, K, H, W) and the logits of the whole images (B, K)."""
         model = self.backbone.model
         final = model.forward_features(images)  # type: ignore[operator]
         if self._dense is not None:
@@ -85,7 +85,7 @@ class DenseTeacher(nn.Module):
 
 
 def _single_cells(final: Tensor, grid: tuple[int, int], prefix: int) -> Tensor:
-    """Return every cell as features of an image of one cell, in the layout that the classifier reads."""
+    """Return every cell as the features of a one-cell image, in the layout that the classifier reads."""
     if final.ndim == 4 and tuple(final.shape[2:]) == grid:
         return final.permute(0, 2, 3, 1).flatten(0, 2)[:, :, None, None]
     if final.ndim == 4 and tuple(final.shape[1:3]) == grid:
@@ -98,12 +98,12 @@ def _single_cells(final: Tensor, grid: tuple[int, int], prefix: int) -> Tensor:
 
 @dataclass(frozen=True)
 class TeacherCheck:
-    """How well a teacher knows a labelled sample.
+    """Accuracy of a teacher on a labelled sample.
 
     Attributes:
         images: Number of images in the sample.
-        whole: Share that its own classification gets right.
-        cells: Share that the mean over its cells gets right: the quality of its maps.
+        whole: Share of images that its own output classifies correctly.
+        cells: Share that the mean over its cells classifies correctly: the quality of its maps.
     """
 
     images: int
@@ -163,9 +163,9 @@ def write_maps(
 def strongest(maps: Tensor, top: int) -> tuple[Tensor, Tensor]:
     """Return the k largest logits at each cell, relative to the others, and their classes.
 
-    The classes left out count as zero later, so the logits are stored less the level of those (the logarithm of their
-    mean exponential): a cell then keeps the teacher's probabilities. The published maps hold raw logits, among
-    which a zero has no fixed meaning.
+    The classes left out count as zero later, so their level (the logarithm of their mean exponential) is subtracted
+    from the stored logits: a cell then keeps the teacher's probabilities. The published maps hold raw logits, for which
+    zero has no fixed meaning.
 
     Args:
         maps: (B, K, H, W).

@@ -1,4 +1,4 @@
-"""Hard distillation: a network learns which class a teacher names (DeiT, Touvron et al., arXiv 2012.12877)."""
+"""Hard distillation: a network learns the class that a teacher predicts (DeiT, Touvron et al., arXiv 2012.12877)."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,8 +10,8 @@ def hard_distillation_loss(logits: Tensor, teacher: Tensor) -> Tensor:
     """Return the cross-entropy on the teacher's likeliest class, a scalar in float32.
 
     Args:
-        logits: (B, K) of the network that learns.
-        teacher: (B, K) of the teacher, for the same images and the same classes; they get no gradient.
+        logits: (B, K) logits of the network in training.
+        teacher: (B, K) logits of the teacher for the same images and the same classes; they get no gradient.
 
     Example:
         >>> import torch

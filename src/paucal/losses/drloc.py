@@ -1,7 +1,7 @@
 """Dense relative localization: predict how far apart two cells of the final grid are, from their embeddings.
 
 Source: Liu et al., "Efficient Training of Visual Transformers with Small Datasets", NeurIPS 2021, section 4
-and the variants of Table 6. Where the paper and the authors' program disagree, `DrLocReading` has an option.
+and the variants of Table 6. Where the paper and the authors' code disagree, `DrLocReading` has an option.
 """
 
 from dataclasses import dataclass
@@ -41,20 +41,20 @@ class PairHead(Protocol):
 
 @dataclass(frozen=True)
 class DrLocReading:
-    """Which of the published forms of the loss is meant. The defaults are the paper's L_drloc.
+    """One of the published forms of the loss. The defaults are the paper's L_drloc.
 
     Attributes:
         mode: "l1" regresses absolute offsets (L_drloc), "signed" signed ones (L*_drloc), "ce" classifies the
             offset (L_ce), "reg" regresses the class under a predicted variance (L_reg).
-        scale: Divisor of the targets of "l1" and "signed", see `pair_targets`. The authors' program
-            trains on raw cells ("none"), so that its losses are k times those of the paper on a k x k grid.
-        shifted: Move the targets of "signed" by side - 1, as the authors' program does.
+        scale: Divisor of the targets of "l1" and "signed", see `pair_targets`. The authors' code trains on
+            raw cells ("none"), so that its losses are k times those of the paper on a k x k grid.
+        shifted: Move the targets of "signed" by side - 1, as the authors' code does.
         coordinates: "mean" averages the L1 norm over both coordinates, as the paper's pseudocode and the
-            authors' program do; "sum" is Eq. 2, twice as large.
+            authors' code do; "sum" is Eq. 2, twice as large.
         classes: The classes of "ce" and "reg", see `class_counts`.
         log_of: Argument of the logarithm in the variance term of "reg", "sigma" (paper) or "variance"
-            (program).
-        alpha: The factor of that term.
+            (authors' code).
+        alpha: Factor of the variance term.
     """
 
     mode: Mode = "l1"
@@ -67,7 +67,7 @@ class DrLocReading:
 
     @property
     def target(self) -> Target:
-        """What the L1 modes regress, as `pair_targets` calls it."""
+        """The `target` argument of `pair_targets` for the L1 modes."""
         if self.mode != "signed":
             return "absolute"
         return "shifted" if self.shifted else "signed"
@@ -92,18 +92,17 @@ def drloc_loss(
 ) -> Tensor:
     """Return the dense relative localization loss of one grid (Eq. 1 and 2), a mean over images and pairs.
 
-    Eq. 2 sums over the batch; the paper's pseudocode and the authors' program average, which is the only form
-    that fits the published weights. Grids need not be square (see `drloc_targets` for what the authors'
-    program does there). The loss is computed in float32 or better, also under autocast, and nothing waits for
-    the device.
+    Eq. 2 sums over the batch; the paper's pseudocode and the authors' code average, which is the only form that
+    fits the published weights. Grids need not be square (see `drloc_targets` for such grids in the authors'
+    code). The loss is computed in float32 or better, also under autocast, and nothing waits for the device.
 
     Args:
         grid: (B, D, H, W) embeddings, at least 2 cells.
         head: Predicts from a grid and pairs of its cells.
         reading: The form of the loss.
-        n_pairs: Pairs per image; None pairs every cell with a random other one (`permuted_pairs`).
+        n_pairs: Pairs per image; None pairs all cells with a permutation of themselves (`permuted_pairs`).
         generator: Draws the pairs, on the device of the grid; not needed where `pairs` is given.
-        pairs: (B, m, 2, 2) integer cells to use in place of random ones.
+        pairs: (B, m, 2, 2) integer cells to use instead of random pairs.
 
     Returns:
         A scalar.
@@ -134,7 +133,7 @@ def drloc_loss(
 
 
 def draw_pairs(batch: int, n_pairs: int | None, height: int, width: int, *, generator: torch.Generator) -> Tensor:
-    """Draw `n_pairs` random pairs per image, or for None pair all cells with a permutation of themselves."""
+    """Draw `n_pairs` random pairs per image or, for None, pair all cells with a permutation of themselves."""
     if n_pairs is None:
         return permuted_pairs(batch, height, width, generator=generator)
     return sample_pairs(batch, n_pairs, height, width, generator=generator)
@@ -172,8 +171,8 @@ def offset_variance_regression(
 
     L_reg sums both axes. With mean mu and variance sigma^2 of the predicted distribution over class numbers,
     the loss is (c - mu)^2 / sigma^2 + factor * log(sigma^2). The paper writes alpha * log(sigma), that is
-    factor = alpha / 2; the authors' program has factor = alpha. `eps` is added to sigma^2 in both places, as
-    in the program.
+    factor = alpha / 2; the authors' code has factor = alpha. `eps` is added to sigma^2 in both places, as in the
+    authors' code.
 
     Args:
         logits: (B, m, C).
@@ -181,7 +180,7 @@ def offset_variance_regression(
         log_variance_factor: Weight of the log-variance.
         eps: Smallest variance, which keeps a certain prediction finite.
     """
-    logits = precise(logits)  # in half precision `eps` would be 0, and class numbers beyond 256 not whole
+    logits = precise(logits)  # in half precision `eps` would be 0, and class numbers above 256 rounded
     values = torch.arange(logits.shape[-1], dtype=logits.dtype, device=logits.device)
     probability = logits.softmax(dim=-1)
     mean = (probability * values).sum(-1)
@@ -196,7 +195,7 @@ def pool_grid(grid: Tensor, pool: Pool | int) -> Tensor:
         grid: (B, D, H, W).
         pool: "none" keeps the grid. "paper" averages 14 x 14 grids over 2 x 2 cells to 7 x 7 and keeps all
             others; "reference" does so with the overlapping 3 x 3 windows of stride 2 of the authors'
-            program, whose padding does not count. A number is the length the shorter side gets, by (adaptive)
+            code, whose padding does not count. A number is the new length of the shorter side, by (adaptive)
             averaging that keeps the aspect ratio; grids that are no larger are kept.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What dense relative localization costs a head that never looks at the image."""
+"""The loss of dense relative localization that a head reaches without using the image."""
 
 import torch
 from torch import Tensor

@@ -1,12 +1,12 @@
-"""Pairs of grid cells, and what a network is asked to say about a pair.
+"""Pairs of grid cells, and the targets that a network predicts for them.
 
 Source: Liu et al., "Efficient Training of Visual Transformers with Small Datasets", NeurIPS 2021, section 4.
 
 A pair is two cells, a cell is `(row, column)`, so pairs are (B, m, 2, 2) integer tensors whose last two axes
 are (first or second cell, row or column). The offset of a pair is the first cell minus the second. A grid of
 H rows and W columns is flattened row by row: cell `(row, column)` has index `row * W + column`. The authors'
-program uses the height in place of the width there and draws both coordinates below the height, which is
-right for square grids only.
+code uses the height instead of the width there and draws both coordinates below the height, which is right for
+square grids only.
 """
 
 from typing import Literal
@@ -20,11 +20,10 @@ ClassSet = Literal["signed", "paper", "absolute"]
 
 
 def sample_pairs(batch: int, n_pairs: int, height: int, width: int, *, generator: torch.Generator) -> Tensor:
-    """Draw ordered pairs of cells uniformly and with replacement, for each image its own.
+    """Draw ordered pairs of cells uniformly and with replacement, separately for each image.
 
-    Both cells of a pair may be the same one, as in the paper. The pairs are drawn on the device of the
-    generator, so that nothing is copied between devices in a training step; the authors' program draws on the
-    CPU.
+    Both cells of a pair may be the same, as in the paper. The pairs are drawn on the device of the generator, so
+    that nothing is copied between devices in a training step; the authors' code draws on the CPU.
 
     Args:
         batch: Number of images B.
@@ -51,8 +50,8 @@ def sample_pairs(batch: int, n_pairs: int, height: int, width: int, *, generator
 def permuted_pairs(batch: int, height: int, width: int, *, generator: torch.Generator) -> Tensor:
     """Pair every cell of an image with a cell of a random permutation, H*W pairs per image.
 
-    The alternative to random pairs that the authors' program holds but never selects. Every cell is seen
-    exactly once as the first and once as the second of a pair.
+    This is the alternative to random pairs that the authors' code contains but never uses. Every cell is exactly once
+    the first and once the second of a pair.
 
     Returns:
         (B, H*W, 2, 2) int64, the first cells in row-major order.
@@ -65,7 +64,7 @@ def permuted_pairs(batch: int, height: int, width: int, *, generator: torch.Gene
 
 
 def pair_index(pairs: Tensor, width: int) -> Tensor:
-    """Return the row-major index of both cells of each pair, (B, m, 2), on a grid of that many columns."""
+    """Return the row-major index of both cells of each pair, (B, m, 2), on a grid of `width` columns."""
     return pairs[..., 0] * width + pairs[..., 1]
 
 
@@ -98,10 +97,10 @@ def pair_targets(
         height: Rows of the grid, the scale of the row offset.
         width: Columns of the grid, the scale of the column offset.
         target: "absolute" for the size of the offset (L_drloc), "signed" for the offset itself (L*_drloc),
-            "shifted" for the offset plus side - 1, which the authors' program calls signed: never negative.
-        scale: "side" divides by the side (the paper), "side_minus_1" by the largest offset, "none" leaves
-            cells (what the authors' program trains on). The range of "shifted" is twice as long, and so is
-            its divisor.
+            "shifted" for the offset plus side - 1, which the authors' code calls signed: never negative.
+        scale: "side" divides by the side (the paper), "side_minus_1" by the largest offset, "none" keeps offsets in
+            cells (as the authors' code does in training). The range of "shifted" is twice as long, and its divisor
+            twice as large.
 
     Returns:
         (B, m, 2) float32, (row, column).
@@ -121,11 +120,11 @@ def pair_targets(
 
 
 def class_counts(height: int, width: int, classes: ClassSet = "signed") -> tuple[int, int]:
-    """Return how many classes the row and the column offset fall into.
+    """Return the number of classes of the row offset and of the column offset.
 
     On an axis of k cells "signed" has the 2k-1 offsets that can occur, "paper" the 2k+1 of {-k, ..., k}
-    although -k and k never occur, "absolute" the k sizes. The authors' program has 2k-1 or k, with k fixed at
-    14 for all backbones but Swin, which only adds outputs that are never right.
+    although -k and k never occur, "absolute" the k sizes. The authors' code has 2k-1 or k, with k fixed at 14
+    for all backbones but Swin; this only adds outputs that are never right.
     """
     counts = {"signed": (2, -1), "paper": (2, 1), "absolute": (1, 0)}
     if classes not in counts:

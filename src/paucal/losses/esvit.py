@@ -1,13 +1,13 @@
-"""The losses of EsViT (Li et al., ICLR 2022, section 3): what is compared with what, and how much it counts.
+"""The losses of EsViT (Li et al., ICLR 2022, section 3): the rows that are compared, and their weights.
 
 A student sees all crops of an image, a teacher only the global ones. The view loss asks that the student's
 distribution for a crop is the teacher's for another crop; the region loss asks the same of every cell, whose
 counterpart is the most similar cell of the teacher's crop (equation 2).
 
-Where paper and program differ we follow the program, as Algorithm 1 does: the teacher is the target (equation 1 prints
-the opposite), the similarity is the cosine of backbone features (Algorithm 1: their dot product, an option here), and
-each task counts half where both are on. The program assumes two groups of crops; here there may be any number of any
-size.
+Where the paper and the authors' code differ we follow the code, as Algorithm 1 does: the teacher is the target
+(equation 1 prints the opposite), the similarity is the cosine of backbone features (Algorithm 1: their dot product, an
+option here), and each task counts half where both are on. The authors' code assumes two groups of crops; here there may
+be any number of groups of any size.
 """
 
 from collections.abc import Sequence
@@ -27,18 +27,18 @@ Similarity = Literal["cosine", "dot"]
 
 @dataclass(frozen=True)
 class EsvitTask:
-    """What is compared in one of the two tasks: rows are crops in the view task, cells in the region task.
+    """The tensors that one of the two tasks compares: rows are crops in the view task, cells in the region task.
 
-    The score of a row for a prototype is their product. Scores that are there already, of K prototypes, are rows with
-    `torch.eye(K)` as prototypes.
+    The score of a row for a prototype is their product. Scores for K prototypes that are computed already can be passed
+    as rows, with `torch.eye(K)` as prototypes.
 
     Attributes:
-        student: (B, R, D), what the student's projection head makes of its rows.
+        student: (B, R, D), outputs of the student's projection head.
         prototypes: (K, D), the last layer of that head.
-        teacher: (B, S, D), rows of the teacher.
+        teacher: (B, S, D), outputs of the teacher's projection head.
         teacher_prototypes: (K, D).
         centre: (K,), subtracted from the teacher's scores; see `moved_centre`.
-        targets: (query, key) rows to compare; for crops None compares all pairs of two different ones. For cells, see
+        targets: (query, key) rows to compare; for crops None compares all pairs of different crops. For cells, see
             `region_targets`.
     """
 
@@ -56,7 +56,7 @@ class EsvitLoss:
 
     Attributes:
         view: View loss, over crops.
-        region: Region loss, over cells; None where they were not given.
+        region: Region loss, over cells; None without cells.
         total: The sum by `task_weights`.
     """
 
@@ -74,9 +74,9 @@ def esvit_loss(
     view_weight: float | None = None,
     region_weight: float = 0.5,
 ) -> EsvitLoss:
-    """Return the loss of EsViT; without regions that of DINO.
+    """Return the loss of EsViT or, without regions, the loss of DINO.
 
-    Never holds the scores of more than a few images, see `prototype_cross_entropy`. The teacher gets no gradient.
+    The scores of only a few images are held at once, see `prototype_cross_entropy`. The teacher gets no gradient.
 
     Args:
         view: Crops of the student and of the teacher, global ones first.
@@ -122,7 +122,7 @@ def task_weights(region: bool, view_weight: float | None = None, region_weight: 
 
     Args:
         region: Whether the region task is used.
-        view_weight: Weight of the view task; None for a half beside the region task, and 1 alone.
+        view_weight: Weight of the view task; None for 0.5 beside the region task and 1 alone.
         region_weight: Weight of the region task.
 
     Example:
@@ -135,7 +135,7 @@ def task_weights(region: bool, view_weight: float | None = None, region_weight: 
 
 
 def view_pairs(teacher_views: int, student_views: int) -> list[tuple[int, int]]:
-    """Return all pairs (teacher's crop, student's crop) that are compared: those of two different crops.
+    """Return all pairs (teacher's crop, student's crop) of two different crops.
 
     Crops are numbered as in a batch, global ones first.
 
@@ -149,7 +149,7 @@ def view_pairs(teacher_views: int, student_views: int) -> list[tuple[int, int]]:
 
 
 def view_targets(images: int, teacher_views: int, student_views: int, device: torch.device | str = "cpu") -> Targets:
-    """Return the targets of the view loss: the mean over all pairs.
+    """Return the targets of the view loss, which is the mean over all pairs.
 
     Args:
         images: B.
@@ -169,14 +169,14 @@ def view_targets(images: int, teacher_views: int, student_views: int, device: to
 
 
 def region_targets(student: Sequence[Tensor], teacher: Sequence[Tensor], similarity: Similarity = "cosine") -> Targets:
-    """Return the targets of the region loss: mean over a crop's cells, then over all pairs.
+    """Return the targets of the region loss, which is a mean over a crop's cells, then over all pairs.
 
     A cell of a small crop thus counts more than one of a large crop.
 
     Args:
         student: Features of the student's cells, per crop (B, T_v, P), before the head.
         teacher: Features of the teacher's cells, per global crop (B, T_q, P).
-        similarity: How the most similar cell is searched.
+        similarity: Measure by which the most similar cell is found.
 
     Returns:
         `rows` (B, sum of T_v, teacher crops), `weights` (sum of T_v, teacher crops).
@@ -195,8 +195,8 @@ def region_targets(student: Sequence[Tensor], teacher: Sequence[Tensor], similar
 def match_regions(student: Tensor, teacher: Tensor, similarity: Similarity = "cosine") -> Tensor:
     """Return for each cell of the student the most similar cell of the teacher in the same image (equation 2).
 
-    The choice is hard, several cells may share one, and it gets no gradient. Features are compared in float32, also
-    inside autocast (the program compares in half precision there).
+    The choice is hard and gets no gradient; several cells may have the same match. Features are compared in float32,
+    also inside autocast (the authors' code compares in half precision there).
 
     Args:
         student: (B, T_s, P).
@@ -227,7 +227,7 @@ def moved_centre(centre: Tensor, mean: Tensor, momentum: float) -> Tensor:
     Args:
         centre: (K,).
         mean: (K,), the mean of the teacher's scores, before temperature and centre, on this process; every process
-            must have as many rows.
+            must have the same number of rows.
         momentum: Share of the old centre.
     """
     mean = all_reduce_mean(mean)
@@ -241,7 +241,7 @@ def _task_loss(task: EsvitTask, targets: Targets, student_temperature: float, te
 
 
 def _pair_weights(teacher_views: int, student_views: int, device: torch.device | str) -> Tensor:
-    """Return (student_views, teacher_views): one over the number of pairs, 0 for a crop and itself."""
+    """Return (student_views, teacher_views): 1 / the number of pairs, 0 for a crop with itself."""
     pairs = len(view_pairs(teacher_views, student_views))
     if not pairs:
         raise ValueError(f"{teacher_views} crops of a teacher and {student_views} of a student make no pair")

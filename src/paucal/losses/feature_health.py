@@ -1,6 +1,6 @@
-"""What features say about themselves: whether images still differ in them, and in how many directions.
+"""Measures of features: whether they still differ between images, and in how many directions.
 
-None of this is a loss to train with. Every function is a few reductions and at most one matrix product, stays on the
+None of these is a loss to train with. Every function is a few reductions and at most one matrix product, stays on the
 device, and computes in float32 also under autocast.
 """
 
@@ -41,11 +41,11 @@ def feature_spread(features: Tensor) -> Tensor:
 def effective_rank(features: Tensor) -> Tensor:
     """Return in how many directions features vary: the participation ratio of their covariance.
 
-    With C the covariance of the centred features, tr(C)^2 / tr(C^2): the squared sum of its eigenvalues over the sum of
-    their squares. It is n where n eigenvalues are equal and the others 0, and needs no eigenvalues, only the smaller
-    of the two Gram matrices. It is the exponential of the Rényi entropy of order 2 of the eigenvalues' shares; RankMe
-    (arXiv:2210.02885) is that of the Shannon entropy of the singular values' shares and needs a decomposition on which
-    a GPU waits. On the same centred features the ratio is never above RankMe, and both fall to 1 together.
+    It is tr(C)^2 / tr(C^2), with C the covariance of the centred features: the squared sum of its eigenvalues over the
+    sum of their squares. It is n where n eigenvalues are equal and the others 0, and needs no eigenvalues, only the
+    smaller of the two Gram matrices. It is the exponential of the Rényi entropy of order 2 of the eigenvalues' shares;
+    RankMe (arXiv:2210.02885) is that of the Shannon entropy of the singular values' shares and needs a decomposition
+    for which a GPU waits. On the same centred features the ratio is never above RankMe, and both fall to 1 together.
 
     Args:
         features: (N, D).
@@ -74,10 +74,10 @@ def effective_rank(features: Tensor) -> Tensor:
 
 
 def entropy(probabilities: Tensor) -> Tensor:
-    """Return the entropy over the last axis in nats: 0 for certainty, ln K for K equal ones.
+    """Return the entropy over the last axis in nats: 0 for certainty, ln K for K equal probabilities.
 
     Args:
-        probabilities: (..., K), rows sum to 1; exact zeros count nothing.
+        probabilities: (..., K), rows sum to 1; exact zeros add nothing.
 
     Returns:
         (...,) float32.

@@ -2,8 +2,8 @@
 
 A label map keeps, for each cell of the teacher's grid, the logits of its top k classes; the others count as zero.
 Where K is a thousand, a photograph's map names some dozens of classes, so the targets are kept for those only, with
-one more number for the probability of each other class. Source: Jiang et al. 2021, "All Tokens Matter", section 3 and
-the program's target builder, which scatters everything into (B, K, H, W) first.
+one number for the probability of each of the others. Source: Jiang et al. 2021, "All Tokens Matter", section 3, and the
+target builder of the authors' code, which scatters everything into (B, K, H, W) first.
 """
 
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ class SparseTargets:
         named: (B, T, U) probabilities of these; 0 for padding.
         other: (B, T) probability of each class that is not named.
         num_classes: K.
-        known: (B, T) share of each place that the label map says something about; None for all of it.
+        known: (B, T) share of each place that the label map covers; None for all of it.
     """
 
     classes: Tensor
@@ -44,13 +44,13 @@ class SparseTargets:
     def smoothed(self, amount: float) -> "SparseTargets":
         """Return (1 - amount) * target + amount / K, which sums to one.
 
-        The program adds amount / K without taking it away at the named classes; see `smoothed_like_program`.
+        The factor in the authors' code is 1 - amount + amount / K instead; see `smoothed_like_program`.
         """
         keep, add = 1 - amount, amount / self.num_classes
         return self._changed(keep, add)
 
     def smoothed_like_program(self, amount: float) -> "SparseTargets":
-        """Return the program's smoothing, whose sum is 1 + amount / K."""
+        """Return the targets smoothed as in the authors' code, which sum to 1 + amount / K."""
         add = amount / self.num_classes
         return self._changed(1 - amount + add, add)
 
@@ -72,22 +72,22 @@ def sample_maps(
     """Average label maps over the cells of a view.
 
     For views that are boxes this is RoIAlign with adaptive sampling (as many points along a side of a cell as it
-    spans cells of the map, rounded up), as the program uses it; here a view may also be mirrored, turned or sheared.
-    What lies outside the image counts as zero; what lies in the image but not in the map is left out of the average.
+    spans cells of the map, rounded up), as in the authors' code; here a view may also be mirrored, turned or sheared.
+    Points outside the image count as zero; points in the image but outside the map are left out of the average.
 
-    Not in half precision inside autocast, where positions would be off by some hundredths of a cell: that moves
+    Half precision is avoided inside autocast: positions would be off by some hundredths of a cell, which moves
     probabilities by up to 0.1.
 
     Args:
         maps: (B, U, H, W).
-        geometry: (B, 2, 3) from points of the view to points of the image, as `types.Batch.geometry`.
-        size: (rows, columns) of the cells wanted.
+        geometry: (B, 2, 3) from points of the view to points of the image, see `types.Batch.geometry`.
+        size: (rows, columns) of cells in the view.
         covered: (B, 2) shares of the image's width and height, about its centre, that the maps cover; None where they
             cover whole images.
 
     Returns:
-        The averages (B, U, rows, columns), zero where nothing is known, and the share (B, rows, columns) of each cell
-        that is known; None of the latter where `covered` is None.
+        The averages (B, U, rows, columns), zero where nothing is known, and the known share (B, rows, columns) of each
+        cell; the share is None where `covered` is None.
     """
     with torch.autocast(maps.device.type, enabled=False):
         return _averages(precise(maps), precise(geometry), size, None if covered is None else precise(covered))
@@ -132,17 +132,17 @@ def map_targets(
 ) -> SparseTargets:
     """Return the targets of a view's cells: the softmax, over all classes, of the averaged logits.
 
-    A teacher may know classes beyond the K that are learned. Their probability says that something else is there, and
-    not which of the K it may resemble, so all K share it evenly, as they share smoothing.
+    A teacher may know classes beyond the K of the run. Their probability says only that something else is there, not
+    which of the K classes it resembles, so it is spread over all K alike, as in label smoothing.
 
     Args:
         maps: (B, U, H, W) logits of the named classes, as `compact_maps` gives them.
-        classes: (B, U) their numbers, -1 for padding; classes beyond the K learned ones have numbers from K on.
+        classes: (B, U) numbers of the named classes, -1 for padding; classes beyond the run's K have numbers from K on.
         geometry: (B, 2, 3), as for `sample_maps`.
         size: (rows, columns) of the cells, which come row by row; (1, 1) for the target of the whole view.
         num_classes: K.
         covered: (B, 2), as for `sample_maps`.
-        teacher_classes: (B,) how many classes the teacher knows, the K among them; None where it knows just these.
+        teacher_classes: (B,) number of classes that the teacher knows, the K included; None if it knows no others.
     """
     average, known = sample_maps(maps, geometry, size, covered)
     logits = average.flatten(2).transpose(1, 2)
@@ -159,7 +159,7 @@ def map_targets(
 
 
 def _without_foreign(targets: SparseTargets) -> SparseTargets:
-    """Return targets over the K classes alone, which share what the others had evenly."""
+    """Return targets over the K classes alone, with the others' probability spread over them in equal parts."""
     own = (targets.classes >= 0) & (targets.classes < targets.num_classes)
     named = targets.named * own[:, None]
     unnamed = targets.num_classes - own.sum(-1, keepdim=True)
@@ -173,7 +173,7 @@ def _without_foreign(targets: SparseTargets) -> SparseTargets:
 
 
 def transpose_geometry(geometry: Tensor) -> Tensor:
-    """Exchange rows and columns of a view's box: where the program looks a crop's labels up, by mistake."""
+    """Exchange rows and columns of a view's box, as the authors' code does by mistake to look up a crop's labels."""
     return geometry[:, [1, 0]][:, :, [1, 0, 2]]
 
 
@@ -193,12 +193,12 @@ def _samples(geometry: Tensor, sides: torch.Size, size: tuple[int, int]) -> tupl
 
 
 def _filled(like: Tensor, *values: float) -> Tensor:
-    """Return a vector made on the device: a copy from the CPU would wait for all that the device has to do."""
+    """Return a vector made on the device: a copy from the CPU would wait for all queued work of the device."""
     return torch.stack([like.new_full((), value) for value in values])
 
 
 def _most(cells: int, bins: int) -> int:
-    """Return the most points along a cell: half as many again as a view of the whole image needs, for turned ones."""
+    """Return the largest number of points along a cell: 1.5 times that of a whole image's view, for turned views."""
     return -(-3 * cells // (2 * bins))
 
 

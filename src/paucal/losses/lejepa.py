@@ -14,20 +14,20 @@ from torch import Tensor
 
 from paucal.distributed import all_reduce_mean, world_size
 
-# Of the authors' package and of their minimal example: 17 points from 0 to 3 that count twice, since the integrand is
-# even. Algorithm 1 of the paper has 17 from -5 to 5, which are a limit of 5 and 9 knots here.
+# The values of the authors' package and minimal example: 17 points from 0 to 3 that count twice, since the integrand is
+# an even function. Algorithm 1 of the paper has 17 points from -5 to 5: here a limit of 5 and 9 knots.
 LIMIT, KNOTS = 3.0, 17
 WEIGHT = 0.05
 
 
 @dataclass(frozen=True)
 class LeJepaLoss:
-    """The two parts of the loss and what they make together, scalars.
+    """The two parts of the loss and their weighted sum, scalars.
 
     Attributes:
         prediction: Mean squared distance of the views' embeddings from their image's centre.
         sigreg: The statistic of SIGReg, averaged over views.
-        total: `weight` times SIGReg and the rest of the prediction.
+        total: `weight` times SIGReg plus 1 - `weight` times the prediction.
     """
 
     prediction: Tensor
@@ -52,8 +52,8 @@ def lejepa_loss(
     Args:
         embeddings: Projected embeddings of the same N images, per view (N, D).
         directions: (D, M) of unit length, the same on every process; see `unit_directions`.
-        global_views: The first so many views make the centre that all views predict, as with the paper's multi-crop;
-            None for all of them, as in the authors' minimal example.
+        global_views: Number of first views whose mean is the centre that all views predict, as with the paper's
+            multi-crop; None for all views, as in the authors' minimal example.
         weight: Lambda, the share of SIGReg.
         knots: Points of the trapezoid rule from 0 to the limit, both included.
         limit: End of the integral, which goes from minus this to this.
@@ -81,7 +81,7 @@ def view_prediction(views: Tensor, global_views: int | None = None) -> Tensor:
 
     Args:
         views: (V, N, D).
-        global_views: Views that make the centre; None for all.
+        global_views: Number of first views whose mean is the centre; None for all.
 
     Returns:
         A scalar, averaged over views, images and coordinates.
@@ -98,8 +98,8 @@ def sigreg(embeddings: Tensor, directions: Tensor, knots: int = KNOTS, limit: fl
     """Return how far embeddings are from a standard normal sample along random directions (Epps and Pulley's test).
 
     N times the integral over t of w(t) |mean of exp(i t x) - exp(-t^2 / 2)|^2 with w(t) = exp(-t^2 / 2), averaged over
-    the directions. The integrand is even, so the trapezoid rule runs over [0, limit] and counts twice. For a standard
-    normal sample the expected value does not depend on N.
+    the directions. The integrand is an even function, so the trapezoid rule runs over [0, limit] and counts twice. For
+    a standard normal sample the expected value does not depend on N.
 
     Args:
         embeddings: (N, D), float32.
@@ -138,7 +138,7 @@ def unit_directions(dim: int, count: int, generator: torch.Generator) -> Tensor:
 def _joint_mean(values: Tensor) -> Tensor:
     """Return the mean over rows of all processes, with the gradient of this process's own mean.
 
-    The trainer averages gradients over processes, which turns these own gradients into that of the joint mean.
+    The trainer averages gradients over processes, which turns them into the gradient of the joint mean.
     """
     own = values.mean(0)
     return own + (all_reduce_mean(own) - own.detach())

@@ -11,14 +11,14 @@ def multi_label_loss(
     """Return the mean binary cross-entropy over the classes and images whose target is known.
 
     Smoothing is that of timm's `BinaryCrossEntropy` for one label, applied to several: what is taken from the labels is
-    spread over all classes, as in cross-entropy. (Its form for several labels moves each target towards a half, which
-    would give every one of many rare classes a probability of 5 %.)
+    spread over all classes, as in cross-entropy. (timm's form for several labels moves each target towards a half,
+    which would give every one of many rare classes a probability of 5 %.)
 
     Args:
         logits: (B, K).
-        targets: (B, K) in [0, 1]; 1 for a class that the image shows, not a number where nobody knows.
+        targets: (B, K) in [0, 1]; 1 for a class that the image shows, NaN where unknown.
         label_smoothing: Share of the labels that is spread over the K classes.
-        pos_weight: (K,) factors on the loss of the images that are of a class; None for 1.
+        pos_weight: (K,) factors on the loss of the images of each class; None for 1.
 
     Returns:
         A scalar; 0 where nothing is known.

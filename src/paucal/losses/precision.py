@@ -1,7 +1,7 @@
 """The precision in which losses are computed: float32 or better, whatever the network ran in.
 
 Autocast is no substitute. Which functions it computes in float32 differs between devices (a sum on CUDA, but not on the
-CPU), and matrix products it computes in half precision everywhere.
+CPU), and it computes matrix products in half precision everywhere.
 """
 
 import torch

@@ -1,18 +1,18 @@
 """Cross-entropy between a teacher's and a student's distributions over many prototypes, a chunk of images at a time.
 
-Both networks of EsViT (Li et al., ICLR 2022) and DINO score rows of features against K = 65,536 prototypes. Written
-plainly, all scores of all rows are kept for the backward pass, once per pair of views: gigabytes. Here the last layer
-and the loss are one function that holds the scores of a few images only:
+Both networks of EsViT (Li et al., ICLR 2022) and DINO score rows of features against K = 65,536 prototypes. A plain
+implementation keeps all scores of all rows for the backward pass, once per pair of views: gigabytes. Here the last
+layer and the loss are one function that holds the scores of only a few images:
 
 - the logarithm of the normaliser is computed once per student row, not once per pair, since
   -sum_k p_k log softmax(s)_k = sum_k p_k * logsumexp(s) - sum_k p_k s_k;
-- a row with several targets meets their weighted sum, since the cross-entropy is linear in the target;
+- a row with several targets is compared with their weighted sum, since the cross-entropy is linear in the target;
 - targets are rows of the teacher's chunk, picked by index, so nothing is gathered for the whole batch;
 - the gradient with respect to scores is known in closed form and turned at once into those of rows and prototypes, so
   nothing is computed twice.
 
-Scores are never rounded: divided by a temperature of 0.04, the last place that bfloat16 has of a score near 1 is a
-factor of 1.1 in a probability. Where autocast is on, the factors of matrix products are rounded as in any layer, if the
+Scores are never rounded: after division by a temperature of 0.04, the last bit of a bfloat16 score near 1 is a factor
+of 1.1 in a probability. Where autocast is on, the factors of matrix products are rounded as in any layer, if the
 device can give the product itself in float32 (CUDA); elsewhere everything is in float32.
 """
 
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK = 1 << 24  # scores held at once of each network: 64 MiB in float32
+CHUNK = 1 << 24  # scores of each network held at once: 64 MiB in float32
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Sharpness:
-    """What turns scores into distributions.
+    """The temperatures and the centre that turn scores into distributions.
 
     Attributes:
         student_temperature: Divides the student's scores.
@@ -65,7 +65,7 @@ def prototype_cross_entropy(
 ) -> Tensor:
     """Return the weighted cross-entropy from teacher to student, summed over rows and averaged over images.
 
-    In float32, whatever the inputs are; under autocast on CUDA with factors of half precision, see above.
+    Computed in float32 for all inputs; under autocast on CUDA with factors in half precision, see above.
 
     Args:
         student: (B, R, D), rows that get gradient.
@@ -102,7 +102,7 @@ class _Fused(torch.autograd.Function):
         sharpness, chunk = how
         kind = student.device.type
         dtype = _factor_dtype(kind)
-        # Slopes are kept near 1: as they are, small weights of small probabilities would be 0 in float16.
+        # Slopes are scaled to be near 1: otherwise small weights of small probabilities would be 0 in float16.
         reach = weights.sum(-1).amax().clamp(min=torch.finfo(torch.float32).tiny)
         dense, teacher_dense = prototypes.to(dtype), teacher_prototypes.to(dtype)
         wanted = ctx.needs_input_grad[:2]
@@ -136,7 +136,7 @@ class _Fused(torch.autograd.Function):
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """Return the matrix product in float32; that of factors in half precision is not rounded to it.
+    """Return the matrix product in float32; with factors in half precision it is not rounded to half precision.
 
     Args:
         left: (N, D).

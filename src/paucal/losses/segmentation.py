@@ -1,4 +1,4 @@
-"""The loss of pixels: cross-entropy over those that somebody has labelled."""
+"""The loss of segmentation: cross-entropy over the labelled pixels."""
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -12,10 +12,10 @@ def pixel_loss(logits: Tensor, mask: Tensor, ignored: int = 255) -> Tensor:
     Args:
         logits: (B, K, H, W).
         mask: (B, H, W) class numbers, of any integer type.
-        ignored: The number of pixels that count for nothing.
+        ignored: Class number of unlabelled pixels, which do not count.
 
     Returns:
-        A scalar; 0, with a gradient of 0, where no pixel is labelled (torch's mean would not be a number).
+        A scalar; 0, with a gradient of 0, where no pixel is labelled (torch's mean would be NaN).
 
     Raises:
         ValueError: the sizes differ.

@@ -3,7 +3,7 @@
 total = class_weight * H(class target, class logits) + dense_weight * mean over tokens of H(token target, token logits)
 
 The class target is the label map averaged over the view, not the true class. The paper's weight of the dense part is
-0.5; the published program runs with 1.0 and uses 0.5 for its inference alone.
+0.5; the published code trains with 1.0 and uses 0.5 for inference only.
 """
 
 import math
@@ -25,8 +25,8 @@ def soft_cross_entropy(logits: Tensor, targets: Targets) -> Tensor:
     """Return -sum_k p_k log softmax(z)_k for every place, in float32.
 
     Args:
-        logits: (B, T, K) of any float type; their sum over the classes may well be beyond float16.
-        targets: Targets of the same places; sparse ones are never spread over the classes.
+        logits: (B, T, K) of any float type; their sum over the classes may exceed the range of float16.
+        targets: Targets of the same places; sparse targets are never expanded to all classes.
 
     Returns:
         (B, T).
@@ -46,7 +46,7 @@ def soft_cross_entropy(logits: Tensor, targets: Targets) -> Tensor:
 
 
 def flipped(targets: Targets) -> Targets:
-    """Return the targets of the batch in reverse order: of the images that MixToken mixes in."""
+    """Return the batch's targets in reverse order: those of the images that MixToken mixes in."""
     if isinstance(targets, Tensor):
         return targets.flip(0)
     named, other = targets.named.flip(0), targets.other.flip(0)
@@ -65,8 +65,8 @@ def kept_share(box: Box | None, grid: tuple[int, int]) -> float:
 def draw_mix_box(grid: tuple[int, int], generator: torch.Generator | None = None) -> Box:
     """Draw MixToken's box: its share of the cells is uniform before rounding, its centre is uniform.
 
-    As in the program, sides are rounded down, odd ones lose a cell, and what lies beyond the grid is cut off, so that
-    on 14x14 cells an image keeps 73 % of its cells on average rather than a half.
+    As in the authors' code, sides are rounded down, odd sides lose a cell, and the box is cut off at the grid's edge,
+    so that on 14x14 cells an image keeps 73 % of its cells on average rather than half of them.
 
     Args:
         grid: (rows, columns).
@@ -84,13 +84,13 @@ def draw_mix_box(grid: tuple[int, int], generator: torch.Generator | None = None
 
 @dataclass(frozen=True)
 class TokenLabelingReading:
-    """The readings of the loss.
+    """The published variants of the loss.
 
     Attributes:
         class_weight: Weight of the class logits' part.
         dense_weight: Weight of the tokens' part.
         use_truth: Whether the true class is mixed into the class target: half where the teacher names it, a tenth
-            where it does not. (A remark in the program claims the opposite; its arithmetic is this.)
+            where it does not. (A comment in the authors' code claims the opposite; its arithmetic is this.)
     """
 
     class_weight: float = 1.0
@@ -99,7 +99,7 @@ class TokenLabelingReading:
 
     @classmethod
     def from_preset(cls, preset: str) -> "TokenLabelingReading":
-        """Return "paper" (dense weight 0.5) or "reference" (the published program's 1.0)."""
+        """Return "paper" (dense weight 0.5) or "reference" (the published code's 1.0)."""
         return {"paper": cls(), "reference": cls(dense_weight=1.0)}[preset]
 
 
@@ -109,8 +109,8 @@ class TokenLabelLoss:
 
     Attributes:
         whole: Loss of the class logits.
-        tokens: Loss of the tokens' logits; None where they were not given.
-        total: Both, by the reading's weights.
+        tokens: Loss of the tokens' logits; None without them.
+        total: Sum of both by the weights of the variant.
     """
 
     whole: Tensor
@@ -128,14 +128,14 @@ def token_label_loss(
     truth: Targets | None = None,
     reading: TokenLabelingReading | None = None,
 ) -> TokenLabelLoss:
-    """Return the loss of token labeling (equations 2 and 3 of the paper); without tokens that of ReLabel.
+    """Return the loss of token labeling (equations 2 and 3 of the paper) or, without tokens, of ReLabel.
 
     Args:
         logits: (B, K) of the images.
-        targets: (B, 1, K) what the teacher says of them.
+        targets: (B, 1, K) the teacher's labels of the images.
         token_logits: (B, T, K) of the tokens, un-mixed; None for ReLabel.
-        token_targets: (B, T, K) what the teacher says of them.
-        kept: Share of the cells that are the image's own, see `kept_share`; the others are the flipped batch's.
+        token_targets: (B, T, K) the teacher's labels of the tokens.
+        kept: Share of the cells that are the image's own, see `kept_share`; the others come from the flipped batch.
         truth: (B, 1, K) true classes to be mixed into the images' targets.
         reading: The weights of the parts; the paper's by default.
 
@@ -161,11 +161,11 @@ def token_label_loss(
 def class_loss(logits: Tensor, targets: Targets, kept: float = 1.0, truth: Targets | None = None) -> Tensor:
     """Return the class part: soft cross-entropy with the image's and its partner's targets.
 
-    This alone, with the class target of a label map, is ReLabel (Yun et al. 2021).
+    With the class target of a label map, this part alone is ReLabel (Yun et al. 2021).
 
     Args:
         logits: (B, K).
-        targets: (B, 1, K) class targets; a view of which nothing is known counts as zero.
+        targets: (B, 1, K) class targets; a view about which nothing is known counts as zero.
         kept: Share of the cells that are the image's own.
         truth: (B, 1, K) true classes to be mixed in.
 
@@ -191,9 +191,9 @@ def class_loss(logits: Tensor, targets: Targets, kept: float = 1.0, truth: Targe
 
 
 def dense_loss(logits: Tensor, targets: Targets) -> Tensor:
-    """Return the tokens' part, the mean over images and tokens; each token meets its own image's label.
+    """Return the tokens' part, the mean over images and tokens; each token is compared with its own image's label.
 
-    Where maps cover a part of an image only, tokens count by the share of them that is known.
+    Where maps cover only a part of an image, each token is weighted by the share of it that is known.
 
     Args:
         logits: (B, T, K), un-mixed.
@@ -208,6 +208,6 @@ def most_likely(targets: Targets) -> Tensor:
     """Return (B, T) the class of the largest probability."""
     if isinstance(targets, Tensor):
         return targets.argmax(-1)
-    # Every class has the same logit where none is named, and an unnamed one is never said to win.
+    # Where no class is named, all have the same logit; an unnamed class is never returned as the winner.
     named = targets.named.masked_fill((targets.classes < 0)[:, None], -1.0)
     return targets.classes.gather(1, named.argmax(-1))

@@ -32,7 +32,7 @@ def show_as_trained(setting: str, term: GuidedTerm, own: Preprocessing, run_imag
     """Let a guide see the images normalised as in its own training.
 
     Raises:
-        UserError: The guide reads other channels than the run.
+        UserError: The guide needs another number of channels than the run has.
     """
     statistics = run_images.statistics
     if len(statistics.mean) != own.channels:

@@ -1,4 +1,4 @@
-"""The settings of `paucal pretrain`: what all runs have in common, and what each method brings."""
+"""The settings of `paucal pretrain`: the common ones of all runs, and those of each method."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from paucal.settings.options import option
 
 @dataclass(frozen=True)
 class MethodSettings(LeJepaSettings, SelfDistillationSettings):
-    """Which method trains, and what each may be told."""
+    """The method, and the options of each method."""
 
     method: str = option("pre-training method", "self-distillation", group="method")
 

@@ -86,7 +86,7 @@ def with_recipe(settings: TrainSettings, given: Mapping[str, str]) -> tuple[Trai
 def _of_other_length(
     settings: TrainSettings, origin: dict[str, str], recipe: Recipe
 ) -> tuple[TrainSettings, dict[str, str]]:
-    """Scale the cosine and the warm-up of a recipe to other epochs than its own.
+    """Scale the cosine and the warm-up of a recipe to another number of epochs.
 
     Otherwise a longer run would stay at the lowest rate, and a short one would never leave the warm-up.
     """

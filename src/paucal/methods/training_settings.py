@@ -1,4 +1,4 @@
-"""The settings of `paucal train`: what all runs have in common, and what each method brings."""
+"""The settings of `paucal train`: the common ones of all runs, and those of each method."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from paucal.settings.parts import (
 
 @dataclass(frozen=True)
 class MethodSettings(DrLocSettings, LocalitySettings, DistillationSettings, TokenLabelingSettings):
-    """Which method trains, with what beside it, and what each of them may be told."""
+    """The method, the extra losses, and the options of each."""
 
     method: str = option("training method", "drloc", group="method")
     add: list[str] | None = option("extra losses beside the method's own", group="method")

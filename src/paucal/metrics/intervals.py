@@ -1,4 +1,4 @@
-"""How far a score from few images may lie from the truth."""
+"""Confidence intervals of scores that are measured on few images."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from paucal.metrics.measures import Mean, Measure, Weights, value_of
 
-ROUNDING = 1e-12  # relative spread of draws that are all the same score, summed in another order
+ROUNDING = 1e-12  # relative spread of equal scores that were summed in different orders
 
 
 @dataclass(frozen=True)
 class Score:
-    """A measured value and the interval that its truth lies in at the stated level.
+    """A measured value and its confidence interval.
 
-    `low` and `high` are None where the images allow no statement: every resampled set gives the same value.
+    `low` and `high` are None if the images allow no statement: every resampled set gives the same value.
     """
 
     value: float
@@ -26,20 +26,20 @@ class Score:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The interval; the value twice where there is none."""
+        """The ends of the interval; the value twice if there is no interval."""
         return self.value if self.low is None else self.low, self.value if self.high is None else self.high
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether there is an interval that leaves out 0."""
+        """Whether there is an interval and it excludes 0."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
 def wilson(hits: int, total: int, level: float = 0.95) -> Score:
     """Return the share `hits / total` with the Wilson score interval (Wilson 1927).
 
-    Unlike the bootstrap and the textbook plus-or-minus it still says something when none or all are hits: ten
-    of ten right is no proof of perfection.
+    Unlike the bootstrap and the normal approximation, it is still meaningful when there are no hits or only hits: ten
+    right answers of ten do not prove perfection.
 
     >>> score = wilson(10, 10)
     >>> round(score.value, 3), round(score.low, 3), round(score.high, 3)
@@ -51,7 +51,7 @@ def wilson(hits: int, total: int, level: float = 0.95) -> Score:
     share = hits / total
     centre = (share + z * z / (2 * total)) / (1 + z * z / total)
     half = z / (1 + z * z / total) * sqrt(share * (1 - share) / total + z * z / (4 * total * total))
-    # The formula's exact ends; floating point misses them by an ulp.
+    # These ends are exact in the formula, but off by an ulp in floating point.
     low = 0.0 if hits == 0 else max(0.0, centre - half)
     high = 1.0 if hits == total else min(1.0, centre + half)
     return Score(share, low, high)
@@ -60,8 +60,8 @@ def wilson(hits: int, total: int, level: float = 0.95) -> Score:
 def percentile(value: float, draws: np.ndarray, level: float = 0.95) -> Score:
     """Return `value` with the percentile interval of its bootstrap draws (Efron 1979).
 
-    The interval is widened to contain `value` where the bias of the draws would exclude it. Draws without a score (not
-    a number), such as those that lack a class, do not count.
+    The interval is widened to contain `value` if the bias of the draws would exclude it. Draws whose score is NaN, for
+    example because they lack a class, do not count.
     """
     draws = draws[np.isfinite(draws)]
     if not len(draws) or np.ptp(draws) <= ROUNDING * np.abs(draws).max() or not np.isfinite(value):
@@ -71,11 +71,11 @@ def percentile(value: float, draws: np.ndarray, level: float = 0.95) -> Score:
 
 
 def two_sided(value: float, draws: np.ndarray, level: float = 0.95) -> Score:
-    """Return `value`, a share, with the smallest interval that holds the percentile one and its mirror image.
+    """Return `value`, a share, with the smallest interval that contains the percentile interval and its mirror image.
 
-    For scores that resampling shifts: where the draws lie to one side of the value, the truth lies as far
-    on the other side, so the mirrored ("basic") interval is the right one in principle; the percentile one
-    is better near 0 and 1. Their union is the cautious choice. It is kept in [0, 1].
+    This is for scores that resampling biases: if the draws lie to one side of the value, the truth lies as far on the
+    other side, so the mirrored ("basic") interval is right in principle; the percentile interval is better near 0 and
+    1. Their union is the cautious choice. It is clipped to [0, 1].
     """
     direct = percentile(value, draws, level)
     if direct.low is None or direct.high is None:
@@ -90,16 +90,16 @@ CHUNK = 4_000_000  # weights held at once, 32 MB
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """How sets of images are resampled, and intervals made of their scores.
+    """Settings for resampling images and computing intervals from the scores of the resampled sets.
 
-    Draws are the same for a seed, whatever the machine, and no global random state is touched.
+    Draws depend only on the seed, not on the machine, and no global random state is touched.
 
     Attributes:
         seed: Seed of the draws; the same for every model, which makes comparisons paired.
         draws: Number of resampled sets of images.
-        level: Share of intervals that hold the truth.
+        level: Share of intervals that contain the truth.
         multinomial: Whether the counts of the images come from one multinomial draw instead of one draw per image. Both
-            mean the same; the stored intervals of segmentation were drawn so.
+            have the same distribution; the stored intervals of segmentation were drawn with True.
     """
 
     seed: int = 0
@@ -108,7 +108,7 @@ class Bootstrap:
     multinomial: bool = False
 
     def weights(self, n_images: int) -> Iterator[Weights]:
-        """Yield (d, N) numbers of times that each image is drawn, in chunks that together have `draws` rows."""
+        """Yield (d, N) counts of how often each image is drawn, in chunks that have `draws` rows in total."""
         generator = np.random.default_rng(self.seed)
         at_once = max(1, CHUNK // n_images)
         for start in range(0, self.draws, at_once):
@@ -128,7 +128,7 @@ class Bootstrap:
     def interval(self, measure: Measure, n_images: int) -> Score:
         """Return a score with its percentile interval (Efron 1979).
 
-        Where every image is right, or none, resampling can say nothing; a share then has its Wilson interval.
+        If every image is right, or no image is, resampling gives no interval; a share then has its Wilson interval.
         """
         value = value_of(measure, n_images)
         score = percentile(value, self.scores([measure], n_images)[0], self.level)
@@ -139,7 +139,7 @@ class Bootstrap:
     def difference(self, first: Measure, second: Measure, n_images: int) -> Score:
         """Return `first` minus `second` on the same images, with the interval of the difference.
 
-        Both are scored on the same resampled sets, so that images which are hard for both do not widen the interval.
+        Both are scored on the same resampled sets, so that images that are hard for both do not widen the interval.
         """
         value = value_of(first, n_images) - value_of(second, n_images)
         a, b = self.scores([first, second], n_images)

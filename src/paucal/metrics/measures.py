@@ -1,7 +1,8 @@
-"""Scores of test images that can be taken of any resampled set at once.
+"""Scores of test images that can be computed for many resampled sets at once.
 
-A measure is a function of weights: how often each test image counts. All ones give the score itself, the counts of a
-bootstrap draw that of the resampled set. Two models scored with the same weights are compared pair by pair.
+A measure is a function of weights, which say how often each test image counts. With all weights 1 it gives the score
+itself, with the counts of a bootstrap draw the score of the resampled set. Two models scored with the same weights are
+compared pair by pair.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,10 +19,10 @@ CALIBRATION_BINS = 15
 
 
 def hits(scores: Tensor, labels: Tensor, top: int = 1) -> NDArray[np.float64]:
-    """Return per image the chance that its class is among the first `top`, equal scores in random order.
+    """Return for each image the probability that its class is among the first `top`, with ties in random order.
 
-    Without ties that is 0 or 1. Class votes of few neighbours do tie (many classes have none), and the order of the
-    classes must not decide then.
+    Without ties it is 0 or 1. The class votes of a few neighbours often tie (many classes have no votes), and then the
+    order of the classes must not decide.
 
     Args:
         scores: (N, K) scores, higher is likelier.
@@ -60,9 +61,9 @@ class Average:
 
 
 class MeanPerClass:
-    """The mean over classes of their mean hit; a class that has no image in a draw does not count there.
+    """The mean over classes of the mean hit of each; a class that has no image in a draw does not count there.
 
-    Of hits that are 0 or 1 it is the balanced accuracy (as in scikit-learn).
+    For hits that are 0 or 1 it is the balanced accuracy (as in scikit-learn).
     """
 
     def __init__(self, values: NDArray[np.float64], labels: NDArray[np.int64], n_classes: int) -> None:
@@ -80,7 +81,7 @@ class MacroF1:
 
     Args:
         labels: (N,) classes of images with one label each.
-        answers: (N,) classes that they were given.
+        answers: (N,) predicted classes.
         n_classes: K.
     """
 
@@ -95,7 +96,7 @@ class MacroF1:
 
 
 class MacroF1OfSeveral:
-    """The mean F1 over the classes that occur among labels or answers, where images may have several.
+    """The mean F1 over the classes that occur among labels or answers, where images may have several labels.
 
     Args:
         labels: (N, K) of 1, 0 and -1 (image ignored for that class).
@@ -143,7 +144,7 @@ def sum_by_class(weights: Weights, classes: NDArray[np.int64], n_classes: int) -
 
 
 def mean_over_classes(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the (D,) means of (D, K) values, over those that are numbers; 0 where none is."""
+    """Return the (D,) means of (D, K) values, ignoring NaN; 0 where all values are NaN."""
     counted = ~np.isnan(values)
     return np.where(counted, values, 0).sum(1) / np.maximum(counted.sum(1), 1)
 
@@ -154,7 +155,7 @@ def value_of(measure: Measure, n_images: int) -> float:
 
 
 def best_of(values: list[float]) -> int:
-    """Return the position of the highest value, the first of equal ones; values that are no numbers lose.
+    """Return the position of the highest value, the first of equal values; NaN loses.
 
     Example:
         >>> best_of([float("nan"), 0.5, 0.7, 0.7])
@@ -168,12 +169,12 @@ def _mean_f1(right: NDArray[np.float64], either: NDArray[np.float64]) -> NDArray
     return mean_over_classes(np.where(either > 0, 2 * right / np.maximum(either, 1e-12), np.nan))
 
 
-# Recalls such as 3/10 are not exact in binary, so that each is asked for a little lower.
+# Recalls such as 3/10 are not exact in binary, so each threshold is slightly lower.
 ELEVEN_RECALLS = np.arange(11) / 10 - 1e-9
 
 
 class RocAuc:
-    """The chance that a positive image has a higher score than a negative one, ties counting half."""
+    """The probability that a positive image has a higher score than a negative image, with ties counting half."""
 
     def __init__(self, scores: Tensor, labels: Tensor) -> None:
         self._order, self._group = _ranking(scores.double().cpu().numpy())
@@ -191,16 +192,16 @@ class RocAuc:
 
 
 class AveragePrecision:
-    """The average precision, the mean over classes; a class without a positive image does not count.
+    """The average precision, as the mean over classes; a class without a positive image does not count.
 
-    Precision is read where the score changes, so that ties have no order. What is averaged is the precision at each
-    recall that is reached, weighted by how much recall it adds (as in scikit-learn and torchmetrics); or, interpolated,
-    the highest precision at a recall of at least 0, 0.1, ..., 1, as in PASCAL VOC 2007.
+    Precision is read where the score changes, so that ties have no order. The average is over the precision at each
+    recall that is reached, weighted by the recall that it adds (as in scikit-learn and torchmetrics); or, interpolated,
+    over the highest precision at a recall of at least 0, 0.1, ..., 1, as in PASCAL VOC 2007.
 
     Args:
         scores: (N, K) scores.
         labels: (N, K) of 1, 0 and -1 (image ignored for that class).
-        interpolated: Whether eleven points are read.
+        interpolated: Whether the eleven interpolated points are averaged.
     """
 
     def __init__(self, scores: Tensor, labels: Tensor, interpolated: bool = True) -> None:
@@ -218,7 +219,7 @@ class AveragePrecision:
         return mean_over_classes(self.per_class(weights))
 
     def per_class(self, weights: Weights) -> NDArray[np.float64]:
-        """Return (D, K) scores for (D, N) weights; not a number for a class without a positive image."""
+        """Return (D, K) scores for (D, N) weights; NaN for a class without a positive image."""
         found = [self._of_class(weights[:, order], group, positive) for order, group, positive in self._classes]
         return np.stack(found, axis=1)
 
@@ -239,12 +240,12 @@ class AveragePrecision:
 def precision_at(
     recalls: NDArray[np.float64], precision: NDArray[np.float64], recall: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the (C, R) highest precisions of curves at a recall of at least each of R; 0 where none is reached.
+    """Return the (C, R) highest precisions of curves at or above each of R recalls; 0 where the recall is not reached.
 
     Args:
-        recalls: (R,) that precision is read at.
-        precision: (C, P) of each curve.
-        recall: (C, P), rising.
+        recalls: (R,) recalls at which precision is read.
+        precision: (C, P) precisions of each curve.
+        recall: (C, P) recalls of each curve, ascending.
 
     Example:
         >>> curve = np.array([[1.0, 0.5, 2 / 3]]), np.array([[0.25, 0.25, 0.5]])
@@ -257,7 +258,7 @@ def precision_at(
 
 
 def _ranking(scores: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the order of descending scores, and where in it each group of equal ones begins."""
+    """Return the order of descending scores, and where each group of equal scores begins in it."""
     order = np.argsort(-scores, kind="stable")
     ordered = scores[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else np.zeros(0, dtype=np.int64)
@@ -279,13 +280,13 @@ def measure_of(name: MetricName, scores: Tensor, labels: Tensor) -> Measure:
 
     Args:
         name: "accuracy" and "mean_per_class" take (N,) labels; "roc_auc" takes (N,) labels of two classes; "map", the
-            mean over classes of the average precision, and "map11", of the 11-point interpolated one (PASCAL VOC
-            2007), take (N, K) labels 1, 0 or -1 (to be ignored for that class).
+            mean over classes of the average precision, and "map11", the mean of the 11-point interpolated average
+            precision (PASCAL VOC 2007), take (N, K) labels 1, 0 or -1 (image ignored for that class).
         scores: (N, K) scores.
-        labels: Labels of the kind that the metric takes.
+        labels: Labels in the form that the metric takes.
 
     Raises:
-        ValueError: the labels are not of that kind.
+        ValueError: the labels do not have that form.
     """
     if name in ("map", "map11"):
         return AveragePrecision(scores, labels, interpolated=name == "map11")
@@ -300,10 +301,10 @@ def measure_of(name: MetricName, scores: Tensor, labels: Tensor) -> Measure:
 
 
 class PixelScores:
-    """Measures of masks over images, each counted as one table of all labelled pixels.
+    """Measures of masks, computed from the confusion matrix of all labelled pixels of a set.
 
     Args:
-        confusions: (K, K) counts of each of N images, rows the labels, columns the answers.
+        confusions: (K, K) counts for each of N images; rows are labels, columns answers.
     """
 
     def __init__(self, confusions: Sequence[NDArray[np.int64]]) -> None:
@@ -312,20 +313,20 @@ class PixelScores:
         self._answers = np.stack([one.sum(0) for one in confusions]).astype(np.float64)
 
     def iou(self, weights: Weights) -> NDArray[np.float64]:
-        """Return the (D, K) intersection over union of each class; not a number where it occurs nowhere."""
+        """Return the (D, K) intersection over union of each class; NaN for a class that does not occur."""
         hits = weights @ self._hits
         return _ratio(hits, weights @ self._labels + weights @ self._answers - hits)
 
     def mean_iou(self, weights: Weights) -> NDArray[np.float64]:
-        """Return the (D,) means over the classes that occur among labels or answers; not a number without any."""
+        """Return the (D,) means over the classes that occur among labels or answers; NaN without any."""
         return _mean_of_found(self.iou(weights))
 
     def accuracy(self, weights: Weights) -> NDArray[np.float64]:
-        """Return the (D,) shares of the pixels that are right; not a number without any."""
+        """Return the (D,) shares of the pixels that are right; NaN without any pixels."""
         return _ratio((weights @ self._hits).sum(1), (weights @ self._labels).sum(1))
 
     def mean_accuracy(self, weights: Weights) -> NDArray[np.float64]:
-        """Return the (D,) mean shares of each labelled class's pixels that are right; not a number without any."""
+        """Return the (D,) means over labelled classes of the share of pixels that are right; NaN without any."""
         return _mean_of_found(_ratio(weights @ self._hits, weights @ self._labels))
 
 

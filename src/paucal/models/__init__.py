@@ -1,1 +1,1 @@
-"""Trained models: the card that describes one, and how a stored or a named one is opened."""
+"""Trained models: the card that describes a model, and functions to open a stored or a named model."""

@@ -1,4 +1,4 @@
-"""What `model.json` says of a model: how it is built, its classes, and how images are prepared for it."""
+"""The content of a model's `model.json`: how it is built, its classes, and how images are prepared for it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,21 +13,21 @@ from paucal.models.tasks import CLASSIFICATION, VERBS
 from paucal.types import UserError
 
 FORMAT = 1
-FORMAT_OF_SEVERAL = 2  # of models that give several labels, which programs before them would misread
+FORMAT_OF_SEVERAL = 2  # for models that give several labels, which earlier versions of paucal would misread
 COLDEST, HOTTEST = 0.01, 100.0  # temperatures of logits
 
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What `model.json` holds of a classifier, or of a backbone alone; the cards of other tasks add fields to it.
+    """The `model.json` of a classifier, or of a backbone alone; the cards of other tasks add fields to it.
 
     Attributes:
         backbone: Description from which the model is built.
         classes: Names in the order of the logits.
         preprocessing: Preparation of images.
         temperature: Number by which logits are divided before the softmax, see `evaluation.calibration`.
-        thresholds: (K,) probabilities from which on a class is an answer, of a model with one sigmoid per class, whose
-            images may have several labels; None of one with a softmax.
+        thresholds: (K,) lowest probabilities at which each class is predicted, for a model with one sigmoid per class,
+            whose images may have several labels; None for a model with a softmax.
 
     Raises:
         UserError: the temperature or a threshold is out of range.
@@ -85,7 +85,7 @@ class ModelCard:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` gave, from an untrusted file.
+        """Read the output of `to_dict` from an untrusted file.
 
         Raises:
             UserError: the values are not those of a card of this task and version.
@@ -126,7 +126,7 @@ class ModelCard:
 
     @classmethod
     def _own_values(cls, stored: Mapping[str, Any], spec: BackboneSpec) -> tuple[int, dict[str, Any]]:
-        """Return how many classes a stored card must name, and the values of the fields that only this task has."""
+        """Return the number of classes that a stored card must name, and the values of this task's own fields."""
         several = stored["format"] == FORMAT_OF_SEVERAL
         temperature = stored.get("temperature", 1.0)  # which older cards lack
         return spec.num_classes, {

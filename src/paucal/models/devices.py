@@ -1,4 +1,4 @@
-"""Where models compute."""
+"""The devices that models run on."""
 
 import torch
 
@@ -15,7 +15,7 @@ def usable_device(device: torch.device | str) -> torch.device:
     """
     try:
         found = torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError, NotImplementedError):  # torch has one for each way to lack a device
+    except (RuntimeError, AssertionError, NotImplementedError):  # torch's errors for the ways to lack a device
         found = None
     if found is None or found.type not in DEVICES:
         raise UserError(f"the device is {str(device)!r}, and this machine has none that can be used: try cpu.")

@@ -1,4 +1,4 @@
-"""Frozen features: what a trained model's classifier is given, image by image."""
+"""Frozen features: the inputs of a trained model's classifier, image by image."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,14 +13,14 @@ from paucal.types import UserError
 
 
 def linear_classifier(model: nn.Module) -> nn.Linear | None:
-    """Return the one linear layer that gives a model's logits; None where something else does."""
+    """Return the single linear layer that computes a model's logits; None where something else computes them."""
     names = classifier_modules(model)
     layer = model.get_submodule(names[0]) if len(names) == 1 else None
     return layer if isinstance(layer, nn.Linear) and layer.bias is not None else None
 
 
 class ClassifierInputs(nn.Module):
-    """Gives the (B, D) inputs of a model's classifier in place of its logits.
+    """Returns the (B, D) inputs of a model's classifier instead of its logits.
 
     These are exactly what a head fitted to them will see, whatever a family does between its last grid and its head.
 
@@ -42,7 +42,7 @@ class ClassifierInputs(nn.Module):
         names = classifier_modules(model)
         if not names:
             raise UserError(f"{model_name(model)} has no classifier that features could be read before.")
-        # The first is that of the class token; others, of tokens or of a teacher, are given other things.
+        # The first classifier is that of the class token; those of tokens or of a teacher have other inputs.
         classifier = model.get_submodule(names[0])
         self._handle = classifier.register_forward_pre_hook(self._keep_inputs)
 
@@ -54,11 +54,11 @@ class ClassifierInputs(nn.Module):
 
     @contextmanager
     def calls(self) -> Iterator[Callable[[], Tensor]]:
-        """Keep what the classifier is given while the block goes on.
+        """Keep the inputs of the classifier inside a `with` block.
 
         Yields:
             A function that returns the (B, D) float32 features since it was last called: the mean over the calls of
-            the model, which has been called for an image and for its mirror image, for instance.
+            the model, for instance over a call for an image and one for its mirror image.
         """
         self._kept = []
         try:
@@ -67,7 +67,7 @@ class ClassifierInputs(nn.Module):
             self._kept = None
 
     def close(self) -> None:
-        """Take the hook away."""
+        """Remove the hook."""
         self._handle.remove()
 
     def _keep_inputs(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -87,14 +87,14 @@ class ClassifierInputs(nn.Module):
 
 @contextmanager
 def features_of_calls(model: TrainedModel) -> Iterator[Callable[[], Tensor]]:
-    """Keep a model's features while it classifies; of a model without a classifier they are its output.
+    """Keep a model's features while it classifies; those of a model without a classifier are its output.
 
     Yields:
-        A function that returns the (B, D) float32 features of the images since it was last called, on the CPU. Of a
-        model that looks at an image and its mirror image they are the mean of both.
+        A function that returns the (B, D) float32 features of the images since it was last called, on the CPU. For a
+        model that averages over an image and its mirror image they are the mean of both.
 
     Raises:
-        UserError: the model shows nothing of its inside, or its classifier is given something other than vectors.
+        UserError: the model gives no access to its layers, or the inputs of its classifier are not vectors.
     """
     network = model.module.module if isinstance(model.module, MirrorAveraged) else model.module
     if next(network.parameters(), None) is None:
@@ -111,5 +111,7 @@ def _vectors(features: Tensor) -> Tensor:
     """Return (B, D) of (B, D) or (B, D, 1, 1)."""
     vectors = features.flatten(1) if features.ndim == 4 and tuple(features.shape[2:]) == (1, 1) else features
     if vectors.ndim != 2:
-        raise UserError(f"this model's classifier is given {tuple(features.shape)} and no vector for each image.")
+        raise UserError(
+            f"this model's classifier gets input of shape {tuple(features.shape)}, expected one vector per image."
+        )
     return vectors.detach().float()

@@ -30,7 +30,7 @@ def find_named(name: str, setting: str = "", *, files: bool = False) -> RunFolde
     """Return what a name means; a path that exists wins over a model of timm.
 
     Args:
-        name: A run folder, or one that holds runs, of which the newest is meant; or the name of a timm model.
+        name: A run folder, a folder of runs (which means the newest run), or the name of a timm model.
         setting: Setting that holds the name, such as "--teacher"; "" for an argument without a flag.
         files: Whether the name may also be that of a weights file.
 
@@ -72,7 +72,7 @@ def open_named(
     Args:
         name: A run folder or a timm model, see `find_named`.
         device: Device for the model.
-        image_size: Side or (height, width) in pixels that it shall take; None for its own.
+        image_size: Side or (height, width) in pixels of its input; None for the model's own.
         setting: Setting that holds the name, for messages.
 
     Raises:

@@ -71,20 +71,20 @@ class Preprocessing:
 
     @property
     def channels(self) -> int:
-        """How many channels the model's images have."""
+        """Number of channels of the model's images."""
         return len(self.mean)
 
     def _refuse(self, name: str, expected: str) -> None:
         raise UserError(f"The preprocessing of a model has {name} {getattr(self, name)!r}, expected {expected}.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, without those that most models do not have."""
+        """Return plain values, without rarely changed fields that have their usual value."""
         usual = {"value_range": None, "resize": "crop", "channel_ranges": None}
         return {name: value for name, value in vars(self).items() if name not in usual or value != usual[name]}
 
     @classmethod
     def as_tested(cls, image_size: tuple[int, int], tested: ImageInput) -> Self:
-        """Return how images of a size are prepared for weights as when these were tested.
+        """Return the preprocessing with which published weights were tested, for a given image size.
 
         Raises:
             UserError: a value is out of range.
@@ -93,23 +93,23 @@ class Preprocessing:
 
     @property
     def tested(self) -> ImageInput:
-        """What belongs to the weights, whatever the size of the images."""
+        """The part that belongs to the weights and does not depend on the size of the images."""
         return ImageInput(self.crop_ratio, self.interpolation, self.mean, self.std)
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` gave, from an untrusted file.
+        """Read the output of `to_dict` from an untrusted file.
 
         Raises:
             UserError: a value is out of range.
-            AttributeError: it is no mapping.
+            AttributeError: the value is no mapping.
             TypeError: an entry is missing, unknown or of another type.
         """
         return cls(**{name: _as_tuples(value) for name, value in stored.items()})
 
     @property
     def reading(self) -> Reading:
-        """How images are read for the model: no larger than it needs, with the values of its training."""
+        """How images are read for the model: no larger than it needs, with the value ranges of its training."""
         return Reading(side_for(self.image_size), self.value_range, self.channels, self.channel_ranges)
 
     def transform(self) -> EvalTransform:
@@ -129,5 +129,5 @@ def _is_range(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Tell whether a value is an int or a float, and no bool."""
+    """Return whether a value is an int or a float and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)

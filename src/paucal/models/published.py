@@ -23,7 +23,7 @@ from paucal.types import UserError, height_and_width
 
 
 def published_card(name: str, image_size: Sequence[int] | None = None) -> ModelCard:
-    """Describe a timm model with its published weights, none of which are read.
+    """Describe a timm model with its published weights, without reading them.
 
     Args:
         name: Name of a timm model.
@@ -57,7 +57,7 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
         init: Whether `--init` asked for the weights; messages then mention it.
 
     Raises:
-        UserError: there are none, they cannot be fetched, or the package is damaged.
+        UserError: there are no weights, they cannot be fetched, or the package is damaged.
     """
     carried = packaged(name)
     if carried is not None and carried.package is not None:
@@ -73,7 +73,7 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
         require_reachable(config)
         with torch.random.fork_rng(devices=[]), hushed():
             model = timm.create_model(name, pretrained=True)
-    except Exception as problem:  # no network, no such file any more, a proxy: each library has types of its own
+    except Exception as problem:  # no network, no such file any more, a proxy: each library raises its own types
         where = config.hf_hub_id or config.url
         reason = (str(problem).split("\n")[0].split(". ")[0] or type(problem).__name__).rstrip(".")
         said = f"the weights of {name} could not be fetched ({reason})"
@@ -105,7 +105,7 @@ def _published(model: nn.Module, state: dict[str, torch.Tensor], source: str, na
 
 
 def model_of_file(path: Path, tree: Mapping[str, Any], setting: str = "") -> str:
-    """Return the timm name of the model that the weights in a file are of.
+    """Return the timm name of the model whose weights a file holds.
 
     Args:
         path: Path of the file.
@@ -113,7 +113,7 @@ def model_of_file(path: Path, tree: Mapping[str, Any], setting: str = "") -> str
         setting: Setting that names the file, for messages.
 
     Raises:
-        UserError: the names and shapes of the tensors do not tell.
+        UserError: the names and shapes of the tensors do not identify the model.
     """
     name = suggest_model(tree)
     if name is None:
@@ -137,7 +137,7 @@ def load_published(
     recognised by the names of their tensors and translated; those of timm and torchvision need no translation.
 
     Args:
-        model: One of timm's or ours, built with fresh weights.
+        model: A model of timm or paucal, built with fresh weights.
         file: File written by `torch.save`, or safetensors.
         network: Which of several networks in the file to take ("teacher", "student", "state_dict_ema"); by
             default an average or the teacher.

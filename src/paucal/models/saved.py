@@ -1,4 +1,4 @@
-"""The model that a run has saved, of any task: `model.json` read, the network built from it, its weights loaded."""
+"""Loading a run's saved model of any task: read `model.json`, build the network from it and load its weights."""
 
 import os
 from typing import TypeVar
@@ -20,10 +20,10 @@ def read_card(run: RunFolder, kind: type[C] = ModelCard) -> C:
 
     Args:
         run: Folder of the run.
-        kind: Class of the card; that of a classifier, or of a backbone alone, by default.
+        kind: Class of the card; by default the card of a classifier or of a backbone alone.
 
     Raises:
-        UserError: the run has saved no model yet, or one of another task, or `model.json` is damaged.
+        UserError: the run has saved no model yet, or a model of another task, or `model.json` is damaged.
     """
     if run.last.exists() and not run.card.exists():
         raise UserError(f"{str(run.path)!r} was stopped before it saved a model: let it go on with --resume first.")
@@ -31,7 +31,7 @@ def read_card(run: RunFolder, kind: type[C] = ModelCard) -> C:
 
 
 def stored_card(run: RunFolder | None, kind: type[C] = ModelCard) -> C | None:
-    """Read the card of a run that goes on; None where it has stored none yet, and for a new run.
+    """Read the card of a resumed run; None for a new run, and where no card is stored yet.
 
     Raises:
         UserError: `model.json` is damaged, or of another task.

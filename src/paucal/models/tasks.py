@@ -7,14 +7,14 @@ from paucal.runs import RunFolder, open_model_folder
 from paucal.runs.folder import MARKER
 
 CLASSIFICATION, DETECTION, SEGMENTATION = "classification", "detection", "segmentation"
-VERBS = {CLASSIFICATION: "train", DETECTION: "detect", SEGMENTATION: "segment"}  # that make models of each task
+VERBS = {CLASSIFICATION: "train", DETECTION: "detect", SEGMENTATION: "segment"}  # verb that trains for each task
 
 
 def task_of(model: str | os.PathLike[str]) -> str:
-    """Return the task of a run's model: "classification", or what its `model.json` names.
+    """Return the task of a run's model: "classification", or the task that its `model.json` names.
 
-    What is no run (an exported model, a path that leads nowhere) counts as a classifier, whose reader says what is
-    wrong with it.
+    Anything else than a run (an exported model, a path that does not exist) counts as a classifier; the code that opens
+    classifiers then reports the problem.
 
     Raises:
         UserError: the run's files cannot be read.

@@ -19,7 +19,7 @@ from paucal.types import UserError
 
 
 class MirrorAveraged(nn.Module):
-    """Answers with the mean of the logits for an image and for its mirror image; takes twice the time.
+    """Returns the mean of the logits for an image and for its mirror image, in twice the time.
 
     Args:
         module: Gives (B, K) logits for (B, C, H, W) images.
@@ -67,16 +67,16 @@ class TrainedModel:
         return self
 
     def mirrored(self) -> "TrainedModel":
-        """Return the model that averages its answers for an image and for its mirror image; takes twice the time."""
+        """Return a model that averages the logits for an image and its mirror image, in twice the time."""
         return replace(self, module=MirrorAveraged(self.module))
 
     @torch.inference_mode()
     def probabilities(self, images: Sequence[Image.Image | np.ndarray]) -> Tensor:
         """Classify PIL images, or arrays (H, W) or (H, W, C) of as many channels as the model reads.
 
-        Returns (N, K) float32 on the CPU. Rows sum to 1, unless the model gives several labels: each class has a
-        probability of its own then. Images are turned upright by their EXIF tag and read as the training images were,
-        see `decode_image`.
+        Returns (N, K) float32 on the CPU. Rows sum to 1, unless the model gives several labels: then each class has a
+        probability of its own. Images are turned upright by their EXIF tag and read like the training images, see
+        `decode_image`.
 
         Raises:
             UserError: the model has no classifier, or something other than images was given.

@@ -14,7 +14,7 @@ from paucal.types import Batch, DataRequest, FeatureRequest, Features, GroupScal
 
 
 class Objective(nn.Module, ABC):
-    """One training method: owns its networks, heads, teachers and state.
+    """One training method, which owns its networks, heads, teachers and state.
 
     Everything an objective must remember between steps is a parameter or a buffer, so that a checkpoint of its
     state dict is complete. Randomness in `forward` comes from the global generator of the device, which the
@@ -36,8 +36,8 @@ class Objective(nn.Module, ABC):
     def backbones(self) -> Sequence[FeatureBackbone]:
         """Return the backbones that the run trains or follows, the one that is deployed first.
 
-        These start from given weights, are described to people, compiled, and cut over processes. A network that only
-        teaches and never changes, such as a guide, is not among them.
+        These can be loaded with initial weights, are described to the user, compiled, and sharded over processes. A
+        network that only teaches and never changes, such as a guide, is not among them.
         """
 
     def compilable(self) -> Iterable[nn.Module]:
@@ -45,7 +45,7 @@ class Objective(nn.Module, ABC):
         return self.backbones()
 
     def shardable(self) -> Iterable[nn.Module]:
-        """Return the modules whose weights may be gathered one at a time where they are cut over processes.
+        """Return the modules whose weights may be gathered one at a time where they are sharded over processes.
 
         They must be called as modules, none is inside another, and nothing outside them may use their weights.
         """
@@ -61,7 +61,7 @@ class Objective(nn.Module, ABC):
         return {}
 
     def before_step(self, progress: Progress) -> None:
-        """Act between the backward pass and the optimizer step: freeze layers, clip in a way of its own."""
+        """Act between the backward pass and the optimizer step: freeze layers, clip by the method's own rule."""
 
     def after_step(self, progress: Progress) -> None:
         """Act after a real optimizer step; `progress.step` counts that step. Update teachers and centres."""

@@ -1,7 +1,7 @@
-"""Mixup between the student's crops of neighbouring images, and what the mixture is compared with.
+"""Mixup between the student's crops of neighbouring images, and the targets of the mixed crops.
 
-The program of EsViT has it as an option outside the paper (timm's Mixup per crop). The cross-entropy is linear in its
-target, so a crop that is lambda of one image and the rest of another is compared with both teachers.
+EsViT's code has it as an option that the paper does not mention (timm's Mixup per crop). The cross-entropy is linear in
+its target, so a crop mixed from two images is compared with the teacher's rows of both, weighted by their shares.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def mixed_crops(crops: Sequence[Tensor], alpha: float) -> tuple[list[Tensor], Te
 
 
 def mixed_targets(teacher: Tensor, targets: Targets, shares: Tensor) -> tuple[Tensor, Targets]:
-    """Return the teacher's rows followed by those of the image before, and targets that count both by their shares.
+    """Return the teacher's rows followed by those of the image before, and targets that weight both by their shares.
 
     Args:
         teacher: (B, S, D).

@@ -10,7 +10,7 @@ from paucal.losses.distillation import hard_distillation_loss
 from paucal.objectives.guided import GuidedTerm
 from paucal.types import Batch, Features, Progress
 
-WEIGHT = 1.0  # DeiT's halves of both losses, of which AdamW's steps are the same
+WEIGHT = 1.0  # DeiT weights both losses by a half, for which AdamW's steps are the same
 
 
 class Distillation(GuidedTerm):
@@ -34,7 +34,7 @@ class Distillation(GuidedTerm):
         self.register_buffer("columns", torch.arange(classes))
 
     def answer_in(self, columns: Sequence[int]) -> None:
-        """Set which of the teacher's outputs are the run's classes, in the order of these."""
+        """Set the columns of the teacher's outputs that are the run's classes, in the order of the run."""
         self.get_buffer("columns").copy_(torch.tensor(columns))
 
     def forward(self, features: Features, batch: Batch, progress: Progress) -> Tensor:

@@ -11,8 +11,8 @@ the middle cell of a crop:
 - `feature_spread`, `effective_rank`, `feature_norm`: of the teacher's features, see `losses.feature_health`.
 - `centre_norm`: length of the centre.
 
-Of both tasks together: `teacher_temperature`, and `teacher_distance`, the length of the difference of the backbones'
-weights over that of the student's.
+For both tasks together: `teacher_temperature`, and `teacher_distance`, the length of the difference of the backbones'
+weights over the length of the student's weights.
 """
 
 import torch
@@ -34,7 +34,7 @@ def task_health(
         student: The student's head of the task.
         teacher: The teacher's head of the task.
         seen: (B, P), the student's features of one crop.
-        goal: (B, P), the teacher's of another crop.
+        goal: (B, P), the teacher's features of another crop.
         sharpness: Temperatures and centre.
     """
     likely = teacher(goal).float().sub(sharpness.centre).div(sharpness.teacher_temperature).softmax(1)
@@ -53,7 +53,7 @@ def task_health(
 
 @torch.no_grad()
 def teacher_distance(student: DistilledNetwork, teacher: DistilledNetwork) -> Tensor:
-    """Return the length of the difference of the backbones' weights, over the length of the student's."""
+    """Return the length of the difference of the backbones' weights over the length of the student's weights."""
     ours, theirs = list(teacher.backbone.parameters()), list(student.backbone.parameters())
     apart = torch.stack([(a - b).square().sum() for a, b in zip(ours, theirs, strict=True)]).sum()
     ratio = (apart / torch.stack([b.square().sum() for b in theirs]).sum()).sqrt()

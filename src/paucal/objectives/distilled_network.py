@@ -1,4 +1,4 @@
-"""A backbone with the heads of self-distillation, and the way many crops go through it."""
+"""A backbone with the heads of self-distillation, and its forward pass over many crops."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ class DistilledNetwork(nn.Module):
         return Seen(torch.stack(pooled, 1), cells)
 
     def project(self, task: str, features: Tensor) -> Tensor:
-        """Return what the head of a task compares with prototypes, (..., D) for (..., P)."""
+        """Return a task's projections (..., D) of features (..., P), which are compared with prototypes."""
         return self.head(task).project(features)
 
     def prototypes(self, task: str) -> Tensor:
@@ -72,7 +72,7 @@ class DistilledNetwork(nn.Module):
 
 
 def same_size(crops: Iterable[Tensor]) -> list[list[int]]:
-    """Return the numbers of the crops, those of one size together, in the order of first appearance."""
+    """Return the indices of the crops grouped by size, in the order of first appearance."""
     groups: dict[torch.Size, list[int]] = {}
     for number, crop in enumerate(crops):
         groups.setdefault(crop.shape[2:], []).append(number)
@@ -106,6 +106,6 @@ def _head(dim: int, options: SelfDistillationOptions, trained: bool) -> Projecti
         options.bottleneck_dim,
         options.head_layers,
         options.head_batch_norm,
-        # The teacher's lengths are fixed for the optimizer, but follow the student's.
+        # The lengths of the teacher's prototypes are fixed for the optimizer, but follow the student's.
         options.norm_last_layer or not trained,
     )

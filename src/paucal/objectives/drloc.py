@@ -30,8 +30,8 @@ class DrLoc(Term):
 
     Args:
         dims: Channels of each grid.
-        grids: (height, width) of each grid before pooling. Grids of another size may come for "l1" and
-            "signed", whose heads do not depend on it.
+        grids: (height, width) of each grid before pooling. In modes "l1" and "signed", whose heads do not
+            depend on it, later grids may have another size.
         options: Further options.
 
     Raises:
@@ -77,7 +77,7 @@ class DrLoc(Term):
         model_name: str | None = None,
         **overrides: Any,
     ) -> "DrLoc":
-        """Build the term as the paper or the authors' program has it.
+        """Build the term as in the paper or in the authors' code.
 
         The arguments are those of the class and of `preset_options`, which also lists what may be raised.
 
@@ -99,7 +99,7 @@ class DrLoc(Term):
         return torch.stack([self._grid_loss(*level, generator) for level in levels]).sum()
 
     def weight(self, progress: Progress) -> float:
-        """Return lambda, with a "ramp" that of `progress.epoch`; without warm-up it starts at full height."""
+        """Return lambda; a "ramp" depends on `progress.epoch`, and without warm-up starts at its full height."""
         options = self.options
         if options.schedule == "constant":
             return options.weight
@@ -117,7 +117,7 @@ class DrLoc(Term):
         return self.options.mode in ("ce", "reg")
 
     def pooled(self, grid: Tensor) -> Tensor:
-        """Return a grid as its pairs are drawn from it."""
+        """Return the pooled grid, from which pairs are drawn."""
         pool = self.options.pool
         return grid if self.options.levels != "last" and not isinstance(pool, int) else pool_grid(grid, pool)
 

@@ -12,18 +12,17 @@ class LocalizationHead(nn.Module):
 
     A ReLU follows each of the first two. The last layer has an output per coordinate, or for classification
     the classes of the row offset followed by those of the column offset. Its layers keep torch's own
-    initialisation; the paper names none, and in the authors' program it follows the backbone (truncated
-    normal of 0.02 in Swin and T2T-ViT, torch's own elsewhere).
+    initialisation; the paper names none, and in the authors' code it follows the backbone (truncated normal
+    of 0.02 in Swin and T2T-ViT, torch's own elsewhere).
 
-    Where a grid has fewer cells than there are pairs, the first layer is applied once per cell and the
-    results are
-    gathered: the same function of the same parameters, with less work.
+    Where a grid has fewer cells than there are pairs, the first layer is applied once per cell and the results
+    are gathered: the same function of the same parameters, with less work.
 
     Args:
         dim: Channels of the grid.
         hidden: Width of both hidden layers.
         classes: Number of classes of the row and of the column offset; None regresses one number each.
-        extra_layer: Whether to put one more linear layer before the last, with `classes`, as the authors' program does.
+        extra_layer: Whether to put one more linear layer before the last, with `classes`, as the authors' code does.
             No non-linearity follows it, so it adds parameters but no expressive power.
 
     Example:
@@ -51,7 +50,7 @@ class LocalizationHead(nn.Module):
         self.last = nn.Linear(hidden, sum(self.outputs))
 
     def forward(self, grid: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what is predicted about the row and about the column offset of each pair.
+        """Return the predictions for the row offset and for the column offset of each pair.
 
         Args:
             grid: (B, D, H, W).
@@ -62,8 +61,7 @@ class LocalizationHead(nn.Module):
         """
         cells = grid.flatten(2).transpose(1, 2).to(self.first.weight.dtype)
         index = pair_index(pairs, grid.shape[-1])
-        # Per image the first layer costs 2 * dim * hidden products for each pair or, applied to cells, each
-        # cell.
+        # Per image the first layer costs 2 * dim * hidden multiplications per pair or, if applied to cells, per cell.
         first_layer = _per_cell if cells.shape[1] < index.shape[1] else _per_pair
         hidden = self.second(first_layer(cells, index, self.first).relu()).relu()
         rows, columns = self.last(self.extra(hidden)).split(self.outputs, dim=-1)
@@ -76,8 +74,8 @@ def _per_pair(cells: Tensor, index: Tensor, layer: nn.Linear) -> Tensor:
 
 
 def _per_cell(cells: Tensor, index: Tensor, layer: nn.Linear) -> Tensor:
-    # The layer on (a; b) is a part that reads a plus a part that reads b: one product gives both for every
-    # cell.
+    # The layer on (a; b) is the sum of a part that reads a and a part that reads b: one product gives both parts
+    # for every cell.
     parts = F.linear(cells, torch.cat(layer.weight.chunk(2, dim=1)))
     first, second = parts.chunk(2, dim=-1)
     return gather_cells(first, index[..., 0]) + gather_cells(second, index[..., 1]) + layer.bias

@@ -1,4 +1,4 @@
-"""The choices about dense relative localization, the two published readings, and weights per backbone."""
+"""Options of dense relative localization, the presets of paper and code, and weights per backbone."""
 
 import re
 from dataclasses import dataclass, fields, replace
@@ -13,21 +13,21 @@ Schedule = Literal["constant", "ramp"]
 
 @dataclass(frozen=True)
 class DrLocOptions(DrLocReading):
-    """Every choice about the term; those about the formula are inherited from `DrLocReading`.
+    """All options of the term; those of the formula are inherited from `DrLocReading`.
 
     Attributes:
         weight: Factor lambda of the loss; see `default_weight` for what was published per backbone.
-        n_pairs: Random pairs per image m; None pairs every cell with one of a random permutation.
+        n_pairs: Random pairs per image m; None pairs all cells with a random permutation of themselves.
         hidden: Width of the two hidden layers of the head.
-        extra_layer: Give the head of "ce" and "reg" one more linear layer, as the authors' program does.
+        extra_layer: Give the head of "ce" and "reg" one more linear layer, as the authors' code does.
         pool: Pooling of the last grid before the pairs, see `paucal.losses.drloc.pool_grid`. Where `levels` asks for
             several grids, "paper" and "reference" leave all of them as they are, as both sources do.
         levels: "last" for the final grid; "stages", "merged" or "blocks" for one loss and one head on each of
-            these grids, summed (L_all: the paper means blocks, the authors' program what Swin's stages hand on
+            these grids, summed (L_all: the paper means blocks, the authors' code the outputs of Swin's stages
             after merging).
         norm: Read the last grid after the final norm (True) or before it.
         schedule: "constant", or "ramp": linear from 0 to `weight` over `warmup_epochs`, then linear to 0 at
-            `horizon_epochs`, as in the authors' program, where the run may end long before.
+            `horizon_epochs`, as in the authors' code, where the run may end long before.
         warmup_epochs: Length of the rise.
         horizon_epochs: Epoch at which the weight reaches 0.
         seed: Seed of the stream of random pairs.
@@ -74,7 +74,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 }
 _LEAST = {"weight": 0, "alpha": 0, "n_pairs": 1, "hidden": 1, "warmup_epochs": 0, "seed": 0}
 
-# The two readings of the method; docs/drloc.md lists every difference.
+# The method as in the paper and in the authors' code; docs/drloc.md lists every difference.
 PRESETS = {
     "paper": DrLocOptions(
         mode="l1",
@@ -137,8 +137,8 @@ def preset_options(preset: str, *, model_name: str | None = None, **overrides: A
     Args:
         preset: "paper" or "reference".
         model_name: Name of the backbone; sets the weight by `default_weight` and, for "reference", follows
-            the program in not pooling the grid of a plain ViT and in reading that of T2T-ViT after its final
-            norm.
+            the authors' code: the grid of a plain ViT is not pooled, and that of T2T-ViT is read after its
+            final norm.
         **overrides: Fields of `DrLocOptions` that win over both.
 
     Raises:

@@ -1,17 +1,17 @@
 """Fine-tuning of pretrained backbones: layer-wise learning rates, frozen layers, the classifier first.
 
-Three ways to keep what the weights know, for any objective with a backbone of its own; they combine.
+Three ways to preserve what pretrained weights have learned, for any objective with one backbone; they can be combined.
 
 - Layer-wise decay of the learning rate (BEiT, Bao et al., ICLR 2022): layer by layer from the classifier down to the
   stem, each has `layer_decay` times the rate of the one above.
 - Freezing: the stem, the first stages or the whole backbone never change. With the whole backbone frozen, training
   is a linear probe.
 - Linear probe, then fine-tune (Kumar et al., ICLR 2022): for the first epochs only the classifier learns, so that
-  its random beginning does not disturb the backbone. We run both on one schedule, where the paper has two runs, and
+  its random initial weights do not disturb the backbone. We run both on one schedule, where the paper has two runs, and
   let the backbone's rate grow over its first epoch, since AdamW knows nothing of its gradients yet.
 
-What is frozen runs in evaluation mode, so that running statistics stay as they are and nothing in it is dropped. The
-whole backbone can be kept in that mode while its parameters learn, as DHVT's program does (Lu et al., NeurIPS 2022).
+Frozen modules run in evaluation mode, so that running statistics stay as they are and nothing in them is dropped. The
+whole backbone can be kept in that mode while its parameters learn, as in DHVT's code (Lu et al., NeurIPS 2022).
 """
 
 from collections.abc import Iterator
@@ -56,8 +56,8 @@ class BackboneTuner:
     """Applies a `FineTuning` to the timm model of an objective, which calls its hooks.
 
     Parameters frozen for the whole run lose `requires_grad`, so the optimizer never sees them and no other process
-    waits for their gradients. Those held for a while keep it and have their gradients dropped: the optimizer leaves
-    a parameter without gradient alone, moments and weight decay included.
+    waits for their gradients. Parameters frozen for the first epochs keep it and have their gradients dropped: the
+    optimizer leaves a parameter without gradient alone, moments and weight decay included.
 
     Args:
         model: timm model; its frozen parameters are marked at once.
@@ -65,7 +65,7 @@ class BackboneTuner:
         prefix: Prefix of the model's parameters in the objective.
 
     Raises:
-        UserError: the model has fewer stages than shall be frozen.
+        UserError: the model has fewer stages than are to be frozen.
     """
 
     def __init__(self, model: nn.Module, options: FineTuning, prefix: str = "backbone.model.") -> None:
@@ -91,13 +91,13 @@ class BackboneTuner:
         return {name: GroupScale(scale * share, weight_decay=float(share > 0)) for name, scale in self._scales.items()}
 
     def before_step(self, progress: Progress) -> None:
-        """Drop the gradients of what is held still."""
+        """Drop the gradients of the parameters that are frozen at this step."""
         if self._holds(progress):
             for name in self._held:
                 self._model.get_parameter(name).grad = None
 
     def set_modes(self, progress: Progress) -> None:
-        """Put what is frozen now in evaluation mode; call it before every forward pass of the training."""
+        """Put the modules frozen now in evaluation mode; call it before every forward pass of the training."""
         for module in self._held_modules:
             module.training = not self._holds(progress)
         for module in self._still:
@@ -107,7 +107,7 @@ class BackboneTuner:
         return progress.step < self.options.freeze_epochs * progress.steps_per_epoch
 
     def _share(self, progress: Progress) -> float:
-        """Return 0 while the backbone is held, then what grows to 1."""
+        """Return the factor on the backbone's rate: 0 while it is frozen, then rising to 1."""
         if self._holds(progress):
             return 0.0
         since = progress.step - self.options.freeze_epochs * progress.steps_per_epoch

@@ -1,4 +1,4 @@
-"""Extra losses on what a trained network, which never changes, makes of the images that the run trains on."""
+"""Extra losses on the outputs of a trained network, which never changes, for the training images."""
 
 from collections.abc import Iterable, Sequence
 from typing import Self
@@ -24,7 +24,7 @@ class GuidedTerm(Term):
         self.register_buffer("shift", torch.zeros(1, channels, 1, 1))
 
     def see_as(self, scale: Sequence[float], shift: Sequence[float]) -> None:
-        """Set the factor and summand per channel that turn this run's normalised images into the guide's."""
+        """Set the scale and shift per channel that turn this run's normalised images into the guide's."""
         for name, values in (("scale", scale), ("shift", shift)):
             self.get_buffer(name).copy_(torch.tensor(values).reshape(1, -1, 1, 1))
 

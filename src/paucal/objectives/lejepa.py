@@ -83,7 +83,7 @@ class LeJepa(Objective):
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
         """Return the losses "prediction" and "sigreg"."""
         pooled = self._embed(batch.views)
-        # All views together, as published: the statistics of a batch norm are those of all of them.
+        # All views together, as published, so that batch norms compute statistics over all of them.
         projected = self.projector(torch.cat(pooled)).chunk(len(pooled))
         options = self.options
         found = lejepa_loss(
@@ -108,7 +108,7 @@ class LeJepa(Objective):
         return [self.backbone]
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the newest look at the features of the first view: spread, directions, length."""
+        """Return the latest measurements of the first view's features: spread, directions, length."""
         newest, self._health = self._health, {}
         return newest
 

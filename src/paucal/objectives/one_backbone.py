@@ -1,4 +1,4 @@
-"""What the methods share that train one backbone: extra losses on its forward pass, and careful fine-tuning."""
+"""The common part of methods that train one backbone: extra losses on its forward pass, and careful fine-tuning."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -44,17 +44,17 @@ class OneBackbone(Objective):
 
     @property
     def requests(self) -> list[FeatureRequest]:
-        """What the terms read, in their order."""
+        """The features that each term reads, in the order of the terms."""
         return [term.request for term in self._terms()]
 
     def add_terms(self, losses: LossTerms, features: Sequence[Features], batch: Batch, progress: Progress) -> None:
-        """Put the terms and their weights among the losses; `features` answer `requests`."""
+        """Add the terms and their weights to the losses; `features` answer `requests`."""
         for name, term, seen in zip(self.names, self._terms(), features, strict=True):
             losses.values[name] = term(seen, batch, progress)
             losses.weights[name] = term.weight(progress)
 
     def chance_levels(self) -> dict[str, float]:
-        """Return those of the terms that know theirs."""
+        """Return the chance levels of the terms, where known."""
         levels = {name: term.chance_level() for name, term in self.named_terms().items()}
         return {name: level for name, level in levels.items() if level is not None}
 
@@ -67,7 +67,7 @@ class OneBackbone(Objective):
         return [self.backbone]
 
     def compilable(self) -> Iterable[nn.Module]:
-        """Return the backbone and what the extra losses compute with."""
+        """Return the backbone and the compilable modules of the extra losses."""
         return [self.backbone, *(module for term in self._terms() for module in term.compilable())]
 
     def deployable(self) -> nn.Module:
@@ -83,7 +83,7 @@ class OneBackbone(Objective):
         return self.tuner.scales(progress)
 
     def before_step(self, progress: Progress) -> None:
-        """Hold still what the fine-tuning holds."""
+        """Drop the gradients of the parameters that the fine-tuning freezes at this step."""
         self.tuner.before_step(progress)
 
     def _terms(self) -> list[Term]:

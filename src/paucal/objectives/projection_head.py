@@ -10,8 +10,8 @@ INIT_STD = 0.02
 class ProjectionHead(nn.Module):
     """Projects features to unit vectors that are compared with prototypes.
 
-    The comparison itself is left to `losses.prototype_cross_entropy`, which never holds all of it; `forward` gives it
-    whole, for few rows. Names of parameters are those of the published checkpoints.
+    The comparison itself is left to `losses.prototype_cross_entropy`, which never holds all scores at once; `forward`
+    returns all of them, for few rows. Names of parameters are those of the published checkpoints.
 
     Args:
         dim: P, channels of the features.

@@ -1,8 +1,8 @@
 """Self-distillation without labels: EsViT (Li et al., ICLR 2022), or DINO with the view task alone.
 
-A student sees all crops of an image, its moving average, the teacher, the global ones. The student learns to give
+A student sees all crops of an image; the teacher, its moving average, sees the global ones. The student learns to give
 every crop, and every cell of it, the distribution over prototypes that the teacher gives to another crop and to the
-most similar cell there. Centring and sharpening of the teacher keep both from answering the same to everything.
+most similar cell there. Centring and sharpening of the teacher keep both from giving one answer to everything.
 """
 
 import math
@@ -38,7 +38,7 @@ HEALTH_EVERY = 10  # steps between two measurements of health
 class SelfDistillation(Objective):
     """View-level and region-level self-distillation of any backbone with a grid.
 
-    Differences from the published program: any number of crop groups of any size; centres and the teacher move once
+    Differences from the published code: any number of crop groups of any size; centres and the teacher move once
     per optimizer step, over all images of it; in half precision cells are still matched in float32; running
     statistics of BatchNorm follow `options.teacher_norm`.
 
@@ -114,7 +114,7 @@ class SelfDistillation(Objective):
         return self.teacher.backbone.model
 
     def group_scales(self, progress: Progress) -> GroupScales:
-        """Return the weight decay of this step, as a factor on the highest."""
+        """Return the weight decay of this step, as a factor on the highest one of the run."""
         highest = self.options.highest_decay
         return {"main": GroupScale(weight_decay=self.options.decay(progress) / highest if highest else 0.0)}
 
@@ -138,11 +138,11 @@ class SelfDistillation(Objective):
         self._means = {}
 
     def chance_levels(self) -> dict[str, float]:
-        """Return ln K per task: what a student reaches that finds all prototypes equally likely."""
+        """Return ln K per task, the loss of a student that finds all prototypes equally likely."""
         return dict.fromkeys(self.options.weights(), math.log(self.options.out_dim))
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the newest look at the health of student and teacher; see `distillation_health`."""
+        """Return the latest health metrics of student and teacher; see `distillation_health`."""
         newest, self._health = self._health, {}
         return newest
 
@@ -219,7 +219,7 @@ def crop_size(group: Crops) -> Size:
     """Return (height, width) of a group of crops.
 
     Raises:
-        ValueError: it has none.
+        ValueError: it has no size.
     """
     if group.sides is None:
         raise ValueError("a group of crops for self-distillation needs a size in pixels")
@@ -227,7 +227,7 @@ def crop_size(group: Crops) -> Size:
 
 
 def clip_each(parameters: Iterable[nn.Parameter], max_norm: float) -> None:
-    """Scale each gradient down to an L2 norm of `max_norm` by itself, as EsViT's program does."""
+    """Scale each gradient down to an L2 norm of `max_norm` by itself, as EsViT's code does."""
     for parameter in parameters:
         if parameter.grad is not None:
             norm = torch.linalg.vector_norm(parameter.grad)

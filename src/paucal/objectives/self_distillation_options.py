@@ -1,4 +1,4 @@
-"""What EsViT's self-distillation may be told, with the values of its published runs as defaults."""
+"""Options of EsViT's self-distillation, with the values of its published runs as defaults."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,15 +17,15 @@ class SelfDistillationOptions:
         tasks: "view" compares crops, "view+region" also their cells.
         view_weight: Weight of the view loss; None for 0.5 beside the region loss and 1 alone, as in the published code.
         region_weight: Weight of the region loss. (The text of the paper adds the two losses; Algorithm 1 and the
-            program halve each.)
+            authors' code halve each.)
         similarity: Similarity by which a cell's counterpart is found.
         out_dim: K, prototypes of a head.
         hidden_dim: Width of a head's MLP.
         bottleneck_dim: Width of the vectors that are compared with prototypes.
         head_layers: Linear layers of the MLP.
         head_batch_norm: Whether the MLP is batch-normalised.
-        norm_last_layer: Whether prototypes are held at length 1. The program's default; its runs but for Swin-B with
-            windows of 14 learn the lengths, which is less stable.
+        norm_last_layer: Whether prototypes are held at length 1, the default of the authors' code. Its published runs,
+            except Swin-B with windows of 14, learn the lengths, which is less stable.
         freeze_last_layer: Epochs at the start in which prototypes are frozen.
         student_temperature: Temperature of the student.
         teacher_temperature: Temperature of the teacher.
@@ -36,12 +36,12 @@ class SelfDistillationOptions:
         weight_decay: Weight decay at the start.
         weight_decay_end: Weight decay at the end of a half cosine.
         decays_tables: Whether tables of relative positions, tokens and position embeddings are decayed too, as in the
-            program, whose weight decay leaves out only biases and parameters of one dimension.
+            authors' code, whose weight decay leaves out only biases and parameters of one dimension.
         clip: L2 norm to which the gradient of each tensor is clipped by itself; 0 for no clipping.
         teacher_norm: Statistics of the teacher's BatchNorms: those of the "batch", as published, or "running"
             statistics that follow the student's as its weights do.
-        mixup: Alpha of mixup between the student's crops of neighbouring images, 0 for none. With the view task
-            alone: a mixed cell has no one counterpart. (The program mixes there too, with unmixed targets.)
+        mixup: Alpha of mixup between the student's crops of neighbouring images, 0 for none. For the view task
+            alone: a mixed cell has no single match. (The authors' code mixes cells too, with unmixed targets.)
 
     Raises:
         ValueError: a value is out of its range.

@@ -16,7 +16,7 @@ from paucal.types import Batch, DataRequest, FeatureRequest, LossTerms, Progress
 class Supervised(OneBackbone):
     """Cross-entropy on labels, plus weighted terms such as DrLoc (`L_tot = L_ce + weight * L_drloc`).
 
-    Of images that may have several labels it is the binary one of each class, see `judge_classes_apart`.
+    For images that may have several labels it is the binary cross-entropy of each class, see `judge_classes_apart`.
 
     The backbone runs once per batch, whatever the terms read. Smoothing is applied to hard and to mixed labels
     alike, which equals smoothing the labels before they are mixed.
@@ -41,14 +41,14 @@ class Supervised(OneBackbone):
         self.label_smoothing = label_smoothing
         self.classes_apart = False
         self.class_weights: Tensor | None
-        self.register_buffer("class_weights", None, persistent=False)  # a function of the data, not learnt
+        self.register_buffer("class_weights", None, persistent=False)  # computed from the data, not learned
 
     def weigh_classes(self, weights: Tensor) -> None:
         """Weight the classes in the loss.
 
         Args:
-            weights: (K,), of mean 1 over the training images; where classes are judged apart, factors on the loss of
-                the images that are of a class.
+            weights: (K,), of mean 1 over the training images; with one sigmoid per class, factors on the loss of the
+                images of each class.
         """
         self.class_weights = weights.float()
 

@@ -1,7 +1,7 @@
 """Token labeling: every token learns a teacher's label for its part of the image.
 
 Source: Jiang et al., "All Tokens Matter: Token Labeling for Training Better Vision Transformers", NeurIPS 2021. The
-program trains LV-ViT on ImageNet's thousand classes; this trains any backbone with a grid on any classes.
+authors' code trains LV-ViT on ImageNet's thousand classes; ours trains any backbone with a grid on any classes.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class TokenLabelingOptions:
         reading: Weights of the loss.
         mix_token: Whether images exchange a box of cells in training.
         label_smoothing: Share of each target that is spread over all classes.
-        like_program: Keep three mistakes of the published program: a crop's labels are looked up with rows and columns
+        like_program: Keep three mistakes of the published code: a crop's labels are looked up with rows and columns
             exchanged, maps of central squares are taken for maps of whole images, and smoothing adds to the targets
             without taking away, so that they sum to more than one. (A fourth, turning maps about a point half a cell
             off, is not kept.)
@@ -53,9 +53,9 @@ class TokenLabelingOptions:
 class TokenLabeling(OneBackbone):
     """Soft cross-entropy of the class and of every token against a teacher's label map.
 
-    LV-ViT classifies its tokens itself, and mixes within; its deployed logits combine both. Any other backbone gets a
-    linear classifier on its last grid, which stays behind, and images exchange their boxes before the backbone sees
-    them, cut along its cells.
+    LV-ViT classifies its tokens itself and mixes inside the network; its deployed logits combine class and tokens. Any
+    other backbone gets a linear classifier on its last grid, which is not deployed, and images exchange their boxes,
+    cut along the cells, before they reach the backbone.
 
     With a dense weight of 0 and without MixToken this is ReLabel (Yun et al., CVPR 2021): the class target alone.
 
@@ -111,7 +111,7 @@ class TokenLabeling(OneBackbone):
         return losses
 
     def _draw_box(self, progress: Progress) -> Box:
-        # The same on every process, and the same again for the same step.
+        # The box is the same on every process, and the same if a step is repeated.
         generator = torch.Generator().manual_seed(stream_seed(self.options.seed, progress.micro_step))
         return draw_mix_box(self.backbone.grid, generator)
 
@@ -140,7 +140,7 @@ class TokenLabeling(OneBackbone):
         assert geometry is not None
         classes, options = stored["classes"], self.options
         maps = compact_maps(stored["values"], stored["slots"], classes.shape[1])
-        # The program also takes maps of central squares for maps of whole images.
+        # The authors' code also takes maps of central squares for maps of whole images.
         theta = transpose_geometry(geometry[0]) if options.like_program else geometry[0]
         covered = None if options.like_program else stored.get("covered")
         sizes, count = ((1, 1), self.backbone.grid), self.backbone.num_classes

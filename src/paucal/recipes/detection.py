@@ -1,9 +1,9 @@
 """The papers' detection on COCO: Mask R-CNN and its cascade on a Swin, with the schedules "1x" and "3x".
 
-DrLoc's supplement, section 4.1 (tables 10 and 11), which follows the Swin program; EsViT's table 4, which gives no
-setting, equals that program's "3x" in its supervised row. What the text does not say is the program's: 500 steps of
-warm-up from a thousandth of the rate, no clipping, all layers learning at one rate, and the settings of the two
-detectors. `docs/detecting.md` lists what still differs.
+The settings are those of DrLoc's supplement, section 4.1 (tables 10 and 11), which follows Swin's code. EsViT's table 4
+gives no setting; its supervised row equals the "3x" of Swin's code. Values that the text does not give are those of
+Swin's code: 500 steps of warm-up from a thousandth of the rate, no clipping, all layers learning at one rate, and the
+settings of the two detectors. `docs/detecting.md` lists the remaining differences.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ _COCO: dict[str, Any] = {
     "average": 0.0,
     "hflip": 0.5,
     "jitter": "cropped",
-    "val_fraction": 0.0,  # the papers select nothing: all images train, and the last step is the model
+    "val_fraction": 0.0,  # no model selection in the papers: all images train, and the last step is the model
 }
 _KINDS: dict[str, dict[str, Any]] = {
     "detector": {

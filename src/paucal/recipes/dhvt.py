@@ -1,15 +1,15 @@
-"""DHVT's protocols (Lu et al., NeurIPS 2022, arXiv 2210.05958), as the supplement and as the program have them.
+"""DHVT's protocols (Lu et al., NeurIPS 2022, arXiv 2210.05958), as in the supplement and as in the authors' code.
 
-The supplement gives rates for its own batches, the program one for 512 images that it scales by the batch: 1e-3 on
-CIFAR and DomainNet in both, 5e-4 on ImageNet in both but at other batches, and for fine-tuning 5e-4 at 256 images in
-the supplement, 2.5e-4 in the program. The augmentation is DeiT's: the supplement says so and names most of it, the
-program has all of it, with RandAugment and with repeated augmentation (every image three times in a row; not in
-fine-tuning). Both readings here have all of it. Only the `-reference` recipes change the rate once an epoch and an
-epoch late, as the program does. Paper and program report the best epoch on the test images; we report the last, trained
+The supplement gives rates for its own batches, the code gives one for 512 images and scales it by the batch: 1e-3 on
+CIFAR and DomainNet in both, 5e-4 on ImageNet in both but for different batches, and for fine-tuning 5e-4 at 256 images
+in the supplement, 2.5e-4 in the code. The augmentation is DeiT's: the supplement says so and names most of it, the
+code has all of it, with RandAugment and with repeated augmentation (every image three times in a row; not in
+fine-tuning). Both kinds of recipe here have all of it. Only the `-reference` recipes change the rate once an epoch and
+an epoch late, as the code does. Paper and code report the best epoch on the test images; we report the last, trained
 like theirs on all training images.
 
-Other than the program we do not decay affine scales and positions of heads, and join no statistics of batch norms over
-devices unless `--sync-bn` asks for it (the program does in the patch embedding).
+Unlike the authors' code we do not decay affine scales and positions of heads, and do not synchronise the statistics of
+batch norms over devices unless `--sync-bn` asks for it (the code does in the patch embedding).
 """
 
 from dataclasses import replace
@@ -28,7 +28,7 @@ _COMMON: dict[str, Any] = {
     "min_lr": 1e-5,
     "weight_decay": 0.05,
     "clip": 0.0,
-    "average": 0.0,  # the program keeps one that nothing reads
+    "average": 0.0,  # the authors' code keeps an average that nothing reads
     "label_smoothing": 0.1,
     "drop_path": 0.1,
     "hflip": 0.5,
@@ -49,9 +49,9 @@ _CIFAR = {
 _LARGE: dict[str, Any] = {**_COMMON, "img_size": [224], "crop": "random-resized", "crop_scale": 0.08}
 _DOMAINNET = {**_LARGE, "model": "dhvt_tiny_domain_patch16", "warmup_epochs": 20.0}
 _IMAGENET = {**_LARGE, "model": "dhvt_tiny_imagenet_patch16", "warmup_epochs": 10.0}
-# Those who start from ImageNet need its variant, whose heads differ from those of DomainNet's.
+# Fine-tuning from ImageNet needs the ImageNet variant, whose heads differ from those of the DomainNet variant.
 _TUNED = {
-    **{name: value for name, value in _IMAGENET.items() if name != "normalise"},  # which belongs to the start
+    **{name: value for name, value in _IMAGENET.items() if name != "normalise"},  # which belongs to the initial weights
     "repeats": 1,
     "epochs": 100,
     "schedule_epochs": 100,
@@ -75,10 +75,10 @@ _FROM = (
     "dhvt-imagenet, or a weights file"
 )
 
-# Its program evaluates as the DrLoc paper's does.
+# DHVT's code evaluates like that of the DrLoc paper.
 _recipe = partial(Recipe, imagenet_crop=True)
 _PAPER = _recipe("DHVT from scratch on CIFAR", _SOURCE, _COST_CIFAR, _SCORES_CIFAR, _CIFAR, 1e-3)
-# What the images decide in the plain recipe, which no table is to be met with.
+# Settings that the images decide in the plain recipe, which is not meant to reproduce a table.
 _OPEN = ("model", "img_size", "batch_size", "crop", "rand_augment", "val_fraction")
 
 RECIPES: dict[str, Recipe] = {

@@ -1,7 +1,7 @@
-"""The DrLoc paper's protocols (Liu et al., NeurIPS 2021), as the paper and as its program have them.
+"""The DrLoc paper's protocols (Liu et al., NeurIPS 2021), as in the paper and as in its code.
 
-On ImageNet-1K (supplement, table 7) the paper leaves its own protocol and takes the programs of Swin and of T2T-ViT,
-with the values that these have by default, for the baselines and for its loss alike: `swin-imagenet`, `t2t-imagenet`.
+On ImageNet-1K (supplement, table 7) the paper leaves its own protocol and uses the code of Swin and of T2T-ViT with
+its default values, for the baselines and for its loss alike: `swin-imagenet`, `t2t-imagenet`.
 """
 
 from functools import partial
@@ -9,7 +9,7 @@ from typing import Any
 
 from paucal.recipes.recipe import Recipe
 
-# Section 4 and appendix of the paper (arXiv:2106.03746), completed from its program where the paper is silent.
+# Section 4 and appendix of the paper (arXiv:2106.03746), completed from its code where the paper is silent.
 _PAPER: dict[str, Any] = {
     "model": "swin_tiny_patch4_window7_224",
     "img_size": [224],
@@ -33,9 +33,9 @@ _PAPER: dict[str, Any] = {
     "cutmix": 1.0,
     "normalise": "imagenet",
 }
-# The program's 100 epochs are the first third of a cosine of 300, and its loss is another reading of the formula.
+# The 100 epochs of the code are the first third of a cosine of 300, and its loss is another reading of the formula.
 _REFERENCE = {**_PAPER, "drloc_preset": "reference", "schedule_epochs": 300}
-# The program's protocol is that of Swin's program, from which it was made; Swin's runs for all of its 300 epochs.
+# The code derives from Swin's and has the same protocol, but Swin trains for all of the 300 epochs.
 _SWIN: dict[str, Any] = {
     **{name: value for name, value in _PAPER.items() if name != "drloc_preset"},
     "method": "supervised",
@@ -43,7 +43,7 @@ _SWIN: dict[str, Any] = {
     "schedule_epochs": 300,
     "drop_path": 0.2,
 }
-# A cosine of 300 epochs, and ten more at its floor, which the program calls the cool-down.
+# A cosine of 300 epochs, and ten more at its floor, which the authors' code calls the cool-down.
 _T2T: dict[str, Any] = {
     **_SWIN,
     "model": "t2t_vit_14",
@@ -70,7 +70,7 @@ def _without(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in _OWN}
 
 
-_recipe = partial(Recipe, imagenet_crop=True)  # its program evaluates the middle 224 of 256 pixels
+_recipe = partial(Recipe, imagenet_crop=True)  # its code evaluates the middle 224 of 256 pixels
 
 RECIPES: dict[str, Recipe] = {
     "drloc-scratch": _recipe(

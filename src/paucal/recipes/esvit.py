@@ -1,12 +1,12 @@
-"""Named recipes of pre-training: EsViT's published runs, one per model, and what small sets and machines do.
+"""Named recipes of pre-training: EsViT's published runs, one per model, and a recipe for small sets and machines.
 
-The published settings are those of the program's released runs (its README, its run folders' names and its author's
+The published settings are those of the released runs (the code's README, the names of the run folders and the author's
 list of arguments for Swin-T): two global crops of 224 and eight local ones of 96 pixels, AdamW, 300 epochs. With the
-flags that are said beside them they are every row of the paper's tables 1, 2, 3, 5 and 8 that is trained; their scores
-are those of the tables, some of which differ from the read-me's by 0.1 or 0.2.
+flags listed beside them, the recipes cover every trained row of the paper's tables 1, 2, 3, 5 and 8; their scores are
+those of the tables, some of which differ from the README's by 0.1 or 0.2.
 
-The images on each device are the published ones where they are known (W=14: 16 and 8; ResNet-50, ViL and CvT: 64),
-else 32 in steps of 512 and 64 in steps of 1024: only their sum over the devices has a say in what is learned.
+The number of images per device is the published one where it is known (W=14: 16 and 8; ResNet-50, ViL and CvT: 64),
+else 32 in steps of 512 and 64 in steps of 1024: only the sum over the devices affects what is learned.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ _METHOD: dict[str, Any] = {
     "weight_decay_end": 0.4,
     "clip": 3.0,
 }
-NODE = 16  # devices of one machine of the published runs
+NODE = 16  # devices per machine in the published runs
 VIEW = "--tasks view"
 HUNDRED = "--epochs 100"
 

@@ -1,4 +1,4 @@
-"""What a named recipe is."""
+"""The definition of a named recipe."""
 
 import difflib
 from collections.abc import Container, Mapping
@@ -40,7 +40,7 @@ class Recipe:
         variants: Different settings by the start of a model's name; the first match counts.
         tunes: Weights that the recipe fine-tunes, for messages; "" if it may start from random weights.
         imagenet_alone: Whether "timm" means weights trained on the labels of ImageNet-1k only.
-        imagenet_crop: Whether its program evaluates the middle 224 of 256 pixels, whatever the model.
+        imagenet_crop: Whether its authors' code evaluates the middle 224 of 256 pixels for every model.
         also: Published scores of other runs, by the flags to add to this recipe.
     """
 
@@ -57,7 +57,7 @@ class Recipe:
     also: Mapping[str, str] = field(default_factory=dict)
 
     def of_model(self, model: str | None) -> "Recipe":
-        """Return the recipe with what it has otherwise for a model."""
+        """Return the recipe with the settings that differ for a model."""
         for beginning, variant in self.variants.items():
             if (model or "").startswith(beginning):
                 rate = variant.lr_per_512 or self.lr_per_512
@@ -97,7 +97,7 @@ def require_start(recipes: Mapping[str, Recipe], name: str | None, init: str | N
     """Refuse to tune random weights.
 
     Raises:
-        UserError: the recipe trains on from something, and nothing is given.
+        UserError: the recipe fine-tunes weights, and none are given.
     """
     recipe = recipes.get(name or "")
     if recipe is not None and recipe.tunes is not None and init is None:

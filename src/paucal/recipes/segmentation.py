@@ -4,9 +4,9 @@ from typing import Any
 
 from paucal.recipes.recipe import Recipe, Variant
 
-# DrLoc's supplement, Tables 12 and 13, which use the Swin code base, as EsViT's and LV-ViT's numbers rest on it.
+# From DrLoc's supplement (tables 12 and 13), which uses Swin's code base. EsViT's and LV-ViT's scores rest on it too.
 _ADE20K: dict[str, Any] = {
-    "ignore": [0],  # what nobody has labelled; 150 classes are left
+    "ignore": [0],  # unlabelled pixels; 150 classes are left
     "img_size": [512],
     "resize_to": [512, 2048],
     "width": 512,
@@ -18,7 +18,7 @@ _ADE20K: dict[str, Any] = {
     "devices": 8,
     "epochs": 127,  # of 20,210 images: 160,000 steps
     "crops": 1,
-    "val_fraction": 0.0,  # the papers select nothing: all 20,210 images train, and the last step is the model
+    "val_fraction": 0.0,  # no model selection in the papers: all 20,210 images train, and the last step is the model
     "lr": 6e-5,
     "min_lr": 0.0,
     "backbone_lr": 1.0,

@@ -1,11 +1,11 @@
-"""Which of timm's weights a recipe means that starts from ImageNet-1k alone."""
+"""The choice of timm's weights for recipes that start from weights of ImageNet-1k alone."""
 
 import timm
 
 from paucal.types import UserError
 
 LABELS = "in1k"
-# In a tag's name: other images or texts, a start that they are tuned from ("ft", "lc"), or no labels at all ("ijepa").
+# Words in a tag: other images or texts, weights tuned from earlier ones ("ft", "lc"), or no labels at all ("ijepa").
 MORE = {
     *("ft", "lc", "in12k", "in21k", "in22k", "jft", "ig1b", "yfcc100m", "m30m", "m38m", "6m", "laion2b", "laiona"),
     *("openai", "clip", "webli", "wsl", "ssl", "swsl", "ssld", "seer", "swag", "ns", "mim", "ijepa", "bamboo"),
@@ -16,8 +16,8 @@ TORCHVISION = "tv_in1k"  # the weights of ResNets at the time of the papers
 def imagenet_alone(model: str, recipe: str) -> str:
     """Return the name of a timm model with a tag of weights that have seen the labels of ImageNet-1k only.
 
-    The default tags of many models have seen more: ViT-B/16's is of ImageNet-21k. A name with a tag is left alone, and
-    so is one of a model without any weights, which is told where weights are read.
+    The weights of many default tags have seen more: ViT-B/16's are from ImageNet-21k. A name with a tag is returned as
+    it is, and so is the name of a model without any weights, which is reported when weights are read.
 
     Args:
         model: timm name, with or without a tag.

@@ -1,4 +1,4 @@
-"""Token labeling's protocols (Jiang et al., NeurIPS 2021, table 1 of the supplement), completed from its program."""
+"""Token labeling's protocols (Jiang et al., NeurIPS 2021, table 1 of the supplement), completed from its code."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from paucal.recipes.recipe import Recipe, Variant
 
 _SOURCE = "arXiv:2104.10858, supplement table 1"
 _COST = "310 epochs at 224 pixels with 1024 images a step; the paper used eight V100"
-# A cosine of 300 epochs, and ten more at its floor, which the program calls the cool-down.
+# A cosine of 300 epochs, and ten more at its floor, which the authors' code calls the cool-down.
 _COMMON: dict[str, Any] = {
     "img_size": [224],
     "val_fraction": 0.0,  # all training images train, and the last epoch is the model
@@ -31,10 +31,10 @@ _COMMON: dict[str, Any] = {
     "normalise": "imagenet",
 }
 _DENSE = {**_COMMON, "model": "lvvit_s", "method": "token-labeling"}
-# What table 5 says of CaiT; timm's gives every block the same stochastic depth, and brings its layer scale and class
-# attention. Of both mixes it says that they are used: alpha is table 1's, and for CutMix the authors' (issue 6). Of the
-# distillation too: it is that of CaiT's authors, from the RegNetY-16GF of their DeiT. CaiT has no distillation token,
-# so its class token learns the labels and the teacher's classes.
+# CaiT as in table 5; timm's CaiT has the same stochastic depth in every block, and includes layer scale and class
+# attention. The table says only that mixup, CutMix and distillation are used: mixup's alpha is that of table 1, that of
+# CutMix is the authors' (issue 6), and the distillation is that of CaiT's authors, from the RegNetY-16GF of their DeiT.
+# CaiT has no distillation token, so its class token learns the labels and the teacher's classes.
 _CAIT = {
     **_COMMON,
     "model": "cait_s36_384",
@@ -60,16 +60,16 @@ _AT_MORE_PIXELS: dict[str, Any] = {
 
 
 def _tuned(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return what is tuned with; the normalisation belongs to the start."""
+    """Return the settings of fine-tuning, without the normalisation, which belongs to the initial weights."""
     return {**{name: value for name, value in settings.items() if name != "normalise"}, **_AT_MORE_PIXELS}
 
 
-# The sizes differ: the table's values are those of S, which T shares (author, issue 23 of the program).
+# Settings that differ by size; the table's values are those of S and also hold for T (author, issue 23 of the code).
 _SIZES = {
     "lvvit_m": Variant({"drop_path": 0.2}),
     "lvvit_l": Variant({"drop_path": 0.3, "rand_augment": "rand-m9-n3-mstd0.5-inc1"}, lr_per_512=5e-4),
 }
-# A tuned one keeps the rate of its table.
+# Fine-tuned models of these sizes keep the learning rate of the fine-tuning table.
 _TUNED_SIZES = {name: Variant(variant.settings) for name, variant in _SIZES.items()}
 _SCORES = "ImageNet-1K: LV-ViT-T 79.1, S 83.3, M 84.0 at 224 pixels"
 _CAIT_SOURCE = (

@@ -1,4 +1,4 @@
-"""The report page of a detector: its scores, the precision of each class, and the images with most mistakes."""
+"""The report page of a detector: its scores, the precision of each class, and the images with the most mistakes."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ class ReportedScores:
     Attributes:
         images: Number of test images.
         ap: Average precision over ten overlaps, and its interval, as text.
-        ap50: Average precision at an overlap of 0.5, likewise.
+        ap50: Average precision at an overlap of 0.5, and its interval, as text.
         classes: Classes, the weakest first.
         unseen: Classes that no test image shows.
         mask_ap: Average precision of masks, as in `ap`; empty if the detector predicts none.
@@ -147,7 +147,7 @@ def warnings(scores: ReportedScores) -> list[str]:
 
 
 def table(files: RunFiles) -> Mapping[str, str]:
-    """Return the known facts on the training, as texts by name."""
+    """Return the known facts about the training, as texts by name."""
     summary = files.summary
     rows = {
         "model": summary.model,

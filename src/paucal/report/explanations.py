@@ -12,8 +12,8 @@ from paucal.report.inputs import RunFiles, Summary
 from paucal.wording import counted, percent
 
 WIDE = 0.1  # width of an interval
-FEW_IMAGES = 10  # of a class
-GAP = 0.05  # between the validation and the test score
+FEW_IMAGES = 10  # classes with fewer test images give a warning
+GAP = 0.05  # difference between the validation and the test score
 MAX_NAMES = 5
 
 
@@ -162,14 +162,14 @@ def kept_validation_score(files: RunFiles) -> float | None:
 
 
 def kept_epoch(files: RunFiles) -> float | None:
-    """Return the epoch whose weights were kept; None where it is unknown or the weights are of no single epoch."""
+    """Return the epoch whose weights were kept; None if it is unknown or the weights come from several epochs."""
     if files.summary.kept is not None:
         return None
     return best_epoch(files.rows) if files.summary.best_epoch is None else files.summary.best_epoch
 
 
 def trained(files: RunFiles) -> Mapping[str, str]:
-    """Return what was trained as names and texts; unknown values are left out."""
+    """Return facts about the trained model as names and texts; unknown values are left out."""
     summary, epoch = files.summary, kept_epoch(files)
     rows = {
         **model_rows(summary),
@@ -202,7 +202,7 @@ def cost(files: RunFiles) -> dict[str, str | None]:
 
 
 def training_images(summary: Summary) -> int | None:
-    """Return the number of images in an epoch; None where the run does not say."""
+    """Return the number of images in an epoch; None if it is not recorded."""
     return next((part.images for part in summary.parts if part.name == "train"), None)
 
 
@@ -215,7 +215,7 @@ def _speed(files: RunFiles) -> str | None:
 
 
 def again(files: RunFiles) -> list[str]:
-    """Return the commands that repeat the run: with its resolved settings, and as it was started."""
+    """Return the commands that repeat the run, with its resolved settings and with its original command line."""
     commands = []
     if files.settings:
         verb, config = shlex.quote(files.verb), shlex.quote(str(files.run.config))
@@ -226,7 +226,7 @@ def again(files: RunFiles) -> list[str]:
 
 
 def confidence_sentence(files: RunFiles) -> str | None:
-    """Return what temperature scaling did to the probabilities; None where no temperature was fitted."""
+    """Return a sentence on how temperature scaling changed the probabilities; None if no temperature was fitted."""
     confidence = files.summary.confidence
     if confidence is None or confidence.temperature == 1.0:
         return None

@@ -1,4 +1,4 @@
-"""What the features of a run are worth without training them further, as `paucal eval --protocol` has stored it."""
+"""The quality of a run's frozen features, read from the stored results of `paucal eval --protocol`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ MAX_TEXT = 500
 
 @dataclass(frozen=True)
 class FrozenLine:
-    """One line of the table: what was measured, every model's score, and the gains of the first, as text."""
+    """One line of the table, as text: the name of the score, every model's value, and the gains of the first model."""
 
     title: str
     scores: Sequence[str]
@@ -33,11 +33,11 @@ class FrozenLine:
 
 @dataclass(frozen=True)
 class FrozenFeatures:
-    """The section of a report.
+    """The section of a report on frozen features.
 
     Attributes:
         data: Sentence for each data set.
-        models: Names of the models, the run's first.
+        models: Names of the models, starting with the run's model.
         lines: Lines of the table.
         remarks: Sentences on chosen values, wins and losses.
         warnings: Sentences on test images that a model has seen before.
@@ -53,7 +53,7 @@ class FrozenFeatures:
 
 
 def read_frozen(run: RunFolder) -> FrozenFeatures | None:
-    """Return what is known of a run's frozen features, or None.
+    """Return the stored results of a run's frozen features; None if there are none.
 
     Raises:
         UserError: the file is damaged.
@@ -79,7 +79,7 @@ def read_frozen(run: RunFolder) -> FrozenFeatures | None:
 
 
 def frozen_pictures(run: RunFolder) -> dict[str, Path]:
-    """Return the pictures beside the table by name, those that are there."""
+    """Return the existing pictures in the table's folder, by name."""
     paths = [run.evaluation(FOLDER) / name for name in (SCORES_PICTURE, MATCHES_PICTURE)]
     return {path.stem: path for path in paths if path.is_file()}
 

@@ -1,4 +1,4 @@
-"""What a report is made from: the files of a run folder, all optional and none trusted."""
+"""The input of a report: the files of a run folder, all optional and none trusted."""
 
 import csv
 import math
@@ -16,7 +16,7 @@ from paucal.runs import RunFolder
 from paucal.types import UserError
 
 MAX_METRICS_BYTES = 16 * 2**20
-# A settings file may nest or repeat itself without end; what is shown of a value is bounded.
+# A settings file may nest or refer to itself without end, so the shown text of a value is bounded.
 SHORT = reprlib.Repr()
 SHORT.maxlevel, SHORT.maxlist, SHORT.maxdict, SHORT.maxstring = 3, 20, 20, 200
 MAX_ITEMS = 50
@@ -25,7 +25,7 @@ MAX_TEXT = 2000
 
 @dataclass(frozen=True)
 class Setting:
-    """One resolved setting as text, and where its value came from."""
+    """One resolved setting as text, and the source of its value."""
 
     name: str
     value: str
@@ -34,7 +34,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Part:
-    """One part of the data: its name, its number of images, and that number per class where it is known."""
+    """One split of the data: its name, its number of images, and the number per class if it is known."""
 
     name: str
     images: int
@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Step:
-    """One model that a run made on its way: what it was, its share of the validation images, its time."""
+    """One intermediate model of a run: its description, its validation score, and its training time."""
 
     name: str
     score: float | None
@@ -53,7 +53,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Confidence:
-    """What a temperature, fitted to validation images, has done to the probabilities for the test images.
+    """The effect of a temperature, fitted to validation images, on the probabilities for the test images.
 
     Attributes:
         temperature: Divisor of the logits.
@@ -70,7 +70,7 @@ class Confidence:
 
 @dataclass(frozen=True)
 class Complaint:
-    """One finding about the images: "misleads", "warning" or "note", what it is, and what to do."""
+    """One finding about the images: its level ("misleads", "warning" or "note"), a description, and advice."""
 
     level: str
     text: str
@@ -79,23 +79,23 @@ class Complaint:
 
 @dataclass(frozen=True)
 class Summary:
-    """`summary.json`: what a run was about, in words and numbers; everything may be missing.
+    """The content of `summary.json`, which describes a run in words and numbers; everything may be missing.
 
     Attributes:
         title: Heading of the report.
         model: Name of the backbone.
         method: Training method, with what was added to it.
         data: Source of the images.
-        split: Origin of the parts.
+        split: Origin of the splits.
         parts: {"train": 120} or {"train": {"cat": 70, "dog": 50}, "val": ..., "test": ...}.
         parameters: Weights of the deployed model.
         grid: Tokens down and across, such as "8 x 8".
-        epochs: Completed.
+        epochs: Number of completed epochs.
         seconds: Training time in seconds.
-        peak_memory: Bytes that the run took at most, of the accelerator where there was one.
-        selected: Whether validation images chose the epoch whose weights were kept; else it is the last.
+        peak_memory: Peak memory in bytes, of the accelerator if there was one.
+        selected: Whether the epoch whose weights were kept was chosen on validation images; else it is the last epoch.
         best_epoch: Epoch whose weights were kept.
-        rungs: Models of the steps of auto-tuning.
+        rungs: Models from the steps of auto-tuning.
         kept: Origin of the run's model and the reason, in words, if it is not the state of one epoch.
         kept_val_score: Validation accuracy of the kept model, or its mean average precision.
         confidence: Effect of a temperature on the probabilities.
@@ -150,7 +150,7 @@ class RunFiles:
 
 
 def read_run(path: Path) -> RunFiles:
-    """Read what lies in a run folder.
+    """Read the files of a run folder.
 
     Raises:
         UserError: the folder does not exist, or a file in it is too large or damaged.
@@ -268,7 +268,7 @@ def _finite(value: Any) -> float:
 
 
 def _text(value: Any) -> str:
-    """Return any value as short text; lists and mappings of plain values without Python's punctuation."""
+    """Return any value as short text; lists and mappings of plain values are written without Python's punctuation."""
     if isinstance(value, str):
         return value[:MAX_TEXT]
     if isinstance(value, Mapping) and value:

@@ -1,4 +1,4 @@
-"""The report: one page that holds everything about a run and needs nothing beside it."""
+"""The report: one self-contained page about a run."""
 
 import shlex
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ NAME = "report.html"
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write `report.html` into a run folder from what lies there, and return its path.
+    """Write `report.html` into a run folder from the files there, and return its path.
 
-    The page is self-contained: pictures are inside, nothing is loaded from anywhere, and no script runs.
-    Files that are missing are left out of it.
+    The page is self-contained: it includes its pictures, loads nothing, and runs no script. Missing files are left out
+    of it.
 
     Raises:
         UserError: The folder does not exist, or one of its files is too large or damaged.
@@ -50,7 +50,7 @@ def write_run_page(files: RunFiles, name: str, **content: Any) -> Path:
     Args:
         files: Files of the run.
         name: Name of the template.
-        **content: Variables of the template beside those that all pages of runs have.
+        **content: Variables of the template, in addition to the variables that all pages of runs have.
     """
     page = template(name).render(
         title=files.summary.title or f"Run {files.run.path.resolve().name}",
@@ -68,7 +68,7 @@ def write_run_page(files: RunFiles, name: str, **content: Any) -> Path:
 
 
 def template(name: str) -> Template:
-    """Return one of the templates beside this file."""
+    """Return one of the templates in the folder of this file."""
     environment = Environment(
         loader=PackageLoader("paucal", "report"),
         autoescape=True,
@@ -83,6 +83,6 @@ def template(name: str) -> Template:
 
 
 def _class_counts(parts: Sequence[Part]) -> dict[str, list[int | None]]:
-    """Return the number of images of each class in each part; None for parts without counts by class."""
+    """Return the number of images of each class in each split; None for splits without counts by class."""
     names = dict.fromkeys(name for part in parts for name in part.classes)
     return {name: [part.classes.get(name, 0) if part.classes else None for part in parts] for name in names}

@@ -1,4 +1,4 @@
-"""The pictures of a report, as data that lies inside the page."""
+"""The pictures of a report, as data inside the page."""
 
 import base64
 import io
@@ -22,7 +22,7 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 MAX_PICTURE_BYTES = 8 * 2**20
 MAX_PAGE_BYTES = 48 * 2**20
 
-LARGE = 256 * 2**10  # bytes of a PNG that is likely one of photographs, which take a tenth as JPEG
+LARGE = 256 * 2**10  # bytes; larger PNGs probably show photographs, which take a tenth of the size as JPEG
 MOST_PIXELS = 64_000_000
 QUALITY = 85
 SHEETS = ("confusion", "mistakes", "mistakes_attribution", "train_batch", "eval_batch")
@@ -60,8 +60,8 @@ class Picture:
         name: Name of its file.
         caption: Sentence about it.
         uri: Content as a data URI.
-        narrow: Data URI of another form for small screens, if there is one.
-        sheet: Whether it consists of many small pictures, which a small screen must not shrink.
+        narrow: Data URI of a version for small screens, if there is one.
+        sheet: Whether it consists of many small pictures, and so must not be shrunk on a small screen.
     """
 
     name: str
@@ -72,10 +72,10 @@ class Picture:
 
 
 def pictures(files: RunFiles) -> dict[str, Picture]:
-    """Return the pictures of a run by name: those in `plots/`, and those that can be drawn from its tables.
+    """Return the pictures of a run by name: the files in `plots/`, and the pictures that can be drawn from its tables.
 
     Raises:
-        UserError: a file in `plots/` is no PNG, or they are too large to be put into one page.
+        UserError: a file in `plots/` is not a PNG, or the pictures are too large for one page.
     """
     stored = {path.stem: path for path in sorted(files.run.plots.glob("*.png")) if path.is_file()} | frozen_pictures(
         files.run
@@ -128,18 +128,18 @@ def _read(path: Path) -> bytes:
 
 
 def _uri(png: bytes) -> str:
-    """Return a PNG as a data URI, as JPEG where that is smaller."""
+    """Return a PNG as a data URI, converted to JPEG if that is smaller."""
     jpeg = _as_jpeg(png) if len(png) > LARGE else None
     return data_uri(png) if jpeg is None or len(jpeg) >= len(png) else data_uri(jpeg, "jpeg")
 
 
 def data_uri(picture: bytes, kind: Literal["png", "jpeg"] = "png") -> str:
-    """Return a picture as an address that holds it whole, to be written into a page."""
+    """Return a picture as a data URI, which contains the whole picture and can be written into a page."""
     return f"data:image/{kind};base64,{base64.b64encode(picture).decode('ascii')}"
 
 
 def _as_jpeg(data: bytes) -> bytes | None:
-    """Return a PNG as JPEG; None where it is damaged or has more pixels than any of ours."""
+    """Return a PNG as JPEG; None if it is damaged or has more than `MOST_PIXELS` pixels."""
     buffer = io.BytesIO()
     try:
         with Image.open(io.BytesIO(data), formats=["PNG"]) as picture:

@@ -1,4 +1,4 @@
-"""The report of a pre-training run: no classes and no test, but signs of collapse and the worth of the features."""
+"""The report of a pre-training run: signs of collapse and the quality of the features, without classes or a test."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,18 +18,18 @@ MAX_TEXT = 2000
 
 @dataclass(frozen=True)
 class PretrainingSummary:
-    """Entries of a pre-training run's `summary.json` beside those that all runs have; everything may be missing.
+    """Entries of `summary.json` that only pre-training runs have; everything may be missing.
 
     Attributes:
         crops: Views of an image that were compared, in words.
-        out_dim: Prototypes of each head.
-        monitor: Source of the labelled images that were watched.
-        knn_start: Nearest-neighbour accuracy before training, with the weights the run began with.
-        verdict: "kind", "sentence" and "advice" on what is wrong at the end.
-        verdicts: "epoch", "kind" and "sentence" each time that changed.
+        out_dim: Number of prototypes of each head.
+        monitor: Source of the labelled images on which the features were monitored.
+        knn_start: Nearest-neighbour accuracy before training, with the run's initial weights.
+        verdict: "kind", "sentence" and "advice" on the failure at the end, if there is one.
+        verdicts: "epoch", "kind" and "sentence" of each change of the verdict.
         rollbacks: Number of times the run went back to a healthy state.
-        start: Source of the first weights.
-        remarks: Sentences.
+        start: Source of the initial weights.
+        remarks: Remarks as sentences.
     """
 
     crops: str | None = None
@@ -44,7 +44,7 @@ class PretrainingSummary:
 
 
 def write_pretraining_report(run: Path) -> Path:
-    """Write `report.html` into the folder of a pre-training run from what lies there, and return its path.
+    """Write `report.html` into the folder of a pre-training run from the files there, and return its path.
 
     It reads `summary.json` (see `report.inputs.Summary` and `PretrainingSummary`), the curves and "val_knn" of
     `metrics.csv`, and the pictures health.png, curves.png and train_batch.png of `plots/`.
@@ -69,7 +69,7 @@ def read_summary(files: RunFiles) -> PretrainingSummary:
     """Read the entries of a pre-training run from `summary.json`.
 
     Raises:
-        UserError: An entry has another type than `PretrainingSummary` names.
+        UserError: The type of an entry differs from that in `PretrainingSummary`.
     """
     path = files.run.path / "summary.json"
     content = files.run.read_json(path.name) if path.is_file() else {}
@@ -93,14 +93,14 @@ def read_summary(files: RunFiles) -> PretrainingSummary:
 
 
 def knn(files: RunFiles) -> list[tuple[float, float]]:
-    """Return (epoch, nearest-neighbour accuracy) of the epochs that have one."""
+    """Return (epoch, nearest-neighbour accuracy) of the epochs for which it was measured."""
     rows = enumerate(files.rows, start=1)
     scores = [(row.get("epoch", float(number)), row.get(MONITORED, math.nan)) for number, row in rows]
     return [(epoch, share) for epoch, share in scores if math.isfinite(share)]
 
 
 def headline(files: RunFiles, summary: PretrainingSummary) -> list[str]:
-    """Return the result in a few sentences: signs of collapse, and what the features are worth."""
+    """Return the result in a few sentences: signs of collapse, and the quality of the features."""
     sentences = []
     if summary.verdict is None:
         sentences.append("The networks show no sign of collapse: images still differ in what they answer.")
@@ -152,7 +152,7 @@ def figures(files: RunFiles, summary: PretrainingSummary) -> list[tuple[str, str
 
 
 def table(files: RunFiles, summary: PretrainingSummary) -> Mapping[str, str]:
-    """Return what was trained as names and texts; unknown values are left out."""
+    """Return facts about the trained model as names and texts; unknown values are left out."""
     rows = {
         **model_rows(files.summary),
         "crops of an image": summary.crops,

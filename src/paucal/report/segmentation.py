@@ -1,4 +1,4 @@
-"""The report of a segmentation run: the overlap of each class, and the images with most mistakes."""
+"""The report of a segmentation run: the overlap of each class, and the images with the most mistakes."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class SegmentationScores:
-    """The scores of a run on its test images; the defaults stand for a run without a test.
+    """The scores of a run on its test images; the defaults mean that there was no test.
 
     Attributes:
         images: Number of images.
@@ -133,7 +133,7 @@ def warnings(scores: SegmentationScores) -> list[str]:
 
 
 def table(files: RunFiles) -> Mapping[str, str]:
-    """Return the known facts of the training as names and texts."""
+    """Return the known facts about the training as names and texts."""
     summary = files.summary
     rows = {
         "model": summary.model,

@@ -1,4 +1,4 @@
-"""The pages of a data check, a comparison and a study: one file each, with pictures inside and no script."""
+"""The pages of a data check, a comparison and a study, each a single file that includes its pictures and no script."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Thumb:
 
     Attributes:
         key: Key of the image.
-        words: Class and part of the image, or a remark on it.
+        words: Class and split of the image, or a remark on it.
         jpeg: Bytes of the picture; None for an image that cannot be read.
     """
 
@@ -41,7 +41,7 @@ class Section:
         level: "misleads", "warning" or "note".
         text: Finding as a sentence.
         advice: What to do about it.
-        rows: Images; those that belong together are in one row.
+        rows: Images; images that belong together are in one row.
         more: Sentence about images that are not shown.
     """
 
@@ -68,9 +68,9 @@ def write_check_page(
     Args:
         path: Path of the file.
         title: Heading.
-        figures: (number, meaning) of the headline.
-        facts: (heading, value) of the table.
-        per_class: Number of images by part and class.
+        figures: (number, meaning) pairs of the headline.
+        facts: (heading, value) pairs of the table.
+        per_class: Number of images by split and class.
         sections: Findings.
         sheet: JPEG of a few images of every class.
     """
@@ -96,8 +96,8 @@ class ComparisonPage:
         verdicts: Sentence for every difference.
         warnings: Sentences on failed and missing runs.
         rows: Rows of the table, text by heading.
-        bold: Numbers of the rows whose interval excludes no difference.
-        fairness: Sentences on what is equal and what is not.
+        bold: Indices of the rows whose interval excludes 0.
+        fairness: Sentences on what is equal between the runs and what is not.
         notes: Sentences on how to read the numbers.
         pictures: Figures with their captions.
         commands: Commands that reproduce the comparison.

@@ -71,7 +71,7 @@ def _shape(name: str, size: tuple[int, int], words: tuple[str, ...]) -> Shape:
 
 
 def takes_sides(model: str | None, model_args: Sequence[str] | None, sides: Sequence[int]) -> bool:
-    """Return whether one backbone, built for the first side in pixels, runs at all of some sides."""
+    """Return whether a backbone built for the first of some sides in pixels runs at all of them."""
     name, sizes = model or "", [(side, side) for side in sides]
     given = model_arguments(list(model_args or ()))
     try:

@@ -1,6 +1,6 @@
 """How the backbone, the crops and the length of a pre-training run are chosen, for any method.
 
-Published values (EsViT, sections 4 and A; its program's runs) hold for a million images and batches of 512. Where the
+Published values (EsViT, sections 4 and A; its released runs) hold for a million images and batches of 512. Where the
 data or the machine is smaller, a value is scaled by a rule that is named.
 """
 
@@ -26,12 +26,12 @@ ALIKE_AREAS = "the areas of LeJEPA's README"
 PAPER_SIDE, PAPER_LOCAL = 224, 96
 PAPER_IMAGES, PAPER_EPOCHS = 1_281_167, 300
 QUICK_MODEL, QUICK_EPOCHS = ("embed_dim=64", "depth=3", "num_heads=2"), 12
-CPU_VIEWS = 150_000  # images seen in a run on a processor: an hour or so with a small model
+CPU_VIEWS = 150_000  # images seen in a run on a CPU: an hour or so with a small model
 Sides = Sequence[int] | None
 
 
 def model(facts: DataAndMachine, img_size: Sides) -> Choice:
-    """A small backbone for small images, else the paper's."""
+    """The model of the initial weights; else a small backbone for small images, or the paper's backbone."""
     if facts.start is not None and facts.start.model is not None:
         return facts.start.model, f"the model of {facts.start.where}"
     side = expected_side(facts, img_size)
@@ -41,7 +41,7 @@ def model(facts: DataAndMachine, img_size: Sides) -> Choice:
 
 
 def _model_args(facts: DataAndMachine, model: str | None, device: str | None) -> Choice:
-    """Those of the start, so that its weights fit; for the built-in images on a processor, a quick model's."""
+    """The arguments of the initial weights' model; for the built-in images on a CPU, those of a quick model."""
     if facts.start is None and model == "vit_mini" and facts.hinted_epochs and device == "cpu":
         return list(QUICK_MODEL), "a first look at this data set in about two minutes"
     return model_args(facts, model)
@@ -51,17 +51,17 @@ _model_args.__name__ = "model_args"
 
 
 def img_size(facts: DataAndMachine) -> Choice:
-    """The images' own size where they are small, else the paper's."""
+    """The images' own size where they are small, else the paper's size."""
     return small_img_size(facts) or ([PAPER_SIDE], PAPER)
 
 
 def pipeline() -> Choice:
-    """The paper's."""
+    """The paper's augmentation pipeline."""
     return "dino", PAPER
 
 
 def local_crops(local_size: Sides, device: str | None) -> Choice:
-    """The paper's eight; four where a processor trains."""
+    """The paper's eight; four on a CPU."""
     if local_size:
         return [8 // len(local_size)] * len(local_size), "eight in all, as in the paper"
     if device == "cpu":
@@ -70,7 +70,7 @@ def local_crops(local_size: Sides, device: str | None) -> Choice:
 
 
 def local_size(img_size: Sides, local_crops: Sides) -> Choice:
-    """The paper's 96 for 224; half of a small side."""
+    """The paper's 96 pixels for 224; about half the side of small images."""
     side, groups = min(img_size or [PAPER_SIDE]), len(local_crops or [0])
     if side == PAPER_SIDE:
         return [PAPER_LOCAL] * groups, PAPER
@@ -80,7 +80,7 @@ def local_size(img_size: Sides, local_crops: Sides) -> Choice:
 
 
 def global_scale(local_crops: Sides, pipeline: str | None) -> Choice:
-    """The areas that were published with the pipeline; wider without local crops, as the programs have it."""
+    """The areas that were published with the pipeline; wider without local crops, as in the authors' code."""
     if pipeline == "deit":
         return list(DEIT_SCALE), DEIT_AREAS
     if pipeline == "alike":
@@ -114,7 +114,7 @@ def hflip(facts: DataAndMachine) -> Choice:
 
 
 def normalise(facts: DataAndMachine) -> Choice:
-    """The data's own statistics, unless the run starts from weights that had others."""
+    """The statistics that the initial weights were trained with; from scratch those of the data."""
     if facts.start is not None:
         return facts.start.normalise, f"as for {facts.start.where}"
     return "computed", "mean and deviation of these images"
@@ -128,7 +128,7 @@ def batch_size(facts: DataAndMachine, accumulate: int, devices: int | None, node
 
 
 def epochs(facts: DataAndMachine, device: str | None) -> Choice:
-    """The paper's views for larger sets, its 300 epochs for smaller ones, and what a processor can do."""
+    """The paper's 300 epochs, fewer on a CPU; for larger sets as many images seen as in the paper."""
     if facts.n_train > PAPER_IMAGES:
         return max(1, round(PAPER_EPOCHS * PAPER_IMAGES / facts.n_train)), "as many images seen as EsViT's 300 epochs"
     if facts.hinted_epochs:

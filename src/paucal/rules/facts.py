@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-# Images shown: ten passes over 10,000 small photographs hardly beat random weights, a hundred over 5,000 do.
+# In images shown: ten passes over 10,000 small photographs hardly beat random weights, a hundred over 5,000 clearly do.
 UNDERTRAINED = 300_000
 
 
@@ -19,8 +19,8 @@ class StartFacts:
         model_args: Constructor arguments of their model, as NAME=VALUE.
         normalise: Value of the setting `normalise` that fits them.
         chosen: Whether the run chose them itself, and auto-tunes from them in its time budget.
-        shown: Images that they have been shown in all, where they began at random in runs of paucal; None where others
-            trained them, or where nobody knows.
+        shown: Number of images they have been shown in all, if runs of paucal trained them from random weights; None if
+            others trained them, or if it is unknown.
     """
 
     where: str

@@ -1,4 +1,4 @@
-"""How training images are changed, by their size."""
+"""Rules for the augmentation of training images, by their size."""
 
 from collections.abc import Sequence
 
@@ -28,12 +28,12 @@ def crop_scale(facts: DataAndMachine, crop: str | None, img_size: Sides, model: 
 
 
 def hflip(facts: DataAndMachine) -> Choice:
-    """Half of the images, unless a mirrored one means something else."""
+    """Half of the images, unless a mirrored image means something else."""
     return (0.5, PAPER) if facts.flip else (0.0, "a mirrored image of this data set means something else")
 
 
 def rand_augment(facts: DataAndMachine, img_size: Sides, model: str | None, time: str | None) -> Choice:
-    """The paper's policy; nothing for tiny images, which it makes unreadable."""
+    """The paper's policy; none for tiny images, which it makes unreadable."""
     if why := _light(facts, model, img_size, time):
         return "none", why
     if _side(img_size) < 32:
@@ -42,7 +42,7 @@ def rand_augment(facts: DataAndMachine, img_size: Sides, model: str | None, time
 
 
 def erase(facts: DataAndMachine, img_size: Sides, model: str | None, time: str | None) -> Choice:
-    """The paper's probability."""
+    """The paper's probability of random erasing; none for tiny images."""
     if why := _light(facts, model, img_size, time):
         return 0.0, why
     return (0.0, "images under 32 pixels become unreadable") if _side(img_size) < 32 else (0.25, PAPER)
@@ -71,7 +71,7 @@ def _mixed(img_size: Sides, alpha: float) -> Choice:
 
 
 def normalise(facts: DataAndMachine) -> Choice:
-    """Trained from scratch, the data's own statistics are the natural ones."""
+    """The statistics of the initial weights; from scratch those of the data, which are the natural choice."""
     if facts.start is not None:
         return facts.start.normalise, f"as for {facts.start.where}"
     return "computed", "trained from scratch: mean and deviation of the training images"
@@ -85,7 +85,7 @@ def _side(img_size: Sides) -> int:
 
 
 def _light(facts: DataAndMachine, model: str | None, img_size: Sides, time: str | None) -> str:
-    """Return why images are changed little; "" where they are not."""
+    """Return why augmentation is light; "" where it is not."""
     if makes_few_passes(facts, time):
         return LIGHT
     return LIGHT_QUICK if is_quick(facts, model, img_size, time) else ""

@@ -12,16 +12,16 @@ from paucal.rules.resolve import Choice
 from paucal.wording import counted
 
 PAPER_EPOCHS, MAX_EPOCHS, MIN_STEPS = 100, 300, 2500
-STEPS, HINTED_STEPS = 10, 30  # of a pass; more where the source recommends few passes
+STEPS, HINTED_STEPS = 10, 30  # per epoch, at least; the second where the source recommends few epochs
 FEW_PASSES_STEPS = 50
-TUNING_STEPS = 100  # of trained weights on a processor, which makes the fewest passes: docs/lab_notes.md
+TUNING_STEPS = 100  # per epoch of fine-tuning on a CPU, which has time for the fewest epochs: docs/lab_notes.md
 # Without a trial: batch norms tolerated 3e-4 and more, layer norms 1e-4 (auto_tune/trials.py).
 SHORT_TUNING = 2e-4
 SOUP = 3  # epochs; Wortsman et al. 2022 gain most from the first few
 
 
 def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choice:
-    """A wait that people take, where nobody says how long a run is, nor a recipe or the paper a start was named for."""
+    """A bearable time; None if epochs, a recipe, the data set or weights that the user named decide the length."""
     named = facts.start is not None and not facts.start.chosen
     if epochs is not None or recipe is not None or facts.hinted_epochs or named:
         return None, ""
@@ -34,7 +34,7 @@ def epochs(
     facts: DataAndMachine, time: str | None, init: str | None, batch_size: int, accumulate: int, devices: int | None,
     nodes: int | None,
 ) -> Choice:  # fmt: skip
-    """The paper's 100, and more where a pass has few steps; left open where the time decides."""
+    """The paper's 100 epochs, and more where an epoch has few steps; left open where the time decides."""
     if time is not None:
         return None, ""
     if facts.hinted_epochs:
@@ -85,7 +85,7 @@ def lr(
     devices: int | None,
     nodes: int | None,
 ) -> Choice:
-    """The paper's rate, scaled by the square root of the batch, as suits AdamW; a small network takes more."""
+    """The paper's rate, scaled by the square root of the batch, as suits AdamW; higher for a small network."""
     batch = effective_batch(batch_size, accumulate, devices, nodes)
     published = recipe_rate(RECIPES, recipe, model, batch)
     if published is not None:
@@ -121,7 +121,7 @@ def warmup_epochs(init: str | None, epochs: int | None) -> Choice:
 
 
 def schedule_epochs(epochs: int | None) -> Choice:
-    """The epochs that are run."""
+    """The number of epochs of the run."""
     return epochs or None, "the cosine ends with the run"
 
 
@@ -138,7 +138,7 @@ def average(
 
 
 def soup(facts: DataAndMachine, time: str | None) -> Choice:
-    """A few epochs where they lie close together, as they do from trained weights; else the best, as published."""
+    """Average the weights of some epochs of short fine-tuning, which lie close together; else keep the best epoch."""
     if makes_few_passes(facts, time):
         return SOUP, "epochs from one start lie close enough together to be averaged"
     return None, ""

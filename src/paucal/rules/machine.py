@@ -5,12 +5,12 @@ from paucal.rules.resolve import Choice
 
 
 def device(facts: DataAndMachine) -> Choice:
-    """The best there is."""
+    """The best available device."""
     return facts.device, "the best device of this machine"
 
 
 def devices(facts: DataAndMachine, device: str | None) -> Choice:
-    """All of a kind that work together; one process where the processor trains."""
+    """The number that a launcher has started, else all GPUs; one process on any other device."""
     if facts.launched is not None:
         return facts.launched[0], "as the launcher has started"
     if device == "cuda":
@@ -19,12 +19,12 @@ def devices(facts: DataAndMachine, device: str | None) -> Choice:
 
 
 def nodes(facts: DataAndMachine) -> Choice:
-    """As many as a launcher says."""
+    """The number of nodes that a launcher has started, else one."""
     return (facts.launched[1], "as the launcher has started") if facts.launched else (1, "this machine")
 
 
 def strategy(devices: int | None, nodes: int | None) -> Choice:
-    """The whole model on each of several devices: cutting it takes time, so that is for those who need the memory."""
+    """The whole model on each of several devices: sharding takes time, and is left to users who need the memory."""
     several = (devices or 1) * (nodes or 1) > 1
     return ("ddp", "each device keeps the whole model") if several else (None, "")
 
@@ -37,7 +37,7 @@ def precision(facts: DataAndMachine, device: str | None) -> Choice:
 
 
 def workers(facts: DataAndMachine, device: str | None) -> Choice:
-    """One less than the cores beside an accelerator; none beside a processor that trains."""
+    """One less than the CPU cores, at most 8, beside an accelerator; none if the CPU trains."""
     if device == "cpu":
         return 0, "the processor is busy with training: loader processes would only slow it"
     chosen = min(8, facts.cores - 1)

@@ -9,7 +9,7 @@ from paucal.recipes.table import lvvit_drop_path
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import Choice
 
-SIDES = (32, 64, 96)  # pixels to which images that are hardly larger are brought
+SIDES = (32, 64, 96)  # in pixels; images that are hardly larger are resized to these
 SMALL = 64  # pixels up to which an image is "small": CIFAR-like recipes apply
 PAPER = "the paper's value"
 MEASURED = "the transformer that learned most from few images"  # benchmarks/results/small_data_*.json
@@ -17,13 +17,13 @@ QUICK_MODEL = "resnet10t"  # timm's name
 QUICK = (
     "from scratch on a processor the quickest to learn from photographs; at 64 pixels it makes many passes in the time "
     "of few over larger ones"
-)  # docs/which_model.md: in equal time dhvt_mini at 64 pixels and this one at 96 learned less
+)  # docs/which_model.md: in equal time dhvt_mini at 64 pixels and this model at 96 learned less
 MANY_CLASSES = 1000
 Sides = Sequence[int] | None
 
 
 def model(facts: DataAndMachine, img_size: Sides, recipe: str | None, epochs: int | None) -> Choice:
-    """The start's; from scratch the transformer that was best where it was measured (docs/which_model.md)."""
+    """The model of the initial weights; from scratch the one that measured best (docs/which_model.md)."""
     if facts.start is not None and facts.start.model is not None:
         return facts.start.model, f"the model of {facts.start.where}"
     if facts.start is not None:
@@ -43,7 +43,7 @@ def model(facts: DataAndMachine, img_size: Sides, recipe: str | None, epochs: in
 
 
 def model_args(facts: DataAndMachine, model: str | None) -> Choice:
-    """Those of the start, so that its weights fit."""
+    """The arguments of the initial weights' model, so that these weights fit."""
     start = facts.start
     if start is None or not start.model_args or model != start.model:
         return None, ""
@@ -51,7 +51,7 @@ def model_args(facts: DataAndMachine, model: str | None) -> Choice:
 
 
 def img_size(facts: DataAndMachine, model: str | None) -> Choice:
-    """The start's; else the images' own where they are small, else the size the backbone was designed for."""
+    """The size of the initial weights; else the images' own if small, else the size the backbone was designed for."""
     if facts.start is not None:
         size = facts.start.image_size
         return _sides(size or _native(model)), f"what suits {facts.start.where}"
@@ -61,13 +61,13 @@ def img_size(facts: DataAndMachine, model: str | None) -> Choice:
 
 
 def is_quick(facts: DataAndMachine, model: str | None, img_size: Sides, time: str | None) -> bool:
-    """Return whether a small network learns from scratch on a processor in a given time: it makes few passes."""
+    """Return whether a small network learns from scratch on a CPU in a limited time, in which it makes few passes."""
     small = min(img_size or [SMALL + 1]) <= SMALL
     return facts.start is None and facts.device == "cpu" and model == QUICK_MODEL and small and time is not None
 
 
 def small_img_size(facts: DataAndMachine) -> Choice | None:
-    """The size to which the images are brought whatever the model is; None where the model decides."""
+    """The size to which the images are resized for any model; None where the model decides."""
     if facts.hinted_size:
         return [facts.hinted_size], "what suits this data set"
     side = next((side for side in SIDES if facts.median_side <= side * 1.25), None)
@@ -75,13 +75,13 @@ def small_img_size(facts: DataAndMachine) -> Choice | None:
 
 
 def expected_side(facts: DataAndMachine, img_size: Sides) -> int:
-    """Return the side that a model will see, before it is chosen, so that equal images get equal models."""
+    """Predict the side of the model's input before a model is chosen, so that images of one size get one model."""
     chosen = small_img_size(facts)
     return min(img_size or (chosen[0] if chosen else [facts.median_side]))
 
 
 def drop_path(model: str | None) -> Choice:
-    """The papers' 0.2 for Swin, 0.1 for DHVT, 0.1 to 0.3 for LV-ViT; DrLoc's other backbones have none."""
+    """The papers' rates: 0.2 for Swin, 0.1 for DHVT, 0.1 to 0.3 for LV-ViT, none for DrLoc's other backbones."""
     name = model or ""
     if name.startswith(("swin", "esvit_swin", "padded_swin")):
         return 0.2, "the paper's value for Swin"

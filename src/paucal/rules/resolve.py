@@ -16,7 +16,7 @@ from paucal.rules.facts import DataAndMachine
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-# These follow from the number of epochs: open until a run with a time limit is planned, and without epochs.
+# These follow from the number of epochs: they stay open until a run with a time limit is planned, and with 0 epochs.
 OF_LENGTH = ("schedule_epochs", "warmup_epochs", "average")
 
 Choice = tuple[Any, str]
@@ -32,7 +32,7 @@ def rules_by_name(rules: Iterable[Rule]) -> dict[str, Rule]:
 def resolve(settings: S, facts: DataAndMachine, rules: Mapping[str, Rule]) -> tuple[S, dict[str, str]]:
     """Fill in every setting that is None or "auto" and has a rule.
 
-    Afterwards a setting is None only if its type says so: code that reads settings gives no default again.
+    Afterwards a setting is None only if its type says so: code that reads settings needs no defaults of its own.
 
     Returns:
         The settings, and the reason of each value that was chosen.

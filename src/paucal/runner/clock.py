@@ -54,7 +54,7 @@ def duration(seconds: float) -> str:
 
 
 def finish(seconds: float) -> str:
-    """Return the time of day in so many seconds, with the weekday if it is another day."""
+    """Return the time of day `seconds` from now, with the weekday if it is another day."""
     now, then = time.localtime(), time.localtime(time.time() + seconds)
     same = (now.tm_year, now.tm_yday) == (then.tm_year, then.tm_yday)
     return time.strftime("%H:%M" if same else "%H:%M on %A", then)

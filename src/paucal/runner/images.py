@@ -63,7 +63,7 @@ class SplitImages:
         return self.split.indices(name)
 
     def counts(self) -> dict[str, int]:
-        """Return the number of images per part."""
+        """Return the number of images in each split."""
         return {name: len(self.part(name)) for name in ("train", "val", "test")}
 
     def facts(self) -> DataAndMachine:
@@ -95,7 +95,7 @@ def pin_data(settings: D, paths: Iterable[str] = ()) -> D:
     """
     changes = {}
     if is_named(settings.data, settings.data_root):
-        # With a root, the name stays a name even if a folder has it too.
+        # With a root, a name remains a name even if a folder is called the same.
         changes["data_root"] = str(data_root(settings.data_root))
     elif (
         settings.data != BUILT_IN
@@ -118,7 +118,7 @@ def _absolute(path: str) -> str:
 
 
 def reading_for(image_size: Sequence[int] | None, like: Reading = WHOLE) -> Reading:
-    """Return how images are read for a network of an image size.
+    """Return how images are read for a network with a given image size.
 
     Args:
         image_size: Side, or (height, width), in pixels; None for whole images.

@@ -29,7 +29,7 @@ Picture = tuple[str | None, Image.Image]
 
 @dataclass(frozen=True)
 class InMemory:
-    """A single picture in memory, which takes the place of a set of images."""
+    """A single picture in memory, used instead of a set of images."""
 
     picture: ImageInMemory
 

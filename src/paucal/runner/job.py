@@ -1,4 +1,4 @@
-"""What each verb that trains has to define; `life` does what is the same for all of them."""
+"""The interface that every verb that trains implements; `life` has the steps that are the same for all."""
 
 import time
 from abc import ABC, abstractmethod
@@ -91,7 +91,7 @@ class RunSetup(Generic[S]):
 
     @property
     def weights_text(self) -> str:
-        """Number of deployed parameters and of those in training heads, as text."""
+        """Numbers of deployed parameters and of parameters in training heads, as text."""
         deployed = sum(p.numel() for p in self.objective.deployable().parameters())
         trained = {id(p): p for p in self.objective.backbones()[-1].model.parameters()}
         extra = sum(p.numel() for p in self.objective.parameters() if p.requires_grad and id(p) not in trained)
@@ -151,7 +151,7 @@ class Watcher(Generic[A]):
 
 
 class Job(ABC, Generic[S, A, R]):
-    """One kind of run: what is its own, with defaults for what most kinds share.
+    """One kind of run: methods that it has to define, and defaults that most kinds share.
 
     Attributes:
         verb: Verb of the command line.

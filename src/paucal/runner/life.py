@@ -74,7 +74,7 @@ def begin(
 
     Args:
         job: Kind of run.
-        settings: Settings as given; None for those left open.
+        settings: Settings as given; None for settings left open.
         given: Origin of each setting that was given.
         console: Console for messages and progress.
         callbacks: Further Lightning callbacks.
@@ -184,7 +184,7 @@ def show_config(job: Job[S, A, Any], settings: S, given: Mapping[str, str]) -> s
 
 
 def _config_values(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings of a config, in which a chosen start from random weights is "none" instead of left open."""
+    """Return the settings of a config, with "none" for random weights if they were chosen rather than left open."""
     from_scratch = values["init"] is None and origin.get("init", "default") != "default"
     return {**values, "init": "none" if from_scratch else values["init"]}
 

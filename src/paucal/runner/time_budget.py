@@ -1,4 +1,4 @@
-"""The time budget of a run: parts of it are timed on this machine, its length is planned, stored and announced.
+"""The time budget of a run: its parts are timed on this machine, and its length is planned, stored and announced.
 
 Once a run trains, `paucal.training.clock` corrects the planned length. A resumed run reads the stored one.
 """
@@ -80,11 +80,11 @@ class Pace:
     closing: float
 
     def evaluation(self, counts: Mapping[str, int]) -> float:
-        """Return the seconds of one validation, given the number of images per part."""
+        """Return the seconds of one validation, given the number of images in each split."""
         return counts["val"] * self.val_image
 
     def ending(self, counts: Mapping[str, int]) -> float:
-        """Return the seconds between the last step and the last file, given the number of images per part."""
+        """Return the seconds between the last step and the last file, given the number of images in each split."""
         return counts["test"] * self.test_image + self.closing
 
 
@@ -94,7 +94,7 @@ class Length:
 
     Attributes:
         settings: Planned settings by name.
-        reasons: Reason of each, to store beside it.
+        reasons: Reason for each planned setting, to store beside it.
         text: Sentence about the length.
         seconds: Seconds from the first step to the last file.
         most_steps: Optimizer steps after which more would not help.

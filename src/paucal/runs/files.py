@@ -1,4 +1,4 @@
-"""Writing files: whether a place can be written, and atomic writing, of which no reader finds a half."""
+"""Writing files: checks that a path is writable, and atomic writing, which never shows readers half a file."""
 
 import csv
 import errno
@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from paucal.types import UserError
 
-LONGEST_NAME = ".predictions.csv.4194304.tmp"  # of the names that are written into a folder of results
+LONGEST_NAME = ".predictions.csv.4194304.tmp"  # among the names of files that are written into a folder of results
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -96,7 +96,7 @@ def folder_in_place(path: Path) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent) as beside:
-        made = Path(beside) / path.name  # not `beside` itself, which its owner alone may read
+        made = Path(beside) / path.name  # not `beside` itself, which only its owner may read
         made.mkdir()
         yield made
         if path.exists():
@@ -107,7 +107,7 @@ def folder_in_place(path: Path) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text atomically.
 
-    File names on Linux may be any bytes; those that are not UTF-8 are written as escapes, which JSON reads back.
+    File names on Linux may be any bytes; bytes that are not UTF-8 are written as escapes, which JSON reads back.
     """
     write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 
@@ -173,11 +173,11 @@ def try_file(path: Path, flag: str = "--output") -> None:
     """
     try:
         taken = path.exists() or path.is_symlink()
-    except (OSError, ValueError) as problem:  # too long a name
+    except (OSError, ValueError) as problem:  # the name is too long
         raise UserError(_sentence(path, flag, problem)) from problem
     if taken:
         raise UserError(f"{flag}: {str(path)!r} exists already: choose another name, or remove it.")
-    temporary = f".{path.name}.{os.getpid()}.tmp"  # what `write_atomically` is going to write
+    temporary = f".{path.name}.{os.getpid()}.tmp"  # the file that `write_atomically` will write
     _try(path.parent, temporary, path, flag)
 
 

@@ -25,7 +25,7 @@ from paucal.types import UserError
 MAX_TEXT_BYTES = 64 * 2**20
 MARKER = "config.yaml"
 SUMMARY = "summary.json"  # written at the end: only a finished run has one
-ASIDE = ".replaced"  # ends the name of a folder whose run another is about to replace
+ASIDE = ".replaced"  # suffix of a folder whose run is about to be replaced
 PACKAGES = (
     "paucal",
     "torch",
@@ -59,7 +59,7 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the run is finished, and so cannot be resumed."""
+        """Whether the run is finished and therefore cannot be resumed."""
         return (self.path / SUMMARY).exists()
 
     @property
@@ -122,7 +122,7 @@ class RunFolder:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The stored settings, unchecked; empty without any, as beside a model alone.
+        """The stored settings, unchecked; empty if the folder has only a model.
 
         Raises:
             UserError: The config cannot be read.
@@ -300,7 +300,7 @@ def run_around(file: Path) -> RunFolder | None:
 
 
 def run_behind(init: str | None) -> RunFolder | None:
-    """Return the run whose model or checkpoint a start is; None for other starts and missing files."""
+    """Return the run whose model or checkpoint `init` names; None for other values and missing files."""
     if init is None or init in PUBLISHED:
         return None
     path = Path(init).expanduser()
@@ -313,7 +313,7 @@ def with_ancestors(run: RunFolder | None) -> Iterator[RunFolder]:
     The chain ends at a missing or unreadable run, whose start is unknown.
 
     Raises:
-        UserError: The config of an existing run cannot be read; the runs after it were yielded before.
+        UserError: The config of an existing run cannot be read; the runs that descend from it were yielded before.
     """
     for _ in range(MAX_ANCESTORS):
         if run is None:

@@ -1,4 +1,4 @@
-"""The files of a grid of runs, as `paucal compare` and `paucal study` make them, that others read too."""
+"""Files of a grid of runs, made by `paucal compare` and `paucal study`, that other modules read too."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +7,7 @@ from paucal.runs.folder import RunFolder
 from paucal.types import UserError
 
 GRID = "grid.json"
-SCORES = "judged.json"  # in the folder above a run: scores of an evaluation beside the run's own
+SCORES = "judged.json"  # in the folder above a run: scores of an evaluation in addition to the run's own
 
 
 def is_grid(folder: Path) -> bool:

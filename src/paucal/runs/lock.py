@@ -1,4 +1,4 @@
-"""Locks on folders: a file in the folder names the process that writes, which renews the file's time of change.
+"""Locks on folders: a file in the folder names the writing process, which keeps renewing the file's modification time.
 
 This works for several machines that share a disk: the file is created by a hard link, which only one process can make,
 and its age is measured by the clock of the disk. A process that ends without releasing its lock (SIGKILL, a power cut)
@@ -63,7 +63,7 @@ class RunLock:
         claim = self.folder / f".{LOCK}.{self._token}.tmp"
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         holder = Holder(self._token, os.getpid(), socket.gethostname(), _space(), since)
-        _HELD.add(self._token)  # before other threads see the claim, which they would take for a dead process's
+        _HELD.add(self._token)  # before other threads see the claim: they would think that its process is dead
         try:
             claim.write_text(json.dumps(asdict(holder)))
             self._seize(self.path, claim)
@@ -86,9 +86,9 @@ class RunLock:
         """Raise a UserError if another process has taken over the lock.
 
         Raises:
-            UserError: Another process holds it, since this one was stopped for long.
+            UserError: Another process holds it, since this one was suspended for long.
         """
-        if time.monotonic() - self._last_beat > 3 * BEAT:  # the whole process may have slept, its thread too
+        if time.monotonic() - self._last_beat > 3 * BEAT:  # the process may have been suspended with its thread
             self._beat()
         if self.lost:
             raise UserError(
@@ -110,7 +110,7 @@ class RunLock:
             pass
 
     def _seize(self, path: Path, claim: Path) -> None:
-        """Link the claim to `path`, if that is free or its holder is dead.
+        """Link the claim to `path`, if there is no lock or its holder is dead.
 
         If several processes find the same holder dead, only one may follow it: the first to create a mark with the
         identity of the dead lock. The mark is then renamed to the lock in one step, so that there is always a lock. A

@@ -130,7 +130,7 @@ def lies_aside(path: Path) -> bool:
     """Return whether a replaced run is kept aside."""
     try:
         return bool(path.name) and (aside_of(path) / NOTE).is_file()
-    except OSError:  # too long a name
+    except OSError:  # the name is too long
         return False
 
 

@@ -20,7 +20,7 @@ from paucal.types import UserError
 
 MAX_BYTES = 16 * 2**30  # a model of a billion parameters with its optimizer state
 _SLACK = 1 << 20
-MAX_DEPTH = 6  # of mappings within mappings
+MAX_DEPTH = 6  # of nested mappings
 _FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)")
 Tree = Mapping[str, Any]
 
@@ -84,8 +84,8 @@ def read_foreign(path: Path, max_bytes: int = MAX_BYTES) -> Tree:
     """Read a safetensors file or a file of `torch.save` from elsewhere, without running any code in it.
 
     Returns:
-        Tensors by name, possibly in mappings within mappings. Everything else in the file is left out, and so are
-        tensors that are not plain (sparse, quantised, without values, or larger than what is stored of them).
+        Tensors by name, possibly in nested mappings. Everything else in the file is left out, and so are
+        tensors that are not plain (sparse, quantised, without values, or larger than their storage).
 
     Raises:
         UserError: The file is missing, too large, cut short, of another kind, or holds Python objects that could

@@ -145,7 +145,7 @@ class JobSettings(
 
     @property
     def images_per_pass(self) -> int:
-        """The batch size of one device once it is resolved; 1 before."""
+        """The batch size of one device; 1 until it is resolved."""
         return self.batch_size if isinstance(self.batch_size, int) else 1
 
     @property

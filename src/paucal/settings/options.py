@@ -1,7 +1,7 @@
 """Settings: fields of frozen dataclasses, from which flags and keys of configs are made.
 
 A field that has the default `AUTO` (None) and a type without None is filled by a rule, with a reason: after
-`rules.resolve.resolve` it has a value. A field whose type allows None means something by it.
+`rules.resolve.resolve` it has a value. Where a field's type allows None, None has a meaning of its own.
 """
 
 import math

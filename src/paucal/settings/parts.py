@@ -11,7 +11,7 @@ LOWEST_ALPHA, HIGHEST_ALPHA = 1e-3, 1e3  # `data.views.mixing.ALPHAS`, which tak
 
 @dataclass(frozen=True)
 class CutSettings:
-    """Shares of the parts that a data set does not define itself."""
+    """Shares of the validation and test images, for data sets that do not define these splits themselves."""
 
     val_fraction: float | None = option(
         "share of the training images kept for validation; 0 for none: then the last epoch is the model",

@@ -32,9 +32,9 @@ class Places:
     """Locations of the images.
 
     Attributes:
-        by_name: DATA by the name of a data set in the plan.
+        by_name: Value of DATA for each data set in the plan, by the name of the data set.
         shared: Settings that locate them, for every run.
-        lesson: DATA that the starts of a smaller scale are trained on; "" without any, or for the images of the rows.
+        lesson: Value of DATA to train the starts of a smaller scale on; "" without starts, or for the rows' images.
     """
 
     by_name: Mapping[str, str]
@@ -136,9 +136,9 @@ def study_folder(study: Study, asked: StudySettings, places: Mapping[str, str]) 
 
 
 def on_given_images(runs: Sequence[Planned], asked: StudySettings) -> list[Planned]:
-    """Return the runs on DATA, under its name, if it replaces the images of a smaller scale.
+    """Return the runs with DATA, and its name, in place of the images of a smaller scale, if DATA is given.
 
-    The classes that the scale uses of its own images do not apply to DATA.
+    The selection of classes from the scale's own images does not apply to DATA.
     """
     if asked.scale == "full" or not asked.data:
         return list(runs)
@@ -162,7 +162,7 @@ def find_places(asked: StudySettings, runs: Sequence[Planned], data_sets: Mappin
     """Return the locations of the images of all runs.
 
     Raises:
-        UserError: A location is missing for a data set without a name in paucal, or one is given that no run reads.
+        UserError: A data set without a name in paucal has no location, or a location is given that no run reads.
     """
     needed = list(dict.fromkeys(name for run in runs for name in (run.data, run.judged)))
     shared = {name: getattr(asked, name) for name in ("data_root", "device", "workers")}

@@ -26,7 +26,7 @@ class Count:
     """Parameters and multiply-adds of a model.
 
     Attributes:
-        params: Parameters in millions, with those that are not trained.
+        params: Parameters in millions, whether trained or not.
         gmacs: Multiply-adds of an image in billions, without the products of attention, as counted by fvcore.
         gmacs_all: Multiply-adds with the products of attention.
     """
@@ -52,7 +52,7 @@ def counted_value(study: Study, row: Row, column: Column) -> float | None:
 
 @lru_cache(maxsize=256)
 def count_model(name: str, side: int, words: tuple[str, ...], classes: int) -> Count:
-    """Count a model.
+    """Count the parameters and multiply-adds of a model.
 
     Args:
         name: Name of a timm model.
@@ -64,7 +64,7 @@ def count_model(name: str, side: int, words: tuple[str, ...], classes: int) -> C
         UserError: There is no such model, or it does not take images of that side.
     """
     given = model_arguments(list(words))
-    # The image size if the model needs one; nothing else is adapted.
+    # Only the image size is adapted, if the model needs one.
     fitted = fit_to_image_size(name, (side, side), given).arguments
     size = {key: value for key, value in fitted.items() if key == "img_size"}
     arguments = {**size, **given, "num_classes": classes}
@@ -76,11 +76,11 @@ def count_model(name: str, side: int, words: tuple[str, ...], classes: int) -> C
 
 
 def _operations(model: Any, side: int) -> int | None:
-    """Return the operations of a forward pass, two per multiply-add; None if a model's computation needs values."""
+    """Return the operations of a forward pass, two per multiply-add; None if the model has to read tensor values."""
     counter = FlopCounterMode(display=False)
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
-        images = probe_images(model, (side, side)).requires_grad_()  # the counter fails at some models without it
+        images = probe_images(model, (side, side)).requires_grad_()  # the counter fails on some models without it
         try:
             with counter:
                 model(images)
@@ -93,7 +93,7 @@ def _operations(model: Any, side: int) -> int | None:
 def count_network(
     name: str, words: tuple[str, ...], network: str, shape: tuple[int, ...], width: int, classes: int | None
 ) -> Count:
-    """Count a detector of masks, for 1,000 proposals, or a segmenter with its auxiliary head.
+    """Count a mask detector with 1,000 proposals, or a segmenter with its auxiliary head.
 
     Args:
         name: Name of the backbone.
@@ -101,10 +101,10 @@ def count_network(
         network: "detector", "cascade" or "upernet".
         shape: Height and width of an image in pixels.
         width: Channels of a segmenter's head.
-        classes: Number of classes of objects or pixels; None for those of COCO and ADE20K.
+        classes: Number of classes of objects or pixels; None for the number in COCO or ADE20K.
 
     Raises:
-        UserError: There is no such model, or it gives no maps.
+        UserError: There is no such model, or it has no feature maps.
     """
     spec = BackboneSpec(name, 0, image_size=(shape[0], shape[1]), arguments=model_arguments(list(words)))
     if network == "upernet":

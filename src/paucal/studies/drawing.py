@@ -20,9 +20,9 @@ class Point:
 
     Attributes:
         name: Name of the row.
-        values: Accuracy in percent, images per second and parameters in millions, by the names in `DRAWN`; None where
-            neither is published nor measured.
-        quoted: Those of them that are published and not ours.
+        values: Accuracy in percent, images per second and parameters in millions, by the names in `DRAWN`; None for a
+            value that is neither published nor measured.
+        quoted: Names of the values that are published, not measured here.
     """
 
     name: str
@@ -48,9 +48,9 @@ def _value(line: Line) -> float | None:
 
 
 def efficiency_figure(points: Sequence[Point]) -> Figure:
-    """Draw accuracy against images per second, circles as large as the models, and against parameters.
+    """Draw accuracy against images per second, with circles as large as the models, and against parameters.
 
-    A circle is filled if its horizontal value was measured here; a star marks an accuracy that was.
+    A circle is filled if its horizontal value was measured here; a star marks an accuracy that was measured here.
     """
     figure = Figure(figsize=(13, 6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
@@ -87,8 +87,8 @@ def describe_sources(study: Study, points: Sequence[Point], places: Mapping[str,
 
     Args:
         study: Study that is drawn.
-        points: What is drawn.
-        places: Folders in which measured accuracies were looked for, by the study that measures them.
+        points: Points of the figure.
+        places: Folders searched for measured accuracies, by the name of the study that measures them.
     """
     accuracy = next(column for column in study.columns if column.name == study.draws["accuracy"])
     timed = [point.name for point in points if "throughput" not in point.quoted]

@@ -28,15 +28,15 @@ from paucal.verbs.compare.settings import Arm
 from paucal.verbs.label.launch import label_set
 from paucal.verbs.label.settings import LabelSettings
 
-MAX_EVALUATED = 2000  # images of each part for the evaluation of features at a smaller scale
-# Image sizes of the evaluation at several scales: near that of training, and without mirror images, since a mirrored
-# digit is not a digit.
+MAX_EVALUATED = 2000  # images of each split for the evaluation of features at a smaller scale
+# Image sizes of the evaluation at several scales: near the training size. No image is mirrored, since a mirrored digit
+# is not a digit.
 SMALL_SCALES = (0.8, 1.0, 1.25)
-MIN_ACCURACY = 0.3  # of a teacher
+MIN_ACCURACY = 0.3  # of a teacher that may make label maps
 CHOOSING = ("fraction", "classes")  # settings that select images; the same for all rows
 SPLITTING = ("fraction", "val_fraction", "test_fraction")  # settings that the teacher's split replaces
 TIMED_IMAGES = 8
-FEATURE_SECONDS = 20.0  # seconds beside features: opening images, regression, intervals, pictures
+FEATURE_SECONDS = 20.0  # seconds in addition to the features: opening images, regression, intervals, pictures
 
 
 def prepare_grids(call: Call) -> list[Grid]:
@@ -57,7 +57,7 @@ def prepare_grids(call: Call) -> list[Grid]:
         settings = [_settings(call, run, shared, images) for run in runs]
         arms = [Arm(run.name, None, None, own, run.against) for run, own in zip(runs, settings, strict=True)]
         if small is not None and kind == "train" and any(row.maps for row in study.rows_at(small)):
-            # All rows use the teacher's split, whichever of them are wanted.
+            # All rows use the teacher's split, even if only some rows are requested.
             arms = _with_maps(call, arms, [run.row.maps for run in runs], small, shared)
         grid = prepare_grid(
             call.grid_settings(call.folder / data),
@@ -94,7 +94,7 @@ def _training_settings(call: Call, run: Planned, shared: Mapping[str, Any]) -> d
             f"{run.row.name!r} learns from label maps: make them with 'paucal label DATA --teacher RUN --output "
             "FOLDER' and give --labels FOLDER, or leave the row out by --rows."
         )
-    # Rows that have a recipe of their own, such as those with label maps, keep it.
+    # Rows that have their own recipe, such as rows with label maps, keep it.
     recipe = asked.recipe if run.settings.get("recipe") == study.recipe else None
     init = None if study.starts else (asked.init or [None])[0]
     more = {"recipe": recipe, "init": init, "labels": asked.labels if run.row.maps else None}
@@ -108,7 +108,7 @@ def _pretraining_settings(call: Call, run: Planned, images: GridImages) -> dict[
     monitor = {"monitor": places.by_name[run.judged]} if is_watched else {}
     if small is None:
         elsewhere = {} if run.judged == run.data else {"on": places.by_name[run.judged]}
-        # The published linear probe sees new views.
+        # The published linear probe is trained on augmented views.
         return {**run.settings, EVALUATION: {"augment": True, **elsewhere}, **monitor}
     settings = _shorten(run, small, len(images))
     if settings.get("region_after", 0) >= settings["epochs"]:
@@ -144,13 +144,13 @@ def _start(call: Call, run: Planned) -> dict[str, list[str]]:
 
 
 def _shorten(run: Planned, small: Scale, images: int) -> dict[str, Any]:
-    """Return settings with fewer epochs for more images, since the scale fixes how many images are shown."""
+    """Return settings with fewer epochs for more images, since the scale fixes the total number of images shown."""
     epochs = max(1, round(run.epochs * min(1.0, small.images / images)))
     return {**run.settings, "batch_size": min(run.settings["batch_size"], images), "epochs": epochs}
 
 
 def _feature_timer(call: Call, runs: Sequence[Planned], images: int) -> Callable[[Mapping[str, Any]], float]:
-    """Return a function for the seconds of a row's features, which times a few images on a backbone of its size."""
+    """Return a function that estimates the seconds of a row's features from a few images on a backbone of its size."""
     models: dict[str, tuple[Architecture, int]] = {}
     for run in runs:
         model, small = call.study.models[run.row.model], call.small
@@ -169,7 +169,7 @@ def _feature_timer(call: Call, runs: Sequence[Planned], images: int) -> Callable
             backbone(batch).pooled.sum().item()  # warm-up
             start = time.perf_counter()
             backbone(batch).pooled.sum().item()
-        # Twice: a backbone with random weights is evaluated beside that of the row.
+        # Twice, since a backbone with random weights is evaluated as well as that of the row.
         return FEATURE_SECONDS + 2 * images * (time.perf_counter() - start) / TIMED_IMAGES
 
     return seconds
@@ -178,9 +178,9 @@ def _feature_timer(call: Call, runs: Sequence[Planned], images: int) -> Callable
 def _with_maps(
     call: Call, arms: Sequence[Arm], need_maps: Sequence[bool], small: Scale, shared: Mapping[str, Any]
 ) -> list[Arm]:
-    """Return arms that have label maps where they need them, all of them on the teacher's split of the images.
+    """Return the arms with label maps where they need them, all on the teacher's split of the images.
 
-    A teacher knows the labels that it was trained on, so its training images must not be in any test part.
+    A teacher knows the labels that it was trained on, so its training images must not be in any test split.
 
     Raises:
         UserError: The teacher could not be trained, or its accuracy is too low.
@@ -198,7 +198,7 @@ def _with_maps(
 
 
 def _train_teacher(call: Call, chosen: Mapping[str, Any], small: Scale, shared: Mapping[str, Any]) -> Path:
-    """Train the teacher of label maps on the images of the rows, unless it is done, and return its run folder."""
+    """Train the teacher of label maps on the images of the rows, unless that is done, and return its run folder."""
     teacher, console = small.teacher, call.console
     if teacher is None:
         raise UserError("this scale has no teacher for label maps: use --scale full with --labels.")

@@ -1,4 +1,4 @@
-"""`paucal.study`: a table of a paper run again, published beside measured."""
+"""`paucal.study`: run a table of a paper again, and show the published numbers beside the measured ones."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -83,8 +83,8 @@ def study(name: str, **settings: Any) -> Studied:
         Published and measured numbers.
 
     Raises:
-        UserError: There is no such study, it is not run, or images or trained weights are missing; or it was stopped,
-            and the same call resumes it.
+        UserError: There is no such study, it cannot be run, images or trained weights are missing, or it was stopped;
+            the same call then resumes it.
         TypeError: A setting does not exist.
 
     Example:
@@ -165,7 +165,7 @@ def _conclude(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], settled
     trained = [read_findings(grid) for grid in starts if grid.verb == "train"]
     pages += [("the starts of the rows: curves and every run", write_report(found)) for found in trained]
     states = {cell: state_of(cell) for grid in (*starts, *grids) for cell in cells_of(grid)}
-    # The runs of other verbs than `train` are in no comparison, but have reports of their own.
+    # Runs of verbs other than `train` are in no comparison, but have their own reports.
     done = [cell for cell, state in states.items() if cell.verb != "train" and state.name == "done"]
     reports = [(f"report of {cell.name}", cell.run.path / "report.html") for cell in done]
     pages += [(words, page) for words, page in reports if page.is_file()]

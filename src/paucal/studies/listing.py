@@ -19,7 +19,7 @@ from paucal.studies.words import (
     published,
 )
 
-MAX_COLUMNS = 10  # that a terminal can show side by side
+MAX_COLUMNS = 10  # columns that a terminal can show side by side
 
 
 def overview() -> tuple[Table, list[str]]:
@@ -106,7 +106,7 @@ def status(study: Study, data_sets: Mapping[str, DataSet]) -> str:
 
 
 def missing_sets(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
-    """Return the data sets of its runs at full scale that have to be downloaded by hand."""
+    """Return the data sets of a study's runs at full scale that have to be downloaded by hand."""
     return [name for name in study.data_sets if data_sets[name].how]
 
 
@@ -123,7 +123,7 @@ def how_to_get(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
 
 
 def describe_hours(study: Study, data_sets: Mapping[str, DataSet]) -> str:
-    """Return the cost at full scale for a table."""
+    """Return the cost of a study at full scale, as text for a table."""
     if not study.trains:
         return "-"
     return format_hours(gpu_hours(study, plan(study, "full", data_sets), len(study.seeds), data_sets))

@@ -15,9 +15,9 @@ from paucal.types import UserError
 from paucal.verbs.compare.findings import ArmOutcome, Outcome
 
 RESULTS = "results.csv"
-MAX_BYTES = 1 << 22  # of such a table
-PLAIN = ("correspondence", "correspondence_distance")  # metrics that are not in percent, as published
-DECIMALS = 1  # of a percentage, at which a win differs from a tie, as in the printed tables
+MAX_BYTES = 1 << 22  # of a table of numbers that a study wrote
+PLAIN = ("correspondence", "correspondence_distance")  # metrics that are published as they are, not in percent
+DECIMALS = 1  # of percentages when wins are counted, as in the printed tables
 BySeed = Mapping[int, float]
 Numbers = Mapping[tuple[str, str], "Measured"]  # by the names of row and column
 
@@ -56,7 +56,7 @@ def mean_over_seeds(values: BySeed, base: BySeed | None = None) -> Measured:
 
 
 def measure_arm(column: Column, arm: ArmOutcome, baseline: ArmOutcome | None) -> Measured:
-    """Return the number of a row that is trained with labels."""
+    """Return the measured number of a row that is trained with labels."""
     if column.metric == "top1":
         measured = mean_over_seeds({seed: 100 * outcome.scores["top1"] for seed, outcome in arm.outcomes.items()})
         return measured if arm.gain is None else replace(measured, gain=100 * arm.gain.value, difference=arm.gain)
@@ -120,7 +120,7 @@ def average(sets: Sequence[BySeed]) -> dict[int, float]:
 
 
 def wins(sets: Sequence[BySeed], baseline: Sequence[BySeed]) -> dict[int, float]:
-    """Return by seed on how many data sets a row is above its baseline, at the printed decimals.
+    """Return, for each seed, the number of data sets on which a row beats its baseline at the printed decimals.
 
     Args:
         sets: Scores in percent by seed, for each data set.
@@ -136,11 +136,11 @@ def wins(sets: Sequence[BySeed], baseline: Sequence[BySeed]) -> dict[int, float]
 
 
 def measured_elsewhere(study: Study, folder: Path) -> dict[str, Numbers]:
-    """Return the numbers that other studies measured at full scale, by the studies that the columns name.
+    """Return the numbers that other studies measured at full scale, by the names of those studies.
 
     Args:
         study: Study with the columns.
-        folder: Folder of the study; those of the others are beside it under their default names.
+        folder: Folder of the study, beside the folders of the others, which have their default names.
 
     Raises:
         UserError: A table there was not written by a study.

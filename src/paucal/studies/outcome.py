@@ -1,4 +1,4 @@
-"""The numbers of a study: published beside measured, row by row."""
+"""The numbers of a study, published and measured, row by row."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from paucal.studies.timing import Timed, timed_value
 from paucal.verbs.compare.findings import ArmOutcome, Findings, read_findings, scores_of
 from paucal.verbs.compare.grid import Grid, cells_of, state_of
 
-NOT_RUN = "not run at this scale"  # why a number of ours is missing
+NOT_RUN = "not run at this scale"  # reason for a missing measurement
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def find_lines(
     Args:
         study: Study of any kind.
         runs: Requested runs; none for a study that trains nothing.
-        grids: Stored grids, with those of earlier calls.
+        grids: Stored grids, including those of earlier calls.
         whole: All runs of the scale; by default the requested ones.
         timed: Timed models on this device, for a study with columns of times.
         elsewhere: Numbers of the studies that columns name.
@@ -116,7 +116,7 @@ def find_lines(
 
 
 def _published_gain(study: Study, row: Row, place: int) -> float | None:
-    """Return the published gain over the baseline of a row or else of its column."""
+    """Return the published gain over the baseline of the row, or of the column if the row has none."""
     column = study.columns[place]
     if column not in study.trained_columns and column.metric != "average":
         return None

@@ -1,4 +1,4 @@
-"""Which runs a study is made of at a scale, and with which settings."""
+"""The runs of a study at a scale, and their settings."""
 
 import json
 from collections import Counter
@@ -10,7 +10,7 @@ from paucal.studies.study import SCALES, Architecture, Column, DataSet, Part, Ro
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
-PROTOCOLS = {"correspondence_distance": "correspondence"}  # of metrics with another name than their protocol
+PROTOCOLS = {"correspondence_distance": "correspondence"}  # protocols of metrics, where the names differ
 BY_EPOCH = ("region_after",)  # settings in epochs, which shrink with the length of the run
 T = TypeVar("T", bound=Part)
 
@@ -23,8 +23,8 @@ class Planned:
         row: Row of the run.
         columns: Columns with numbers of the run.
         name: Name that is unique among the runs on the same images.
-        data: Name of the data set to train on; at a smaller scale the images in its place.
-        judged: Name of the data set to evaluate frozen features on, likewise.
+        data: Name of the data set to train on; at a smaller scale, of the images that replace it.
+        judged: Name of the data set to evaluate frozen features on; at a smaller scale, of its replacement.
         epochs: Epochs of training.
         settings: Settings of the verb, without images and seed.
         against: Name of the run that it is compared with; "" for none.
@@ -50,7 +50,7 @@ def plan(
     """Return the requested runs of a study, each once, in the order of its table.
 
     At a smaller scale one set of images replaces all data sets, so only the columns of the first one are run. The name
-    of a run and its baseline do not depend on which others are requested.
+    of a run and its baseline do not depend on which other runs are requested.
 
     Args:
         study: Study that trains.
@@ -60,7 +60,7 @@ def plan(
         columns: Names of the requested columns; () for all.
 
     Raises:
-        UserError: The study is not run, has no such scale, row or column, or nothing is left of it.
+        UserError: The study is not run, has no such scale, row or column, or no run is left.
     """
     wanted_rows = _select(study.rows_at(find_scale(study, scale)), study.rows, rows, "--rows", study)
     wanted = _select(study.trained_columns, study.columns, columns, "--columns", study)
@@ -105,7 +105,7 @@ def plan_whole(
 
 
 def _select(parts: Sequence[T], every: Sequence[Part], names: Sequence[str], flag: str, study: Study) -> list[T]:
-    """Return the named rows or columns among those that are run; all without names."""
+    """Return the rows or columns with the given names, out of those that are run; without names, return all."""
     known = [part.name for part in every]
     for name in names:
         if name not in known:

@@ -30,11 +30,11 @@ from paucal.wording import did_you_mean
 
 FOLDER = Path(__file__).parent / "published"
 PAPERS = ("drloc", "token_labeling", "dhvt", "esvit", "networks")
-MAX_BYTES = 1 << 20  # of a file
+MAX_BYTES = 1 << 20  # of a file of studies
 SHARED = ("paper", "source", "recipe", "epochs", "full", "telling")  # entries of a file for all its studies
 SHARED_BY_KIND = ("telling", "scales")  # entries of `by_kind.yaml`
-TUNE = "tune"  # kind there of studies of kind "train" whose rows have starts
-ENLARGE = "enlarge"  # kind there of those with `like: enlarge`, whose starts are trained on smaller images of the rows
+TUNE = "tune"  # name there for studies of kind "train" whose rows have starts
+ENLARGE = "enlarge"  # name there for studies with `like: enlarge`, whose starts see the rows' images at a smaller size
 T = TypeVar("T")
 
 
@@ -46,7 +46,7 @@ def data_sets() -> Mapping[str, DataSet]:
 
 @cache
 def studies() -> Mapping[str, Study]:
-    """Return all studies, paper after paper, in the order of their tables.
+    """Return all studies, paper by paper, in the order of their tables.
 
     Raises:
         UserError: A file is damaged.
@@ -60,7 +60,7 @@ def find_study(name: str) -> Study:
     """Return a study by its name.
 
     Raises:
-        UserError: There is none; the message has the nearest name.
+        UserError: There is no such study; the message contains the nearest name.
     """
     names = studies()
     if name not in names:
@@ -82,7 +82,7 @@ def read_data_sets(path: Path) -> dict[str, DataSet]:
 
 
 def read_by_kind(path: Path) -> dict[str, Any]:
-    """Read the entries that studies of a kind share, of any paper; they replace those that their file shares.
+    """Read the entries that studies of a kind share in all papers; they replace the shared entries of a paper's file.
 
     Raises:
         UserError: The file cannot be read, or an entry is invalid.
@@ -101,12 +101,12 @@ def read_studies(
     """Read the studies of a paper.
 
     Args:
-        path: Path of its file.
+        path: Path of the paper's file.
         data_sets: Data sets that columns and rows may name.
         by_kind: Entries that studies of a kind share, see `read_by_kind`.
 
     Raises:
-        UserError: The file cannot be read, or an entry is invalid; the message has the study and the row.
+        UserError: The file cannot be read, or an entry is invalid; the message names the study and the row.
     """
     content, by_kind = _read_mapping(path), by_kind or {}
     entries = {*SHARED, "title", "models", "scales", "columns", "studies"}
@@ -136,7 +136,7 @@ def read_studies(
 
 
 def _expand_columns(entries: Any, groups: Mapping[str, Any], where: str) -> list[Any]:
-    """Return the columns of a study; the name of a group of its file is replaced by the group's columns."""
+    """Return the columns of a study, with the names of column groups replaced by the columns of the groups."""
     columns = []
     for entry in _require_list(entries, f"{where}: columns"):
         if isinstance(entry, str):
@@ -148,8 +148,8 @@ def _expand_columns(entries: Any, groups: Mapping[str, Any], where: str) -> list
 def _rows_of_other(rows: Mapping[str, Any], columns: list[Any], read: Mapping[str, Study], where: str) -> list[Any]:
     """Return the rows of an earlier study, for `rows: {of: NAME}`.
 
-    Their values are those of the columns that both have. `models` names models that the other study does not train, and
-    `against` the row that sets the scale of times.
+    They have the values of the columns that both studies have. `models` names models that the other study does not
+    train, and `against` names the row that sets the scale of times.
     """
     require_name(str(rows.get("of")), read, f"{where}: the study whose rows it has")
     other, models = read[str(rows["of"])], rows.get("models", {})
@@ -176,7 +176,7 @@ def _make_study(name: str, entry: Mapping[str, Any], models: Mapping[str, Model]
 
 
 def _make_scales(shared: Mapping[str, Any], entry: Mapping[str, Any], where: str) -> dict[str, Scale]:
-    """Return the smaller scales of a study: the shared ones, changed by its own; None leaves one out."""
+    """Return the smaller scales of a study: the shared scales, updated by its own; None removes a scale."""
     if entry.get("kind") not in TRAINED:
         return {}
     own = entry.get("scales", {})
@@ -208,7 +208,7 @@ def _make_model(entry: Any, where: str) -> Model:
 
 
 def _make(kind: type[T], entry: Any, where: str) -> T:
-    """Make a dataclass from a mapping, with values of the types of its fields; lists become tuples."""
+    """Make a dataclass from a mapping whose values have the types of its fields; lists become tuples."""
     if not isinstance(entry, dict):
         raise UserError(f"{where} is {entry!r}, expected names with values.")
     hints, own = typing.get_type_hints(kind), {item.name: item for item in fields(kind)}  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
 """Drawn scenes that replace photographs with boxes and masks: handwritten digits on a noisy background.
 
-Half of the built-in digits are kept for starts. The others are used as they are for frozen features, and are split
-among the parts of the scenes, so that no start has been trained on a digit of a scene, and no digit of a test scene
-occurs in a training scene.
+Half of the built-in digits are kept for starts. The others are used as they are for frozen features, and are divided
+among the train, val and test scenes, so that no start has been trained on a digit of a scene, and no digit of a test
+scene occurs in a training scene.
 """
 
 import json
@@ -19,9 +19,9 @@ from PIL import Image
 from paucal.data.sources.opening import open_digits
 
 SCENES, LESSON, OTHERS = "scenes", "digits", "other-digits"
-DRAWN = "drawn"  # folder of all three in that of a study
+DRAWN = "drawn"  # folder within that of a study, for scenes and both folders of digits
 UNFINISHED = f".{DRAWN}-"  # prefix of folders that are being drawn
-# Shares of the parts among the digits that are not for starts, and number of scenes per training scene.
+# By split: share of the digits that are not for starts, and number of scenes per training scene.
 SHARES = {"train": 0.5, "val": 0.2, "test": 0.3}
 SCENES_OF = {"train": 1.0, "val": 0.2, "test": 0.5}
 MIN_DIGITS, MAX_DIGITS = 3, 6  # per scene
@@ -47,7 +47,7 @@ class Scene:
 
     @property
     def classes(self) -> NDArray[np.uint8]:
-        """(S, S) class numbers: 0 for the background, else scene more than the digit."""
+        """(S, S) class numbers: 0 for the background, else one more than the digit."""
         classes = np.zeros(self.pixels.shape, np.uint8)
         for label, mask in zip(self.labels, self.masks, strict=True):
             classes[mask] = label + 1
@@ -57,13 +57,13 @@ class Scene:
 def draw_all(folder: Path, images: int, side: int, seed: int = 0) -> Path:
     """Draw scenes and the digits for starts into a folder, unless they are there; return the folder.
 
-    Several calls may draw at once: all of them draw the same, and the first to end moves its drawings there.
+    Several calls may draw at once: all draw the same images, and the first to finish moves them into place.
 
-    `scenes/` has `images/`, `masks/` (class numbers) and `boxes.json` (COCO, with outlines) in a folder for each part;
+    `scenes/` has `images/`, `masks/` (class numbers) and `boxes.json` (COCO, with outlines) in a folder for each split;
     `digits/` has the digits for starts, in a folder for each class, and `other-digits/` the others.
 
     Args:
-        folder: Folder of all three; it appears when everything is drawn.
+        folder: Folder for `scenes/` and both folders of digits; it appears once everything is drawn.
         images: Number of training scenes.
         side: Side of a scene in pixels.
         seed: Seed for all random numbers.
@@ -98,7 +98,7 @@ def _draw_into(folder: Path, images: int, side: int, seed: int) -> None:
 
 
 def share_out(count: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]:
-    """Return the digits for starts, and those for the scenes of each part, without overlap.
+    """Return the digits for starts, and the digits for the scenes of each split, without overlap.
 
     Args:
         count: Number of all digits.

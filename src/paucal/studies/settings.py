@@ -10,7 +10,7 @@ _WHAT, _WORK = "what is run", "who computes"
 
 @dataclass(frozen=True)
 class StudySettings:
-    """What to run of a study, on which images, and with which workers."""
+    """The runs to make for a study, their images, and their workers."""
 
     scale: Literal["tiny", "small", "full"] = option(
         "tiny: stand-ins on few small images, minutes on a core; small: longer, for a GPU or a night; full: as "

@@ -1,6 +1,6 @@
-"""The starts of rows: at a smaller scale trained first, in grids beside those of the rows; at full scale given.
+"""The weights that rows start from: trained first at smaller scales, in grids beside the rows; given at full scale.
 
-At a smaller scale they are trained on images that no row is tested on: other ones, or the training parts of the rows.
+At a smaller scale they are trained on images that no row is tested on: other images, or the rows' training images.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,17 +21,17 @@ from paucal.verbs.compare.jobs import GridImages, open_images
 from paucal.verbs.compare.preparation import prepare_grid
 from paucal.verbs.compare.settings import Arm
 
-VERBS = ("train", "pretrain")  # that make starts
-TOLERANCE = 1.05  # times the images of a scale, up to which a set is used whole
+VERBS = ("train", "pretrain")  # verbs that make starts
+TOLERANCE = 1.05  # a data set with up to this many times the images of a scale is used whole
 
 
 def with_starts(call: Call) -> Call:
-    """Return a call of the full scale in which each run has its start: as given, or the published weights.
+    """Return a call of the full scale with a start for each run: the given one, or the published weights.
 
-    Calls of the smaller scales, whose starts are trained first, and of studies without starts stay as they are.
+    Calls of smaller scales, whose starts are trained first, and calls of studies without starts are unchanged.
 
     Raises:
-        UserError: A start is given that the study does not have, or one that a run needs is missing.
+        UserError: A start is given that the study does not have, or a start that a run needs is missing.
     """
     study, runs = call.study, call.runs
     if not study.starts or call.small is not None:
@@ -84,16 +84,16 @@ def with_lesson(places: Places, small: Scale, asked: StudySettings, folder: Path
 
 
 def read_starts(folder: Path) -> list[Grid]:
-    """Return the grids of a study's starts, those of labels first."""
+    """Return the grids of a study's starts; the grid of starts trained with labels is the first."""
     return [read_grid(folder / STARTS / verb) for verb in VERBS if is_grid(folder / STARTS / verb)]
 
 
 def prepare_starts(call: Call, rows: Grid) -> None:
-    """Check the starts of all rows, measure how long they take, and store a grid for each verb that trains some.
+    """Check the starts of all rows, measure how long they take, and store a grid for each verb that trains starts.
 
     Args:
         call: Call of a smaller scale with a lesson.
-        rows: Grid whose runs start from them, with the runs of earlier calls: any worker may compute those.
+        rows: Grid whose runs need the starts, including runs of earlier calls, which any worker may compute.
 
     Raises:
         UserError: Images are missing, a setting is invalid, or the folder holds something else.
@@ -107,7 +107,7 @@ def prepare_starts(call: Call, rows: Grid) -> None:
         for arm in rows.arms:
             start_verb, name = arm.settings[START]
             if start_verb == verb and name not in settings:
-                # Without images of its own, a start has the split of its rows, and their label maps.
+                # Without images of its own, a start uses the split and the label maps of its rows.
                 parts = {} if lesson.data else {k: v for k, v in arm.settings.items() if k in ("split", "labels")}
                 settings[name] = {**start_settings(study, study.starts[name], small), **parts}
         if not settings:
@@ -122,11 +122,11 @@ def prepare_starts(call: Call, rows: Grid) -> None:
 
 
 def open_labelled(shared: Mapping[str, Any], classes: str | None, console: Console) -> GridImages:
-    """Open labelled images, of which `paucal train --classes` selects some classes; None for all."""
+    """Open labelled images of some classes, selected as by `paucal train --classes`; None for all classes."""
     places = {name: shared[name] for name in ("data", "data_root", "download") if name in shared}
     return open_images("train", {**places, "classes": classes}, console)
 
 
 def share_of(images: GridImages, count: int) -> dict[str, float]:
-    """Return the setting that uses so many of the training images; empty for all."""
+    """Return the setting that limits training to `count` images; empty if all are used."""
     return {} if images.training <= TOLERANCE * count else {"fraction": round(count / images.training, 6)}

@@ -1,4 +1,4 @@
-"""What a study is: a table or figure of a paper, what each of its rows trains, what was published, and its scales."""
+"""A study: a table or figure of a paper, what each row trains, the published numbers, and the smaller scales."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,8 +9,8 @@ NETWORKS = ("", "detector", "cascade", "upernet")
 Kind = Literal["train", "pretrain", "frozen", "detect", "segment", "count", "facts", "pictures", "command"]
 Metric = Literal[
     *("top1", "curve", "seconds_per_step", "linear", "knn", "knn_curve"),  # of runs
-    *("logistic", "correspondence", "correspondence_distance"),  # of frozen features, as linear and knn
-    *("ap", "ap50", "ap75", "mask_ap", "mask_ap50", "mask_ap75"),  # of detectors, of boxes and of masks
+    *("logistic", "correspondence", "correspondence_distance"),  # of frozen features, like linear and knn
+    *("ap", "ap50", "ap75", "mask_ap", "mask_ap50", "mask_ap75"),  # of detectors, for boxes and for masks
     *("mean_iou", "mean_iou_scales", "mean_accuracy", "pixel_accuracy"),  # of segmenters
     *("params", "gmacs", "gmacs_all"),  # counted
     *("average", "wins"),  # derived from a row's other columns
@@ -38,7 +38,7 @@ class DataSet:
     """A data set of a paper.
 
     Attributes:
-        title: Name for people.
+        title: Name to show.
         train: Number of training images.
         test: Number of test images that the paper uses.
         classes: Number of classes.
@@ -75,7 +75,7 @@ class Model:
 
     Attributes:
         full: Published model.
-        gmacs: Multiply-adds of an image in billions, with those of attention, from which the cost is estimated.
+        gmacs: Multiply-adds of an image in billions, including attention; the cost is estimated from them.
         side: Side of the images in pixels.
         standin: Model that replaces it at the smaller scales; None without one.
         network: Network around it, one of `NETWORKS`; "" for the model alone.
@@ -112,8 +112,8 @@ class Lesson:
     Attributes:
         epochs: Epochs of every start.
         side: Side of the images in pixels.
-        data: Labelled images; "" for those of the rows, with the split of the teacher of their label maps.
-        images: Largest number of training images; without effect on those of the rows.
+        data: Labelled images; "" for the images of the rows, with the split of the teacher of their label maps.
+        images: Largest number of training images; not applied to the images of the rows.
         set: Settings of all starts that are trained with labels.
         pretrain: Settings of all starts that are trained without labels.
     """
@@ -155,14 +155,15 @@ class Scale:
 
 @dataclass(frozen=True)
 class Part:
-    """What a row or a column says about its runs.
+    """The entries of a row or a column that describe its runs.
 
     Attributes:
         name: Published name.
         set: Settings at every scale.
         full: Settings at full scale.
         standin: Settings at the smaller scales.
-        data: Data set to train on, or for a column of frozen features to evaluate on; "" if the other part names it.
+        data: Data set to train on, or to evaluate on for a column of frozen features; "" for a row whose columns name
+            it, or a column whose rows name it.
         epochs: Epochs, if they differ from the study's.
         classes: Number of classes of the model whose parameters are counted.
         against: Name of the row (or column) that it is compared with; "" for none.
@@ -185,7 +186,7 @@ class Column(Part):
     Attributes:
         metric: Metric of the number.
         study: Name of the study whose results at full scale contain the number; "" for a number of this study's runs.
-        at: Share of the epochs after which a curve is read; for "knn_curve" of those of the monitor.
+        at: Share of the epochs after which a curve is read; for "knn_curve", share of the monitor's epochs.
     """
 
     metric: str = "quoted"
@@ -204,7 +205,7 @@ class Row(Part):
         args: Further arguments of the model's constructor, each as NAME=VALUE.
         quoted: Whether the model is known but its training is another paper's.
         maps: Whether it is trained with label maps of a teacher.
-        start: Name of its start among the study's.
+        start: Name of its start in the study's `starts`.
         note: Remark.
     """
 
@@ -249,7 +250,7 @@ class Study:
         paper: Short name of the paper.
         source: Place of the paper.
         where: Place in the paper.
-        kind: What it takes to make it again.
+        kind: Kind of runs or computation that reproduces it.
         columns: Published numbers of each row.
         rows: Rows in their order.
         models: Models by the names that rows use.
@@ -263,7 +264,7 @@ class Study:
         without: Reason for having no smaller scales.
         starts: Starts of its rows by name; none for random weights.
         draws: Names of the columns that its figure shows, by their role in it; none without a figure.
-        see: Where to find what is not run, or how to make it.
+        see: Where to find a study that is not run, or how to reproduce it.
         note: Remark.
     """
 

@@ -1,4 +1,4 @@
-"""Images per second of a study's models on this device, each timed in turns with the model that sets its scale.
+"""Images per second of a study's models on this device, each timed alternately with the model that sets its scale.
 
 Passes of the two models alternate, so that whatever slows the machine affects both, and the median of the ratios
 compares them. A pass is the model's forward pass in evaluation mode, in float32, on images on the device.
@@ -58,7 +58,7 @@ class Pace:
 
     Attributes:
         rate: Images per second.
-        ratio: Rate over that of the model it took turns with; None for that model itself.
+        ratio: Rate over that of the model timed alternately; None for a model that sets the scale.
     """
 
     rate: Spread
@@ -84,7 +84,7 @@ def is_timed(study: Study) -> bool:
 
 
 def time_models(study: Study, asked: StudySettings, console: Console) -> Timed:
-    """Time the models of a study's rows, or of those that `--rows` names.
+    """Time the models of a study's rows, or only of the rows that `--rows` names.
 
     Raises:
         UserError: There is no such row or device, or the model that sets the scale does not run on it.
@@ -120,7 +120,7 @@ def timed_rows(study: Study, wanted: Sequence[str]) -> list[Row]:
         wanted: Names of rows; () for all that have a model.
 
     Raises:
-        UserError: A name is not that of a row with a model.
+        UserError: There is no row with a model of a given name.
     """
     rows = {row.name: row for row in study.rows if row.model}
     for name in wanted:
@@ -133,7 +133,7 @@ def timed_value(study: Study, row: Row, column: Column, timed: Timed) -> tuple[S
     """Return the value of a row in a column of times, or the reason why there is none.
 
     "throughput" is images per second. "throughput_scaled" is the published number for the row that others name with
-    `against`, and for the others that number times their ratio to it.
+    `against`; for each other row, it is that number times the ratio of the two rates.
     """
     if not row.model:
         return None, "quoted"
@@ -152,7 +152,7 @@ def timed_value(study: Study, row: Row, column: Column, timed: Timed) -> tuple[S
 
 
 def in_turns(first: Step, second: Step, pairs: int) -> list[tuple[float, float]]:
-    """Return the seconds of two functions that are called in turns, for each pair; a warm-up pair is left out."""
+    """Call two functions alternately, and return the seconds of each pair of calls, without a warm-up pair."""
     seconds = []
     for _ in range(pairs + 1):
         start = now()
@@ -182,7 +182,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 class _Bench:
-    """Times models of a study in turns with those that set their scale, of which the last one is kept."""
+    """Times models of a study alternately with the model that sets their scale; the last such model is kept."""
 
     def __init__(self, study: Study, device: torch.device, effort: Effort) -> None:
         self._study, self._device, self._effort = study, device, effort
@@ -190,7 +190,7 @@ class _Bench:
         self._known: dict[tuple[Any, ...], Pace] = {}
 
     def forecast(self, rows: Sequence[Row]) -> float:
-        """Return the seconds for all rows, from two passes of a model and the multiply-adds of all."""
+        """Return the seconds for all rows, estimated from two passes of a model and the multiply-adds of all."""
         base = _base(self._study, rows[0])
         step = self._base_step(base)
         ((seconds, _),) = in_turns(step, lambda: None, 1)
@@ -200,7 +200,7 @@ class _Bench:
         return (self._effort.pairs + 1) * gmacs / models[base.model].gmacs * seconds
 
     def pace(self, row: Row) -> Pace:
-        """Time a row's model; a model that an earlier row has too is not timed again."""
+        """Time a row's model; a model that an earlier row shares is not timed again."""
         base = _base(self._study, row)
         key = (self._key(row), self._key(base))
         if key not in self._known:

@@ -37,7 +37,7 @@ VERBS = {
 
 
 def without_jobs_0(command: str) -> str:
-    """Return the command without `--jobs 0`, which computes the runs.
+    """Return a command that computes the runs: the given one without `--jobs 0`.
 
     Example:
         >>> without_jobs_0("paucal study drloc-table-9 --jobs 0 --seeds 0 1")
@@ -52,7 +52,7 @@ def describe_cost(study: Study, runs: Sequence[Planned], seeds: int, data_sets: 
 
 
 def gpu_hours(study: Study, runs: Sequence[Planned], seeds: int, data_sets: Mapping[str, DataSet]) -> float:
-    """Return the hours of one GPU that runs take at full scale with so many seeds, by `FORMULA`."""
+    """Return the hours of one GPU that runs take at full scale with `seeds` seeds each, by `FORMULA`."""
     passes = seeds * sum(
         run.epochs * data_sets[run.data].train * PASSES[study.kind] * study.models[run.row.model].gmacs for run in runs
     )
@@ -138,7 +138,7 @@ def describe_settings(settings: Mapping[str, Any]) -> str:
 
 
 def shown_settings(runs: Sequence[Planned], starts: Sequence[Grid], grids: Sequence[Grid]) -> list[dict[str, str]]:
-    """Return name, images and settings of every run for the page: the starts, the common settings, and those of each.
+    """Return name, images and settings of every run for the page: the starts, the common settings, and each run.
 
     Args:
         runs: Requested runs.

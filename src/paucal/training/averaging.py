@@ -87,7 +87,7 @@ class KeptEpochs:
     loss: str
 
     def after_epoch(self, rows: Sequence[Mapping[str, float]], module: nn.Module) -> None:
-        """Keep the newest epoch if it is among the best, and remove those that no longer are.
+        """Keep the newest epoch if it is among the best, and remove epochs that no longer are.
 
         The choice depends on the rows alone, so that a resumed run keeps the same epochs.
 
@@ -119,7 +119,7 @@ class KeptEpochs:
 
     def _best(self, rows: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
         finite = [row for row in rows if math.isfinite(row[self.loss])]
-        # Of equal epochs the earlier one is kept, as for the best state.
+        # If epochs are equal, the earlier one is kept, as for the best state.
         return sorted(finite, key=lambda row: (-row[self.score], row[self.loss], row["step"]))[: self.count]
 
     def file(self, row: Mapping[str, float]) -> Path:
@@ -130,7 +130,7 @@ class KeptEpochs:
 def greedy_soup(
     files: Sequence[Path], judge: Callable[[Mapping[str, Tensor]], Ingredient]
 ) -> tuple[dict[str, Tensor], list[Path], Ingredient]:
-    """Average weights, best first, adding each one that does not make the mean worse.
+    """Average states, best first, adding each state that does not make the mean worse.
 
     Args:
         files: Files of state dicts with the same entries, best first; at least one.
@@ -151,7 +151,7 @@ def greedy_soup(
 
 
 def mean_of(mean: Mapping[str, Tensor], other: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """Return the mean of `count` states, given as their mean, and another one; only floats are averaged."""
+    """Return the mean of `count` states, given by their mean, and one more state; only floats are averaged."""
     return {
         name: value + (other[name] - value) / (count + 1) if value.is_floating_point() else value
         for name, value in mean.items()

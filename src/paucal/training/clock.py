@@ -118,7 +118,7 @@ class RunClock:
         return (plan.last_step - step) * pace + evaluations * evaluation + closing
 
     def _fitting_length(self, plan: Plan, step: int, left: float) -> int:
-        """Return the total steps with which the run ends in time; at least those already made."""
+        """Return the total steps with which the run ends in time; at least the steps already made."""
         pace, evaluation, closing = self._costs()
         more = (left - closing - evaluation) / (pace + evaluation / plan.steps_per_epoch)
         total = min(step + max(0, int(more)), self._time.most_steps)

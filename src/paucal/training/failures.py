@@ -99,7 +99,7 @@ def _fits(objective: Objective, batch: Batch, device: torch.device, precision: s
 
 
 def is_of_compiler(problem: BaseException | None) -> bool:
-    """Return whether an exception, or one that led to it, is of torch's compilers."""
+    """Return whether an exception, or one that led to it, comes from torch's compilers."""
     seen: set[int] = set()
     while problem is not None and id(problem) not in seen:
         if any(kind.__module__.startswith(COMPILERS) for kind in type(problem).__mro__):

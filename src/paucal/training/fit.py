@@ -32,7 +32,7 @@ ADVICE = (
     r".*GPU available but not used.*",
     r".*MPS available but not used.*",
     r".*Checkpoint directory .* exists and is not empty.*",
-    r".*module\(s\) in eval mode at the start of training.*",  # a guide that never learns
+    r".*module\(s\) in eval mode at the start of training.*",  # a guide network that is not trained
     r".*LeafSpec.*",  # Lightning's own use of an older torch interface
 )
 
@@ -143,7 +143,7 @@ def build_trainer(plan: Plan, folder: Path, callbacks: Sequence[Callback]) -> Tr
 
     Args:
         plan: Length, randomness and hardware.
-        folder: Run folder. In a job of SLURM Lightning starts from any hpc_ckpt_*.ckpt that lies there.
+        folder: Run folder. In a SLURM job, Lightning resumes from any hpc_ckpt_*.ckpt in it.
         callbacks: All callbacks.
     """
     in_slurm = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()

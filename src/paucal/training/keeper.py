@@ -74,7 +74,7 @@ class Records:
 
 def kept_epochs(run: RunFolder, watch: Watch) -> KeptEpochs | None:
     """Return the files of a run's best epochs; None if it keeps none."""
-    if watch.score is None or watch.keep < 2:  # the best one is kept anyway
+    if watch.score is None or watch.keep < 2:  # the best state is kept anyway
         return None
     return KeptEpochs(run.last.parent, watch.keep, watch.score, watch.loss)
 
@@ -134,7 +134,7 @@ class RunKeeper(Callback):
         if trainer.is_global_zero:
             self._drop_lost_epochs()
         if self.step == 0 and self.records.on_start is not None and self.records.watch is not None:
-            # Only now have the processes joined, which share the validation images.
+            # The processes share the validation images, and have joined only now.
             with self.evaluated() as judged:
                 scores = self.records.watch.validate(judged, pl_module.device)
             if trainer.is_global_zero:
@@ -203,7 +203,7 @@ class RunKeeper(Callback):
                 kept.after_epoch(self.rows, judged)
         asked = False
         if self.records.on_epoch is not None and trainer.is_global_zero:
-            # The last one may be a part of an epoch.
+            # The last epoch may be incomplete.
             epoch, epochs = (
                 math.ceil(steps / module.plan.steps_per_epoch) for steps in (self.step, module.plan.last_step)
             )
@@ -214,7 +214,7 @@ class RunKeeper(Callback):
             if trainer.is_global_zero:
                 self.records.save_model(judged)
             if self._selects:  # otherwise the newest state is the best, and is saved as such
-                # After the model: a resumed run relies on this file.
+                # Saved after the model, since a resumed run takes this file as proof of it.
                 trainer.save_checkpoint(self.records.run.best, weights_only=False)
 
     @property
@@ -254,5 +254,5 @@ class RunKeeper(Callback):
 
 
 def stepped(module: TrainingModule, batch_idx: int) -> bool:
-    """Return whether the forward pass of that number completed an optimizer step."""
+    """Return whether forward pass `batch_idx` completed an optimizer step."""
     return (batch_idx + 1) % module.plan.accumulate == 0

@@ -1,6 +1,6 @@
 """Running means of losses and health on the device, between two readings, and a watch for NaN and infinite losses.
 
-Each process measures its own images. Readings and saved states are those of all processes; nothing is sent in between.
+Each process measures its own images. Readings and saved states cover all processes; nothing is sent in between.
 """
 
 import logging
@@ -58,7 +58,7 @@ class Meters:
             self._sum(name, value.detach().float())
 
     def read(self) -> dict[str, float]:
-        """Return means since the last reset (of skipped steps the number), over all processes.
+        """Return means since the last reset, but the number of skipped steps, over all processes.
 
         Every process must call it. It waits for the device once. A mean without any finite value is NaN.
         """
@@ -76,7 +76,7 @@ class Meters:
         self.counts[name] = finite.float() + self.counts.get(name, 0.0)
 
     def newest_mean(self, name: str) -> float:
-        """Return one mean since the last reset of this process; NaN if there is none yet."""
+        """Return this process's mean of a value since the last reset; NaN if there is none yet."""
         return float(self.sums[name] / self.counts[name]) if name in self.sums else float("nan")
 
     def culprits(self) -> list[str]:

@@ -18,7 +18,7 @@ UNDECAYED = re.compile(
     r"(^|\.|_)(cls_token|dist_token|reg_token|mask_token|head_token|pos_embed\w*|absolute_pos_embed|pos_emb"
     r"|position_embedding\w*|relative_position_bias_table|rel_pos\w*|attention_biases)$"
 )
-TRUST = 1e-3  # LARS' coefficient in EsViT's program
+TRUST = 1e-3  # LARS' coefficient in EsViT's code
 UNAWARE = ("mps",)  # devices on which torch's fused AdamW makes the step despite `found_inf`
 
 
@@ -28,7 +28,7 @@ def parameter_groups(
     """Sort trainable parameters into optimizer groups by label and by whether they are decayed.
 
     Not decayed: norms of any shape, biases and every other parameter of at most one dimension, class and position
-    tokens, relative-bias tables, and the names in a submodule's `no_weight_decay()`. (The published DrLoc program
+    tokens, relative-bias tables, and the names in a submodule's `no_weight_decay()`. (The published DrLoc code
     decays the 4-D norms of its CvT and the tokens of its ViT and T2T; EsViT's decays all tokens and tables.)
 
     Args:
@@ -80,8 +80,8 @@ def _listed_patterns(module: nn.Module) -> Iterator[str]:
 def build_optimizer(groups: Sequence[dict[str, Any]], settings: Optimization) -> Optimizer:
     """Return the optimizer of a run; learning rates and weight decays of its groups are set before every step.
 
-    SGD and LARS have momentum, and their weight decay is part of the gradient, as in EsViT's program. LARS (You et al.
-    2017) scales the step of each tensor to its length, except for undecayed ones such as norms and biases.
+    SGD and LARS have momentum, and their weight decay is part of the gradient, as in EsViT's code. LARS (You et al.
+    2017) scales the step of each tensor to the tensor's L2 norm, except for undecayed ones such as norms and biases.
 
     Args:
         groups: Dictionaries with `params`, `names`, `label` and `decayed`.
@@ -90,12 +90,12 @@ def build_optimizer(groups: Sequence[dict[str, Any]], settings: Optimization) ->
     if settings.optimizer == "sgd":
         return SGD(list(groups), lr=0.0, momentum=settings.momentum)
     if settings.optimizer == "lars":
-        # Else timm's would leave out the scaling whenever the decay of the moment is 0.
+        # Otherwise timm's LARS would leave out the scaling whenever the current weight decay is 0.
         scaled = [{**group, "always_adapt": group["decayed"]} for group in groups]
         numbers: Any = {
             "momentum": settings.momentum,
             "trust_coeff": TRUST,
-        }  # timm's default of 0 passes for an integer
+        }  # typed Any, since timm's defaults look like integers to a type checker
         return Lars(scaled, lr=0.0, **numbers)
     # The fused version supports `found_inf`, with which non-finite steps are skipped.
     return AdamW(list(groups), lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
@@ -104,7 +104,7 @@ def build_optimizer(groups: Sequence[dict[str, Any]], settings: Optimization) ->
 def supports_found_inf(optimizer: Optimizer, device: torch.device) -> bool:
     """Return whether an optimizer skips a step by itself if `found_inf` is 1.
 
-    SGD and LARS do not, fused SGD neither: torch leaves its momentum undefined where the first step is skipped, and
-    refuses parameters whose gradients come later than those of others, as EsViT's prototypes' do.
+    SGD and LARS do not. Nor does fused SGD help: torch leaves its momentum undefined if the first step is skipped, and
+    refuses parameters that get gradients later than others, such as EsViT's prototypes.
     """
     return device.type not in UNAWARE and bool(getattr(optimizer, "_step_supports_amp_scaling", False))

@@ -107,7 +107,7 @@ class Plan:
         steps_per_epoch: Optimizer steps per epoch.
         accumulate: Forward passes per optimizer step.
         seed: Seed for all random numbers.
-        mixing: Mixup and CutMix; None for none.
+        mixing: Mixup and CutMix; None for no mixing.
         n_classes: Number of classes, for mixing.
         save_every: Maximum optimizer steps between checkpoints within an epoch.
         save_seconds: Age in seconds of the newest checkpoint above which the end of an epoch saves another.
@@ -146,7 +146,7 @@ class Plan:
         return self.changes[-1].threads if self.changes else self.time and self.time.threads
 
     def position(self, step: int) -> float:
-        """Return the step of the first plan whose learning rate and other scheduled values a step uses.
+        """Return the step of the first plan whose learning rate and other scheduled values apply at `step`.
 
         A change spreads the rest of the first plan over the remaining steps, so that every schedule continues without
         a jump and ends with the last step.

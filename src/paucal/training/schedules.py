@@ -11,7 +11,7 @@ class CosineWarmup:
     """Linear warm-up, then one half cosine, evaluated at every step.
 
     The cosine's position counts from step 0, so it is not restarted after the warm-up, and its horizon is
-    independent of the steps a run makes. Both are as in the published program (DrLoc, section 4 of the paper's
+    independent of the steps a run makes. Both are as in the published code (DrLoc, section 4 of the paper's
     protocol): its "100 epochs" are the first third of a 300-epoch cosine. Beyond the horizon the rate stays at
     the floor.
 
@@ -43,10 +43,10 @@ class CosineWarmup:
 
 @dataclass(frozen=True)
 class LinearWarmup:
-    """Linear warm-up, then a straight line that counts from step 0: "poly" of power 1, as segmentation is trained.
+    """Linear warm-up, then a straight line that counts from step 0: "poly" of power 1, as used for segmentation.
 
-    The schedule of Swin's, DrLoc's and LV-ViT's segmentation programs. As in `CosineWarmup` the fall is not restarted
-    after the warm-up.
+    This is the schedule of Swin's, DrLoc's and LV-ViT's segmentation code. As in `CosineWarmup`, the fall is not
+    restarted after the warm-up.
 
     Attributes:
         peak: Learning rate from which the line falls.
@@ -76,9 +76,9 @@ class LinearWarmup:
 
 @dataclass(frozen=True)
 class WarmupThenSteps:
-    """Linear warm-up, then a rate that falls to a tenth at each of a few steps, as detectors are trained.
+    """Linear warm-up, then a rate that falls to a tenth at each of a few steps, as used for detectors.
 
-    The schedule of Swin's and DrLoc's detection programs: "1x" is 12 epochs with falls after 8 and 11, "3x" 36 with
+    This is the schedule of Swin's and DrLoc's detection code: "1x" is 12 epochs with falls after 8 and 11, "3x" 36 with
     falls after 27 and 33.
 
     Attributes:
@@ -112,7 +112,7 @@ class WarmupThenSteps:
 class WarmupThenCosine:
     """Linear warm-up that reaches the peak in its last step, then a half cosine that begins there.
 
-    The schedule of DINO's and EsViT's programs (EsViT, section 4: 10 epochs of warm-up). Unlike `CosineWarmup`, the
+    This is the schedule of DINO's and EsViT's code (EsViT, section 4: 10 epochs of warm-up). Unlike `CosineWarmup`, the
     cosine starts after the warm-up.
 
     Attributes:
@@ -141,9 +141,9 @@ class WarmupThenCosine:
 
 @dataclass(frozen=True)
 class LaggingEpochs:
-    """A schedule that is read once an epoch and an epoch late, as by DeiT's program and those made from it (DHVT's).
+    """A schedule that is read once an epoch and one epoch late, as in DeiT's code and code derived from it (DHVT's).
 
-    They set the rate after an epoch from that epoch's own number, so the first two epochs run at the rate of step 0,
+    The rate is set after an epoch from that epoch's own number, so the first two epochs run at the rate of step 0,
     and the last does not come down to the floor.
 
     Attributes:

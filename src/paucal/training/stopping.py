@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, Trainer
 
 from paucal.signals import stop_signals
 
-POLL_EVERY = 10  # steps between two checks whether another process has to stop
+POLL_EVERY = 10  # steps between two checks of whether another process has to stop
 
 
 class StopSignal(Callback):

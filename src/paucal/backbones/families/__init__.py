@@ -1,4 +1,4 @@
-"""The papers' backbones that timm lacks, registered with timm: a file per family, with `_layers` beside a long one."""
+"""The papers' backbones that timm lacks, registered with timm: one file per family, plus `_layers` for long ones."""
 
 from paucal.backbones.families import cvt as cvt
 from paucal.backbones.families import cvt_drloc as cvt_drloc

@@ -1,18 +1,18 @@
 """CvT, the convolutional vision transformer (Wu et al., ICCV 2021, arXiv 2103.15808), as its authors published it.
 
-Three stages; in each block queries, keys and values have a depthwise convolution and a batch norm of their own, the
-keys' and values' with stride 2. The class token lives in the last stage alone and bypasses the convolutions. Attention
-is scaled by the width of the stage to the power of -1/2, not by that of a head. There is no position embedding, so that
-images may have any size of 3 pixels or more, square or not.
+Three stages; in each block queries, keys and values each have a depthwise convolution and a batch norm, with stride 2
+for keys and values. The class token lives in the last stage alone and bypasses the convolutions. Attention is scaled by
+the width of the stage to the power of -1/2, not by that of a head. There is no position embedding, so images may have
+any size from 3 pixels up, square or not.
 
-Differences from the published program:
-- A batch of one image gives logits (1, K); there, the batch axis is lost.
-- Feature maps, mean pooling and gradient checkpoints, as timm has them.
+Differences from the published code:
+- A batch of one image gives logits (1, K); the published code loses the batch axis.
+- Feature maps, mean pooling and gradient checkpoints are added, as in timm.
 
-Some parameters get no gradient from a plain loss on the class token, there and here, which is in their mathematics: the
-query convolution of the last block, as only its cells' queries pass through it. It learns with `global_pool="avg"` or
-where a loss reads the cells, such as dense relative localization. The gradient of `proj_k.bias`, and of the bias of the
-keys' batch norm in stages without class token, is zero up to rounding: softmax does not see what all keys share.
+In the published code and here, a plain loss on the class token gives no gradient to the query convolution of the last
+block, since only the cells' queries pass through it. It learns with `global_pool="avg"` or from a loss on the cells,
+such as dense relative localization. The gradient of `proj_k.bias`, and of the bias of the keys' batch norm in stages
+without class token, is zero up to rounding: softmax ignores an offset that all keys share.
 """
 
 from collections.abc import Mapping, Sequence
@@ -81,7 +81,7 @@ class ConvAttention(nn.Module):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """Return tokens (B, P + H * W, C) of tokens whose cells lie on a grid (H, W)."""
         prefix, cells = x[:, : self.num_prefix_tokens], x[:, self.num_prefix_tokens :]
-        cells = as_map(cells.contiguous(), grid)  # once for the three convolutions
+        cells = as_map(cells.contiguous(), grid)  # copied once for the three convolutions
         query = self._heads(self.proj_q, prefix, self.conv_proj_q(cells))
         key = self._heads(self.proj_k, prefix, self.conv_proj_k(cells))
         value = self._heads(self.proj_v, prefix, self.conv_proj_v(cells))
@@ -112,7 +112,7 @@ class Cvt(CvtBackbone):
             block of the last stage, and 0 in the stages before, as published (there 0.1).
 
     Raises:
-        ValueError: a value that makes no model.
+        ValueError: no model can be built with these values.
     """
 
     pools = ("token", "avg", "")

@@ -1,16 +1,16 @@
 """The CvT that DrLoc's authors trained ("Efficient Training of Visual Transformers with Small Datasets", NeurIPS 2021).
 
-The official CvT was not public then. Theirs follows an independent program: no class token and no final norm, but the
-mean of the last map; one depthwise convolution for both keys and values; no bias in the projections of queries, keys
-and values; attention scaled by the head's width; exact GELU; a norm over the channels that divides by their standard
-deviation plus 1e-5; torch's own initialisation; no stochastic depth. Official weights do not fit.
+The official CvT was not public then. Theirs follows an independent implementation: no class token and no final norm,
+but the mean of the last map; one depthwise convolution for both keys and values; no bias in the projections of queries,
+keys and values; attention scaled by the head's width; exact GELU; a norm over the channels that divides by their
+standard deviation plus 1e-5; torch's own initialisation; no stochastic depth. The official CvT's weights do not fit.
 
-Differences from the published program:
-- The gradient of the norm at constant channels is (g - mean g) / 1e-5, as its mathematics says; there it is not a
-  number. Elsewhere both are equal.
-- `eps_in_root` takes the form that the independent program had from January 2022 on.
-- The norm's gains and shifts are one-dimensional, so that optimizers leave them out of weight decay; there they had
-  four dimensions and were decayed.
+Differences from the published code:
+- The gradient of the norm at constant channels is (g - mean g) / 1e-5, as derived mathematically; the published code
+  gives NaN. Elsewhere both are equal.
+- `eps_in_root` selects the norm that the independent implementation has had since January 2022.
+- The norm's gains and shifts are one-dimensional, so optimizers leave them out of weight decay; in the published code
+  they have four dimensions and are decayed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ class DeviationNorm(nn.Module):
         """Return the normed tokens (B, N, C)."""
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         off = wide - wide.mean(-1, keepdim=True)
-        # The norm of a vector has gradient zero at zero, where the root of a variance has none.
+        # The norm of a vector has gradient zero at zero, where the root of a variance has no gradient.
         deviation = torch.linalg.vector_norm(off, dim=-1, keepdim=True) * off.shape[-1] ** -0.5
         # A product, since the gradient of a quotient of maps takes three more passes over them.
         return torch.addcmul(self.bias, off * (deviation + EPS).reciprocal(), self.weight).to(x.dtype)
@@ -111,7 +111,7 @@ class DrlocCvt(CvtBackbone):
             Published: 0.
 
     Raises:
-        ValueError: a value that makes no model.
+        ValueError: no model can be built with these values.
     """
 
     def __init__(  # noqa: PLR0913 (timm's builder passes plain arguments)
@@ -154,7 +154,7 @@ class DrlocCvt(CvtBackbone):
         self._start_classifier()
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the classifier by a fresh one on the same device, and the pooling where one is given."""
+        """Replace the classifier by a fresh one on the same device, and the pooling if one is given."""
         super().reset_classifier(num_classes, global_pool)
         self._start_classifier()
 
@@ -187,7 +187,7 @@ _RULES = (
 
 
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Convert the names of VTs-Drloc; the tensors of its localization head keep theirs, which the model has not."""
+    """Convert the names of VTs-Drloc; its localization head, which the model lacks, keeps its names."""
     return renamed(state, _RULES)
 
 

@@ -1,15 +1,15 @@
 """The CvT of EsViT ("Efficient Self-supervised Vision Transformers for Representation Learning", ICLR 2022).
 
-Another model than CvT-13: four stages of windowed attention, shaped like Swin-T, without class token; the mean of the
-cells after the final norm is the feature. Queries, keys and values share one depthwise convolution, and convolutions
-alone carry information from window to window.
+This is not CvT-13: it has four stages of windowed attention, shaped like Swin-T, without class token; the mean of the
+cells after the final norm is the feature. Queries, keys and values share one depthwise convolution, and only
+convolutions carry information between windows.
 
-Differences from the published program:
-- The relative bias is read by offset, so that it runs on grids smaller than the window, such as those of crops of 96
-  pixels; there, it raises an error. The released configuration has none; the paper's text has one.
-- `padding` offers what leaves the padding out of attention; see `WindowAttention`.
-- Options of the program that had no effect (windows said to be shifted) are left out.
-- The larger configuration, which named a model that did not exist, is registered as `esvit_cvt_small`.
+Differences from the published code:
+- The relative bias is read by offset, so it works on grids smaller than the window, such as those of 96-pixel crops,
+  where the published code raises an error. The released configuration has no such bias; the paper's text has one.
+- `padding` can leave padded cells out of attention; see `WindowAttention`.
+- Options that have no effect (such as shifted windows) are left out.
+- The larger configuration, which names a model that does not exist, is registered as `esvit_cvt_small`.
 """
 
 import operator
@@ -47,8 +47,8 @@ Padding = Literal["published", "masked", "shrunk"]
 def window_of(grid: Grid, most: int, padding: Padding) -> Grid:
     """Return (rows, columns) of the windows on a grid.
 
-    Published: a square of `most`, or of the grid's shorter side where that is less. Shrunk: along each side as many
-    windows as such a side needs, each as small as they can then be.
+    Published: a square with side `most`, or the grid's shorter side if that is less. Shrunk: along each side the same
+    number of windows as with side `most`, each as small as that number allows.
 
     Example:
         >>> window_of((24, 24), 7, "published"), window_of((24, 24), 7, "shrunk"), window_of((3, 5), 7, "shrunk")
@@ -62,7 +62,7 @@ def window_of(grid: Grid, most: int, padding: Padding) -> Grid:
 
 
 def partition(cells: Tensor, window: Grid) -> Tensor:
-    """Cut (B, H, W, C), whose sides are multiples of the window's, into (B * windows, rows * columns, C)."""
+    """Cut (B, H, W, C), with sides that are multiples of the window's, into (B * windows, rows * columns, C)."""
     batch, height, width, channels = cells.shape
     rows, columns = window
     cells = cells.reshape(batch, height // rows, rows, width // columns, columns, channels)
@@ -70,7 +70,7 @@ def partition(cells: Tensor, window: Grid) -> Tensor:
 
 
 def join(windows: Tensor, window: Grid, grid: Grid) -> Tensor:
-    """Put what `partition` has cut back together as (B, H, W, C) on a grid (H, W)."""
+    """Undo `partition`: join windows to (B, H, W, C) on a grid (H, W)."""
     rows, columns = window
     down, across = grid[0] // rows, grid[1] // columns
     cells = windows.reshape(-1, down, across, rows, columns, windows.shape[-1])
@@ -80,14 +80,14 @@ def join(windows: Tensor, window: Grid, grid: Grid) -> Tensor:
 def hidden_cells(grid: Grid, window: Grid, like: Tensor) -> Tensor:
     """Return a bias (windows, 1, 1, rows * columns) of -inf at the cells beyond the grid, 0 elsewhere.
 
-    Kept for the last sizes, for all models of the process.
+    The result is cached for the most recent sizes, for all models of the process.
 
     Args:
         grid: (rows, columns) of the cells.
         window: (rows, columns) of a window.
-        like: A tensor of the device.
+        like: A tensor on the wanted device.
     """
-    # What is made while a program is traced, or of another kind of tensor, must not be met again outside.
+    # A bias made during tracing, or of another tensor type, must not be reused outside.
     if torch.compiler.is_compiling() or type(like) is not Tensor:
         return _hidden_cells(grid, window, like.device)
     return _kept_hidden_cells(grid, window, like.device)
@@ -101,12 +101,12 @@ def _hidden_cells(grid: Grid, window: Grid, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _kept_hidden_cells(grid: Grid, window: Grid, device: torch.device) -> Tensor:
-    with torch.inference_mode(False), torch.no_grad():  # to be of use outside of inference too
+    with torch.inference_mode(False), torch.no_grad():  # so that it can be used outside of inference too
         return _hidden_cells(grid, window, device)
 
 
 def window_offsets(side: int) -> Tensor:
-    """Return which entry of a table of (2 side - 1)^2 belongs to each pair of a window's cells, (side^2, side^2).
+    """Return the index in a table of (2 side - 1)^2 for each pair of a window's cells, (side^2, side^2).
 
     Query (i, j) and key (k, l) have entry (i - k + side - 1) * (2 side - 1) + (j - l + side - 1).
     """
@@ -122,21 +122,21 @@ def _places(call: Call, weights: Tensor, image_size: Grid) -> Places:
 
 
 class WindowAttention(nn.Module):
-    """Attention within windows; queries, keys and values share a depthwise convolution, which looks beyond them.
+    """Attention within windows; queries, keys and values share a depthwise convolution that crosses windows.
 
     Padding, where a grid is no multiple of the window:
-    - "published": zeros are put at the right and bottom before the convolution and attended to like cells, and the
-      batch norm counts them; the published program does so.
-    - "masked": the same windows, where what lies beyond the grid is neither attended to nor counted.
-    - "shrunk": windows as small as their number allows (`window_of`), which needs least padding; the rest is masked.
+    - "published": as in the published code, zeros are added at the right and bottom before the convolution, attended to
+      like cells, and included in the batch norm's statistics.
+    - "masked": the same windows, but padded cells are neither attended to nor included in the statistics.
+    - "shrunk": windows as small as their number allows (`window_of`), for the least padding, which is masked.
 
     Args:
         width: Channels.
         num_heads: Heads.
-        window_size: Most rows and columns of a window.
+        window_size: Largest number of rows and of columns of a window.
         padding: One of the three above.
         rel_pos_bias: Add a learned bias for each head and each offset between query and key. The table is read by
-            offset, so that smaller windows use its middle.
+            offset, so smaller windows use its middle.
         proj_drop: Dropout of the output.
         attn_drop: Dropout of the weights.
     """
@@ -189,7 +189,7 @@ class WindowAttention(nn.Module):
         return self.proj_drop(self.proj(x))
 
     def _projected(self, x: Tensor, grid: Grid, beyond: Grid) -> Tensor:
-        """Return the convolved cells (B, H', W', C), filled up to whole windows."""
+        """Return the convolved cells (B, H', W', C), padded to whole windows."""
         fill = (0, 0, 0, beyond[1], 0, beyond[0])
         if any(beyond) and self.padding == "published":
             x = functional.pad(x.unflatten(1, grid), fill)
@@ -211,9 +211,9 @@ class WindowAttention(nn.Module):
 
 
 class SizedConvEmbed(ConvEmbed):
-    """A `ConvEmbed` of maps whose sizes are plain numbers to `torch.compile`, which makes code anew for each size.
+    """A `ConvEmbed` whose map sizes are constants to `torch.compile`, which compiles again for each size.
 
-    One program for all sizes of windows takes minutes to derive, and self-distillation has crops of two sizes.
+    Compiling once for all sizes of windows takes minutes, and self-distillation has crops of only two sizes.
     """
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
@@ -233,7 +233,7 @@ class EsvitCvt(CvtBackbone):
         embed_dims: Channels of each stage.
         depths: Blocks of each stage.
         num_heads: Heads of each stage.
-        window_size: Most rows and columns of a window.
+        window_size: Largest number of rows and of columns of a window.
         padding: "published", "masked" or "shrunk"; see `WindowAttention`.
         rel_pos_bias: Whether attention has a learned bias for each offset between cells.
         mlp_ratio: Hidden channels of each MLP over those of its stage.
@@ -243,7 +243,7 @@ class EsvitCvt(CvtBackbone):
         drop_path_rate: Chance that a branch of the last block is skipped in training; linear from 0 at the first.
 
     Raises:
-        ValueError: a value that makes no model.
+        ValueError: no model can be built with these values.
     """
 
     embed_layer = SizedConvEmbed
@@ -320,7 +320,7 @@ _RULES = (
 
 
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Convert the names of EsViT, without its index tables, which are computed."""
+    """Convert the names of EsViT and drop its index tables, which are computed here."""
     return {name: value for name, value in renamed(state, _RULES).items() if not name.endswith(".rel_pos_idx")}
 
 

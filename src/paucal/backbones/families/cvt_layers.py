@@ -1,12 +1,12 @@
-"""What the three flavours of CvT share: layers, stages, and the names of published tensors.
+"""The code that the three flavours of CvT share: layers, stages, and renaming of published tensors.
 
-"CvT: Introducing Convolutions to Vision Transformers" (Wu et al., ICCV 2021). Stages begin with a strided convolution,
-and attention projects its tokens by a depthwise convolution on their grid before the linear layers, so that no position
-embedding is needed.
+"CvT: Introducing Convolutions to Vision Transformers" (Wu et al., ICCV 2021). Each stage begins with a strided
+convolution, and attention applies a depthwise convolution to the grid of tokens before its linear layers, so no
+position embedding is needed.
 
-Tokens (B, N, C) are the layout throughout. Their map (B, C, H, W) is a view of the same memory, "channels last", which
-is what depthwise convolutions and batch norms are fastest on, so that nothing is copied between the two. The published
-programs transpose before and after every convolution or norm.
+Tokens (B, N, C) are the layout throughout. Their map (B, C, H, W) is a view of the same memory in the "channels last"
+format, on which depthwise convolutions and batch norms are fastest, so nothing is copied between the two. The published
+code transposes before and after every convolution or norm.
 """
 
 import re
@@ -34,7 +34,8 @@ def as_map(tokens: Tensor, grid: Grid) -> Tensor:
 class QuickGelu(nn.Module):
     """x * sigmoid(1.702 x), written as silu(1.702 x) / 1.702: one tensor is kept for the backward pass, not two.
 
-    It overwrites what it has made itself, which on a CPU takes two thirds of the time, and a third without gradients.
+    It works in place on its own intermediate results, which on a CPU takes two thirds of the time, or a third without
+    gradients.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -80,15 +81,15 @@ class DepthwiseNorm(nn.Module):
 
 
 class CvtBlock(nn.Module):
-    """Attention and a feed-forward, each behind a norm and beside a shortcut; one stochastic depth serves both.
+    """Attention and a feed-forward, each after a norm and with a shortcut; one stochastic depth module serves both.
 
     Args:
         width: Channels.
         attn: Attention, called with the normed tokens and their grid.
         mlp_ratio: Hidden channels of the feed-forward over `width`.
-        act_layer: Its activation.
-        make_norm: The norm over that many channels.
-        proj_drop: Dropout within the feed-forward.
+        act_layer: Activation of the feed-forward.
+        make_norm: Function that builds the norm for a number of channels.
+        proj_drop: Dropout in the feed-forward.
         drop_path: Chance that a branch is skipped in training.
     """
 
@@ -122,7 +123,7 @@ class CvtStage(nn.Module):
         embed: The embedding.
         blocks: The blocks.
         width: Channels.
-        class_token: Whether the stage has one.
+        class_token: Whether the stage has a class token.
     """
 
     def __init__(self, embed: ConvEmbed, blocks: list[nn.Module], width: int, class_token: bool) -> None:
@@ -155,10 +156,10 @@ class CvtBackbone(StagedBackbone):
         embed_dims: Channels of each stage.
         depths: Blocks of each stage.
         stem_padding: Zeros around the image in the first convolution, 7x7 with stride 4.
-        make_norm: The norm over that many channels.
-        make_block: The block of a stage, by their numbers.
+        make_norm: Function that builds the norm for a number of channels.
+        make_block: Function that builds a block, given the numbers of its stage and the block.
         class_token: Whether the last stage has a class token.
-        classifying: `num_classes`, `global_pool` and `drop_rate`, as `StagedBackbone` takes them.
+        classifying: `num_classes`, `global_pool` and `drop_rate` of `StagedBackbone`.
     """
 
     embed_layer: type[ConvEmbed] = ConvEmbed
@@ -191,7 +192,7 @@ class CvtBackbone(StagedBackbone):
             self.stages.append(CvtStage(embed, blocks, width, class_token and stage == last))
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of the parameters that are not pulled to zero."""
+        """Return the names of the parameters without weight decay."""
         return {name for name, _ in self.named_parameters() if name.endswith("cls_token")}
 
 
@@ -205,7 +206,7 @@ def require_sound(
     """Check the values that describe the stages of a CvT.
 
     Raises:
-        ValueError: a value that makes no model.
+        ValueError: no model can be built with these values.
     """
     if not len(embed_dims) == len(depths) == len(num_heads) > 0:
         raise ValueError(
@@ -229,8 +230,8 @@ def renamed(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
     1x1 convolutions become linear layers, norms of shape (1, C, 1, 1) become (C).
 
     Args:
-        state: Tensors by name; a prefix before the names that the first rule knows is taken off.
-        rules: (pattern of the beginning of a name, what replaces it); of those that fit, the first counts.
+        state: Tensors by name; a prefix before the names that the first rule matches is removed.
+        rules: (pattern of the beginning of a name, its replacement); the first rule that matches is used.
     """
     known = (re.match(rf"(.*?)(?:{rules[0][0]})", name) for name in state)
     prefix = next((found[1] for found in known if found is not None), "")

@@ -1,17 +1,18 @@
 """DHVT, the dynamic hybrid vision transformer (Lu et al., NeurIPS 2022, arXiv 2210.05958).
 
-A ViT that trains from scratch on few images: patches are embedded by overlapping convolutions, attention is joined by
-tokens that stand for its heads, and the feed-forward mixes neighbours by convolutions (`dhvt_layers`). It has no table
-of positions: the zeros around the convolutions tell where a cell is. Every part can be taken away (`DhvtParts`).
+A ViT that trains from scratch on few images: patches are embedded by overlapping convolutions, attention gets
+additional tokens that represent its heads, and the feed-forward mixes neighbours by convolutions (`dhvt_layers`). There
+is no position table: the convolutions' zero padding tells where a cell is. Every part can be switched off
+(`DhvtParts`).
 
-Tensor names are those of the published program, which has published no weights. So are names, widths and heads of the
-variants (the supplement's Table 11). Drop-path is not part of a variant: pass `drop_path_rate` (published: 0.1 for
-all). Inputs are normalised by ImageNet's statistics throughout, as published.
+Tensor names are those of the published code, which comes without weights. Names, widths and heads of the variants are
+the published ones too (the supplement's Table 11). Drop-path is not part of a variant: pass `drop_path_rate`
+(published: 0.1 for all). Inputs are normalised by ImageNet's statistics throughout, as published.
 
 `dhvt_mini` is paucal's own: as wide and deep as `vit_mini`, for small images and short runs.
 
-The published program also registers DHVTs under DeiT's names; here these are timm's DeiTs, and `vit_cifar` holds the
-plain transformers that DHVT is compared with, which that program cannot build.
+The published code also registers DHVTs under DeiT's names; here these names are timm's DeiTs. The plain transformers
+that the paper compares with, which that code cannot build, are in `vit_cifar`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,11 +43,11 @@ from paucal.backbones.families.common.tokens import Grid, TokenBackbone
 from paucal.backbones.families.dhvt_layers import Daff, DhvtParts, HeadInteractedAttention, PlainFeedForward, Sope
 from paucal.types import height_and_width
 
-EPS = 1e-6  # of the norms of the blocks and of the last one
+EPS = 1e-6  # epsilon of the blocks' norms and of the final norm
 
 
 class DhvtBlock(nn.Module):
-    """Attention and feed-forward, each behind a norm and beside a shortcut."""
+    """Attention and feed-forward, each after a norm and with a shortcut."""
 
     def __init__(self, dim: int, attn: HeadInteractedAttention, mlp: Daff | PlainFeedForward, drop_path: float) -> None:
         super().__init__()
@@ -65,8 +66,8 @@ class DhvtBlock(nn.Module):
 class Dhvt(TokenBackbone):
     """Overlapping patch embedding, then blocks of head-interacted attention and dynamic aggregation feed-forward.
 
-    Images may have any size, square or not (the original's are square): a side of s pixels gives ceil(s / patch)
-    cells. Plain patches (`sope=False`) need multiples of the patch, a table of positions (`abs_pos=True`) images of
+    Images may have any size, square or not (the original's are square): a side of s pixels gives ceil(s / patch) cells.
+    Plain patches (`sope=False`) need multiples of the patch. A table of positions (`abs_pos=True`) needs images of
     `img_size`, unless `dynamic_img_size` resamples it.
 
     With `global_pool="avg"` nothing reads the class token at the end, and the gate of the last block gets no
@@ -87,13 +88,13 @@ class Dhvt(TokenBackbone):
         proj_drop_rate: Dropout of the outputs of attention and feed-forward.
         attn_drop_rate: Dropout of the attention weights.
         drop_path_rate: Chance that a branch of the last block is skipped in training; linear from 0 at the first. The
-            published program trains every model with 0.1.
+            published code trains every model with 0.1.
         dynamic_img_size: Resample the table of positions to the grid of each batch.
         parts: The options of `DhvtParts`.
 
     Raises:
-        ValueError: sizes that do not fit together, or an option without such a value.
-        TypeError: an option that does not exist.
+        ValueError: sizes do not fit together, or an option has an unknown value.
+        TypeError: an option does not exist.
     """
 
     relevance_family = "dhvt"
@@ -151,7 +152,7 @@ class Dhvt(TokenBackbone):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Initialise as the published program: linear layers and tokens truncated normal, convolutions torch's."""
+        """Initialise as published: truncated normal for linear layers and tokens, torch's default for convolutions."""
         self.apply(init_linear)
         for table in (self.cls_token, self.pos_embed):
             if table is not None:
@@ -166,11 +167,11 @@ class Dhvt(TokenBackbone):
         return (x if self.pos_embed is None else x + self._positions(self.pos_embed, grid)), grid
 
     def run_block(self, block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
-        """Apply one block, within a gradient checkpoint where these are on."""
+        """Apply one block, within a gradient checkpoint if these are on."""
         return recompute(block, x, grid) if self.grad_checkpointing and self.training else block(x, grid)
 
     def set_input_size(self, img_size: int | Size) -> None:
-        """Prepare for another image size: only a table of positions is bound to one, and is resampled.
+        """Prepare for another image size: a table of positions, the only part bound to a size, is resampled.
 
         Args:
             img_size: Side, or (height, width), in pixels.
@@ -186,7 +187,7 @@ class Dhvt(TokenBackbone):
     def no_weight_decay(self) -> set[str]:
         """Return the full names of the class token, the positions of cells and of heads, and the affines.
 
-        The published program decays the positions of heads and the affines, whose scale of 1 it thus pulls to 0.
+        The published code decays the positions of heads and the affines, and so pulls the affines' scale from 1 to 0.
         """
         ends = ("cls_token", "pos_embed", "affine.alpha", "affine.beta")
         return {name for name, _ in self.named_parameters() if name.endswith(ends)}
@@ -270,10 +271,11 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "dhvt_small_cifar_patch4": {**_SMALL, **_PATCH4, "num_heads": 8},  # 23.4M
     "dhvt_tiny_cifar_patch2": {**_TINY, **_PATCH2, "num_heads": 4},  # 5.8M
     "dhvt_small_cifar_patch2": {**_SMALL, **_PATCH2, "num_heads": 8},  # 22.8M
-    # Trained from scratch on DomainNet. The tiny one has 4 heads and cannot take all weights of ImageNet's with 3.
+    # Trained from scratch on DomainNet. The tiny model has 4 heads and cannot use all weights of the ImageNet model,
+    # which has 3.
     "dhvt_tiny_domain_patch16": {**_TINY, "patch_size": 16, "num_heads": 4},  # 6.1M
     "dhvt_small_domain_patch16": {**_SMALL, "patch_size": 16, "num_heads": 6},  # 23.8M
-    # Trained on ImageNet, and fine-tuned from it.
+    # Trained on ImageNet, then fine-tuned on other data.
     "dhvt_tiny_imagenet_patch16": {**_TINY, "patch_size": 16, "num_heads": 3},  # 6.3M
     "dhvt_small_imagenet_patch16": {**_SMALL, "patch_size": 16, "num_heads": 6},  # 24.0M
 }

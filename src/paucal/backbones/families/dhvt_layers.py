@@ -1,4 +1,4 @@
-"""What a DHVT is made of: its options, patch embedding, attention and feed-forward networks."""
+"""The parts of a DHVT: its options, patch embedding, attention and feed-forward networks."""
 
 import itertools
 import math
@@ -23,32 +23,31 @@ Aggregate = Literal["cls", "all", "none"]
 class DhvtParts:
     """The options of a DHVT, all of JSON types; the defaults are the paper's model.
 
-    With `sope`, `daff` and `head_tokens` off and `abs_pos` on it is the plain ViT that the paper compares with, with
-    timm's tensor names. `studies/published/dhvt.yaml` says which options make which published row.
+    With `sope`, `daff` and `head_tokens` off and `abs_pos` on, the model is the plain ViT that the paper compares with,
+    with timm's tensor names. `studies/published/dhvt.yaml` lists the options of each published row.
 
     Attributes:
         sope: Sequential overlapping patch embedding (a stack of 3x3 convolutions of stride 2); else one linear
             projection per patch.
         sope_norm: Norm after each convolution of SOPE.
         pre_affine: Scale and shift of the image's channels before the convolutions of SOPE.
-        post_affine: Scale and shift of the tokens' channels after them.
+        post_affine: Scale and shift of the tokens' channels after these convolutions.
         head_tokens: One token per attention head, joined to the sequence within each attention.
         abs_pos: A learned table of positions, added to the tokens; binds the model to one image size unless
             `dynamic_img_size` is on.
         daff: Dynamic aggregation feed-forward (convolutions and norms); else the two linear layers of a ViT. The
-            options below count for both, and None is "as in DAFF", on, or "as in a ViT", off.
+            options below apply to both; None means "as in DAFF" if `daff` is on, "as in a ViT" if off.
         daff_norm: Norm of the convolutions of DAFF.
         local: Mixer of neighbouring cells between the two layers: a depth-wise 3x3 convolution, the mean of 3x3
             cells (zeros outside, as a convolution of equal weights would have them), or nothing.
-        shortcut: Add what enters the local mixing to its output.
-        split_cls: The class token takes no part in the layers. It passes through as it is after the block's norm, so
-            that the block adds the normed class token to itself; the paper does not spell this out, its program's
-            structure implies it.
+        shortcut: Add the input of the local mixing to its output.
+        split_cls: The class token bypasses the layers. It stays as it is after the block's norm, so the block adds the
+            normed class token to the class token; the paper does not spell this out, but its code implies it.
         aggregate: The mean output cell, through two linear layers and no gate function, multiplies the class token
             ("cls"), every token ("all") or nothing ("none").
 
     Raises:
-        ValueError: an option has no such value.
+        ValueError: an option has an unknown value.
     """
 
     sope: bool = True
@@ -97,7 +96,7 @@ def map_norm(kind: Norm, channels: int) -> nn.Module:
 
 
 class Affine(nn.Module):
-    """Scale and shift of each channel of a map, at first 1 and 0 (the supplement's section 1.2).
+    """Scale and shift of each channel of a map, initially 1 and 0 (the supplement's section 1.2).
 
     The original decays both towards 0; `Dhvt.no_weight_decay` names them.
     """
@@ -115,11 +114,11 @@ class Affine(nn.Module):
 class Sope(nn.Module):
     """Sequential overlapping patch embedding: 3x3 convolutions of stride 2, a norm after each, between two affines.
 
-    A patch of 2^n pixels takes n convolutions; the width doubles up to `embed_dim`. Activations stand between them,
-    for patches of 2 pixels behind the only one. A side of s pixels gives ceil(s / patch) cells.
+    A patch of 2^n pixels takes n convolutions; the width doubles up to `embed_dim`. Activations stand between the
+    convolutions, or after the only one for patches of 2 pixels. A side of s pixels gives ceil(s / patch) cells.
 
-    The paper has patches of 2, 4 and 16; 8 follows the same rule. Its pseudo-code has a bias in the convolutions and
-    its program none, as here. Its program synchronises these norms over processes; ours are plain ones that Lightning
+    The paper has patches of 2, 4 and 16; 8 follows the same rule. Its pseudo-code has a bias in the convolutions; its
+    code, like ours, has none. Its code synchronises these norms over processes; ours are plain norms that Lightning
     (`sync_batchnorm`) or torch converts.
 
     Args:
@@ -130,7 +129,7 @@ class Sope(nn.Module):
         parts: The affine layers and the kind of norm.
 
     Raises:
-        ValueError: another patch size, or a width that it does not divide.
+        ValueError: the patch size is not supported, or the width is not divisible as it requires.
     """
 
     def __init__(
@@ -170,14 +169,14 @@ def _head_token_names(layer: "HeadInteractedAttention") -> tuple[str, ...]:
 
 
 class HeadInteractedAttention(nn.Module):
-    """Self-attention, joined by one head token per head (the supplement's section 1.3).
+    """Self-attention with one additional token per head (the supplement's section 1.3).
 
-    A head token is made from the mean token's channels of that head. Head tokens stand behind the others, in the
-    order of the heads, so the weights that `recorded_attention` reads are over (class, cells, head tokens). They end
-    here: the class token takes the mean of their outputs.
+    A head token is made from that head's channels of the mean token. Head tokens come after the others, in the order of
+    the heads, so the weights in `recorded_attention` are over (class, cells, head tokens). They are dropped after this
+    layer, where the mean of their outputs is added to the class token.
 
-    The published pseudo-code starts the head positions at zero; as in the program they are drawn here. The program
-    decays them; `Dhvt.no_weight_decay` names them.
+    The published pseudo-code initialises the head positions with zero; here, as in the published code, they are drawn
+    at random. The published code decays them; `Dhvt.no_weight_decay` names them.
 
     Args:
         dim: Channels of the tokens.
@@ -215,7 +214,7 @@ class HeadInteractedAttention(nn.Module):
         if head_tokens:
             self.act = nn.GELU()
             self.ht_proj = nn.Linear(width, dim)
-            self.ht_norm = nn.LayerNorm(width)  # its eps is 1e-5 in the program, unlike that of the blocks' norms
+            self.ht_norm = nn.LayerNorm(width)  # published with an eps of 1e-5, unlike the blocks' norms
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (B, 1 + N, C) of tokens (B, 1 + N, C), the class token first."""
@@ -238,30 +237,30 @@ class HeadInteractedAttention(nn.Module):
         return self.act(self.ht_norm(heads)).reshape(batch, self.num_heads, channels) + self.pos_embed
 
 
-REDUCTION = 4  # of the two layers that the mean cell passes, for every model of the paper
+REDUCTION = 4  # channel reduction of the two layers for the mean cell, in every model of the paper
 Grid = tuple[int, int]
 
 
 def as_map(tokens: Tensor, grid: Grid) -> Tensor:
-    """Return tokens (B, H * W, C) as a map (B, C, H, W) without copying, so that its channels lie together."""
-    # In this order: a transposed single image has strides that torch does not recognise as channels-last.
+    """Return tokens (B, H * W, C) as a map (B, C, H, W) without copying, in channels-last format."""
+    # Reshape before permuting: a transposed single image has strides that torch does not recognise as channels-last.
     return tokens.reshape(tokens.shape[0], *grid, tokens.shape[2]).permute(0, 3, 1, 2)
 
 
 def local_mixing(kind: Local, channels: int) -> nn.Module | None:
-    """Return what mixes the 3x3 neighbours of each cell, every channel by itself; None for nothing."""
+    """Return the layer that mixes the 3x3 neighbours of each cell, each channel separately; None for no mixing."""
     if kind == "conv":
         return nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
     return nn.AvgPool2d(3, stride=1, padding=1) if kind == "pool" else None
 
 
 class FeedForward(nn.Module):
-    """The ways of the class token around the layers, and the gate; `transform` are the layers.
+    """The class token's paths around the layers, and the gate; `transform` applies the layers.
 
     Args:
         dim: Channels of the tokens.
         parts: The options.
-        drop: Dropout of the output. (The original takes one for DAFF and ignores it.)
+        drop: Dropout of the output. (The original has such an argument for DAFF but ignores it.)
     """
 
     def __init__(self, dim: int, parts: DhvtParts, drop: float) -> None:
@@ -278,7 +277,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """Return (B, 1 + H * W, C) of tokens (B, 1 + H * W, C) on a grid (H, W), the class token first."""
-        parts = (1, x.shape[1] - 1)  # `split` has one gradient for both, where slices would have one each to be added
+        parts = (1, x.shape[1] - 1)  # `split` has one gradient for both; slices would have one each, to be added
         if self.split_cls:
             class_token, cells = x.split(parts, 1)
             cells = self.transform(cells, grid)
@@ -304,18 +303,18 @@ class FeedForward(nn.Module):
         return torch.cat((x[:, :, :1], cells.flatten(2).unsqueeze(3)), 2)
 
     def mix(self, x: Tensor) -> Tensor:
-        """Mix the neighbours in a hidden map (B, hidden, H, W), around which the shortcut may lead."""
+        """Mix the neighbours in a hidden map (B, hidden, H, W), with a shortcut if there is one."""
         raise NotImplementedError
 
 
 class Daff(FeedForward):
     """Dynamic aggregation feed-forward (the supplement's section 1.1).
 
-    Convolutions of 1x1, depth-wise 3x3 and 1x1, each with a norm; the shortcut leads around the second. The class
-    token goes another way: it is multiplied by what two layers make of the mean output cell, with no sigmoid, so that
-    at first it is added nearly nothing.
+    Convolutions of 1x1, depth-wise 3x3 and 1x1, each with a norm; the shortcut leads around the second. The class token
+    takes another path: it is multiplied by the output of two layers on the mean output cell, without a sigmoid, so at
+    first almost nothing is added to it.
 
-    Before a batch norm the biases of the convolutions have no effect in training and no gradient but rounding.
+    Before a batch norm the biases of the convolutions have no effect in training and no gradient beyond rounding.
 
     Args:
         dim: Channels of the tokens.
@@ -349,7 +348,7 @@ class Daff(FeedForward):
 
 
 class PlainFeedForward(FeedForward):
-    """The two linear layers of a ViT; the supplement's Table 2 adds the operations of DAFF to it one by one.
+    """The two linear layers of a ViT; the supplement's Table 2 adds the operations of DAFF to these one by one.
 
     Args:
         dim: Channels of the tokens.

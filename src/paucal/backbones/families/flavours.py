@@ -1,12 +1,12 @@
-"""Vision transformers that timm has, in the flavours of the papers' programs.
+"""timm's vision transformers in the variants of the papers' code.
 
 - `drloc_vit_base_patch16_224`: ViT-B/16 as the DrLoc experiments build it (Liu et al. 2021, "Efficient Training of
-  Visual Transformers with Small Datasets"): no bias in the projection to queries, keys and values, norms with
-  1e-5, dropout of 0.1.
-- `esvit_deit_*`, `esvit_vit_*`: the monolithic transformers of EsViT (Li et al. 2022), and of DINO before it: the
-  position embedding is resized to the grid of every image, without the smoothing that timm applies on shrinking.
+  Visual Transformers with Small Datasets"): no bias in the projection to queries, keys and values, norms with an
+  epsilon of 1e-5, dropout of 0.1.
+- `esvit_deit_*`, `esvit_vit_*`: the single-stage transformers of EsViT (Li et al. 2022), and of DINO before it: the
+  position embedding is resized to the grid of every image, without the antialiasing that timm applies.
 
-DrLoc's Swin-T is timm's `swin_tiny_patch4_window7_224`, and ResNet-50 of both is timm's `resnet50`.
+DrLoc's Swin-T is timm's `swin_tiny_patch4_window7_224`, and the ResNet-50 of both papers is timm's `resnet50`.
 """
 
 import math
@@ -27,11 +27,11 @@ from paucal.backbones.families.common.positions import resample_positions, with_
 
 
 class DrlocViT(VisionTransformer):
-    """timm's vision transformer with the initialisation of DrLoc's program on request.
+    """timm's vision transformer, optionally with the initialisation of DrLoc's code.
 
     Args:
-        published_init: Draw class token and positions from a unit normal and the layers as torch does by default;
-            else timm's initialisation.
+        published_init: Draw class token and positions from a unit normal and initialise layers as torch does by
+            default; else use timm's initialisation.
         norm_eps: Epsilon of all norms.
         arguments: Those of timm's `VisionTransformer`.
     """
@@ -47,18 +47,18 @@ class DrlocViT(VisionTransformer):
 
 
 class EsvitViT(VisionTransformer):
-    """timm's vision transformer for any multiple of its patch, with positions resized as in DINO and EsViT.
+    """timm's vision transformer for any multiple of its patch size, with positions resized as in DINO and EsViT.
 
-    Bicubic, without antialiasing. The originals resize by one factor, the square root of the ratio of the numbers of
-    cells, and so take square images only; here each side has its own, which is the same for squares.
+    Resizing is bicubic, without antialiasing. The originals use one factor, the square root of the ratio of the numbers
+    of cells, so they take square images only. Here each side has its own factor, with the same result for squares.
 
     Args:
         norm_eps: Epsilon of all norms.
         dynamic_img_size: Whether images may differ in size from `img_size`.
-        arguments: Those of timm's `VisionTransformer`, without `no_embed_class`.
+        arguments: Arguments of timm's `VisionTransformer`, without `no_embed_class`.
 
     Raises:
-        ValueError: `no_embed_class`.
+        ValueError: `no_embed_class` is given.
     """
 
     antialias_positions = False  # see `positions`
@@ -70,13 +70,13 @@ class EsvitViT(VisionTransformer):
         super().__init__(**{"norm_layer": norm_layer, **arguments}, dynamic_img_size=dynamic_img_size)
 
     def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
-        """Initialise as timm does, and the class token as the originals do, like the positions."""
+        """Initialise as timm does, but draw the class token like the positions, as the originals do."""
         super().init_weights(mode, needs_reset)
         if self.cls_token is not None:
             trunc_normal_(self.cls_token, std=0.02)
 
     def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
-        """As timm's, with positions resized as in a forward pass."""
+        """Do as timm's method, with positions resized as in a forward pass."""
         before: Any = self.patch_embed.grid_size
         positions = self.pos_embed
         super().set_input_size(img_size, patch_size)
@@ -111,14 +111,14 @@ _LUCIDRAINS = {
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Convert DrLoc's ViT (lucidrains' vit-pytorch) to timm's names, then fit the sizes as timm does.
 
-    Its patches are flattened row by row, pixel by pixel, channels last, and go through a linear layer: the same as a
-    convolution with its weight reordered.
+    DrLoc's patches are flattened row by row, channels last, and go through a linear layer. This equals a convolution
+    with reordered weights.
     """
     state = dict(state)
     if _is_lucidrains(state):
         state = {_timm_name(name): value for name, value in state.items()}
         state["patch_embed.proj.weight"] = _as_kernel(state["patch_embed.proj.weight"], getattr(model, "in_chans", 3))
-    if isinstance(model, EsvitViT) and model.pos_embed is not None:  # before timm does it in its own way
+    if isinstance(model, EsvitViT) and model.pos_embed is not None:  # before timm resizes in its own way
         grid: Any = model.patch_embed.grid_size
         state = with_fitting_positions(state, model.pos_embed, grid)
     return timm_vit.checkpoint_filter_fn(state, model)  # type: ignore[arg-type]
@@ -138,7 +138,7 @@ def _timm_name(name: str) -> str:
 
 
 def _as_kernel(weight: Tensor, channels: int) -> Tensor:
-    """Return a linear weight (D, p * p * C) as a kernel (D, C, p, p); one that is no such thing as it is."""
+    """Return a linear weight (D, p * p * C) as a kernel (D, C, p, p); other weights are returned unchanged."""
     for count in (channels, 3):
         side = math.isqrt(weight.shape[1] // count)
         if side * side * count == weight.shape[1]:

@@ -1,20 +1,20 @@
-"""LV-ViT, a vision transformer that predicts the class of every token beside that of the image.
+"""LV-ViT, a vision transformer that predicts a class for every token in addition to that of the image.
 
-"All Tokens Matter: Token Labeling for Training Better Vision Transformers" (Jiang et al., NeurIPS 2021). Names of the
-state dict are those of the published programs, whose checkpoints load as they are; the position table is resampled.
+"All Tokens Matter: Token Labeling for Training Better Vision Transformers" (Jiang et al., NeurIPS 2021). The state dict
+has the names of the published code, whose checkpoints can be loaded unchanged; the position table is resampled.
 
-Differences from the published program:
+Differences from the published code:
 - `forward` gives the same logits in training as in evaluation, class logits plus half of the largest token logits, so
-  that plain classification trains what will be used, and both classifiers get gradients. There, training gives a
-  triple. What token labeling needs comes from `dense_logits`.
-- The half can be changed and the auxiliary classifier left out, for models that were fine-tuned without labels of
-  tokens: there, evaluation adds what an untrained classifier says.
+  plain classification trains the logits that are used later, and both classifiers get gradients. In the published code,
+  training returns a triple. Token labeling uses `dense_logits`.
+- The factor of a half can be changed and the auxiliary classifier left out, for models fine-tuned without token labels,
+  where the published code adds the output of an untrained classifier in evaluation.
 - `reset_classifier` replaces both classifiers.
 - MixToken's box is given by the caller instead of drawn from a global generator.
 - Images need not be square.
 
-Drop-path is not part of a variant: pass `drop_path_rate` (published: 0.1 for T and S, 0.2 for M, 0.3 for L). Other
-sizes than 224 pixels are built with `img_size`; checkpoints of 224 pixels then load with a resampled position table.
+Drop-path is not part of a variant: pass `drop_path_rate` (published: 0.1 for T and S, 0.2 for M, 0.3 for L). For other
+sizes than 224 pixels pass `img_size`; checkpoints of 224 pixels are then loaded with a resampled position table.
 """
 
 from collections.abc import Mapping
@@ -59,8 +59,7 @@ class LvVit(TokenBackbone):
         stem_width: Channels between the convolutions of the stem.
         aux_head: Whether a second classifier reads every cell. Leave it out where it will not be trained.
         aux_weight: Share of the largest logits over the cells that is added to the class logits; the published models
-            have 0.5. With 0 plain classification gives `aux_head` no gradient; it learns through `dense_logits`
-            alone.
+            have 0.5. With 0, plain classification gives `aux_head` no gradient; it only learns through `dense_logits`.
         dynamic_img_size: Resample the position table to the size of the images in every forward pass, instead of
             refusing other sizes.
         drop_rate: Dropout before the classifiers.
@@ -70,7 +69,7 @@ class LvVit(TokenBackbone):
             first. The published models were trained with 0.1 (T, S), 0.2 (M) and 0.3 (L).
 
     Raises:
-        ValueError: a value that makes no model.
+        ValueError: no model can be built with these values.
     """
 
     relevance_family = "lvvit"
@@ -132,7 +131,7 @@ class LvVit(TokenBackbone):
     def embed(self, x: Tensor, mix_box: Box | None = None) -> tuple[Tensor, Grid]:
         """Return the tokens (B, 1 + H * W, C) of images, with positions, and the (rows, columns) of their grid.
 
-        The box of `mix_box` changes places between partners before positions are added.
+        The tokens in `mix_box` are exchanged between partners before positions are added.
         """
         cells = self.patch_embed(x)
         if mix_box is not None:
@@ -146,9 +145,9 @@ class LvVit(TokenBackbone):
 
         Args:
             x: Images (B, in_chans, H, W).
-            mix_box: MixToken: (top, left, bottom, right) in cells, a part of the grid that each image and its partner
-                in the flipped batch exchange; see `mixtoken.exchange_box`. The tokens stay exchanged:
-                `mixtoken.exchange_tokens` puts what is computed from them back.
+            mix_box: MixToken: (top, left, bottom, right) in cells, the box that each image and its partner in the
+                flipped batch exchange; see `mixtoken.exchange_box`. The tokens stay exchanged;
+                `mixtoken.exchange_tokens` moves predictions computed from them back.
         """
         x, grid = self.embed(x, mix_box)
         for block in self.blocks:
@@ -172,20 +171,20 @@ class LvVit(TokenBackbone):
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Return class logits + `aux_weight` * largest token logits over the cells, (B, K), in training as well.
 
-        With `pre_logits` it is the pooled feature, and without pooling the class logits of every token.
+        With `pre_logits` return the pooled feature; without pooling, the class logits of every token.
         """
         logits = super().forward_head(x, pre_logits)
         if pre_logits or self.aux_head is None or not (self.num_classes and self.aux_weight and self.global_pool):
             return logits
-        # `max` keeps the places for the backward pass, where `amax` would keep all token logits.
+        # For the backward pass `max` keeps only indices, whereas `amax` would keep all token logits.
         return logits + self.aux_weight * self._token_logits(x).max(1).values
 
     def get_classifier(self) -> nn.Module | tuple[nn.Module, ...]:
-        """Return the last linear layers: the class's and the tokens', or the class's where it is alone."""
+        """Return the last linear layers for class and tokens, or only the first if there is no other."""
         return self.head if self.aux_head is None else (self.head, self.aux_head)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace both classifiers by fresh ones, and the pooling where one is given."""
+        """Replace both classifiers by fresh ones, and the pooling if one is given."""
         super().reset_classifier(num_classes, global_pool)
         if self.aux_head is not None:
             self.aux_head = like(self, new_classifier(self.num_features, num_classes))
@@ -194,7 +193,7 @@ class LvVit(TokenBackbone):
         """Resample the position table in place for images of another size, in pixels.
 
         Raises:
-            ValueError: the size is not a multiple of the patches.
+            ValueError: the size is not a multiple of the patch size.
         """
         before = self.patch_embed.grid_size
         self.patch_embed.set_input_size(img_size)
@@ -204,7 +203,7 @@ class LvVit(TokenBackbone):
         record_input_size(self, self.patch_embed.img_size)
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of the parameters that are not pulled to zero."""
+        """Return the names of the parameters without weight decay."""
         return {"pos_embed", "cls_token"}
 
     def _token_logits(self, x: Tensor) -> Tensor:
@@ -249,16 +248,16 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "lvvit_s": {**_SMALL, "skip_lam": 2.0},  # 26.2M
     "lvvit_m": {"embed_dim": 512, "depth": 20, "num_heads": 8, "skip_lam": 2.0},  # 55.8M
     "lvvit_l": {"embed_dim": 768, "depth": 24, "num_heads": 12, "skip_lam": 3.0, "stem_width": 128},  # 150.0M
-    # Without the classifier of tokens (`lvvit` in the published program), 25.8M.
+    # Without the classifier of tokens (`lvvit` in the published code), 25.8M.
     "lvvit_s_plain": {**_SMALL, "skip_lam": 2.0, "aux_head": False},
-    # The plain transformer that LV-ViT-S started from (`vit` in the published program), 24.4M.
+    # The plain transformer that LV-ViT-S was developed from (`vit` in the published code), 24.4M.
     "lvvit_vit_s": {**_SMALL, "skip_lam": 1.0, "stem": "1_conv", "aux_head": False},
 }
 
 
 def _changes(arguments: Mapping[str, Any]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
-    if arguments.get("stem") in STEMS:  # the model itself refuses others
+    if arguments.get("stem") in STEMS:  # other values are refused by the model itself
         changes["first_conv"] = first_convolution(arguments["stem"])
     if "aux_head" in arguments:
         changes["classifier"] = _DENSE if arguments["aux_head"] else "head"

@@ -27,9 +27,9 @@ class StemPlan(NamedTuple):
     overlap: int = 1
 
 
-# Rows of the table in its order. Its third row prints kernels 7, 3, 8 and strides 2, 2, 4, which would make the patches
-# overlap; the number of parameters beside it (25M) is that of a last kernel of 4. The name ending in "overlap" is the
-# row as printed, with the padding that gives the same grid.
+# The rows of table 3 in its order. The third row prints kernels 7, 3, 8 and strides 2, 2, 4, which would make the
+# patches overlap; its printed number of parameters (25M) is that of a last kernel of 4. The name ending in "overlap" is
+# the row as printed, with the padding that gives the same grid.
 STEMS = {
     "1_conv": StemPlan(()),
     "2_conv": StemPlan(((7, 2),)),
@@ -42,7 +42,7 @@ STEMS = {
 
 
 class LvVitStem(nn.Module):
-    """Convolutions with batch norm and ReLU, then one without that cuts the map into patches.
+    """Convolutions with batch norm and ReLU, then a plain convolution that cuts the map into patches.
 
     Names and initialisation (torch's own) are those of the original: `conv1`, `bn1`, ..., `proj`. All but the last
     convolution have no bias.
@@ -62,7 +62,7 @@ class LvVitStem(nn.Module):
         num_patches: Cells at `img_size`.
 
     Raises:
-        ValueError: no such stem, or sizes that are no multiples of each other.
+        ValueError: the stem is unknown, or the sizes are not multiples of each other.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class LvVitStem(nn.Module):
         self.proj = nn.Conv2d(in_chans, embed_dim, plan.overlap * stride, stride, padding)
 
     def set_input_size(self, img_size: int | Size) -> None:
-        """Expect images of another size; nothing is resampled, since convolutions take any.
+        """Expect images of another size; nothing is resampled, since convolutions take any size.
 
         Raises:
-            ValueError: the size is not a multiple of the patches.
+            ValueError: the size is not a multiple of the patch size.
         """
         height, width = height_and_width(img_size)
         self._require_whole_patches(height, width)
@@ -103,11 +103,11 @@ class LvVitStem(nn.Module):
         """Return the map (B, embed_dim, H / patch, W / patch) of images (B, in_chans, H, W).
 
         Raises:
-            ValueError: H or W is not a multiple of the patches.
+            ValueError: H or W is not a multiple of the patch size.
         """
         self._require_whole_patches(x.shape[2], x.shape[3])
-        # With channels last, as kernels compute and tokens are, a CPU saves a fifth. In training it saves little, and
-        # batch norm then sums in single precision there instead of double.
+        # Channels last, the layout of CPU kernels and of tokens, saves a fifth of the time on a CPU. In training it
+        # saves little, and makes batch norm there sum in single precision instead of double.
         x = x if self.training else x.contiguous(memory_format=torch.channels_last)
         for number in range(1, self.count + 1):
             conv, norm = getattr(self, f"conv{number}"), getattr(self, f"bn{number}")
@@ -133,7 +133,7 @@ def _plan(stem: str, patch_size: int) -> StemPlan:
     plan, least = STEMS[stem], 1
     for _, step in plan.hidden:
         least *= step
-    least *= plan.overlap  # the padding of overlapping patches is half of what is left of the stride
+    least *= plan.overlap  # the padding of overlapping patches, (kernel - stride) / 2, must be whole
     if patch_size < 1 or patch_size % least:
         raise ValueError(f"patch_size is {patch_size}; the stem {stem!r} takes multiples of {least}")
     return plan
@@ -207,7 +207,7 @@ class LvVitBlock(nn.Module):
         self.drop_path2 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor, grid: Grid | None = None) -> Tensor:
-        """Return (B, N, C) of tokens (B, N, C); where they lie on the grid does not matter."""
-        # One kernel scales and adds; a division of its own would pass over the tokens once more.
+        """Return (B, N, C) of tokens (B, N, C); their places on the grid do not matter."""
+        # One kernel scales and adds; a separate division would take another pass over the tokens.
         x = torch.add(x, self.drop_path1(self.attn(self.norm1(x))), alpha=self.branch_scale)
         return torch.add(x, self.drop_path2(self.mlp(self.norm2(x))), alpha=self.branch_scale)

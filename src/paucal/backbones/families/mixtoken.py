@@ -1,8 +1,8 @@
-"""MixToken's exchange: a box of cells changes places between an image and its partner, the flipped batch.
+"""MixToken's exchange: each image swaps a box of cells with its partner in the flipped batch.
 
 "All Tokens Matter" (Jiang et al., NeurIPS 2021). Partners are mutual (image b and image B - 1 - b), so the exchange is
-its own inverse: the same call that mixes the map of tokens puts every prediction back to the image that its cell came
-from. Of an odd batch the middle image is its own partner.
+its own inverse: the same call mixes the map of tokens, and later moves every prediction back to the image its cell came
+from. In an odd batch the middle image is its own partner.
 """
 
 import torch
@@ -17,9 +17,9 @@ def exchange_box(cells: Tensor, box: Box) -> Tensor:
 
     Args:
         cells: (B, C, H, W).
-        box: (top, left, bottom, right) in cells, one for the whole batch; an empty one changes nothing. As a tensor
-            of 4 integers on the device of the cells it spares compiled code from being compiled for every box; a
-            tensor's values are not checked, since reading them would wait for the device.
+        box: (top, left, bottom, right) in cells, one for the whole batch; an empty one changes nothing. A tensor of 4
+            integers on the device of the cells avoids recompilation for every box; its values are not checked, since
+            reading them would wait for the device.
 
     Returns:
         (B, C, H, W), new memory.
@@ -36,7 +36,7 @@ def exchange_box(cells: Tensor, box: Box) -> Tensor:
 
 
 def exchange_tokens(tokens: Tensor, box: Box, grid: Grid) -> Tensor:
-    """Swap a box as `exchange_box` does, of tokens (B, H * W, C), row by row, without prefix tokens.
+    """Swap a box as `exchange_box` does, in tokens (B, H * W, C), row by row, without prefix tokens.
 
     Args:
         tokens: Features or logits, one per cell.

@@ -1,10 +1,10 @@
-"""ResNets for images of 32 pixels: the convolutional baseline, as timm's `ResNet` with a stem that keeps the cells.
+"""ResNets for images of 32 pixels, the convolutional baseline: timm's `ResNet` with a stem that keeps the resolution.
 
-timm's ResNets begin with a stride of 4, which leaves 32 pixels one cell in the end; DHVT's authors took back CNN
-figures that came about so. Here the stem is one 3x3 convolution of stride 1 without pooling (He et al., CVPR 2016,
-section 4.2), followed by the four stages of the ImageNet networks, as is usual for "ResNet-18" on CIFAR: 32 pixels end
-in 4x4 cells, and 64 with `stem_stride=2`. timm's ConvNeXts need no variant, since `patch_size=1` or 2 sets the stride
-of their stem.
+timm's ResNets begin with a stride of 4, which reduces 32 pixels to a single cell in the end; DHVT's authors withdrew
+CNN results obtained that way. Here the stem is one 3x3 convolution of stride 1 without pooling (He et al., CVPR 2016,
+section 4.2), followed by the four stages of the ImageNet networks, as is usual for "ResNet-18" on CIFAR: 32 pixels give
+4x4 cells in the end, as do 64 pixels with `stem_stride=2`. timm's ConvNeXts need no variant, since `patch_size=1` or 2
+sets the stride of their stem.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from torch import nn
 
 from paucal.backbones.families.common.contract import configuration, register_variants
 
-STEM_STRIDE = 4  # of timm's ResNets
+STEM_STRIDE = 4  # stride of the stem of timm's ResNets
 
 default_cfgs = generate_default_cfgs(
     {"resnet18_cifar": configuration("conv1", "fc", num_classes=100, input_size=(3, 32, 32), crop_pct=1.0)}
@@ -29,13 +29,13 @@ class ResNetCifar(ResNet):
         block: Block class, as for `ResNet`.
         layers: Blocks per stage.
         in_chans: Channels of the images.
-        channels: Channels of the stages; the stem has those of the first.
+        channels: Channels of the stages; the stem has as many as the first.
         stem_stride: Pixels per cell of the stem, 1 or 2.
-        output_stride: Pixels per cell of the last stage: 8, 4 or 2 times those of the stem.
+        output_stride: Pixels per cell of the last stage: 8, 4 or 2 times `stem_stride`.
         arguments: Further arguments of `ResNet`, apart from those of its stem.
 
     Raises:
-        ValueError: another stride, or an odd number of channels in the first stage.
+        ValueError: a stride is not one of these, or the first stage has an odd number of channels.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ResNetCifar(ResNet):
             raise ValueError(f"output_stride is {output_stride!r}; give one of {', '.join(map(str, allowed))}")
         if channels[0] % 2:
             raise ValueError(f"the first stage has {channels[0]} channels; give an even number")
-        # A deep stem is the one whose width timm lets be chosen; it is replaced below.
+        # timm only allows choosing the width of a deep stem; the stem is replaced below.
         stem = {"stem_type": "deep", "stem_width": channels[0] // 2}
         sizes = {"in_chans": in_chans, "channels": channels, "output_stride": allowed[wanted]}
         super().__init__(block, layers, **sizes, **stem, **arguments)

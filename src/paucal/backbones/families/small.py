@@ -1,10 +1,9 @@
 """A small vision transformer for small images, `vit_mini`, registered with timm.
 
-timm's transformers start at 5 million parameters and patches of 16 pixels. This one has about a million and
-looks at 4-pixel cells through a convolutional stem, which trains far better than bare patches when images are
-few (Xiao et al. 2021, "Early Convolutions Help Transformers See Better"). Its parts are timm's own:
-`VisionTransformer` on `HybridEmbed` over `ConvStem`. Cells are averaged for the classifier, so there is no
-class token.
+timm's transformers start at 5 million parameters and patches of 16 pixels. This one has about a million and makes
+4-pixel cells with a convolutional stem, which trains far better than bare patches when images are few (Xiao et al.
+2021, "Early Convolutions Help Transformers See Better"). Its parts are timm's own: `VisionTransformer` on `HybridEmbed`
+over `ConvStem`. Cells are averaged for the classifier, so there is no class token.
 """
 
 from functools import partial
@@ -53,7 +52,7 @@ def vit_mini(pretrained: bool = False, **arguments: Any) -> VisionTransformer:
         "mlp_ratio": 3.0,
         "class_token": False,
         "global_pool": "avg",
-        "fc_norm": False,  # the final norm acts on the cells, before their mean, and so on the grid
+        "fc_norm": False,  # the final norm acts on the cells before they are averaged, so the grid is normed too
         "embed_layer": partial(HybridEmbed, backbone=stem),
     }
     return build_model_with_cfg(

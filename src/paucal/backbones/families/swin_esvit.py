@@ -1,12 +1,12 @@
-"""Swin as EsViT trains it: for any image size, above all for the small crops of multi-crop training.
+"""Swin as EsViT trains it: for images of any size, above all the small crops of multi-crop training.
 
 Li et al. 2022, "Efficient Self-supervised Vision Transformers for Representation Learning", Table 6: Swin-T, S and B
-with windows of 7 and of 14. The parameters are those of timm's Swin of the same size, and weights go both ways; at 224
-pixels both compute the same, at other sizes timm pads in another order (see `common.windows`).
+with windows of 7 and of 14. The parameters are those of timm's Swin of the same size, and each loads the other's
+weights. At 224 pixels both compute the same; at other sizes timm pads in another order (see `common.windows`).
 
-A padded cell is zero after the norm, so that its query, key and value are the biases of their projection. They are
-filled in after the projection here, and padding is cut off before the output projection: neither is computed for
-padding, as both are in the papers' programs, with the same result.
+A padded cell is zero after the norm, so its query, key and value are the biases of their projection. Here these are
+filled in after the projection, and padding is cut off before the output projection. The papers' code computes both
+projections for padding too, with the same result.
 """
 
 from functools import partial
@@ -30,13 +30,13 @@ PADDINGS = ("published", "masked", "shrunk")
 def relative_bias(table: Tensor, of: Size, window: Size) -> Tensor:
     """Look up the relative position bias of every pair of cells of a window.
 
-    Looked up by offset, so that a window may be smaller than the table's. Cheap enough (under 1 % of a block) not
-    to be kept between calls, where it could get stale.
+    Entries are found by offset, so a window may be smaller than the table's. The result is not cached, since that could
+    get stale and computing it takes under 1 % of a block's time.
 
     Args:
         table: (offsets, heads), offsets row by row from the most negative.
         of: (rows, columns) of the window that the table is for.
-        window: (rows, columns), at most those.
+        window: (rows, columns) of the window, at most those of `of`.
 
     Returns:
         (heads, queries, keys).
@@ -52,7 +52,7 @@ def relative_bias(table: Tensor, of: Size, window: Size) -> Tensor:
 def attend_windows(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float, fused: bool, drop: nn.Dropout
 ) -> Tensor:
-    """Apply `attend` within windows, each window with a bias of its own or all with one.
+    """Apply `attend` within windows, which have a bias each or share one.
 
     The bias is never repeated for the images of a batch. The weights reach `drop` as (B * windows, heads, N, N), as in
     timm.
@@ -104,7 +104,7 @@ class PaddedWindowAttention(WindowAttention):
         bias = relative_bias(self.relative_position_bias_table, full, windows.window)[None]
         if not windows.needs_mask:
             return bias
-        # The papers' programs add -100, which is nothing beside it after the softmax in float32.
+        # The papers' code adds -100, which makes no difference after a softmax in float32.
         return bias.masked_fill(kept_apart(windows, like)[:, None], float("-inf"))
 
 
@@ -128,18 +128,18 @@ class PaddedSwinBlock(SwinTransformerBlock):
 
     @classmethod
     def adopt(cls, block: SwinTransformerBlock, padding: str) -> None:
-        """Turn one of timm's blocks into one of this kind, in place.
+        """Turn one of timm's blocks into a `PaddedSwinBlock`, in place.
 
-        timm's constructors build the blocks and take no class for them; the parameters and their initialisation are
-        the same, so that nothing is built twice.
+        timm's constructors build the blocks without letting the caller choose their class. Parameters and
+        initialisation are the same, so changing the class avoids building the blocks twice.
         """
         block.__class__ = cls
         block.attn.__class__ = PaddedWindowAttention
-        block.attn.fused_attn = use_fused_attn()  # timm leaves it out for its Swin unless asked for experiments
+        block.attn.fused_attn = use_fused_attn()  # in Swin, timm uses it only where experimental kernels are on
         block.padding = padding  # type: ignore[assignment]
 
     def windows(self, size: Size) -> Windows:
-        """Return how a map of that many rows and columns is cut."""
+        """Return how a map of (rows, columns) is cut."""
         cut = Windows(size, self.window_size, self.shift_size, hides_padding=self.padding != "published")
         return cut.shrunk() if self.padding == "shrunk" else cut
 
@@ -148,15 +148,15 @@ class PaddedSwinBlock(SwinTransformerBlock):
 
 
 class AnySizePatchEmbed(PatchEmbed):
-    """timm's patch embedding for images of any size, filled up with zeros at the right and the bottom."""
+    """timm's patch embedding for images of any size, padded with zeros at the right and the bottom."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**{**arguments, "strict_img_size": False, "dynamic_img_pad": True})
 
     def forward(self, x: Tensor) -> Tensor:
         """Embed the patches; compiled code is bound to the size of the images."""
-        # torch.compile would take a second image size as a reason to leave the size open, and then spend minutes on
-        # the algebra of windows of unknown number. A range needs its length.
+        # At a second image size torch.compile would make the size symbolic, and then spend minutes on the algebra of an
+        # unknown number of windows. A range needs its length, which keeps the size fixed.
         _ = range(x.shape[2]), range(x.shape[3])
         return super().forward(x)
 
@@ -165,14 +165,14 @@ class EsvitSwin(SwinTransformer):
     """timm's Swin with the papers' padding.
 
     Windows and shifts are fixed when the model is built, from `img_size`: where a stage's grid is no larger than its
-    window, the window becomes the grid and nothing is shifted. Images of any other size can then be given; a window is
-    filled up with padding where the map ends, and an image that is no multiple of the patch with zeros.
+    window, the window becomes the grid and nothing is shifted. Images of any other size can then be given; windows are
+    padded where the map ends, and an image that is no multiple of the patch is padded with zeros.
 
     Args:
-        padding: Treatment of padded cells. "published": they take part in the attention like others, with the bias
-            of the projection as their content, as in EsViT's program; a 96-pixel crop spends 5 of 6 parts of its
-            last stage on them. "masked": cells do not see them. "shrunk": a window larger than the map is shrunk to
-            it, with the relative positions looked up in the same table, and what padding is left is masked.
+        padding: Treatment of padded cells. "published": they take part in attention like others, with the bias of the
+            projection as their content, as in EsViT's code; in the last stage of a 96-pixel crop they are 5 of 6 cells.
+            "masked": cells do not see them. "shrunk": a window larger than the map is shrunk to it, with the relative
+            positions looked up in the same table, and the remaining padding is masked.
         norm_eps: Epsilon of all layer norms; 1e-6 in EsViT.
         arguments: Those of timm's `SwinTransformer`.
 
@@ -212,7 +212,7 @@ _BASE = {**_SMALL, "embed_dim": 128, "num_heads": (4, 8, 16, 32)}
 
 _VARIANTS = {
     "esvit_swin_tiny_patch4_window7_224": {**_TINY, "window_size": 7},  # 28.3M parameters
-    "esvit_swin_tiny_patch4_window14_224": {**_TINY, "window_size": 14},  # 7 in the last stage, as in all of 14
+    "esvit_swin_tiny_patch4_window14_224": {**_TINY, "window_size": 14},  # the last stage has windows of 7
     "esvit_swin_small_patch4_window7_224": {**_SMALL, "window_size": 7},  # 49.6M
     "esvit_swin_small_patch4_window14_224": {**_SMALL, "window_size": 14},
     "esvit_swin_base_patch4_window7_224": {**_BASE, "window_size": 7},  # 87.8M

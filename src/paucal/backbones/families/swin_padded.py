@@ -1,8 +1,8 @@
 """Swin as published for images of any size: maps are padded, then shifted; timm shifts them first.
 
-Liu et al., ICCV 2021, and its programs for detection and segmentation. The models and their weights are timm's Swin of
-the same name without `padded_`. At 224 pixels both compute the same; where a map does not divide into windows they do
-not (see `paucal.backbones.families.common.windows`).
+The paper is Liu et al., ICCV 2021, with its code for detection and segmentation. The models and their weights are
+timm's Swin of the same name without `padded_`. At 224 pixels both compute the same; where a map does not divide into
+windows they differ (see `paucal.backbones.families.common.windows`).
 """
 
 from collections.abc import Mapping

@@ -1,16 +1,16 @@
 """Tokens-to-token: how T2T-ViT makes its tokens (Yuan et al., ICCV 2021, section 3.1).
 
-Overlapping windows of pixels become tokens, a narrow attention layer mixes them, and windows of these become the next
-tokens, twice; every step enlarges what a token sees.
+Overlapping windows of pixels become tokens, a narrow attention layer mixes them, and windows of these tokens become the
+next tokens, twice; every step enlarges a token's receptive field.
 
-Names and values are those of the published program; what it wastes is saved. Its windows are cut by `unfold` from maps
-with the channels first, which gives each token as a column, so that tokens are transposed before and after. Here cells
-keep their channels last, windows are cut row by row, and the few weights that read windows are reordered instead.
+Names and values are those of the published code, without its wasted work. It cuts windows with `unfold` from maps with
+the channels first, which makes each token a column, so tokens must be transposed before and after. Here cells keep
+their channels last, windows are cut row by row, and the few weights that read windows are reordered instead.
 
-Linear attention is by positive random features ("Rethinking Attention with Performers", Choromanski et al. 2021). The
+Linear attention uses positive random features ("Rethinking Attention with Performers", Choromanski et al. 2021). The
 softmax kernel exp(q k) is the expected product of phi(q) and phi(k) over random w, where phi(x) is exp(w x - |x|^2 / 2)
-/ sqrt(m). Keys and values can so be summed up once for all queries, and the cost grows linearly with the tokens. There
-is no matrix of weights to look at.
+/ sqrt(m). So keys and values can be summed once for all queries, and the cost grows linearly with the tokens. There is
+no matrix of attention weights.
 """
 
 import math
@@ -27,15 +27,15 @@ from torch.nn import functional
 from paucal.backbones.families.common.attention import attend, split_heads
 from paucal.types import height_and_width
 
-EPS = 1e-8  # in the denominator; where keys are far from queries it decides, so it is carried along exactly
-_LARGEST = 80.0  # exponent whose exp is still a float32
+EPS = 1e-8  # in the denominator; it dominates where keys are far from queries, so it is kept exactly
+_LARGEST = 80.0  # an exponent whose exp still fits a float32
 
 
 def random_features(count: int, width: int) -> Tensor:
     """Return (count, width) random directions, orthogonal to each other and of length sqrt(count).
 
     Raises:
-        ValueError: there are more of them than dimensions.
+        ValueError: `count` is greater than `width`.
     """
     if not 1 <= count <= width:
         raise ValueError(f"{count} random features of {width} channels cannot be orthogonal; take 1 to {width}")
@@ -45,9 +45,9 @@ def random_features(count: int, width: int) -> Tensor:
 def linear_attention(query: Tensor, key: Tensor, value: Tensor, features: Tensor) -> Tensor:
     """Return phi(q) (phi(k)^T v) / (phi(q) sum(phi(k)) + 1e-8), in float32 or wider.
 
-    The published program exponentiates as it stands, which overflows in half precision. Here the largest exponent of
-    each query and of each image's keys is subtracted first. Both cancel in the fraction once the 1e-8 is divided by
-    the same factors, so the value is the same, for any features. The factors are constants to the backward pass: the
+    The published code exponentiates directly, which overflows in half precision. Here the largest exponent of each
+    query and of each image's keys is subtracted first. Both cancel in the fraction if the 1e-8 is divided by the same
+    factors, so the value is the same for any features. The backward pass treats the factors as constants, since the
     fraction does not depend on them.
 
     Args:
@@ -64,10 +64,10 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor, features: Tensor
     of_query, of_key = _exponents(query, features), _exponents(key, features)
     query_top, key_top = of_query.detach().amax(-1, keepdim=True), of_key.detach().amax((-2, -1), keepdim=True)
     of_query, of_key = (of_query - query_top).exp(), (of_key - key_top).exp()
-    # phi(k)^T v, and the sum of phi(k) as one more column, so that one product gives both parts of the fraction.
+    # phi(k)^T v, and the sum of phi(k) as one more column, so that one product gives numerator and denominator.
     summary = torch.cat((of_key.transpose(1, 2) @ value, of_key.sum(1).unsqueeze(-1)), -1)
     parts = of_query @ summary
-    constant = math.log(EPS * features.shape[0]) - query_top - key_top  # the sqrt(m) of both sides is in it too
+    constant = math.log(EPS * features.shape[0]) - query_top - key_top  # includes the sqrt(m) of both sides
     return parts[..., :-1] / (parts[..., -1:] + constant.clamp(max=_LARGEST).exp())
 
 
@@ -77,7 +77,7 @@ def _exponents(x: Tensor, features: Tensor) -> Tensor:
 
 @contextmanager
 def full_precision(device_type: str) -> Iterator[None]:
-    """Switch autocast off where it is on: exponents of a norm lose too much in half precision."""
+    """Switch autocast off if it is on, since exponents of a norm lose too much in half precision."""
     if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
         yield
         return
@@ -91,15 +91,15 @@ FIRST, NEXT = 7, 3  # sides of the windows, in pixels and in cells
 def cut_windows(cells: Tensor, side: int, stride: int) -> Tensor:
     """Return the windows (B, H', W', side * side * C) around every `stride`-th cell of (B, H, W, C), zeros outside.
 
-    A window lists its cells row by row, each with its channels; H' is H / stride, rounded up for windows of 3.
+    A window holds its cells row by row, each with its channels; H' is H / stride, rounded up for windows of 3.
     """
     border = padding(side, stride)
     cells = functional.pad(cells, (0, 0, border, border, border, border))
     rows, columns = ((length - side) // stride + 1 for length in cells.shape[1:3])
-    if side > NEXT:  # many views of few channels: of the image, which rarely needs a gradient
+    if side > NEXT:  # many views of few channels; the image rarely needs a gradient
         views = cells.unfold(1, side, stride).unfold(2, side, stride)
         return views.permute(0, 1, 2, 4, 5, 3).flatten(3)
-    # The same by slices, whose gradient costs half of that of `Tensor.unfold` on a CPU and compiles to plain sums.
+    # The same with slices; their gradient costs half that of `Tensor.unfold` on a CPU and compiles to plain sums.
     last_row, last_column = (rows - 1) * stride + 1, (columns - 1) * stride + 1
     parts = [
         cells[:, row : row + last_row : stride, column : column + last_column : stride]
@@ -110,17 +110,17 @@ def cut_windows(cells: Tensor, side: int, stride: int) -> Tensor:
 
 
 def padding(side: int, stride: int) -> int:
-    """Return the border of zeros with which a window starts at every `stride`-th cell: 2 for 7 and 4, 1 for 3 and 2."""
+    """Return the width of the zero border for windows at every `stride`-th cell: 2 for 7 and 4, 1 for 3 and 2."""
     return (side - stride + 1) // 2
 
 
 def cells_last(weight: Tensor, channels: int) -> Tensor:
-    """Reorder weights (..., C * k * k), channel by channel as published, to the (..., k * k * C) of `cut_windows`."""
+    """Reorder published weights (..., C * k * k), channel by channel, to the (..., k * k * C) of `cut_windows`."""
     return weight.unflatten(-1, (channels, -1)).transpose(-2, -1).flatten(-2)
 
 
 def project_windows(windows: Tensor, norm: nn.LayerNorm, linear: nn.Linear, channels: int) -> Tensor:
-    """Apply a layer norm and a linear layer, of published order, to windows of cells with these channels.
+    """Apply a layer norm and a linear layer, both in published order, to windows of cells with `channels` channels.
 
     The norm's scale and shift are folded into the layer's weights, which are fewer than the values of all windows. The
     remaining norm has no parameters, so windows of pixels need no gradient.
@@ -141,7 +141,7 @@ class PerformerLayer(nn.Module):
         window: Cells in a window.
         dim: Channels that come out.
         kernel_ratio: Random features over `dim`.
-        drop: Dropout after the projection and at the end of the MLP; 0.1 in the published program.
+        drop: Dropout after the projection and at the end of the MLP; 0.1 in the published code.
 
     Attributes:
         w: (m, dim) random directions, fixed and stored.
@@ -185,7 +185,7 @@ class TokenAttention(nn.Module):
         self.scale = in_features**-0.5
         self.fused_attn = use_fused_attn()
         self.qkv = nn.Linear(in_features, 3 * dim, bias=False)
-        self.attn_drop = nn.Dropout(0.0)  # the published program drops no weights here; readers of weights look for it
+        self.attn_drop = nn.Dropout(0.0)  # rate as published; readers of attention weights need the module
         self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(drop)
 
@@ -203,7 +203,7 @@ class TransformerLayer(nn.Module):
         channels: Channels of each cell in a window.
         window: Cells in a window.
         dim: Channels that come out.
-        drop: Dropout after the projections; none in the published program.
+        drop: Dropout after the projections; none in the published code.
     """
 
     def __init__(self, channels: int, window: int, dim: int, drop: float = 0.0) -> None:
@@ -229,20 +229,19 @@ _LAST_STRIDES = 4  # the second and third step halve the grid
 class TokensToToken(nn.Module):
     """Windows of 7 pixels, a token layer, windows of 3 cells, a token layer, windows of 3 cells, a projection.
 
-    Windows overlap, so that an image need not divide into patches; at its right and bottom border up to a stride of
-    pixels is left out where it does not.
+    Windows overlap, so an image need not divide into patches; if it does not, up to a stride of pixels is left out at
+    its right and bottom border.
 
     Args:
         img_size: Side of the images, or (height, width), in pixels.
-        patch_size: Pixels per cell of the result, along each side: 16 in the published program, where the first
-            windows are 4 pixels apart. Others move them apart by a quarter of it, with the same weights.
+        patch_size: Pixels per cell of the result, along each side: 16 in the published code, where the first windows
+            are 4 pixels apart. With other sizes they are a quarter of the size apart, with the same weights.
         in_chans: Channels of the images.
         embed_dim: Channels of the result.
         tokens: "performer" for linear attention, "transformer" for softmax attention in the token layers.
         token_dim: Channels between the steps.
         kernel_ratio: Random features of the performer over `token_dim`.
-        drop: Dropout in the token layers; None for the published program's, 0.1 in the performer and 0 in the
-            transformer.
+        drop: Dropout in the token layers; None for the published rates, 0.1 in the performer and 0 in the transformer.
 
     Attributes:
         img_size: (height, width) in pixels.
@@ -251,7 +250,7 @@ class TokensToToken(nn.Module):
         grad_checkpointing: Whether the token layers are computed again in the backward pass.
 
     Raises:
-        ValueError: a value that makes no stem.
+        ValueError: no stem can be built with these values.
     """
 
     def __init__(
@@ -283,7 +282,7 @@ class TokensToToken(nn.Module):
         """Expect images of a size and give cells of a size, both in pixels; no weights depend on them.
 
         Raises:
-            ValueError: the cells are no multiple of 4 up to 28 pixels, or the images too small for one.
+            ValueError: the cell size is not a multiple of 4 up to 28 pixels, or the images are too small for one cell.
         """
         if patch_size not in range(_LAST_STRIDES, _LAST_STRIDES * FIRST + 1, _LAST_STRIDES):
             raise ValueError(
@@ -312,7 +311,7 @@ class TokensToToken(nn.Module):
         x = x.permute(0, 2, 3, 1).contiguous()
         x = self._step(self.attention1, x, FIRST, self.stride)
         x = self._step(self.attention2, x, NEXT, 2)
-        # A convolution would do the same, but in TF32 on GPUs where a product of matrices is in float32.
+        # A convolution would compute the same, but in TF32 on GPUs, where a matrix product is in float32.
         windows = cut_windows(x, NEXT, 2)
         channels = windows.shape[-1] // NEXT**2
         cells = functional.linear(windows, cells_last(self.project.weight, channels), self.project.bias)

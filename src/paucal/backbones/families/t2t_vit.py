@@ -1,19 +1,21 @@
 """T2T-ViT, a narrow and deep transformer on tokens of overlapping windows.
 
-"Tokens-to-Token ViT: Training Vision Transformers from Scratch on ImageNet" (Yuan et al., ICCV 2021). Names of the
-state dict are those of the published program and of the one of DrLoc, which has the same model: both load as they are.
+"Tokens-to-Token ViT: Training Vision Transformers from Scratch on ImageNet" (Yuan et al., ICCV 2021). The state dict
+has the names of the published code and of DrLoc's code, which has the same model; checkpoints of both can be loaded
+unchanged.
 
-Differences from the published program:
-- Images need not be square, and the grid is counted instead of taken for a sixteenth of the image.
+Differences from the published code:
+- Images need not be square, and the grid is computed instead of assumed to be a sixteenth of the image.
 - Drop-path and the dropouts of the token layers are arguments.
 - The performer runs in float32 under autocast, and cannot overflow; see `linear_attention`.
-- Attention in the blocks is scaled by the root of a head's channels. The published entry functions change that to the
-  root of all channels when they are asked for pretrained weights, which its evaluation does not do: `qk_scale` does.
+- Attention in the blocks is scaled by the root of a head's channels. The published entry functions use the root of all
+  channels if pretrained weights are requested, which the published evaluation does not do; here `qk_scale` selects
+  this.
 
-The token layers have linear attention, those of the variants with `_t_` softmax attention. Drop-path is not part of a
-variant: pass `drop_path_rate` (published: 0.1; 0 in the program of DrLoc). Other sizes than 224 pixels are built with
-`img_size`; checkpoints of 224 pixels then load with an interpolated position table. Images of few pixels want a smaller
-`patch_size`: 4 makes 8x8 cells of 32 pixels.
+The token layers have linear attention, or softmax attention in the variants with `_t_`. Drop-path is not part of a
+variant: pass `drop_path_rate` (published: 0.1; 0 in DrLoc's code). For other sizes than 224 pixels pass `img_size`;
+checkpoints of 224 pixels are then loaded with an interpolated position table. Small images need a smaller `patch_size`:
+4 makes 8x8 cells of 32 pixels.
 """
 
 from collections.abc import Mapping
@@ -37,9 +39,9 @@ _READS_PIXELS = ("norm1.weight", "norm1.bias", "kqv.weight", "attn.qkv.weight")
 class T2tVit(TokenBackbone):
     """A T2T-ViT; the defaults are those of T2T-ViT-14.
 
-    Positions are a fixed table of sines and cosines over the tokens in a row, the class token first. It is computed
-    for the size that a model is built for; a model that is trained keeps its meaning at another size, so there the
-    table is interpolated on the grid (`set_input_size`, `dynamic_img_size`, and checkpoints of other sizes).
+    Positions are a fixed table of sines and cosines over the tokens in a row, the class token first. It is computed for
+    the size that a model is built for. To keep the meaning of positions for a trained model, it is interpolated on the
+    grid for other sizes (`set_input_size`, `dynamic_img_size`, and checkpoints of other sizes).
 
     Args:
         img_size: Side of the images, or (height, width), in pixels: the size of the position table.
@@ -50,8 +52,8 @@ class T2tVit(TokenBackbone):
         tokens_type: Attention of the token layers, "performer" or "transformer" (T2T-ViT_t).
         token_dim: Channels in the token layers.
         kernel_ratio: Random features of the performer over `token_dim`, at most 1.
-        token_drop_rate: Dropout in the token layers; None for the published program's, 0.1 in the performer and 0 in
-            the transformer.
+        token_drop_rate: Dropout in the token layers; None for the published rates, 0.1 in the performer and 0 in the
+            transformer.
         embed_dim: Channels of the tokens.
         depth: Blocks.
         num_heads: Heads of each attention in the blocks.
@@ -65,13 +67,13 @@ class T2tVit(TokenBackbone):
         proj_drop_rate: Dropout after projections within the blocks.
         attn_drop_rate: Dropout of attention weights within the blocks.
         drop_path_rate: Chance that a residual branch of the last block is skipped in training; linear from 0 at the
-            first. The published models were trained with 0.1, those of DrLoc with 0.
+            first. The published models were trained with 0.1, DrLoc's models with 0.
 
     Attributes:
         pos_embed: (1, 1 + H * W, C), fixed and stored.
 
     Raises:
-        ValueError: a value that makes no model.
+        ValueError: no model can be built with these values.
     """
 
     stem_names = ("cls_token", "pos_embed", "tokens_to_token")
@@ -121,7 +123,7 @@ class T2tVit(TokenBackbone):
         self.pos_drop = nn.Dropout(pos_drop_rate)
         rates: list[float] = calculate_drop_path_rates(drop_path_rate, depth)  # type: ignore[assignment]
         self.blocks = nn.ModuleList(
-            LvVitBlock(  # that of T2T-ViT, where its divisor is 1
+            LvVitBlock(  # with a divisor of 1 this is the block of T2T-ViT
                 embed_dim,
                 num_heads,
                 mlp_ratio,
@@ -141,14 +143,14 @@ class T2tVit(TokenBackbone):
 
     @property
     def patch_embed(self) -> TokensToToken:
-        """The stem, under the name by which timm's models have it."""
+        """The stem, under timm's name for it."""
         return self.tokens_to_token
 
     def embed(self, x: Tensor) -> tuple[Tensor, Grid]:
         """Return the tokens (B, 1 + H * W, C) of images, with positions, and the (rows, columns) of their grid.
 
         Raises:
-            ValueError: the images have another size than the model is built for, and it may not follow them.
+            ValueError: the images have another size than the model is built for, and `dynamic_img_size` is off.
         """
         self._require_size(x.shape[2], x.shape[3])
         cells, grid = self.tokens_to_token(x)
@@ -178,7 +180,7 @@ class T2tVit(TokenBackbone):
         record_input_size(self, stem.img_size)
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of the parameters that are not pulled to zero."""
+        """Return the names of the parameters without weight decay."""
         return {"cls_token"}
 
     def _require_size(self, height: int, width: int) -> None:
@@ -202,11 +204,11 @@ def sinusoid(count: int, channels: int) -> Tensor:
 
 
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: T2tVit) -> dict[str, Tensor]:
-    """Interpolate the position table of a checkpoint for square images of another size, and adapt input channels.
+    """Interpolate a checkpoint's position table, made for square images of another size, and adapt input channels.
 
-    As timm does it for convolutions, weights of the channels are summed up for gray images and repeated for more
-    channels. The layer norm before them gets the mean over the channels: gray images give what they gave with equal
-    channels, where the norm treated the channels alike.
+    As timm does for convolutions, weights are summed over the channels for gray images and repeated for more channels.
+    The layer norm before them takes the mean over the channels, so gray images give the same output as with three equal
+    channels if the norm treated the channels alike.
     """
     stem = model.tokens_to_token
     fitted = with_fitting_positions(state, model.pos_embed, stem.grid_size)
@@ -215,13 +217,14 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: T2tVit) -> dict[str
         if value is not None and value.shape != own.shape and name.endswith(_READS_PIXELS):
             fitted[name] = _with_channels(value, own, model.in_chans)
             if name.endswith("attn.qkv.weight") and fitted[name] is not value:
-                # Attention divides by the root of the width, which has changed: scaled queries compensate.
+                # Attention divides by the root of the width, which has changed; scaling the queries compensates for
+                # that.
                 fitted[name][: len(own) // 3] *= (own.shape[1] / value.shape[1]) ** 0.5
     return fitted
 
 
 def _with_channels(value: Tensor, own: Tensor, channels: int) -> Tensor:
-    """Return new weights (..., C * 7 * 7) of the first layer for other channels; what is no such thing is left."""
+    """Return new weights (..., C * 7 * 7) of the first layer for other channels; other tensors are left alone."""
     count, rest = divmod(value.shape[-1], FIRST**2) if value.ndim else (0, 1)
     if rest or not count or value.ndim != own.ndim or value.shape[:-1] != own.shape[:-1]:
         return value
@@ -259,7 +262,7 @@ default_cfgs = generate_default_cfgs(
 
 def _changes(arguments: Mapping[str, Any]) -> dict[str, Any]:
     tokens = arguments.get("tokens_type")
-    return {"first_conv": _FIRST[tokens]} if tokens in _FIRST else {}  # the model itself refuses others
+    return {"first_conv": _FIRST[tokens]} if tokens in _FIRST else {}  # other values are refused by the model itself
 
 
 register_variants(__name__, T2tVit, _VARIANTS, checkpoint_filter_fn, 3, _changes)

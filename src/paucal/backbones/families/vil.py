@@ -1,7 +1,8 @@
 """Vision Longformer: stages of sparse and of full attention with global tokens (Zhang et al. 2021).
 
 Drop-path is not part of a variant: pass `drop_path_rate` (published: 0.1 for all). `positions="absolute"` gives the
-published variants with absolute positions. State dicts of the published program, and of EsViT's version of it, load.
+published variants with absolute positions. State dicts of the published code, and of EsViT's version of it, can be
+loaded.
 """
 
 import math
@@ -41,10 +42,10 @@ _NOT_DECAYED = ("cls_token", "pos_embed", "relative_position_bias", "relative_po
 class VisionLongformer(StagedBackbone):
     """A backbone in stages whose first ones attend sparsely; the mean of the last cells is classified.
 
-    Each stage begins with global tokens of its own, which end with it; those of the last stage, where it has any, can
-    be classified instead of the mean (`global_pool="token"`). What only the last values of dropped global tokens depend
-    on never learns and is frozen: in the last block of every stage but the last, the bias between global tokens, and
-    their own projections with `share_projections=False`.
+    Each stage has global tokens of its own, which are dropped after it; those of the last stage, if any, can be
+    classified instead of the mean (`global_pool="token"`). Parameters that affect only the final values of dropped
+    global tokens never learn and are frozen: in the last block of every stage but the last, the bias between global
+    tokens, and the global tokens' own projections with `share_projections=False`.
 
     It takes images of any size whose sides are multiples of the reduction (32 pixels). Sparse attention is the same at
     any size; full attention looks its biases up in the table of `img_size`, and `set_input_size` changes that table.
@@ -53,7 +54,7 @@ class VisionLongformer(StagedBackbone):
         img_size: (height, width) in pixels, or one side, that tables of positions are made for.
         in_chans: Channels of the images.
         num_classes: Outputs of the classifier; 0 for none.
-        global_pool: "avg" or "token", or "" for not at all.
+        global_pool: "avg", "token", or "" for no pooling.
         patch_sizes: Side of the patches that each stage begins with.
         embed_dims: Channels of each stage.
         depths: Blocks of each stage.
@@ -64,12 +65,12 @@ class VisionLongformer(StagedBackbone):
         mode: Cells that a cell sees in sparse attention: "blocks" (its chunk of w x w and the 8 around), "exact" (the
             (2 w + 1)^2 around it), "cyclic" (as blocks, on a grid that closes on itself) or "own" (its chunk alone).
         random_neighbour: Whether training uses one of the 8 chunks around, drawn for each layer and call, instead of
-            all.
+            all 8.
         positions: "relative" or "absolute".
         bias_resize: How full attention interpolates its biases at other sizes, "lookup" or "picture"; see
             `FullAttention`.
         share_projections: Whether global tokens use the projections of the cells in sparse attention.
-        mlp_ratio: Hidden width of the perceptrons, by the channels.
+        mlp_ratio: Hidden width of the perceptrons over the channels.
         qkv_bias: Whether queries, keys and values have biases.
         drop_rate: Dropout before the classifier.
         pos_drop_rate: Dropout after the positions.
@@ -144,8 +145,8 @@ class VisionLongformer(StagedBackbone):
     def set_random_neighbour(self, enabled: bool) -> None:
         """Let every sparse attention see, in training, one of the 8 chunks around instead of all.
 
-        The paper trains so and switches back to all for the last quarter (or eighth) of the epochs. At evaluation all
-        are seen.
+        The paper trains this way and switches back to all chunks for the last quarter (or eighth) of the epochs. In
+        evaluation all are seen.
 
         Raises:
             ValueError: the mode "own" has no neighbours.
@@ -185,7 +186,7 @@ class VisionLongformer(StagedBackbone):
         return super().forward_features(x)
 
     def forward_intermediates(self, x: Tensor, *arguments: Any, **options: Any) -> Any:
-        """As `StagedBackbone.forward_intermediates`; the size is checked as in `forward_features`."""
+        """Do as `StagedBackbone.forward_intermediates`, after checking the size as in `forward_features`."""
         require_multiple(x.shape[2:], self.reduction)
         return super().forward_intermediates(x, *arguments, **options)
 
@@ -241,16 +242,16 @@ def _require_choices(mode: str, positions: str, bias_resize: str, window_size: i
         raise ValueError(f"window_size is {window_size}; give the side of a chunk in cells, 1 or more")
 
 
-# In these programs a stage is `layerN`: part 0 the embedding, then attention and perceptron in turn.
+# The published code calls a stage `layerN`: entry 0 is the embedding, then attention and perceptron alternate.
 _PART = re.compile(r"^layer(\d+)\.(\d+)\.(.+)$")
 _EMBEDDING = {"norm_embed.": "norm."}
 
 
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Give a published state dict our names; one of our own names is only fitted to the model's absolute positions.
+    """Rename a published state dict to our names; one with our names is only fitted to the model's absolute positions.
 
     Query, key and value of sparse attention become one projection. If the global tokens share that projection, the file
-    holds two copies. The copy of the global tokens wins, as in the published program, which loads it last.
+    holds two copies. The copy of the global tokens wins, as in the published code, which loads it last.
 
     Args:
         state: Tensors by name.
@@ -292,7 +293,7 @@ def _joined(state: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Te
             joined.pop(f"{prefix}{name}.{kind}", None)
         if shared:
             joined[f"{prefix}proj.{kind}"] = joined.pop(f"{prefix}proj_global.{kind}", state[f"{prefix}proj.{kind}"])
-    return {key: value for key, value in joined.items() if value.numel() or key in own}  # tables of no global tokens
+    return {key: value for key, value in joined.items() if value.numel() or key in own}  # no empty tables
 
 
 def _fitted(key: str, value: Tensor, own: Mapping[str, Tensor]) -> Tensor:

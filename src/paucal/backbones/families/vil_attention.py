@@ -1,7 +1,8 @@
 """The sparse and the full attention of Vision Longformer (Zhang et al. 2021, section 3).
 
-Tokens are g global ones, then the cells row by row. Biases are added to the products of query and key as in Swin: one
-per head and offset between two cells, one per head and global token for each direction, one per pair of global tokens.
+The tokens are g global tokens, then the cells row by row. Biases are added to the products of query and key as in Swin:
+one per head and offset between two cells, one per head and global token for each direction, one per head and pair of
+global tokens.
 """
 
 from dataclasses import dataclass
@@ -19,12 +20,12 @@ from paucal.backbones.families.vil_chunks import NEIGHBOURS, OWN_SLOT, Grid, Mod
 
 @dataclass(frozen=True)
 class AttentionSettings:
-    """What both attentions need.
+    """Settings of both kinds of attention.
 
     Attributes:
         width: Channels C.
         heads: Number of attention heads.
-        global_tokens: G.
+        global_tokens: Number g of global tokens.
         relative: Whether positions have biases.
         qkv_bias: Whether queries, keys and values have biases.
         attn_drop: Dropout of the weights.
@@ -41,7 +42,7 @@ class AttentionSettings:
 
 
 class VilAttention(nn.Module):
-    """What both attentions have.
+    """The base class of both kinds of attention.
 
     Attributes:
         window_size: (rows, columns) of the grid whose offsets the table of biases holds.
@@ -71,7 +72,7 @@ class VilAttention(nn.Module):
         self.g2g_relative_position_bias = _table(with_global, heads, self.global_tokens, self.global_tokens)
 
     def freeze_global(self) -> None:
-        """Freeze what only the new values of the global tokens depend on, where nothing reads these."""
+        """Freeze the parameters that only affect the new values of the global tokens, which nothing reads."""
         if self.g2g_relative_position_bias is not None:
             self.g2g_relative_position_bias.requires_grad_(False)
 
@@ -87,7 +88,7 @@ class VilAttention(nn.Module):
         return torch.cat((self.g2g_relative_position_bias, to_cells), 2)
 
     def with_global_keys(self, bias: Tensor) -> Tensor:
-        """Put the biases of the global keys before those (heads, Q, K) of the cells."""
+        """Prepend the biases of the global keys to the biases (heads, Q, K) of the cells."""
         if self.g2l_relative_position_bias is None:
             return bias
         to_global = self.g2l_relative_position_bias[1].unsqueeze(1).expand(-1, bias.shape[1], -1)
@@ -95,12 +96,12 @@ class VilAttention(nn.Module):
 
 
 class FullAttention(VilAttention):
-    """All tokens attend to all.
+    """Attention of all tokens to all tokens.
 
-    On a grid other than the one the table is made for, the bias of an offset is looked up in the table, where the
-    farthest entry stands for all farther offsets ("lookup"); or the matrix of biases between all pairs of cells is
-    resized bicubically as if it were a picture ("picture"), as EsViT's program does for crops of 96 pixels, which has
-    no geometric meaning but is what its weights were trained with.
+    On another grid than the table's, the bias of an offset is looked up in the table, where the farthest entry stands
+    for all farther offsets ("lookup"); or the matrix of biases between all pairs of cells is resized bicubically as if
+    it were a picture ("picture"). The latter has no geometric meaning, but EsViT's code does it for crops of 96 pixels,
+    and its weights were trained that way.
     """
 
     def __init__(self, settings: AttentionSettings, table_grid: Grid, bias_resize: str = "lookup") -> None:
@@ -138,21 +139,21 @@ def _table(wanted: bool, *shape: int) -> nn.Parameter | None:
 
 
 def _global_places(call: Call, weights: Tensor, image_size: Grid) -> Places:
-    """Return the places of weights (B, heads, g, N) of the global tokens, whose block was given (tokens, grid)."""
+    """Return the places of weights (B, heads, g, N) of the global tokens; their block is called with (tokens, grid)."""
     own = Tokens(call.block_inputs[1], prefix_names(call.model, weights.shape[2]))
     queries, keys = (torch.arange(count, device=weights.device)[None] for count in weights.shape[2:])
     return Places(own, own, queries, keys)
 
 
 def _sparse_places(call: Call, weights: Tensor, image_size: Grid) -> Places:
-    """Return the places of weights (B * chunks, heads, Q, g + K) of the cells: a group per chunk of queries."""
+    """Return the places of weights (B * chunks, heads, Q, g + K) of the cells, one group per chunk of queries."""
     layer, (tokens, grid) = call.layer, call.inputs
     own = Tokens(grid, prefix_names(call.model, layer.global_tokens))
     found, first = sparse_pairs(grid, layer.window, layer.mode, tokens), len(own.prefix)
     cells = torch.arange(own.cells, device=weights.device)
     queries, keys = cells[None], cells[None]
     if found.queries is not None and found.restore is not None:
-        queries = torch.full_like(found.queries, -first - 1)  # a cell that is there twice is read once
+        queries = torch.full_like(found.queries, -first - 1)  # a repeated cell counts once
         queries[found.restore] = cells
         queries = queries.view(found.chunks, -1)
     if found.keys is not None:
@@ -165,7 +166,7 @@ def _sparse_places(call: Call, weights: Tensor, image_size: Grid) -> Places:
 
 
 class GlobalAttention(nn.Module):
-    """The part of sparse attention in which global tokens attend to all tokens; a module, so that it can be read."""
+    """Attention of global tokens to all tokens in sparse attention; a module, so that its weights can be recorded."""
 
     attention_layout = AttentionLayout(places=_global_places)
 
@@ -181,11 +182,11 @@ class GlobalAttention(nn.Module):
 
 
 class SparseAttention(VilAttention):
-    """A cell attends to the global tokens and to the cells near it; global tokens attend to all tokens.
+    """Attention of each cell to the global tokens and the cells near it, and of global tokens to all tokens.
 
-    Differs from the published program: `mode` has names, a cyclic grid hides all of its padding, a cell that lies in
-    several directions (grids of one or two chunks) counts once, and random numbers come from torch's generator of
-    the device.
+    Differences from the published code: `mode` has names, a cyclic grid hides all of its padding, a cell that lies in
+    several directions (grids of one or two chunks) counts once, and random numbers come from torch's generator of the
+    device.
 
     Args:
         settings: Settings as for full attention.
@@ -214,7 +215,7 @@ class SparseAttention(VilAttention):
         self.proj_global = nn.Linear(width, width) if own else None
 
     def freeze_global(self) -> None:
-        """As in `VilAttention`; with projections of their own for global tokens, these as well."""
+        """Do as in `VilAttention`, and freeze the global tokens' own projections if there are any."""
         super().freeze_global()
         for layer in (self.query_global, self.kv_global, self.proj_global):
             if layer is not None:
@@ -240,7 +241,7 @@ class SparseAttention(VilAttention):
         return self.to_all(query, key, value, self.global_bias(x.shape[1] - self.global_tokens))
 
     def _cells(self, qkv: Tensor, grid: Grid) -> Tensor:
-        """Return (B, H * W, C) of the projections (3, B, heads, g + H * W, d)."""
+        """Return the cells' output (B, H * W, C) from the projections (3, B, heads, g + H * W, d)."""
         pairs = self._pairs(grid, qkv)
         query = qkv[0, :, :, self.global_tokens :]
         if pairs.queries is not None:
@@ -279,7 +280,7 @@ class SparseAttention(VilAttention):
             bias = self.with_global_keys(table[pairs.offsets.flatten(1)].permute(2, 0, 1)).unsqueeze(1)
         if hidden is None:
             return bias
-        hidden = functional.pad(hidden.flatten(2), (self.global_tokens, 0))  # no global token is hidden
+        hidden = functional.pad(hidden.flatten(2), (self.global_tokens, 0))  # global tokens are never hidden
         if bias is None:
             bias = like.new_zeros(1, 1, 1, hidden.shape[-1])
         return bias.masked_fill(hidden, -torch.inf)
@@ -287,13 +288,13 @@ class SparseAttention(VilAttention):
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
         """Attend within chunks: query (B, heads, chunks, Q, d), key and value (B, heads, chunks, K, d)."""
         heads, chunks = query.shape[1:3]
-        if self.fused_attn:  # kernels take four dimensions
+        if self.fused_attn:  # fused kernels take four dimensions
             if bias is not None:
                 bias = bias.expand(heads, chunks, -1, -1).flatten(0, 1).unsqueeze(0)
             query, key, value = query.flatten(1, 2), key.flatten(1, 2), value.flatten(1, 2)
             return attend(query, key, value, bias, self.scale, True, self.attn_drop).unflatten(1, (heads, chunks))
         weights = (query * self.scale) @ key.transpose(-2, -1)
         weights = (weights if bias is None else weights + bias).softmax(-1)
-        weights = self.attn_drop(weights.transpose(1, 2).flatten(0, 1))  # one row per chunk, as of timm's windows
+        weights = self.attn_drop(weights.transpose(1, 2).flatten(0, 1))  # one row per chunk, like timm's windows
         weights = weights.unflatten(0, (-1, chunks)).transpose(1, 2)
         return weights.to(value.dtype) @ value

@@ -1,9 +1,9 @@
-"""Which cells of a grid see which, for the sparse attention of Vision Longformer (Zhang et al. 2021, section 3).
+"""The pairs of cells that see each other in Vision Longformer's sparse attention (Zhang et al. 2021, section 3).
 
-A grid is cut into chunks of w x w cells. The published program pads the grid to whole chunks and multiplies every
-chunk with its 8 neighbours, also with those outside, which it hides afterwards. Here the keys of each chunk are listed
-by their place among the tokens and gathered at once, so that nothing is padded. An axis of one or two chunks, where
-all cells see each other anyway, is not cut at all: no key is computed with and then hidden, or counted twice.
+A grid is cut into chunks of w x w cells. The published code pads the grid to whole chunks and multiplies every chunk
+with its 8 neighbours, including those outside the grid, which it hides afterwards. Here the keys of each chunk are
+listed by their index among the tokens and gathered at once, so nothing is padded. An axis of one or two chunks, where
+all cells see each other anyway, is not cut at all, so no key is used and then hidden, or counted twice.
 """
 
 from functools import lru_cache
@@ -15,7 +15,7 @@ from torch import Tensor
 Mode = Literal["blocks", "exact", "cyclic", "own"]
 MODES: tuple[str, ...] = get_args(Mode)
 NEIGHBOURS = 8
-OWN_SLOT = 4  # of the 3x3 chunks around a query, row by row
+OWN_SLOT = 4  # index of a query's own chunk among the 3x3 around it, row by row
 
 Grid = tuple[int, int]
 
@@ -25,12 +25,12 @@ class Pairs(NamedTuple):
 
     Attributes:
         chunks: Number of chunks.
-        queries: (chunks * Q,) cells, one of them repeated where a chunk reaches out of the grid; None where the one
-            chunk is the grid.
-        restore: (H * W,) place of every cell in `queries`; None likewise.
-        keys: (chunks, S, K) cells, any where hidden; None where the one chunk sees every cell in order.
-        hidden: (chunks, 1 or Q, S, K), true where there is no such cell or it is too far; None where none is hidden.
-        offsets: (Q, S, K) place of each offset in the table of (4 w - 1)^2, the same in every chunk.
+        queries: (chunks * Q,) cells, one of them repeated where a chunk extends beyond the grid; None if a single chunk
+            is the grid.
+        restore: (H * W,) index of every cell in `queries`; None if `queries` is.
+        keys: (chunks, S, K) cells, arbitrary where hidden; None if a single chunk sees every cell in order.
+        hidden: (chunks, 1 or Q, S, K), true where the cell does not exist or is too far; None if no key is hidden.
+        offsets: (Q, S, K) index of each offset in the table of (4 w - 1)^2, the same in every chunk.
     """
 
     chunks: int
@@ -57,10 +57,10 @@ def sparse_pairs(grid: Grid, window: int, mode: Mode, like: Tensor, whole: bool 
     Args:
         grid: (rows, columns).
         window: Side w of a chunk.
-        mode: "blocks" for the 3x3 chunks around the query, those outside hidden; "exact" for the (2 w + 1)^2 cells
+        mode: "blocks" for the 3x3 chunks around the query, hidden outside the grid; "exact" for the (2 w + 1)^2 cells
             around it; "cyclic" for 3x3 chunks of a grid that closes on itself; "own" for its chunk alone.
-        like: A tensor of the device.
-        whole: Whether to give 9 slots of w x w keys on any grid, of which some can be taken.
+        like: A tensor on the wanted device.
+        whole: Whether to give 9 slots of w x w keys on any grid, so that some of them can be selected.
     """
     plain = type(like) in (Tensor, torch.nn.Parameter)
     if torch.compiler.is_compiling() or not plain:  # traced tensors must not outlive their trace
@@ -69,9 +69,9 @@ def sparse_pairs(grid: Grid, window: int, mode: Mode, like: Tensor, whole: bool 
 
 
 def grid_offsets(grid: Grid, table: Grid, like: Tensor) -> Tensor:
-    """Return (H * W, H * W) places of the offsets between all cells in a table made for a grid of size `table`.
+    """Return indices (H * W, H * W) of the offsets between all cells in a table made for a grid of size `table`.
 
-    The table has (2 Ht - 1) (2 Wt - 1) entries. A farther offset takes the farthest entry of its direction.
+    The table has (2 Ht - 1) (2 Wt - 1) entries. An offset beyond the table takes the farthest entry in its direction.
     """
     if torch.compiler.is_compiling() or type(like) not in (Tensor, torch.nn.Parameter):
         return _grid_offsets(*grid, *table, like.device)
@@ -112,10 +112,10 @@ def _axis(length: int, window: int, mode: Mode, whole: bool, device: torch.devic
     if mode == "cyclic":
         period = count * window
         shown = keys % period < length
-        if shifts is not None and count == 1:  # a chunk alone is no neighbour of itself
+        if shifts is not None and count == 1:  # a single chunk is not its own neighbour
             shown = shown & (shifts == 0)[:, None]
         keys = keys % period
-        if count <= 2:  # the same cell lies in both directions: the nearer counts
+        if count <= 2:  # the same cell lies in both directions; the nearer one counts
             offsets = (offsets + period // 2) % period - period // 2
     even = mode in ("own", "cyclic") and length % window == 0 and (mode == "own" or count > 1)
     return _Axis(queries, keys, shown, offsets, shifts is None or even)
@@ -146,7 +146,7 @@ def _grid_offsets(height: int, width: int, deep: int, across: int, device: torch
 
 
 @lru_cache(maxsize=64)
-@torch.inference_mode(False)  # else a first call in inference mode would spoil the tensors for training
+@torch.inference_mode(False)  # else tensors first made in inference mode could not be used in training
 def _kept_pairs(height: int, width: int, window: int, mode: Mode, whole: bool, device: torch.device) -> Pairs:
     return _pairs(height, width, window, mode, whole, device)
 

@@ -11,10 +11,10 @@ from paucal.backbones.families.vil import FIRST_CONVOLUTION, VisionLongformer, c
 
 _TINY = {"embed_dims": (96, 192, 384, 768), "depths": (2, 2, 6, 2)}
 # 28.3M parameters each. Published weights of `esvit_vil_tiny` were trained on crops of 224 and 96 pixels, the latter
-# with `bias_resize="picture"`; features of 224 pixels are the same without it.
+# with `bias_resize="picture"`; features of 224-pixel images are the same without it.
 _VARIANTS = {
     "esvit_vil_tiny": {**_TINY, "num_heads": (3, 6, 12, 24)},  # the heads of the published command
-    "esvit_vil_tiny_paper_heads": {**_TINY, "num_heads": (3, 3, 6, 12)},  # those of the paper's Table 6
+    "esvit_vil_tiny_paper_heads": {**_TINY, "num_heads": (3, 3, 6, 12)},  # the heads of the paper's Table 6
 }
 default_cfgs = generate_default_cfgs(dict.fromkeys(_VARIANTS, configuration(FIRST_CONVOLUTION, crop_pct=DEIT_CROP)))
 register_variants(__name__, VisionLongformer, _VARIANTS, checkpoint_filter_fn)

@@ -21,7 +21,7 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class Shared:
-    """What is the same in all stages; as in `VisionLongformer`."""
+    """Arguments of `VisionLongformer` that are the same in all stages."""
 
     window_size: int
     mode: Mode
@@ -33,14 +33,14 @@ class Shared:
 
 @dataclass(frozen=True)
 class StageSettings:
-    """One stage.
+    """The settings of one stage.
 
     Attributes:
         grid: (rows, columns) at the image size the model is built for.
         in_chans: Channels of its input.
         patch: Side of the patches of its input.
         sparse: Whether attention is sparse rather than full.
-        attention: Settings of its attention, the number of channels among them.
+        attention: Settings of its attention, including the number of channels.
         shared: Arguments that are the same in all stages.
     """
 
@@ -53,10 +53,10 @@ class StageSettings:
 
 
 class GlobalPatchEmbedding(nn.Module):
-    """A convolution over patches, a norm, global tokens in front, and absolute positions where there are any.
+    """A convolution over patches, a norm, prepended global tokens, and absolute positions if there are any.
 
-    An absolute position is half of a row's entry and half of a column's. On another grid each table is resized
-    bicubically along its one axis.
+    One half of the channels of an absolute position is the row's entry, the other the column's. On another grid each
+    table is resized bicubically along its one axis.
     """
 
     cls_token: nn.Parameter | None
@@ -72,7 +72,7 @@ class GlobalPatchEmbedding(nn.Module):
         self.norm = nn.LayerNorm(width, EPS)
         self.cls_token = _tokens(count > 0, count, width)
         self.cls_pos_embed = _tokens(absolute and count > 0, count, width)
-        self.x_pos_embed = _tokens(absolute, settings.grid[0], width // 2)  # rows are x in the published program
+        self.x_pos_embed = _tokens(absolute, settings.grid[0], width // 2)  # the published code calls rows x
         self.y_pos_embed = _tokens(absolute, settings.grid[1], width // 2)
         self.pos_drop = nn.Dropout(settings.shared.pos_drop)
 
@@ -93,7 +93,7 @@ class GlobalPatchEmbedding(nn.Module):
 
 
 class VilBlock(nn.Module):
-    """Attention and a perceptron, each after a norm and beside a skip connection."""
+    """Attention and a perceptron, each after a norm and with a skip connection."""
 
     def __init__(self, settings: StageSettings, drop_path: float) -> None:
         super().__init__()
@@ -121,7 +121,8 @@ class VilStage(nn.Module):
         self.embed = GlobalPatchEmbedding(settings)
         self.blocks = nn.ModuleList(VilBlock(settings, rate) for rate in drop_path)
         if not last:
-            # Global tokens end with their stage, so that what only their last values depend on never learns.
+            # Global tokens are dropped after their stage, so parameters that affect only their final values never
+            # learn.
             self.blocks[-1].attn.freeze_global()  # type: ignore[operator, union-attr]
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -148,10 +149,10 @@ def resize_positions(table: Tensor, length: int) -> Tensor:
 
 
 def require_multiple(size: Sequence[int], reduction: int) -> None:
-    """Check that an image is cut into whole cells.
+    """Check that an image divides into whole cells.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it does not.
     """
     if size[0] % reduction or size[1] % reduction:
         near = [max(1, round(side / reduction)) * reduction for side in size]

@@ -1,8 +1,8 @@
-"""Make the tensors of one model fit another of its kind: other image size, patches, windows or input channels.
+"""Adapt a model's tensors to a model of its kind with another image size, patches, windows or input channels.
 
-timm's own conversion of the model's family is used where there is one (`checkpoint_filter_fn`), which also renames
-the tensors of the papers' checkpoints; what it leaves unfitting is resampled here with timm's functions, positions as
-their family has it (`families.common.positions`).
+timm's own conversion for the model's family is used where there is one (`checkpoint_filter_fn`); it also renames the
+tensors of the papers' checkpoints. Tensors that still do not fit are resampled here with timm's functions, positions by
+their family's rule (`families.common.positions`).
 """
 
 import math
@@ -29,7 +29,7 @@ from paucal.wording import counted
 _POSITIONS = re.compile(r"(^|\.)(pos_embed\w*|absolute_pos_embed|position_embeddings?|patch_pos)$")
 _TABLE = "relative_position_bias_table"
 _MOST_PREFIX = 8  # tokens before the cells: class, distillation and register tokens
-# Computed from the sizes when a model is built, so that a file's own are of no use.
+# Computed from the sizes when a model is built, so those in a file are not needed.
 _COMPUTED = ("relative_position_index", "attn_mask", "relative_coords_table", "attention_bias_idxs")
 
 
@@ -38,9 +38,9 @@ class Fitted:
     """The tensors of a file, sorted by what a model can do with them.
 
     Attributes:
-        state: Those of the model's names and shapes.
+        state: Tensors with the model's names and shapes.
         changes: Description of each change that made a tensor fit.
-        misfits: Those of the model's names and other shapes.
+        misfits: Tensors with the model's names but other shapes.
         unused: Names that the model does not have.
     """
 
@@ -56,7 +56,7 @@ def fit_to_model(model: nn.Module, state: Mapping[str, Tensor], grid: Size | Non
     Args:
         model: Model that the tensors are for.
         state: Tensors by name.
-        grid: (rows, columns) of the source's position embedding; None where unknown, then it is taken for square.
+        grid: (rows, columns) of the source's position embedding; None where unknown, which assumes a square.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # timm's table resampling indexes in an outdated way
@@ -66,7 +66,7 @@ def fit_to_model(model: nn.Module, state: Mapping[str, Tensor], grid: Size | Non
 def _fit(model: nn.Module, state: Mapping[str, Tensor], grid: Size | None) -> Fitted:
     own = model.state_dict()
     given = {name: value for name, value in state.items() if not name.endswith(_COMPUTED)}
-    # timm's conversions take an old grid for square; where it is known to be otherwise, they must not see it.
+    # timm's conversions assume a square source grid; positions of a grid known to be otherwise are kept from them.
     aside = {name: given.pop(name) for name in list(given) if grid is not None and _POSITIONS.search(name)}
     converted = {**_convert(model, given), **aside}
     fitted = Fitted()
@@ -87,7 +87,7 @@ def _fit(model: nn.Module, state: Mapping[str, Tensor], grid: Size | None) -> Fi
 
 
 def position_grid(model: nn.Module) -> Size | None:
-    """Return (rows, columns) of the cells that a model's position embedding stands for, where timm says so."""
+    """Return (rows, columns) of the cells that a model's position embedding stands for, where timm tells it."""
     grid: Any = getattr(getattr(model, "patch_embed", None), "grid_size", None)
     return (int(grid[0]), int(grid[1])) if grid is not None else None
 
@@ -104,7 +104,7 @@ def _convert(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _converter(model: nn.Module) -> Callable[[dict, nn.Module], dict] | None:
-    """Return timm's conversion of the model's family: from the file of its variant, or of its class."""
+    """Return timm's conversion for the model's family, from the module of its variant or of its class."""
     name = (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or ""
     files = [timm.model_entrypoint(name).__module__] if timm.is_model(name) else []
     files += [kind.__module__ for kind in type(model).__mro__]
@@ -113,7 +113,7 @@ def _converter(model: nn.Module) -> Callable[[dict, nn.Module], dict] | None:
 
 
 def _dropped(given: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> list[str]:
-    """Return what a conversion has left out; nothing where it has made new tensors of old ones."""
+    """Return the names that a conversion has dropped; none if it has made new tensors of old ones."""
     kept = {id(value) for value in converted.values()}
     old = {id(value) for value in given.values()}
     if any(name not in given and id(value) not in old for name, value in converted.items()):
@@ -135,7 +135,7 @@ def _resample(model: nn.Module, name: str, value: Tensor, own: Tensor, grid: Siz
         if value.ndim == own.ndim == 4 and name.endswith(".weight"):
             return _input_channels(model, name, _kernel(model, name, value, own), own)
     except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
-        pass  # of another kind; the shapes say so
+        pass  # another kind of table; the comparison of shapes reports it
     return value
 
 
@@ -153,7 +153,7 @@ def _positions(model: nn.Module, value: Tensor, own: Tensor, grid: Size | None) 
 
 
 def _map_of_positions(value: Tensor, own: Tensor, grid: Size | None, antialias: bool) -> Tensor:
-    """Resample (1, H, W, C) or (1, C, H, W); NesT's (1, blocks, cells, C) is neither and is left."""
+    """Resample (1, H, W, C) or (1, C, H, W); NesT's (1, blocks, cells, C) is neither and is left alone."""
     last = value.shape[-1] == own.shape[-1]
     old, new = (value, own) if last else (value.permute(0, 2, 3, 1), own.permute(0, 2, 3, 1))
     if old.shape[-1] != new.shape[-1] or tuple(old.shape[1:3]) != (grid or (old.shape[1], old.shape[1])):
@@ -168,7 +168,7 @@ def _square(cells: int) -> Size:
 
 
 def _kernel(model: nn.Module, name: str, value: Tensor, own: Tensor) -> Tensor:
-    """Resample the kernel of a patch projection, which has no overlap; other kernels are left."""
+    """Resample the kernel of a patch projection without overlap; other kernels are left alone."""
     module = model.get_submodule(name.removesuffix(".weight"))
     patches = isinstance(module, nn.Conv2d) and module.kernel_size == module.stride
     if not patches or value.shape[2:] == own.shape[2:]:
@@ -220,20 +220,20 @@ def keep_classifier(
     ours: Sequence[str] | None,
     head: Literal["auto", "keep", "fresh"],
 ) -> Kept:
-    """Choose the tensors of a classifier to load, rows in the order of the model's classes.
+    """Choose the classifier tensors to load, with rows in the order of the model's classes.
 
     Args:
         given: The source's classifier, by the model's names.
         shapes: Shapes of the model's classifier.
         theirs: Names of the source's classes, where known.
         ours: Names of the model's classes, where known.
-        head: "auto", or what the user insists on.
+        head: "auto", or the treatment that the user insists on.
 
     Returns:
-        The tensors to load, none for a fresh classifier, and the verdict for people.
+        The tensors to load (none for a fresh classifier), and a description of the choice for the user.
 
     Raises:
-        UserError: the classifier shall be kept and does not fit.
+        UserError: the classifier must be kept but does not fit.
     """
     if not shapes:
         return {}, "none"

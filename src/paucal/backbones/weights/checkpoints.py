@@ -1,8 +1,8 @@
-"""What published checkpoints hold: where a model's weights lie in them, and which program wrote them.
+"""Find a model's weights in published checkpoints, and the program (a paper's code) that wrote them.
 
-A file says nothing about where it comes from, but the names of its tensors do. Knowing the program tells which
-tensors belong to its training method and not to the backbone, which of our models the weights fit, and that a
-tensor of another shape is a mistake rather than a choice.
+A file does not say where it comes from, but the names of its tensors do. The program determines which tensors belong to
+its training method and not to the backbone, and which of our models the weights fit; and for a known program a tensor
+of another shape is a mistake, not a choice.
 """
 
 import fnmatch
@@ -16,16 +16,16 @@ import timm
 from torch import Tensor
 
 MOST_MAPPINGS, MOST_PREFIXES = 6, 3
-# In a file with several networks the averaged one is the better (DINO, EsViT, moving averages), and it comes first.
+# In a file with several networks the averaged one is better (DINO, EsViT, moving averages), so it comes first.
 PREFERRED = ("ema", "average", "averaged", "teacher", "momentum")
 LAST = ("student", "online", "optimizer")
-# What programs wrap their networks in; tried too, since a published file need not have the model's own names.
+# Prefixes of common wrappers; tried too, since a published file need not have the model's own names.
 WRAPPERS = ("module.", "_orig_mod.", "module.backbone.", "backbone.", "model.")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Tensors that may be the weights.
+    """A set of tensors that may be the weights.
 
     Attributes:
         part: Place of the weights inside the file, as text; empty where they are the whole file.
@@ -39,9 +39,8 @@ class Candidate:
 def candidates(tree: Mapping[str, Any], names: Collection[str]) -> list[Candidate]:
     """Return the parts of a checkpoint that may be a model's weights, the preferred ones first.
 
-    Mappings within mappings are looked through ("state_dict", "model", "teacher", ...), and prefixes are found by
-    comparing the ends of the names with the model's own ("module.", "backbone.", ...), so that no list of wrappers
-    has to be kept.
+    Nested mappings are searched ("state_dict", "model", "teacher", ...), and prefixes are found by comparing the ends
+    of the names with the model's own ("module.", "backbone.", ...), without a complete list of wrappers.
 
     Args:
         tree: Tensors by name, or mappings of them.
@@ -101,16 +100,16 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Program:
-    """A program and its checkpoints.
+    """A paper's code, and how to recognise and read its checkpoints.
 
     Attributes:
         name: Name of its repository.
         signs: Patterns; each must be found in the name of some tensor.
-        models: Patterns of the names, in timm, of the models its weights may be of, the likelier first.
-        method: Pattern of the tensors of its training method: projection heads, localization heads.
-        rename: Mapping of its tensor names to ours, where no conversion of the model's family knows them.
-        own_crops: Whether it tests its variants with other crops than 224 pixels of 256; the configurations of its
-            models have them.
+        models: Patterns of the timm names of the models that its weights may belong to, the likeliest first.
+        method: Pattern of the names of its training method's tensors, such as projection or localization heads.
+        rename: Mapping of its tensor names to ours, where no conversion for the model's family handles them.
+        own_crops: Whether it tests its variants with other crops than 224 of 256 pixels; these are in its models'
+            configurations.
     """
 
     name: str
@@ -121,11 +120,11 @@ class Program:
     own_crops: bool = False
 
     def made(self, names: Collection[str]) -> bool:
-        """Tell whether the names of a file's tensors are this program's."""
+        """Return whether a file's tensor names are this program's."""
         return all(any(re.search(sign, name) for name in names) for sign in self.signs)
 
     def without_method(self, state: Mapping[str, Tensor]) -> tuple[State, list[str]]:
-        """Return the tensors of the backbone, and the names of those of the training method."""
+        """Return the tensors of the backbone, and the names of the training method's tensors."""
         left = [name for name in state if re.search(self.method, name)]
         return {name: value for name, value in state.items() if name not in set(left)}, left
 
@@ -150,7 +149,7 @@ _SELF_SUPERVISED_HEADS = r"^(head|head_dense|projection_head)\.(mlp|last_layer)\
 _DRLOC, _DRLOC_HEAD = "yhlleo/VTs-Drloc", r"^drloc\."
 _ESVIT, SWIN = "microsoft/esvit", "microsoft/Swin-Transformer"
 
-# The first whose signs are all there is meant.
+# The first program whose signs are all present is chosen.
 PROGRAMS: tuple[Program, ...] = (
     Program(_DRLOC, (r"^layers\.\d\.2\.layers\.\d+\.0\.fn\.to_kv",), ("drloc_cvt_13",), _DRLOC_HEAD),
     Program(_DRLOC, (r"^to_patch_embedding\.1\.weight$", r"^transformer\.layers\."), ("drloc_vit_*",), _DRLOC_HEAD),
@@ -194,7 +193,7 @@ PROGRAMS: tuple[Program, ...] = (
 
 
 def recognise(names: Collection[str]) -> Program | None:
-    """Return the program that wrote a file, by the names of its tensors; None where no program is known for them.
+    """Return the program that wrote a file, by the names of its tensors; None if no known program matches.
 
     Example:
         >>> recognise({"tokens_to_token.attention1.kqv.weight"}).name
@@ -205,7 +204,7 @@ def recognise(names: Collection[str]) -> Program | None:
 
 
 def models_of(program: Program) -> list[str]:
-    """Return the registered models that a program's weights may be of, the likelier first."""
+    """Return the registered models that a program's weights may belong to, the likeliest first."""
     names = timm.list_models()
     found = [name for pattern in program.models for name in fnmatch.filter(names, pattern)]
     return list(dict.fromkeys(found))

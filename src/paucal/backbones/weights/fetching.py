@@ -1,6 +1,6 @@
-"""Fetching weights that timm publishes: one short look at whether they can be had, and no noise.
+"""Fetch weights that timm publishes, quietly and after one short check that they are available.
 
-Without a network the hub's client would try for most of a minute and report every attempt.
+Without a network, the hub's client would retry for most of a minute and report every attempt.
 """
 
 import logging
@@ -12,19 +12,19 @@ import huggingface_hub
 from huggingface_hub import constants
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError
 
-SECONDS = 5.0  # to wait for an answer of the hub
-_FILES = ("model.safetensors", "pytorch_model.bin")  # what timm looks for, in this order
+SECONDS = 5.0  # to wait for the hub's answer
+_FILES = ("model.safetensors", "pytorch_model.bin")  # the files that timm looks for, in this order
 _LOGGERS = ("huggingface_hub", "timm", "httpx", "httpx2", "urllib3", "filelock")
 
 
 def require_reachable(config: Any) -> None:
-    """Ask the hub once for published weights; nothing where they are in its cache or lie elsewhere.
+    """Ask the hub once for published weights; do nothing if they are in its cache or lie elsewhere.
 
     Args:
         config: timm's description of the weights (`timm.get_pretrained_cfg`).
 
     Raises:
-        ConnectionError: they are neither in the cache nor can the hub be reached; the message is a clause.
+        ConnectionError: the weights are not in the cache and the hub cannot be reached; the message is a clause.
     """
     if not getattr(config, "hf_hub_id", None) or getattr(config, "file", None) or is_cached(config):
         return
@@ -36,13 +36,13 @@ def require_reachable(config: Any) -> None:
         with hushed():
             huggingface_hub.get_hf_file_metadata(url, timeout=SECONDS)
     except (EntryNotFoundError, GatedRepoError):
-        return  # the hub has answered; what it has is found out by fetching
-    except Exception as problem:  # whatever the client's layers below raise
+        return  # the hub has answered; fetching will show whether it has the weights
+    except Exception as problem:  # any exception from the layers below the client
         raise ConnectionError(f"{constants.ENDPOINT} cannot be reached: {_reason(problem)}") from problem
 
 
 def is_cached(config: Any) -> bool:
-    """Return whether published weights lie in the hub's cache on this machine; asks no network."""
+    """Return whether published weights are in the hub's cache on this machine; uses no network."""
     if config is None or not getattr(config, "hf_hub_id", None):
         return False
     name, revision, files = _whereabouts(config)
@@ -57,7 +57,7 @@ def _whereabouts(config: Any) -> tuple[str, str | None, Sequence[str]]:
 
 @contextmanager
 def hushed() -> Iterator[None]:
-    """Keep quiet what fetches weights reports to logs; failures are raised and said once."""
+    """Silence the logs of the libraries that fetch weights; failures are raised, and reported once."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,8 +1,8 @@
-"""How images were prepared for weights when these were tested: crop, filter, mean and deviation belong to the weights.
+"""Image preprocessing that belongs to weights, as used when these were tested: crop, filter, mean and deviation.
 
-The papers' programs differ from what timm tests the same architectures with. Those of EsViT, DINO, DeiT, DrLoc, DHVT,
-Swin, CvT and Vision Longformer resize the shorter side to 256 for a crop of 224 pixels, where timm's configurations
-have 0.9 or 0.95; and all have ImageNet's moments, where timm's ViT has 0.5.
+The papers' code tests with other preprocessing than timm does for the same architectures. EsViT, DINO, DeiT, DrLoc,
+DHVT, Swin, CvT and Vision Longformer resize the shorter side to 256 for a crop of 224 pixels, where timm's
+configurations have a crop ratio of 0.9 or 0.95. All use ImageNet's mean and deviation, where timm's ViT has 0.5.
 """
 
 import fnmatch
@@ -20,7 +20,7 @@ Filter = Literal["bicubic", "bilinear", "lanczos"]
 
 @dataclass(frozen=True)
 class ImageInput:
-    """What weights were tested with; by default as DeiT's program and those after it do.
+    """Preprocessing that weights were tested with; by default that of DeiT's code and of its successors.
 
     Attributes:
         crop_ratio: Side of the centre crop over the side the image is resized to.
@@ -36,17 +36,17 @@ class ImageInput:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "ImageInput":
-        """Read what `dataclasses.asdict` gave, also from JSON; who uses the values checks them.
+        """Read the output of `dataclasses.asdict`, also from JSON; the caller checks the values.
 
         Raises:
-            TypeError: the values are not those of an input.
+            TypeError: an entry is unknown.
         """
         values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
         return cls(**values)
 
 
 def input_of_timm(model: str) -> ImageInput:
-    """Return what timm's configuration of a model says; the default where there is none."""
+    """Return the preprocessing in timm's configuration of a model; the default if there is none."""
     config = timm.get_pretrained_cfg(model, allow_unregistered=True)
     if config is None:
         return ImageInput()
@@ -57,10 +57,10 @@ def input_of_timm(model: str) -> ImageInput:
 
 
 def input_of_file(program: str, model: str) -> ImageInput:
-    """Return what a file's weights were tested with.
+    """Return the preprocessing that a file's weights were tested with.
 
     Args:
-        program: Program that wrote the file, as `Program.name` has it; "" where its tensors do not tell.
+        program: Name (`Program.name`) of the program that wrote the file; "" if its tensors do not tell.
         model: timm name of their model.
 
     Example:
@@ -70,7 +70,7 @@ def input_of_file(program: str, model: str) -> ImageInput:
         1.0
     """
     if program == SWIN and model.endswith("_384"):
-        return ImageInput(crop_ratio=1.0)  # all of the image is resized to 384 pixels there
+        return ImageInput(crop_ratio=1.0)  # there the whole image is resized to 384 pixels
     known = next((one for one in PROGRAMS if one.name == program), None)
     if model.startswith("deit_") if known is None else not known.own_crops:
         return ImageInput()
@@ -78,15 +78,15 @@ def input_of_file(program: str, model: str) -> ImageInput:
 
 
 def program_of(tree: Mapping[str, Any]) -> str:
-    """Return the name of the program that wrote a file, "" where the names of its tensors do not tell."""
+    """Return the name of the program that wrote a file, "" if the names of its tensors do not tell."""
     found = (recognise(candidate.state) for candidate in candidates(tree, ()))
     return next((program.name for program in found if program is not None), "")
 
 
 def input_of_scratch(model: str) -> ImageInput:
-    """Return how a model is tested that was trained from scratch: as by the program its family comes from.
+    """Return the preprocessing for testing a model trained from scratch, that of its family's original code.
 
-    timm's configuration describes the weights that timm publishes, and so says nothing about others.
+    timm's configuration only describes the weights that timm publishes.
 
     Example:
         >>> [round(input_of_scratch(name).crop_ratio, 3) for name in ("lvvit_s", "lvvit_m", "resnet50")]

@@ -1,4 +1,4 @@
-"""What became of the tensors of a file, told truthfully and short."""
+"""A short, truthful report of what happened to the tensors of a file."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -6,25 +6,25 @@ from typing import Any
 
 from paucal.wording import percent
 
-SHOWN = 3  # names in a line
+SHOWN = 3  # names per line
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What was loaded from where.
+    """The result of loading weights, and their source.
 
     Attributes:
         source: Origin of the weights, as text.
-        part: Place of the weights inside the file; empty where they are all of it.
+        part: Place of the weights inside the file; empty if they are the whole file.
         share: Share of the elements of the model's parameters that were loaded, without the classifier (0 to 1).
         classifier: Treatment of the classifier, as text.
-        loaded: Tensors taken as they are.
+        loaded: Tensors loaded unchanged.
         adapted: Tensors changed to fit, and how.
         fresh: Tensors of the model that kept the values it was built with.
         unused: Tensors of the file that the model has no place for.
-        program: Program that wrote the file, where the names of its tensors say so.
+        program: Program that wrote the file, if the names of its tensors tell.
         method: Tensors of the file that belong to that program's training method, such as projection heads.
-        input: Preprocessing of the images that the weights were trained with, by the names of `inputs.ImageInput`.
+        input: Preprocessing of images that belongs to the weights, with the keys of `inputs.ImageInput`.
     """
 
     source: str
@@ -40,7 +40,7 @@ class LoadReport:
     input: Mapping[str, Any] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """Return sentences for people: how much was loaded, then only what is not as one would expect."""
+        """Return sentences for the user: how much was loaded, then only what is unexpected."""
         found = [f"written by {self.program}"] if self.program else []
         where = "; ".join([*found, *([self.part] if self.part else [])])
         part = f" ({where})" if where else ""
@@ -82,10 +82,10 @@ class LoadReport:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "LoadReport":
-        """Read what `to_dict` gave.
+        """Read the output of `to_dict`.
 
         Raises:
-            TypeError: the values are not those of a report.
+            TypeError: an entry is missing or unknown.
         """
         values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
         return cls(**values)
@@ -104,7 +104,7 @@ def some(names: Iterable[str]) -> str:
 
 
 def rounded_down(share: float) -> str:
-    """Return a share in words that never round a part up to the whole.
+    """Return a share as a percentage that is never rounded up to 100 %.
 
     Example:
         >>> rounded_down(1.0), rounded_down(0.99996), rounded_down(0.5)

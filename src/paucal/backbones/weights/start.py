@@ -1,4 +1,4 @@
-"""Start a model from weights that were trained elsewhere, and say what was taken."""
+"""Initialise a model with weights trained elsewhere, and report what was loaded."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from paucal.backbones.weights.checkpoints import Candidate, Program, candidates,
 from paucal.backbones.weights.load_report import LoadReport, rounded_down
 from paucal.types import UserError
 
-# Below this share of the parameters, most of the "pre-trained" model would be random without anybody noticing.
+# Below this share of the parameters, most of a "pre-trained" model would be random without the user noticing.
 MIN_SHARE = 0.5
 COMPLETE = 0.999
 Head = Literal["auto", "keep", "fresh"]
@@ -25,14 +25,14 @@ Head = Literal["auto", "keep", "fresh"]
 
 @dataclass(frozen=True)
 class StartWeights:
-    """Weights from elsewhere, and what is known about them.
+    """Weights from elsewhere, and the known facts about them.
 
     Attributes:
         tree: Tensors by name, or mappings of them (checkpoints wrap their weights in "state_dict", "teacher", ...).
         source: Origin of the weights, as text.
         model: timm name of their model; None where unknown.
         classes: Names of their classifier's outputs; None where unknown.
-        grid: (rows, columns) of their position embedding; None where unknown, then it is taken for square.
+        grid: (rows, columns) of their position embedding; None where unknown, which assumes a square.
     """
 
     tree: Mapping[str, Any]
@@ -47,10 +47,10 @@ def start_from(
 ) -> LoadReport:
     """Load weights into a model in place, adapted where their sizes differ.
 
-    Position embeddings, relative-position tables, patch kernels and the first layer's input channels are resampled
-    with timm's functions. The classifier is kept where the source has all of the model's classes, found by name, or
-    the same number of unnamed ones; else it stays fresh. (The published DrLoc program skips every tensor with "head"
-    in its name and checks no shapes.)
+    Position embeddings, relative-position tables, patch kernels and the first layer's input channels are resampled with
+    timm's functions. The classifier is kept if the source has all of the model's classes by name, or the same number of
+    unnamed classes; else it stays fresh. (The published DrLoc code skips every tensor with "head" in its name and
+    checks no shapes.)
 
     Args:
         model: A timm model, or the `FeatureBackbone` around one, built with fresh weights.
@@ -59,11 +59,11 @@ def start_from(
         head: "keep" insists on the classifier, "fresh" discards it.
 
     Returns:
-        What was loaded, adapted, left and of no use.
+        A report of the tensors that were loaded, adapted, left fresh and unused.
 
     Raises:
-        UserError: under half of the parameters below the classifier match, a value is not finite, or the classifier
-            cannot be kept as asked.
+        UserError: less than half of the parameters below the classifier match, a value is not finite, or the classifier
+            cannot be kept although `head` is "keep".
 
     Example:
         >>> import timm
@@ -101,9 +101,9 @@ def start_from(
 
 
 def suggest_model(tree: Mapping[str, Any]) -> str | None:
-    """Return the registered model that a published checkpoint's weights are of; None where nothing tells.
+    """Return the registered model that a published checkpoint's weights belong to; None if it cannot be found.
 
-    The program is known by the names of its tensors, the variant by their shapes.
+    The tensors' names identify the program, their shapes the variant.
     """
     for candidate in candidates(tree, ()):
         program = recognise(candidate.state)
@@ -112,7 +112,7 @@ def suggest_model(tree: Mapping[str, Any]) -> str | None:
             fit = _fit_part(build_empty(name, {}), candidate, None)
             if fit.share < COMPLETE:
                 continue
-            # A smaller variant takes its part of a larger one's tensors and leaves the rest.
+            # A smaller variant would use some tensors of a larger one and leave the rest.
             fits[name] = len(fit.fitted.changes) + len(fit.fitted.unused)
             if not fits[name]:
                 break
@@ -125,7 +125,7 @@ def pick_network(tree: Mapping[str, Any], name: str, source: str) -> Mapping[str
     """Return the part of a checkpoint that is stored under a name, such as "teacher" or "student".
 
     Raises:
-        UserError: there is none.
+        UserError: there is no part of that name.
     """
     part = tree.get(name)
     if not isinstance(part, Mapping):
@@ -141,8 +141,8 @@ class Fit:
     Attributes:
         part: Place inside the file.
         fitted: Its tensors, sorted by what the model can do with them.
-        share: Share of the elements of the model's parameters that it gives, without the classifier.
-        program: Program that wrote it, where its names say so.
+        share: Share of the elements of the model's parameters that it provides, without the classifier.
+        program: Program that wrote it, if its names tell.
         method: Names of tensors that belong to that program's training method.
     """
 
@@ -204,13 +204,13 @@ def _too_little(model: nn.Module, weights: StartWeights, best: Fit) -> str:
 
 
 def _taken_out(fitted: Fitted, of_classifier: Sequence[str]) -> dict[str, Tensor]:
-    """Take the classifier's tensors out of what fits and what does not, and return them."""
+    """Remove the classifier's tensors from the fitting and the misfitting ones, and return them."""
     names = [name for name in (*fitted.state, *fitted.misfits) if within(name, of_classifier)]
     return {name: (fitted.state if name in fitted.state else fitted.misfits).pop(name) for name in names}
 
 
 def _require_shapes(model: nn.Module, source: str, best: Fit, of_classifier: Sequence[str]) -> None:
-    """Refuse a published checkpoint that fits in part: it is of another variant, which nobody wants by half."""
+    """Refuse a published checkpoint that fits only in part: it belongs to another variant."""
     wrong = [name for name in best.fitted.misfits if not within(name, of_classifier)]
     if best.program is None or not wrong:
         return
@@ -233,13 +233,13 @@ def _names(tree: Mapping[str, Any]) -> list[str]:
 
 
 def _told_apart(theirs: Tensor, own: Tensor) -> tuple[str, str]:
-    """Return what differs between two tensors as text: their shapes, or else their types."""
+    """Return the difference between two tensors as text: their shapes, or else their types."""
     if theirs.shape != own.shape:
         return _times(theirs), _times(own)
-    return _type(theirs), _type(own)
+    return _dtype_name(theirs), _dtype_name(own)
 
 
-def _type(tensor: Tensor) -> str:
+def _dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 

@@ -1,8 +1,8 @@
-"""Trained weights that are worth starting from with few images: where they are, how large, under which licence.
+"""A list of trained weights that suit few images, with their location, size and licence.
 
-Two kinds need no network: what timm's and the hub's caches hold already, and the weights that packages carry (the
-extra `weights`). A package's file is known by its checksum, and its tensors come in the order of timm's model, whose
-names they are given; nothing of the package is imported or run.
+Two kinds need no network: weights that are already in timm's or the hub's cache, and weights inside packages (the extra
+`weights`). A package's file is verified by its checksum. Its tensors have the order of timm's model and are given the
+model's names; nothing of the package is imported or run.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ class Package:
         """Return where the file should be; None where the package is not installed."""
         try:
             spec = importlib.util.find_spec(self.module)
-        except (ImportError, ValueError):  # an odd entry in sys.modules
+        except (ImportError, ValueError):  # ValueError: an odd entry in sys.modules
             return None
         if spec is None or spec.origin is None:
             return None
@@ -54,7 +54,7 @@ class Package:
         """Return where the file is.
 
         Raises:
-            UserError: it is gone, or not the file that was published.
+            UserError: the file is missing or differs from the published one.
         """
         path = self.path()
         if path is None or not path.is_file() or path.stat().st_size != self.size or _sha256(path) != self.sha256:
@@ -75,7 +75,7 @@ class Trained:
         megabytes: Megabytes to download.
         source: Who trained them, and on what.
         device: Device on which the model is fast enough: "cpu" means everywhere.
-        package: Package that carries them; None without one.
+        package: Package that contains them; None if there is none.
     """
 
     name: str
@@ -97,7 +97,7 @@ def _lite(number: int, file: str, sha256: str, size: int) -> Trained:
     return Trained(f"tf_efficientnet_lite{number}.in1k", APACHE, round(size / 1e6), source, "cpu", package)
 
 
-# The first of those that can be had is taken, or wins a race that it ties.
+# Of the weights that are available the first is taken; in a comparison of several it wins ties.
 TRAINED = (
     _lite(
         0,
@@ -125,7 +125,7 @@ TRAINED = (
 
 
 def packaged(model: str) -> Trained | None:
-    """Return the weights of a timm model that an installed package carries; None for none."""
+    """Return the weights of a timm model that an installed package contains; None if there are none."""
     wanted = _full_name(model)
     return next((one for one in TRAINED if one.name == wanted and one.package and one.package.path()), None)
 
@@ -147,7 +147,7 @@ def at_hand(one: Trained) -> str | None:
 
 
 def can_be_fetched(one: Trained) -> str | None:
-    """Ask once, and shortly, whether weights can be had from the network; return why not, or None."""
+    """Check once, with a short timeout, whether weights can be downloaded; return the reason if not, else None."""
     try:
         require_reachable(timm.get_pretrained_cfg(one.name))
     except ConnectionError as problem:
@@ -156,10 +156,10 @@ def can_be_fetched(one: Trained) -> str | None:
 
 
 def named_in_order(tensors: Mapping[str, Any], model: nn.Module) -> dict[str, Tensor]:
-    """Return tensors under the names of a model's, whose order they have.
+    """Return tensors under the names of a model's tensors, which are in the same order.
 
     Raises:
-        ValueError: there are more or fewer of them, or one has another shape.
+        ValueError: their number differs, or a tensor has another shape.
     """
     own = model.state_dict()
     if len(own) != len(tensors) or any(a.shape != b.shape for a, b in zip(own.values(), tensors.values(), strict=True)):

@@ -1,4 +1,4 @@
-"""Images with boxes as annotation files describe them, before anything is compared with the images themselves."""
+"""Images with boxes as annotation files describe them, before any check against the image files."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,8 +15,8 @@ from paucal.types import UserError
 from paucal.wording import counted, was
 
 MOST_CLASSES = 10_000
-ROUNDING = 0.5  # pixels by which the edges of a box may differ between two files, one of which rounds them
-# COCO's text of run lengths: each character, less the code of "0", holds 5 bits and a flag that the number goes on.
+ROUNDING = 0.5  # pixels by which edges of a box may differ between two files if one file rounds them
+# COCO's text of run lengths: each character code, minus that of "0", has 5 bits and a flag that the number continues.
 ZERO, BITS, CONTINUES, SIGN = 48, 5, 0x20, 0x10
 MOST_CHARACTERS = 7  # per number: 35 bits, more than an image has pixels
 MOST_TEXT = 1 << 24  # characters per mask
@@ -29,15 +29,15 @@ class AnnotatedImage:
 
     Attributes:
         key: Path below the folder of the set, with forward slashes.
-        boxes: (left, top, right, bottom) in pixels, edges of the image at 0 and its sides.
+        boxes: (left, top, right, bottom) in pixels; the image spans from 0 to its width and height.
         names: Class name of each box.
-        crowd: Flag per box: neither learned nor counted, since it covers many objects or is marked as difficult.
-        size: (height, width) in pixels that the file states; None if it states none.
-        declared: Part, "train", "val", "test" or "".
+        crowd: Flag per box: excluded from training and scores, as it covers many objects or is marked as difficult.
+        size: (height, width) in pixels as stated in the file; None if it states no size.
+        declared: Split in the data: "train", "val", "test", or "" if unknown.
         source: Name of the annotation file, for messages.
-        outlines: Outline of each box in the form of COCO's "segmentation"; a false value for a box without one, and an
-            empty list if no box has one.
-        mark: What the file calls boxes of `crowd`.
+        outlines: Outline of each box in the form of COCO's "segmentation"; a false value for a box without outline, and
+            an empty list if no box has an outline.
+        mark: The file's own word for boxes flagged in `crowd`.
     """
 
     key: str
@@ -70,8 +70,8 @@ class AnnotationSet:
     """The content of the annotation files of a set.
 
     Attributes:
-        images: Annotated images, each of them once.
-        numbers: Number of each class in the files, by its name.
+        images: Annotated images, each once.
+        numbers: Number that the files give each class, by class name.
         notes: Sentences on what was left out or assumed.
     """
 
@@ -87,10 +87,10 @@ class Layout:
     Attributes:
         name: Name of the layout for people.
         expected: Description of its files, for the list of supported layouts.
-        suffixes: Suffixes of its files that can be given alone.
+        suffixes: Suffixes of the files that a user can pass alone, without their folder.
         find: Function that returns the annotation files of this layout among some files of a set.
         read: Function that reads annotation files.
-        roots: Function that returns the folders in which to look for the images of an annotation file given alone.
+        roots: Function that returns the folders to search for the images of an annotation file passed without a folder.
     """
 
     name: str
@@ -102,10 +102,10 @@ class Layout:
 
 
 def add_image(images: dict[str, AnnotatedImage], image: AnnotatedImage, place: str) -> None:
-    """Add an image to those of a set.
+    """Add an image to the images of a set.
 
     Raises:
-        UserError: The set has a description of this image already.
+        UserError: The set already has a description of this image.
     """
     known = images.setdefault(image.key, image)
     if known is not image:
@@ -116,12 +116,12 @@ def add_image(images: dict[str, AnnotatedImage], image: AnnotatedImage, place: s
 
 
 def shorten_notes(notes: Sequence[str]) -> list[str]:
-    """Return the first two of the notes on single files, and how many more there are."""
+    """Return the first two of the notes on single files, and a note on the number of the others."""
     return [*notes[:2], *([f"the same holds for {counted(len(notes) - 2, 'more file')}"] if len(notes) > 2 else [])]
 
 
 def unread_shapes_notes(counts: Counter[str]) -> list[str]:
-    """Return a note on the shapes that were not read, given their number by kind."""
+    """Return a note on the shapes that were not read, from their number by kind."""
     if not counts:
         return []
     kinds = ", ".join(f"{name} {count}" for name, count in counts.most_common())
@@ -129,7 +129,7 @@ def unread_shapes_notes(counts: Counter[str]) -> list[str]:
 
 
 def number_classes(images: Iterable[AnnotatedImage], place: str) -> dict[str, int]:
-    """Number the classes of files that give them no numbers, in alphabetical order from 1.
+    """Number the classes in alphabetical order from 1, for files that give their classes no numbers.
 
     Raises:
         UserError: There are too many classes.
@@ -141,7 +141,7 @@ def number_classes(images: Iterable[AnnotatedImage], place: str) -> dict[str, in
 
 
 def unique_class_names(names: Mapping[int, str]) -> dict[int, str]:
-    """Return the names of classes by their numbers, the number appended to a repeated name.
+    """Return the names of classes by their numbers; a repeated name gets its number appended.
 
     Example:
         >>> unique_class_names({3: "cell", 7: "cell"})
@@ -170,8 +170,8 @@ def box_of_points(points: Iterable[tuple[float, float]]) -> Corners:
 def unpack_run_lengths(text: bytes) -> NDArray[np.int64]:
     """Decode COCO's text of run lengths: lengths of zeros and ones in turn, column by column.
 
-    Numbers start with their lowest bits; from the fourth on, each is the difference to the last but one. The usual
-    program trusts its input and is a hundred times slower.
+    Numbers start with their lowest bits; from the fourth on, each is the difference from the last but one. The usual
+    implementation does not check its input and is a hundred times slower.
 
     Raises:
         ValueError: The text is invalid; the message says why.
@@ -212,7 +212,7 @@ def box_of_runs(outline: dict[str, Any]) -> Corners | None:
     first, last = (ends - lengths)[1::2][lengths[1::2] > 0], ends[1::2][lengths[1::2] > 0] - 1
     if not len(first):
         return None
-    within = first // height == last // height  # a run across the end of a column covers its first and its last row
+    within = first // height == last // height  # a run that crosses columns covers the first and the last row
     top = int((first % height)[within].min()) if within.all() else 0
     bottom = int((last % height)[within].max()) if within.all() else height - 1
     return float(first[0] // height), float(top), float(last[-1] // height + 1), float(bottom + 1)

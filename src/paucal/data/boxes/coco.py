@@ -28,14 +28,14 @@ from paucal.wording import counted, was
 _NAMED = re.compile(r".*\.coco\.json|instances_.*\.json")
 MOST_BYTES = 1 << 29  # instances_train2017.json, of 118,000 images, has 449 MB
 BOXES = "instances"  # first word of the names of COCO's own files of boxes
-HEAD = 1 << 16  # bytes at the start of a file that hold one of its entries
+HEAD = 1 << 16  # bytes at the start of a file that contain one of the entries below
 ENTRIES = ("images", "annotations", "categories")
 # First words of the names of COCO's other files, some of which have boxes too.
 OTHERS = ("captions", "person_keypoints", "image_info", "panoptic", "stuff")
 
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return the JSON files with images and annotations, or with the name of such a file."""
+    """Return the JSON files that hold images and annotations or are named like such files."""
     named = [file for file in files if file.lower().endswith(".json")]
     likely = [file for file in named if any(mentions(tree.peek(file, HEAD), name) for name in ENTRIES)]
     certain = {file for file in likely if all(mentions(tree.peek(file, PEEKED), name) for name in ENTRIES)}
@@ -43,11 +43,11 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
 
 
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
-    """Read the JSON files of a set, each of which is of one part or of none.
+    """Read the JSON files of a set; each may belong to one of train, val and test.
 
     Raises:
-        UserError: A file is not such JSON, two files describe one image, a box is of an image or a category that its
-            file does not list, or an image is missing.
+        UserError: A file is not such JSON, two files describe one image, a box refers to an image or a category that
+            its file does not list, or an image is missing.
     """
     chosen = files
     if any(_starts_with(file, BOXES) for file in files):
@@ -82,7 +82,7 @@ def _starts_with(file: str, *words: str) -> bool:
 
 
 def _without_repetition(contents: Sequence[AnnotationSet]) -> tuple[list[AnnotationSet], list[str]]:
-    """Return the files without those that repeat others, such as a file of all images beside a file of each part."""
+    """Return the files without those that repeat others, such as a file of all images beside a file for each split."""
     images: dict[str, AnnotatedImage] = {}
     repeated: list[AnnotationSet] = []
     for content in sorted(contents, key=lambda content: len(content.images)):
@@ -213,7 +213,7 @@ class _File:
 
 
 def _id(value: Any) -> int | str | None:
-    """Return an id in one form, since programs write 3, 3.0 and "3"; None if the value is not an id."""
+    """Return an id in one form, since tools variously write 3, 3.0 and "3"; None if the value is not an id."""
     if isinstance(value, str):
         number = _number(value)
         return int(value) if value.isdecimal() else value or None if number is None else _id(number)
@@ -223,7 +223,7 @@ def _id(value: Any) -> int | str | None:
 
 
 def _number(value: Any) -> float | None:
-    """Return a finite number, also from a text; None for anything else."""
+    """Return a finite number, which may be given as text; None for anything else."""
     try:
         number = float(value) if isinstance(value, int | float | str) else math.nan
     except (ValueError, OverflowError):
@@ -234,11 +234,11 @@ def _number(value: Any) -> float | None:
 def _size(row: Mapping[str, Any]) -> tuple[int, int] | None:
     sides = _number(row.get("height")), _number(row.get("width"))
     height, width = (0 if side is None else int(side) for side in sides)
-    return (height, width) if min(height, width) > 0 else None  # some programs write 0 for an unknown size
+    return (height, width) if min(height, width) > 0 else None  # some tools write 0 for an unknown size
 
 
 def _box_of_outline(outline: Any) -> Corners | None:
-    """Return the box around an outline; None if it is invalid, which is reported when masks are read."""
+    """Return the box around an outline; None if the outline is invalid; reading the masks reports that."""
     if isinstance(outline, dict):
         return box_of_runs(outline)
     polygons = [polygon for polygon in outline if isinstance(polygon, list)] if isinstance(outline, list) else []
@@ -249,7 +249,7 @@ def _box_of_outline(outline: Any) -> Corners | None:
 
 
 def _merge_numbers(numbers: Sequence[Mapping[str, int]], tree: Tree) -> dict[str, int]:
-    """Return one number for each class of several files."""
+    """Return a single number for each class that occurs in several files."""
     merged: dict[str, int] = {}
     for of_file in numbers:
         for name, number in of_file.items():

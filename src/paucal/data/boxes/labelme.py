@@ -21,17 +21,17 @@ from paucal.data.classes import plain_name
 from paucal.reading import parse_json
 from paucal.types import UserError
 
-MOST_BYTES = 1 << 28  # per image, whose pixels may be in the file
+MOST_BYTES = 1 << 28  # per image; the file may contain its pixels
 HEAD = 1 << 20  # bytes at the start and at the end that are searched for the entries below
 JSON = ".json"
 ENTRIES = ("shapes", "imagePath")
-# Shapes with an area, and rotated boxes; others (points, lines) have no box.
+# Shapes with an area, and rotated boxes; other shapes (points, lines) have no box.
 AREAS, ROTATED = ("polygon", "rectangle", "circle", "mask"), ("rotation", "rotated_rectangle")
 _Entry = tuple[str, Corners, Any]  # class name, box, outline
 
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return the JSON files of single images, and those beside them that have the name of an image."""
+    """Return the JSON files that describe one image, and JSON files beside them that are named after an image."""
     named = [file for file in files if file.lower().endswith(JSON)]
     certain = {file for file in named if all(mentions(tree.peek(file, HEAD), name) for name in ENTRIES)}
     folders = {file.rpartition("/")[0] for file in certain}
@@ -106,7 +106,7 @@ def _objects(shapes: Sequence[Mapping[str, Any]], place: str, unread: Counter[st
             continue
         entry = _entry(shape, str(kind), place)
         group = shape.get("group_id")
-        # Shapes of one group and class are one object, for example when something hides its middle.
+        # Shapes of one group and class are one object, for example one whose middle is hidden.
         key = (entry[0], f"group {group}" if group is not None else number)
         groups[key] = _unite(groups[key], entry) if key in groups else entry
     return list(groups.values())
@@ -128,7 +128,7 @@ def _entry(shape: Mapping[str, Any], kind: str, place: str) -> _Entry:
         (x, y), edge = points[0], points[1]
         radius = math.dist(points[0], edge)
         box = (x - radius, y - radius, x + radius, y + radius)
-    if kind == "mask":  # its corners are pixels of the object
+    if kind == "mask":  # its corners are pixels inside the object, not edges
         box = (box[0], box[1], box[2] + 1, box[3] + 1)
     return plain_name(str(name)), box, outline
 

@@ -1,4 +1,4 @@
-"""Which image a name in an annotation file means; names may come from other machines, systems and folders."""
+"""Finds the image that a name in an annotation file refers to; names may come from other machines and folders."""
 
 import re
 import unicodedata
@@ -15,7 +15,7 @@ from paucal.data.splits.part_names import part_fits, part_of_folders
 from paucal.types import UserError
 from paucal.wording import counted
 
-# Usual names of folders of annotation files, in lower case.
+# Usual names of folders with annotation files, in lower case.
 LABEL_FOLDERS = (
     *("annotations", "annotation", "labels", "label", "anns", "ann", "xml", "xmls", "json", "jsons", "txt", "bboxes"),
     *("boxes", "gt", "ground_truth", "coco", "voc", "yolo", "labelme", "cvat", "via"),
@@ -29,19 +29,19 @@ class MissingImage(UserError):
 
 
 class Match(NamedTuple):
-    """A file that a name may mean, and the folder `base` that the name is then relative to."""
+    """A file that a name may refer to, and the folder `base` that the name is then relative to."""
 
     path: str
     base: str
 
 
 def normalise_name(name: str) -> str:
-    """Return a name for comparisons, the same for all spellings that file systems use."""
+    """Return the form of a name used in comparisons, the same for all spellings that file systems use."""
     return unicodedata.normalize("NFC", name).casefold().strip()
 
 
 def split_path(name: str) -> tuple[str, ...]:
-    r"""Return the folders and the file name of a path or an address, in the notation of any system.
+    r"""Return the folders and the file name of a path or URL, in the notation of any operating system.
 
     Example:
         >>> split_path(r"C:\set\a b.jpg"), split_path("https://host/set/a%20b.jpg?raw=1"), split_path("../x/./a.jpg")
@@ -55,7 +55,7 @@ def split_path(name: str) -> tuple[str, ...]:
 
 
 def explain_foreign_path(name: str) -> str:
-    """Explain a name that is not a path within a folder; "" for one that is."""
+    """Return why a name is not a path within a folder; "" for a valid path."""
     if _URL.match(name):
         return "an address on the network: fetch its images, and put them into the folder"
     path = name.replace("\\", "/")
@@ -87,9 +87,9 @@ class ImageNames:
             self._in_folder[path.rpartition("/")[0]] += 1
 
     def matches(self, name: str, by_stem: bool = False) -> list[Match]:
-        """Return the files that a name may mean: those of its file name that share most of its folders.
+        """Return the files that a name may refer to: of the files so called, those that share most of its folders.
 
-        A file is not meant if the name has another folder of the set instead: "train/1.jpg" is not "val/1.jpg".
+        A file is excluded if the name has a different folder of the set in its path: "train/1.jpg" is not "val/1.jpg".
 
         Args:
             name: Path or file name.
@@ -116,16 +116,16 @@ class ImageNames:
     def find_images(self, names: Sequence[str], file: str, part: str) -> list[str | None]:
         """Return the image for each name in an annotation file; None for a missing image.
 
-        The images lie in one folder, or in several folders of which this file names at least half of the images: a
-        single image elsewhere is not taken for a missing one.
+        The images lie in one folder, or also in other folders if this file names at least half of the images there: a
+        single image elsewhere is not used in place of a missing image.
 
         Args:
-            names: Names in the file; a name without a suffix may have any.
+            names: Names in the file; a name without a suffix matches any suffix.
             file: Path of the annotation file.
-            part: Part of the images of the file; "" if unknown.
+            part: Split that the images of the file belong to; "" if unknown.
 
         Raises:
-            UserError: The images may be those of several folders.
+            UserError: The images may come from any of several folders.
         """
         matches_of = [self.matches(name, by_stem=not name.lower().endswith(IMAGE_SUFFIXES)) for name in names]
         main = self._main_base(matches_of, file, part)
@@ -143,12 +143,12 @@ class ImageNames:
         return paths
 
     def _main_base(self, matches_of: Sequence[Sequence[Match]], file: str, part: str) -> str | None:
-        """Return the folder that names are relative to: of those with half of the images, the nearest to the file."""
+        """Return the base folder of the names: of the folders with half of the images, the nearest to the file."""
         counts = Counter(match.base for matches in matches_of for match in matches)
         if not counts:
             return None
         fitting = {base: count for base, count in counts.items() if part_fits(f"{base}/", part)} or counts
-        enough = min(max(fitting.values()), -(-sum(map(bool, matches_of)) // 2))  # half, if any folder has so many
+        enough = min(max(fitting.values()), -(-sum(map(bool, matches_of)) // 2))  # half, or the most of any folder
         ranked = sorted(
             (_distance(base, file, part), len(plain_folders(base)), base)
             for base, count in fitting.items()
@@ -165,12 +165,12 @@ class ImageNames:
     def find_described_image(self, file: str, named: Sequence[str]) -> str | None:
         """Return the image of an annotation file that describes one image; None if it is missing.
 
-        An image in the same or the parallel folder is preferred to others, and the named image to that of the
-        annotation file's own stem.
+        An image in the same or the parallel folder is preferred to other images, and the image that the file names to
+        the image with the file's own stem.
 
         Args:
             file: Path of the annotation file.
-            named: Names that it gives its image, the likeliest first.
+            named: Names that the file gives its image, the likeliest first.
 
         Raises:
             UserError: Several images fit equally well.
@@ -196,7 +196,7 @@ class ImageNames:
         return None
 
     def _has_other_folders(self, path: str, file: str) -> bool:
-        """Return whether an image and an annotation file lie in different folders of the set: "cam1" and "cam2"."""
+        """Return whether an image and an annotation file lie in different folders of the set ("cam1" and "cam2")."""
         ending = PurePosixPath(file).suffix
         if ending not in self._folders_of:
             same = [other for other in self._tree.files if other.endswith(ending)]
@@ -212,7 +212,7 @@ def _apart(path: str, file: str) -> int:
 
 
 def _distance(base: str, file: str, part: str) -> int:
-    """Rank how likely an annotation file describes the images of a folder; 0 is the likeliest."""
+    """Return a rank of how likely an annotation file describes the images of a folder; 0 is the likeliest."""
     here, stem = file.rpartition("/")[0], normalise_name(PurePosixPath(file).stem)
     above, name = here.rpartition("/")[0], normalise_name(base.rpartition("/")[2])
     if base == here:
@@ -227,16 +227,16 @@ def _distance(base: str, file: str, part: str) -> int:
 
 
 def plain_folders(folder: str) -> tuple[str, ...]:
-    """Return the folders of a path without those that only name a kind of files, such as "images"."""
+    """Return the folders of a path, except folders named only after a kind of file, such as "images"."""
     kinds = (*IMAGE_FOLDERS, *LABEL_FOLDERS)
     return tuple(part for part in folder.split("/") if part and part.lower() not in kinds)
 
 
 def assign_images(tree: Tree, named: Mapping[str, Sequence[str]]) -> tuple[dict[str, str], list[str]]:
-    """Return the image that each annotation file describes, and notes on names that were not followed.
+    """Return the image that each annotation file describes, and notes on names that were not used.
 
     A file describes the image that it names. If several files name one image, as in sets of renamed files, each of
-    them describes the image of its own stem instead, unless another file describes that one.
+    them describes the image with its own stem instead, unless another file describes that image.
 
     Args:
         tree: Files of the set.
@@ -273,7 +273,7 @@ def assign_images(tree: Tree, named: Mapping[str, Sequence[str]]) -> tuple[dict[
 
 
 def assign_keys(images: Iterable[AnnotatedImage], named: Mapping[str, Sequence[str]], tree: Tree) -> list[str]:
-    """Set the key of images that have an annotation file each, and return notes.
+    """Set the keys of images with one annotation file each, and return notes.
 
     Args:
         images: Images whose `source` is their annotation file.

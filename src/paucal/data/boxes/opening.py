@@ -1,6 +1,6 @@
-"""The table of layouts of boxes: which of them a folder, an archive or a file has, and what its annotation files say.
+"""The table of layouts of boxes; finds the layout of a folder, an archive or a file, and reads its annotation files.
 
-A few other layouts are recognised without being read, so that a message can name them.
+A few other layouts are recognised but not read, so that a message can name them.
 """
 
 import re
@@ -39,7 +39,7 @@ _DOTA = rb"(?:\A|\n)(?:" + _NUMBER + rb"){8}[A-Za-z][\w-]*[ \t]+[0-3][ \t\r]*(?:
 
 
 class UnsupportedLayout(NamedTuple):
-    """A layout that is recognised and not read, by the suffixes of its files and a pattern in their content."""
+    """A layout that is not read, only recognised, by the suffixes of its files and a pattern in their content."""
 
     name: str
     suffixes: tuple[str, ...]
@@ -68,7 +68,7 @@ UNSUPPORTED: tuple[UnsupportedLayout, ...] = (
 
 @dataclass(frozen=True)
 class AnnotationFiles:
-    """The annotation files of a set that have one layout.
+    """The annotation files of a set that share one layout.
 
     Attributes:
         name: Name of the layout.
@@ -91,14 +91,14 @@ class AnnotationFiles:
 
     @property
     def are_among_classes(self) -> bool:
-        """Whether all files lie in folders that may be classes of images."""
+        """Whether all files lie in folders whose names may be classes of images."""
         folders = [file.rpartition("/")[0] for file in self.files]
         known = [part_of_folders(f"{path}/") or {*path.lower().split("/")} & set(STRUCTURE) for path in folders]
         return all(folders) and not any(known)
 
 
 def find_boxes(place: Path) -> AnnotationFiles | None:
-    """Return annotation files of a folder, an archive or a file; None if it seems to have none."""
+    """Return annotation files of a folder, an archive or a file; None if there seem to be none."""
     is_set = place.is_dir() or is_archive(place)
     if not place.exists() or not (is_set or place.suffix.lower() in SUFFIXES):
         return None
@@ -107,13 +107,13 @@ def find_boxes(place: Path) -> AnnotationFiles | None:
 
 
 def find_annotation_files(tree: Tree) -> list[AnnotationFiles]:
-    """Return the annotation files of a tree, for each layout of the table that it has."""
+    """Return the annotation files of a tree, grouped by layout; only layouts of the table are found."""
     found = ((layout, layout.find(tree, tree.files)) for layout in LAYOUTS)
     return [AnnotationFiles(layout.name, files, layout.read) for layout, files in found if files]
 
 
 def find_unsupported_files(tree: Tree) -> AnnotationFiles | None:
-    """Return a file of an unsupported layout, or an archive with annotation files below a folder."""
+    """Return a file of an unsupported layout, or an archive below a folder that holds annotation files."""
     for layout in UNSUPPORTED:
         for file in tree.ending(*layout.suffixes)[:LOOKED_AT]:
             if layout.pattern.search(ascii_bytes(tree.peek(file, HEAD))):
@@ -130,10 +130,10 @@ def find_unsupported_files(tree: Tree) -> AnnotationFiles | None:
 
 
 def refuse_boxes(place: Path) -> None:
-    """Refuse images with boxes as images with classes.
+    """Refuse images with boxes where images with classes are expected.
 
     Raises:
-        UserError: The place has boxes in a layout of the table, or in an unsupported one.
+        UserError: The place has boxes in a layout of the table, or in an unsupported layout.
     """
     if found := find_boxes(place):
         shown = f" ({found.shown})" if place.is_dir() else ""
@@ -173,7 +173,7 @@ def open_boxed_images(place: Path) -> ImageSet:
     """Return the images that the annotation files of a place describe, without labels.
 
     Raises:
-        UserError: As `read_boxes`.
+        UserError: As for `read_boxes`.
     """
     return without_labels(*read_boxes(place))
 
@@ -209,10 +209,10 @@ def root_of_set(file: str) -> str:
 
 
 def _read_fullest(found: Sequence[AnnotationFiles], tree: Tree) -> AnnotationSet:
-    """Read all layouts of a set, and return the one with the most images.
+    """Read all layouts of a set, and return the content of the layout with the most images.
 
     Raises:
-        UserError: The first layout cannot be read, or another one has images that the returned one lacks.
+        UserError: The first layout cannot be read, or another layout has images that the returned content lacks.
     """
     annotations: dict[str, AnnotationSet] = {}
     notes: list[str] = []
@@ -237,7 +237,7 @@ def _read_fullest(found: Sequence[AnnotationFiles], tree: Tree) -> AnnotationSet
 
 
 def _undescribed_notes(tree: Tree, annotations: AnnotationSet) -> list[str]:
-    """Return a note on images without annotations beside annotated ones: they may show objects."""
+    """Return a note on images without annotations beside annotated images: they may show objects."""
     keys = {image.key for image in annotations.images}
     folders = {key.rpartition("/")[0] for key in keys}
     left = sum(image.rpartition("/")[0] in folders and image not in keys for image in tree.images)
@@ -246,7 +246,7 @@ def _undescribed_notes(tree: Tree, annotations: AnnotationSet) -> list[str]:
 
 
 def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
-    """Read one annotation file, with the images beside it or below the folder above.
+    """Read one annotation file, with the images beside it or below its parent folder.
 
     Raises:
         UserError: The file has no boxes, or its images are not found.
@@ -255,7 +255,7 @@ def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
     _refuse_unsupported(folder_tree(file.parent, [file.name]))
     if not layouts:
         raise UserError(f"{str(file)!r} is no folder, no archive and no file of boxes: expected {EXPECTED}.")
-    # A damaged file has no layout; reading it as the first one reports the damage.
+    # A damaged file has no layout; reading it in the first layout reports the damage.
     here = folder_tree(file.parent)
     layout = next((layout for layout in layouts if layout.find(here, [file.name])), layouts[0])
     problem: UserError | None = None
@@ -270,7 +270,7 @@ def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
             if problem is None or root == file.parent:
                 raise
         else:
-            if len({image.declared for image in annotations.images}) == 1:  # one part is then the whole set
+            if len({image.declared for image in annotations.images}) == 1:  # the whole set is then in one part
                 images = [replace(image, declared="") for image in annotations.images]
                 annotations = replace(annotations, images=images)
             return tree, annotations

@@ -1,4 +1,4 @@
-"""The parts (train, val, test) of images with boxes: from annotation files, from lists, or from folders."""
+"""The split of images with boxes into parts (train, val, test): from annotation files, lists or folders."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from paucal.types import UserError
 from paucal.wording import counted, was
 
 LIST_FOLDERS = ("imagesets/main", "imagesets", "")
-_SIGN = re.compile(r"\s+-?[01]$")  # in Pascal VOC's lists of the images that show a class
+_SIGN = re.compile(r"\s+-?[01]$")  # sign in Pascal VOC's lists of the images that show a class
 _WITH_ANNOTATION = re.compile(r"\s+(?=\S.*\.(?:xml|json|txt)$)", re.IGNORECASE)
 
 
@@ -23,7 +23,7 @@ def with_parts(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
     If some images belong to a part, the others are left out, with a note.
 
     Raises:
-        UserError: Two lists name one image, a name in a list may mean several images, or no line of a list names one.
+        UserError: Two lists name one image, a listed name fits several images, or no line of a list names an image.
     """
     images, notes = annotations.images, list(annotations.notes)
     if not any(image.declared for image in images):
@@ -41,13 +41,13 @@ def with_parts(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
 
 
 def _parts_of_folders(images: Sequence[AnnotatedImage]) -> dict[str, str]:
-    """Return the part of each image by its folder; empty if only one of several folders has the name of a part."""
+    """Return each image's part from its folder; empty if only one of several folders has the name of a part."""
     parts = {image.key: part_of_folders(image.key) for image in images}
     return {} if len(set(parts.values()) - {""}) < 2 and "" in parts.values() else parts
 
 
 def _parts_of_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict[str, str], list[str]]:
-    """Return the part of each image that a list names, and notes on the lines that name none."""
+    """Return the part of each image that a list names, and notes on the lines that name no image."""
     names = _ListedNames(images, tree)
     parts: dict[str, str] = {}
     notes: list[str] = []
@@ -79,7 +79,7 @@ def _parts_of_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict[
 
 
 def _find_lists(tree: Tree) -> list[str]:
-    """Return the lists of parts in the first folder that has any, "trainval" last."""
+    """Return the lists in the first folder that has lists of train, val or test; "trainval" is last."""
     lists = [file for file in tree.ending(".txt") if _stem(file) in PARTS]
     for folder in LIST_FOLDERS:
         here = [file for file in lists if file.rpartition("/")[0].lower() == folder]
@@ -93,7 +93,7 @@ def _stem(file: str) -> str:
 
 
 class _ListedNames:
-    """Finds images by the names that lists give them: their own names, or those of their annotation files.
+    """Finds images by the names that lists give them: names of images, or names of their annotation files.
 
     Args:
         images: Images with annotations.
@@ -109,7 +109,7 @@ class _ListedNames:
         self._files = ImageNames(self._key_of_file, tree)
 
     def find(self, line: str, file: str) -> str | None:
-        """Return the image that a line of a list names; None if it has no annotations.
+        """Return the image that a line of a list names; None if the image has no annotations.
 
         Raises:
             UserError: Several images have the name.

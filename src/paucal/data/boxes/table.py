@@ -1,4 +1,4 @@
-"""Boxes from CSV tables with a row for each box, in pixels (TensorFlow) or in shares of the image (Open Images)."""
+"""Boxes from CSV tables with a row for each box, in pixels (TensorFlow) or as shares of the image (Open Images)."""
 
 import csv
 import io
@@ -47,7 +47,7 @@ Columns = Mapping[str, int]
 
 
 class _Row(NamedTuple):
-    """A row of a table; `box` is None if its cells are empty, for an image without objects."""
+    """A row of a table; `box` is None if its cells are empty, which means an image without objects."""
 
     line: int
     image: str
@@ -74,7 +74,7 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
 
 
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
-    """Read the tables of a set, each of which is of one part or of none.
+    """Read the tables of a set; each may belong to one of train, val and test.
 
     Raises:
         UserError: A cell cannot be read, or an image is missing or is in several tables.
@@ -183,7 +183,7 @@ def _is_word(edge: str) -> bool:
 
 
 def _keys(tree: Tree, names: ImageNames, file: str, rows: Sequence[_Row]) -> list[str]:
-    """Return the image of each row, whose name may lack its suffix.
+    """Return the image of each row; the name in the row may lack a suffix.
 
     Raises:
         MissingImage: An image is missing.
@@ -200,10 +200,10 @@ def _keys(tree: Tree, names: ImageNames, file: str, rows: Sequence[_Row]) -> lis
 
 
 def _are_shares(rows: Sequence[_Row], place: str) -> bool:
-    """Return whether all boxes are in shares of the sides of their images instead of pixels.
+    """Return whether all boxes are given as shares of the sides of their images instead of in pixels.
 
     Raises:
-        UserError: Only some boxes are.
+        UserError: Only some boxes are given as shares.
     """
     kinds: dict[bool, _Row] = {}
     for row in rows:

@@ -18,7 +18,7 @@ PEEKED = 1 << 22  # bytes at the start and at the end of a file that are searche
 
 @dataclass(frozen=True)
 class Tree:
-    """The files of a set, without hidden ones.
+    """The files of a set, except hidden files.
 
     Attributes:
         shown: Location as the user wrote it, for messages.
@@ -28,7 +28,7 @@ class Tree:
         read: Function that returns the bytes of a file, up to a given number.
         peek: Function that returns a given number of bytes from the start and from the end of a file.
         store: Function that builds the store of the images with given paths.
-        is_inside: Function that tells whether a file lies within the location, and not behind a link out of it.
+        is_inside: Function that returns whether a file lies within the location, not behind a link out of it.
     """
 
     shown: str
@@ -46,11 +46,11 @@ class Tree:
         return tuple(path for path in self.files if path.lower().endswith(IMAGE_SUFFIXES))
 
     def ending(self, *suffixes: str) -> list[str]:
-        """Return the files with one of some suffixes, in upper or lower case."""
+        """Return the files with any of the suffixes, in upper or lower case."""
         return [path for path in self.files if path.lower().endswith(suffixes)]
 
     def text(self, path: str, most: int) -> DecodedText:
-        """Return the text of a file of at most `most` bytes, see `decode_text`.
+        """Return the text of a file of at most `most` bytes; see `decode_text`.
 
         Raises:
             UserError: The file is larger, or is not text.
@@ -88,7 +88,7 @@ def is_archive(file: Path) -> bool:
 
 
 def folder_tree(root: Path, files: Sequence[str] | None = None) -> Tree:
-    """List the files below a folder, or only those given.
+    """List the files below a folder, or only the given files.
 
     Raises:
         UserError: A folder cannot be read.

@@ -29,7 +29,7 @@ from paucal.reading import decode_text
 from paucal.types import UserError
 
 XML = ".xml"
-MOST_BYTES = 1 << 28  # CVAT's file of all images; one image takes some kilobytes
+MOST_BYTES = 1 << 28  # CVAT writes all images to one file, with some kilobytes per image
 HEAD = 1 << 13  # bytes that hold the name of the outermost element
 VOC_EDGES, CVAT_EDGES = ("xmin", "ymin", "xmax", "ymax"), ("xtl", "ytl", "xbr", "ybr")
 _ENCODING = re.compile(rb"<\?xml[^>]*\sencoding\s*=\s*[\"']([A-Za-z0-9._:-]+)[\"']")
@@ -38,7 +38,7 @@ _ROOT = re.compile(rb"<([A-Za-z_][\w.:-]*)")
 
 
 def find_voc(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return the XML files of single images, and the XML files beside them, which must be damaged."""
+    """Return the XML files that describe one image, and all XML files beside them, which must be damaged ones."""
     roots = {file: _root_name(tree, file) for file in files if file.lower().endswith(XML)}
     folders = {file.rpartition("/")[0] for file, root in roots.items() if root == "annotation"}
     return [file for file, root in roots.items() if file.rpartition("/")[0] in folders and root != "annotations"]
@@ -47,7 +47,7 @@ def find_voc(tree: Tree, files: Sequence[str]) -> list[str]:
 def read_voc(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     """Read Pascal VOC's XML files.
 
-    Corners are read as the edges of the box; programs that count pixels from 1 are then off by one at most.
+    Corners are read as the edges of the box; if a tool counts pixels from 1, its edges are then off by at most one.
 
     Raises:
         UserError: A file is not an annotation, declares a document type, has a rotated box, or has no image.
@@ -65,7 +65,7 @@ def read_voc(tree: Tree, files: Sequence[str]) -> AnnotationSet:
 
 
 def find_cvat(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return the XML files of many images."""
+    """Return the XML files that describe many images."""
     return [file for file in files if file.lower().endswith(XML) and _root_name(tree, file) == "annotations"]
 
 
@@ -112,7 +112,7 @@ def _root_name(tree: Tree, file: str) -> str:
 
 
 def parse_xml(tree: Tree, file: str) -> tuple[ElementTree.Element, str]:
-    """Parse an XML file of limited size without entities, since a few of these can expand to gigabytes.
+    """Parse an XML file of limited size without entities, since a few entities can expand to gigabytes.
 
     Returns:
         The outermost element, and a note if the encoding was guessed.
@@ -127,7 +127,7 @@ def parse_xml(tree: Tree, file: str) -> tuple[ElementTree.Element, str]:
     encoding = _ENCODING.match(content.lstrip())
     declared = encoding[1].decode() if encoding else None
     if declared is not None and declared.lower().startswith(_WIDE):
-        declared = None  # a declaration that is readable byte by byte is not in UTF-16
+        declared = None  # a declaration readable as single bytes cannot be in UTF-16
     text = decode_text(content, place, declared)
     builder, parser = ElementTree.TreeBuilder(), expat.ParserCreate("utf-8")
 
@@ -181,7 +181,7 @@ def _voc_size(content: ElementTree.Element, place: str) -> tuple[int, int] | Non
         size = int(float(height)), int(float(width))
     except (ValueError, OverflowError):
         raise UserError(f"{place!r} says its image is {width!r} by {height!r} pixels: correct it.") from None
-    return size if min(size) > 0 else None  # some programs write 0 for an unknown size
+    return size if min(size) > 0 else None  # some tools write 0 for an unknown size
 
 
 def _cvat_images(
@@ -207,7 +207,7 @@ def _cvat_images(
         size = (int(sides[0]), int(sides[1])) if all(side.isdecimal() and int(side) > 0 for side in sides) else None
         image = AnnotatedImage(key, size=size, declared=part_of_name(item.get("subset") or "") or part, source=file)
         for shape in item:
-            if shape.tag != "tag":  # a label of the whole image
+            if shape.tag != "tag":  # a tag is a label of the whole image
                 _add_cvat_shape(image, shape, place, unread)
         images.append(image)
     return images

@@ -1,6 +1,6 @@
 """Boxes and outlines from YOLO's text files, one per image, and the YAML or text files with their classes and parts.
 
-Boxes are in shares of the image's sides, and classes are numbers.
+Boxes are given as shares of the image's sides, and classes as numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,9 +28,9 @@ from paucal.wording import counted, was
 TEXT, YAML = ".txt", (".yaml", ".yml")
 NAME_FILES, NAME_ENDINGS = ("classes.txt",), (".names", ".labels")
 HEAD = 1 << 12  # bytes that hold the first object of a label
-LOOKED_AT = 200  # labels among which one has an object, if the set has objects
+LOOKED_AT = 200  # label files searched for one with an object
 BOX, LEAST_OUTLINE = 5, 7  # numbers per line: the class with a box, or with at least three points
-OUTSIDE = 0.01  # share of a side by which a number may exceed the image; the box is cut at the edge
+OUTSIDE = 0.01  # share of a side by which a coordinate may exceed the image; the box is cut at the edge
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Config:
         place: Name of its file in messages; "" without a file.
         names: Class names by their number; None if there are none.
         parts: Folders or lists of the images of each part; empty if parts are given elsewhere.
-        base: Folder that these are relative to.
+        base: Folder that `parts` are relative to.
         has_points: Whether labels have key points after the box.
     """
 
@@ -53,7 +53,7 @@ class Config:
 
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return the YAML files of a set, or its labels if it has no YAML file."""
+    """Return the YAML files of a set, or its label files if it has no YAML file."""
     configs = [file for file in files if file.lower().endswith(YAML) and _is_config(tree, file)]
     if configs:
         return configs
@@ -62,10 +62,10 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
 
 
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
-    """Read the labels of a set; an empty label is of an image without objects.
+    """Read the label files of a set; an empty file means an image without objects.
 
     Raises:
-        UserError: A label cannot be read, has a class without a name or numbers beyond the image, or the configuration
+        UserError: A label file cannot be read, has an unnamed class or numbers beyond the image, or the configuration
             does not fit the files.
     """
     config = _read_config(tree, files)
@@ -95,7 +95,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
 
 
 def roots_of_config(file: Path) -> list[Path]:
-    """Return the folders in which to look for the images of a YAML file."""
+    """Return the folders to search for the images of a YAML file."""
     try:
         content = parse_yaml(read_decoded(file, MOST_CONFIG_BYTES).text)
     except (ValueError, UserError):
@@ -162,7 +162,7 @@ def _read_config(tree: Tree, files: Sequence[str]) -> Config:
 
 
 def _names_of_yaml(value: Any, tree: Tree, place: str) -> dict[int, str] | None:
-    """Return the class names that YAML gives as a list, by their numbers, or as the path of a file."""
+    """Return the class names in a YAML file: a list, a mapping from numbers, or the path of a file with names."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -184,7 +184,7 @@ def _names_of_yaml(value: Any, tree: Tree, place: str) -> dict[int, str] | None:
 
 
 def _names_of_text_files(tree: Tree) -> dict[int, str] | None:
-    """Return the class names of a text file with one on each line; None without such a file."""
+    """Return the class names from a text file with one name per line; None without such a file."""
     files: dict[tuple[str, ...], str] = {}
     for file in tree.files:
         name = file.rpartition("/")[2].lower()
@@ -206,7 +206,7 @@ def _images_by_part(config: Config, tree: Tree, names: ImageNames) -> tuple[dict
     """Return the part of each image that a configuration assigns, and notes.
 
     Raises:
-        UserError: The images of train are missing, or two parts share some of their images but not all.
+        UserError: The training images are missing, or two parts share some but not all of their images.
     """
     parts: dict[str, str] = {}
     notes: list[str] = []
@@ -239,7 +239,7 @@ def _images_by_part(config: Config, tree: Tree, names: ImageNames) -> tuple[dict
 
 
 def _images_at(value: str, config: Config, tree: Tree, names: ImageNames, part: str) -> set[str] | None:
-    """Return the images below a folder or in a list; None if it does not exist."""
+    """Return the images below a folder or in a list; None if neither exists."""
     folders = {normalise_name(path): path for image in tree.images for path in map(str, PurePosixPath(image).parents)}
     files = {normalise_name(file): file for file in tree.ending(TEXT)}
     path = [*split_path(value)]
@@ -260,7 +260,7 @@ def _images_at(value: str, config: Config, tree: Tree, names: ImageNames, part: 
 
 
 def _labels(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return the text files with the name of an image, without lists of parts."""
+    """Return the text files named after an image; lists of train, val or test images are left out."""
     texts = [file for file in files if file.lower().endswith(TEXT)]
     stems = {normalise_name(PurePosixPath(image).stem) for image in tree.images} if texts else set()
     labels = [file for file in texts if normalise_name(PurePosixPath(file).stem) in stems]
@@ -269,7 +269,7 @@ def _labels(tree: Tree, files: Sequence[str]) -> list[str]:
 
 
 def _labels_without_image(tree: Tree, keys: Mapping[str, str]) -> list[str]:
-    """Return a note on text files without an image that are empty or have objects: labels of missing images."""
+    """Return a note on labels of missing images: text files without an image that are empty or have objects."""
     others = [file for file in tree.ending(TEXT) if file not in keys and PurePosixPath(file).stem.lower() not in PARTS]
     alone = [file for file in others if _has_object(tree, file) or not ascii_bytes(tree.peek(file, HEAD)).strip()]
     words = f"{counted(len(alone), 'label')} without an image {was(len(alone))} left out, such as "

@@ -21,7 +21,7 @@ NPY, TIFF = (".npy",), (".tif", ".tiff")
 MOST_CHANNELS = 1024
 _NPY_MAGIC = b"\x93NUMPY"
 _TIFF_MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-_KINDS = "buif"  # bool, unsigned, signed and float
+_KINDS = "buif"  # NumPy kinds: bool, unsigned, signed and float
 
 
 class ArrayShape(NamedTuple):
@@ -31,7 +31,7 @@ class ArrayShape(NamedTuple):
         height: Height in pixels.
         width: Width in pixels.
         channels: Number of channels.
-        axis: Axis of the channels in the file, 0 or 2; None for an array of two axes.
+        axis: Axis of the channels in the file, 0 or 2; None for a two-dimensional array.
     """
 
     height: int
@@ -41,12 +41,12 @@ class ArrayShape(NamedTuple):
 
 
 def is_npy(source: ImageSource) -> bool:
-    """Return whether a file, or bytes, are a NumPy array."""
+    """Return whether a file or bytes hold a NumPy array."""
     return _start(source).startswith(_NPY_MAGIC)
 
 
 def is_tiff(source: ImageSource) -> bool:
-    """Return whether a file, or bytes, are a TIFF."""
+    """Return whether a file or bytes hold a TIFF."""
     return _start(source).startswith(_TIFF_MAGICS)
 
 
@@ -121,7 +121,7 @@ def _npy_header(file: BinaryIO, channels: int | None) -> ArrayShape:
 def _tiff_shape(series: Any, channels: int | None) -> ArrayShape:
     sides = [(side, axis) for side, axis in zip(series.shape, series.axes, strict=True) if side > 1 or axis in "YX"]
     shape, axes = [side for side, _ in sides], "".join(axis for _, axis in sides)
-    first = not axes.startswith("YX") if axes in ("YXS", "SYX", "CYX", "YXC") else None  # others are unknown
+    first = not axes.startswith("YX") if axes in ("YXS", "SYX", "CYX", "YXC") else None  # other axes are unknown
     return _shaped(shape, np.dtype(series.dtype), channels, first)
 
 
@@ -145,7 +145,7 @@ def _shaped(shape: Sequence[int], dtype: np.dtype, channels: int | None, first: 
     if image_shape.channels > MOST_CHANNELS:
         raise ValueError(f"it has {image_shape.channels:,} channels, expected at most {MOST_CHANNELS:,}")
     check_shape(image_shape.width, image_shape.height)
-    if prod(shape) > 6 * (Image.MAX_IMAGE_PIXELS or prod(shape)):  # as many values as the largest image in colour has
+    if prod(shape) > 6 * (Image.MAX_IMAGE_PIXELS or prod(shape)):  # limit: the values of the largest colour image
         raise Image.DecompressionBombError
     return image_shape
 

@@ -1,7 +1,7 @@
 """Decoding of images of any number of channels: by `decode` if Pillow supports them, else as arrays.
 
-Values of more than 8 bits are scaled to 8 by the value range of the set. Images of other than three channels have a
-range for each channel, since a band of reflectances and one of heights have nothing in common.
+Values of more than 8 bits are scaled to 8 by the value range of the set. Images without exactly three channels
+have a range for each channel, since bands such as reflectances and heights have nothing in common.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def decode_image(source: ImageSource, name: str, reading: Reading = WHOLE) -> Im
         reading: Size, number of channels and value range of the result.
 
     Raises:
-        UnreadableImage: As `decode_rgb`; or it has another number of channels.
+        UnreadableImage: As in `decode_rgb`, or the image has another number of channels.
     """
     if reading.channels == RGB and not is_npy(source):
         return _or_its_channels(lambda: decode_rgb(source, name, reading), source)
@@ -79,7 +79,7 @@ def decode_for_display(
 ) -> tuple[Image.Image, str, tuple[int, int]]:
     """Decode an image for display, and return its original mode and size; see `decode_reduced`.
 
-    The values of an array are stretched to their own range, since the range of its set is unknown.
+    The values of an array are stretched to their own range, since the value range of the set is unknown.
 
     Raises:
         UnreadableImage: As `decode_image`.
@@ -110,10 +110,10 @@ def array_shape(source: ImageSource, name: str, channels: int | None = None) -> 
 
 
 def channel_values(source: ImageSource, name: str, channels: int) -> NDArray[np.generic]:
-    """Return the (H, W, channels) values of an image; a single channel is repeated for three.
+    """Return the (H, W, channels) values of an image; a grey channel is repeated if `channels` is 3.
 
     Raises:
-        UnreadableImage: It cannot be decoded, or has another number of channels.
+        UnreadableImage: The image cannot be decoded, or has another number of channels.
     """
     with decoding_errors(name):
         if is_npy(source):
@@ -163,7 +163,7 @@ def image_from_values(values: NDArray[np.generic], reading: Reading) -> Image.Im
 
 
 def convert_image(image: Image.Image | NDArray[np.generic], reading: Reading) -> Image.Image:
-    """Convert an image or array in memory as the images of a set are read.
+    """Convert an image or array in memory in the way that images of a set are read.
 
     Args:
         image: Image opened by Pillow, `Planes`, or values (H, W) or (H, W, C).
@@ -200,7 +200,7 @@ def resize_as_read(picture: Image.Image, reading: Reading) -> Image.Image:
 
 
 def range_of(values: NDArray[np.generic], outside: float = 0.0) -> tuple[float, float]:
-    """Return the (low, high) range of finite values, without a share of them on either side."""
+    """Return the (low, high) range of finite values, leaving out a share of them at each end."""
     finite = values[np.isfinite(values)].astype(np.float64)
     if not finite.size:
         return 0.0, 1.0
@@ -217,7 +217,7 @@ def _pillow_reads(source: ImageSource, name: str) -> bool:
 
 
 def _pillow_values(source: ImageSource, name: str, channels: int) -> NDArray[np.generic] | None:
-    """Return the (H, W, C) values of an image that Pillow reads; None if it cannot have so many channels."""
+    """Return the (H, W, C) values of an image that Pillow reads; None if Pillow supports no such number of channels."""
     try:
         with open_image(source, name) as image:
             return _values_of(image, channels)
@@ -248,7 +248,7 @@ def _or_its_channels(decode: Callable[[], T], source: ImageSource) -> T:
             raise
         try:
             shape = tiff_shape(source)
-        except Exception:  # Pillow's message stays
+        except Exception:  # keep Pillow's message
             raise problem from None
         if shape.channels <= RGBA:
             raise

@@ -21,24 +21,24 @@ from paucal.wording import percent
 
 _LOOKED_AT = 256
 _GREY = 1  # channels of grey images, which are read as RGB
-LOOKED_AT = 16  # images of a set
+LOOKED_AT = 16  # images whose depth is checked
 _IMAGES = 32
 _VALUES = 1 << 16  # most values read of each image
 # Share of the values below, and above, the range, so that dead and hot pixels do not stretch it.
 _OUTSIDE = 1e-4
-_GDAL_NO_DATA = 42113  # TIFF tag with the number that means no data, as text
-_NO_DATA = r"-9{2,}\.[09]|-32768\.0|-32767\.0|-214748364[78]\.0"  # as programs write it
-_BEYOND = 1e30  # larger values, such as 1e38 and the largest float, mean no data
+_GDAL_NO_DATA = 42113  # TIFF tag with the no-data value, as text
+_NO_DATA = r"-9{2,}\.[09]|-32768\.0|-32767\.0|-214748364[78]\.0"  # usual no-data values
+_BEYOND = 1e30  # larger numbers, such as 1e38 and the largest float, mean no data
 
 
 def count_channels(images: ImageSet) -> int:
     """Return the number of channels of a set, from the headers of up to 256 images spread over it.
 
-    Images that Pillow reads, and those of a single channel, count as RGB; `.npy` files and other TIFF files may have
+    Images that Pillow reads, and single-channel images, count as RGB; `.npy` files and other TIFF files may have
     other numbers of channels.
 
     Raises:
-        UserError: Two images differ.
+        UserError: Images differ in their number of channels.
     """
     first: tuple[int, str] | None = None
     for index in images.sample(_LOOKED_AT):
@@ -62,7 +62,7 @@ def count_channels(images: ImageSet) -> int:
 
 
 def describe_channels(channels: int) -> str:
-    """Return a note on a set of other than three channels; "" for RGB."""
+    """Return a note on the channels of a set; "" for RGB."""
     if channels == RGB:
         return ""
     kept = "" if channels < RGB else "; sheets and reports show the first three"
@@ -78,7 +78,7 @@ def has_other_depth(source: ImageSource, name: str, reading: Reading) -> bool:
     Args:
         source: Encoded bytes, or path of the file.
         name: Name of the image.
-        reading: Reading of the model's images, which has value ranges if they had more than 8 bits a channel.
+        reading: Reading of the model's images; it has value ranges if they had more than 8 bits a channel.
     """
     try:
         values = deep_channel_values(source, name, reading.channels)
@@ -88,7 +88,7 @@ def has_other_depth(source: ImageSource, name: str, reading: Reading) -> bool:
 
 
 def depth_notes(images: ImageSet, reading: Reading) -> list[str]:
-    """Return a note if images of a set have another depth than a model's training images.
+    """Return a list with a note if images of a set have another depth than a model's training images.
 
     Args:
         images: Set of images, of which up to 16 are read.
@@ -103,7 +103,7 @@ def depth_notes(images: ImageSet, reading: Reading) -> list[str]:
 
 
 def describe_depth(reading: Reading, subject: str = "images have") -> str:
-    """Return a sentence on images whose depth is not that of a model's training images."""
+    """Return a sentence on images whose depth differs from that of a model's training images."""
     own, trained = ("8", "more") if _is_deep(reading) else ("more than 8", "8")
     return f"{subject} {own} bits a channel, and the model was trained on images with {trained}"
 
@@ -117,7 +117,7 @@ class Values:
     """Values of one image.
 
     Attributes:
-        values: (n,) values, or (n, C) of C channels.
+        values: (n,) values, or (n, C) values of C channels.
         no_data: Number that means no data, as declared by the file; None if it declares none.
     """
 
@@ -149,17 +149,17 @@ def with_value_ranges(reading: Reading, images: ImageSet) -> tuple[Reading, list
 
 
 def measure_range(images: ImageSet) -> tuple[float, float] | None:
-    """Return the (low, high) that a set's deep images become 0 and 255 with; None if it has none.
+    """Return the (low, high) values of a set's deep images that become 0 and 255; None if there are no deep images.
 
-    Up to 32 of its deep images, spread over the set, are looked at, with evenly spaced values of each; a ten-thousandth
-    of the values may lie beyond on either side. Labels and parts play no role. Images that cannot be read are left out,
-    and so are values that stand for no data.
+    Evenly spaced values are sampled from up to 32 deep images, spread over the set; a ten-thousandth of the values may
+    lie beyond the range on either side. Labels and splits play no role. Unreadable images and no-data values are left
+    out.
     """
     return with_value_ranges(Reading(), images)[0].value_range
 
 
 def _deep(images: ImageSet, channels: int) -> Iterator[Values]:
-    """Yield values of up to 32 deep images, (n,), or (n, channels)."""
+    """Yield values of up to 32 deep images, of shape (n,) or (n, channels)."""
     sampled = map(int, images.sample(_LOOKED_AT))
     looked = [index for index in sampled if isinstance(locate(images.store, index)[0], EncodedStore)]
     count = 0
@@ -181,7 +181,7 @@ def _deep(images: ImageSet, channels: int) -> Iterator[Values]:
 
 
 def declared_no_data(source: ImageSource) -> float | None:
-    """Return the number that stands for no data by a TIFF's own tag; None without such a tag."""
+    """Return the no-data value declared by a TIFF's tag; None without such a tag."""
     if not is_tiff(source):
         return None
     try:
@@ -195,7 +195,7 @@ def measured_values(looked: Sequence[Values], outside: float) -> tuple[NDArray[n
     """Return the values of images that are measurements, and notes on the others.
 
     NaN, infinite values and declared no-data values are left out. So are numbers such as -9999, if many pixels have
-    them and they lie farther from the other values than those lie from each other; otherwise they may be measurements.
+    them and they are farther from the other values than these are from each other; otherwise they may be measurements.
 
     Args:
         looked: Values of some images, (n,) each.
@@ -229,7 +229,7 @@ def _share(chosen: NDArray[np.bool_]) -> str:
 
 
 def _far_values(values: NDArray[np.float64], outside: float) -> list[float]:
-    """Return the lowest and the highest value where many have it and it lies far from the others."""
+    """Return which of the lowest and the highest value is frequent and lies far from all other values."""
     if not len(values):
         return []
     far = []

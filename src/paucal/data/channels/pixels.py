@@ -1,9 +1,9 @@
 """Pixels that Pillow does not support: any number of channels, and more than 8 bits a channel.
 
-`Planes` is an image of any number of 8-bit channels. To code that only displays it (a sheet, a report, a perceptual
-hash) it is an RGB image; resize, crop, mirror and turn are applied to all channels.
+`Planes` is an image of any number of 8-bit channels. Code that only displays it (a sheet, a report, a perceptual hash)
+sees an RGB image; resizing, cropping, mirroring and turning apply to all channels.
 
-Of more than 8 bits Pillow keeps grey images (modes "I;16", "I" and "F"), but of colours only the upper 8 bits, so that
+Pillow keeps more than 8 bits of grey images (modes "I;16", "I" and "F"), but only the upper 8 bits of colours, so that
 12-bit values in a 16-bit file keep 17 levels. Here torchvision reads 16-bit PNG, and tifffile (extra `tiff`) TIFF.
 """
 
@@ -24,7 +24,7 @@ _ALPHA = (2, 4)  # numbers of channels whose last one is opacity
 
 
 class Planes(Image.Image):
-    """An image of any number of channels; to Pillow an RGB image of the first three, with missing ones black.
+    """An image of any number of channels, which Pillow sees as an RGB image of the first three (missing ones black).
 
     Args:
         planes: Grey image ("L") of each channel, all of one size.
@@ -95,7 +95,7 @@ class Planes(Image.Image):
 
 
 def image_from_pixels(pixels: NDArray[np.uint8]) -> Image.Image:
-    """Return (H, W, C) pixels as an RGB image of Pillow, or as `Planes` of other than three channels."""
+    """Return (H, W, C) pixels as an RGB image of Pillow, or as `Planes` unless C is 3."""
     if pixels.shape[2] == RGB:
         return Image.fromarray(pixels)
     return Planes([Image.fromarray(np.ascontiguousarray(pixels[..., channel])) for channel in range(pixels.shape[2])])
@@ -143,7 +143,7 @@ def deep_values(image: Image.Image, opacity: bool = False) -> NDArray[np.generic
     """
     if not _deep_colours(image):
         return np.asarray(image)
-    file = getattr(image, "fp")  # noqa: B009 (Pillow declares it for files alone)
+    file = getattr(image, "fp")  # noqa: B009 (Pillow declares it only for image files)
     file.seek(0)
     encoded = file.read()
     values = _png(encoded) if image.format == "PNG" else _tiff(encoded)
@@ -162,7 +162,7 @@ def to_8_bits(values: NDArray[np.generic], value_range: tuple[float, float] | No
         value_range: Values that become 0 and 255; None for 0 and 65,535.
 
     Raises:
-        ValueError: There is no range and the values are floats or beyond 16 bits, or they are of no real kind.
+        ValueError: There is no range and the values are floats or beyond 16 bits, or they are not real numbers.
 
     Example:
         >>> list(to_8_bits(np.array([[0, 1000, 4095, 5000]]), (0, 4095)).tobytes())

@@ -1,4 +1,4 @@
-"""Findings of a check, and those about labels, parts and names, which need no pixels."""
+"""The `Finding` of a check, and the findings about labels, splits and names, which need no pixels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from paucal.wording import counted, percent
 
 Level = Literal["misleads", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("misleads", "warning", "note")
-FEW = 10  # training images; the scores of a class with fewer are mostly chance
+FEW = 10  # training images; with fewer, the score of a class is mostly chance
 UNBALANCED, VERY_UNBALANCED = 3.0, 20.0  # ratio of the largest to the smallest class
 _SHOWN = 5
 _ENLARGED = 2.0  # least enlargement at which an image has too little detail for the network
@@ -28,11 +28,11 @@ class Finding:
 
     Attributes:
         name: Kind of the finding, with dashes.
-        level: "misleads" if a score would be wrong or a run could not begin, "warning" if accuracy suffers, "note" for
+        level: "misleads" if a score would be wrong or a run could not start, "warning" if accuracy suffers, "note" for
             other facts.
         text: Sentence on what was found.
         advice: Sentence on what to do; "" for nothing.
-        groups: Positions of the images that it is about; images that belong together are in one group.
+        groups: Positions of the images concerned; images that belong together are in one group.
     """
 
     name: str
@@ -49,12 +49,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class CheckedSet:
-    """A set of images and its parts.
+    """A set of images and its split into parts: train, val and test.
 
     Attributes:
         images: N images.
         parts: (N,) "train", "val", "test" or "unused".
-        declared: Whether the parts are the data's own.
+        declared: Whether the data set itself defines the parts.
         cut_by: Origin of other parts: "as paucal train would cut them", or "not divided".
     """
 
@@ -78,7 +78,7 @@ def refusal_finding(name: str, problem: UserError, begin: str = "") -> Finding:
 
 
 def sort_findings(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings, the gravest first; those of one level stay in order."""
+    """Return findings, the gravest first; findings of the same level keep their order."""
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
@@ -88,7 +88,7 @@ def misleads(findings: Sequence[Finding]) -> bool:
 
 
 def label_findings(checked: CheckedSet) -> list[Finding]:
-    """Return the findings about labels, parts and names."""
+    """Return the findings about labels, splits and names."""
     images = checked.images
     findings = [Finding("source", "note", note.rstrip(".;")) for note in images.notes]
     if images.classes:
@@ -130,7 +130,7 @@ def size_findings(sizes: np.ndarray, wanted: int, positions: np.ndarray) -> list
 
 
 def _odd_names(images: ImageSet) -> list[Finding]:
-    """Return findings on class names that look the same, mean a missing label, or are measurements."""
+    """Return findings on class names that look the same, stand for a missing label, or are measurements."""
     findings, quoted = [], [" and ".join(map(repr, group)) for group in alike_names(images.classes)]
     if quoted:
         findings.append(
@@ -153,7 +153,7 @@ def _odd_names(images: ImageSet) -> list[Finding]:
 
 
 def _one_sided(checked: CheckedSet) -> list[Finding]:
-    """Return findings on classes that are missing in train, or in another part."""
+    """Return findings on classes that are missing in train, or in val or test."""
     images, findings = checked.images, []
     counts = {part: images.class_counts(np.flatnonzero(checked.parts == part)) for part in _PARTS}
     there = [part for part in _PARTS if (checked.parts == part).any()]
@@ -251,7 +251,7 @@ def _names(checked: CheckedSet) -> list[Finding]:
 
 
 def classes_table(images: ImageSet, parts: np.ndarray) -> dict[str, dict[str, int]]:
-    """Return the number of images per class of each part that is not empty."""
+    """Return the number of images per class in each part (train, val, test, unused) that is not empty."""
     return {
         part: dict(zip(images.classes, images.class_counts(np.flatnonzero(parts == part)).tolist(), strict=True))
         for part in _PARTS

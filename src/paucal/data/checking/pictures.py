@@ -1,4 +1,4 @@
-"""Findings about the images of a set: unreadable, duplicate and blank ones, and files that give the class away."""
+"""Findings about the images of a set: unreadable, duplicate and blank images, and files that give the class away."""
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -17,23 +17,23 @@ from paucal.types import UserError
 from paucal.wording import counted, percent
 
 UNREADABLE = "unreadable"
-SAME = 0.9  # least cosine of frozen features at which a pair that looks alike counts as one picture
-MANY_NEAR = 0.01  # least share of test images with a near twin in train at which scores mislead
+SAME = 0.9  # least cosine of frozen features at which two similar images count as one picture
+MANY_NEAR = 0.01  # scores mislead if at least this share of test images has a near twin in train
 _DARK, _BRIGHT = 0.03, 0.97
 _DEEP = ("I", "F")  # prefixes of modes of more than 8 bits
-FEWEST = 5  # images of a class; the files of fewer may be alike by chance
-SURE = 0.95  # least share of correct predictions of a class that is given away
+FEWEST = 5  # images of a class; fewer files may be alike by chance
+SURE = 0.95  # least share of correct predictions at which a class counts as given away
 _SHOWN = 3
 _SAME = {"jpeg": "jpg", "jfif": "jpg", "jpe": "jpg", "tiff": "tif"}
 
 
 def picture_findings(checked: CheckedSet, survey: Survey, pairs: Sequence[Pair]) -> list[Finding]:
-    """Return the findings about images, once every image was read.
+    """Return the findings about images, after every image has been read.
 
     Args:
-        checked: Set and its parts.
+        checked: Set and its split.
         survey: Survey of all its images.
-        pairs: Pairs that look alike, with the cosines of frozen features if there are any.
+        pairs: Pairs of similar images, with the cosines of frozen features if these were computed.
     """
     exact = exact_groups(survey.digests)
     near = [pair for pair in pairs if pair.features is None or pair.features >= SAME]
@@ -42,7 +42,7 @@ def picture_findings(checked: CheckedSet, survey: Survey, pairs: Sequence[Pair])
 
 
 def exact_findings(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list[Finding]:
-    """Return findings about images with the same bytes: between parts, with different labels, within a part."""
+    """Return findings about images with the same bytes: in several parts, with different labels, or plain copies."""
     across = [group for group in groups if checked.is_divided(group)]
     conflicts = [group for group in groups if len(checked.labels_of(group)) > 1]
     inside = [group for group in groups if not checked.is_divided(group) and len(checked.labels_of(group)) < 2]
@@ -82,7 +82,7 @@ def exact_findings(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list
 
 
 def _near(checked: CheckedSet, pairs: Sequence[Pair], exact: Sequence[Sequence[int]]) -> list[Finding]:
-    """Return findings on pairs that look alike; a pair stands for all exact copies of its two images."""
+    """Return findings on pairs of similar images; a pair represents all exact copies of its two images."""
     if not pairs:
         return []
     copies = {group[0]: group for group in exact}
@@ -193,7 +193,7 @@ def giveaway_findings(checked: CheckedSet, survey: Survey) -> list[Finding]:
     """Return a finding if the format, the size or the mode of the files gives classes away.
 
     Args:
-        checked: The set and its parts; images without a label, or with several, are ignored.
+        checked: The set and its split; images without a label, or with several, are ignored.
         survey: Survey of its images.
     """
     images = checked.images
@@ -222,7 +222,7 @@ def giveaway_findings(checked: CheckedSet, survey: Survey) -> list[Finding]:
 
 
 def format_of(key: str) -> str:
-    """Return the format that the suffix of a name means; "" if it means none.
+    """Return the image format that the suffix of a name stands for; "" for any other suffix.
 
     Example:
         >>> format_of("cat/1.JPEG"), format_of("train.parquet#7")
@@ -236,8 +236,8 @@ def classes_given_away(values: Sequence[Hashable], labels: NDArray[np.int64]) ->
     """Return the classes that can be predicted from a value such as the file format, ascending.
 
     The prediction for an image is the most frequent class of the other images with its value, or no class if there are
-    none, so that sizes that all differ predict nothing. A class is given away if the prediction is right for 95 % of
-    its images, of the images predicted as it, and of the images of other classes.
+    no others, so sizes that all differ predict nothing. A class is given away if the prediction is right for 95 % of
+    its images and of the images predicted as it, and if 95 % of the images of other classes are not predicted as it.
 
     Args:
         values: N values, such as formats.

@@ -16,8 +16,8 @@ from paucal.data.stores import Store
 from paucal.data.unreadable import for_each
 
 ALIKE = 0.9  # least correlation of similar images
-LEAST_CONTRAST = 0.02  # an image with less is blank, and its hash is arbitrary
-LEAST_SIDE = 16  # pixels; smaller images of one class look like copies
+LEAST_CONTRAST = 0.02  # an image with less contrast is blank, and its hash is arbitrary
+LEAST_SIDE = 16  # pixels; smaller images of one class would count as copies of each other
 CANDIDATE_SIDE = 64  # pixels of the shorter side that candidates are decoded to
 _SIDE = 24  # pixels at which images are compared
 _AT_ONCE = 4096  # pairs whose pixels are held as floats at a time
@@ -26,7 +26,7 @@ LEAST_MEAN = 2.0  # least mean number of images in a suggested group
 LEAST_SHARE = 0.5  # least share of the images whose names match
 # Text with a number before the last number of a name: patient12_slice003, v3-0001.
 _NAME = r"[^/]*\d[^/]*?)[-_.\s]+[A-Za-z]*[-_.\s]?\(?\d+\)?"
-_ENDING = r"\.[^./#]+$"  # not of a row of a file (train-00001-of-00003.parquet#7), which has no name of its own
+_ENDING = r"\.[^./#]+$"  # excludes rows of a file (train-00001-of-00003.parquet#7), which have no names of their own
 PATTERN = f"({_NAME}{_ENDING}"
 _RUNNING = re.compile(rf"\.tar/.*-(\d{{8}}){_ENDING}")  # number of an image in shards of `paucal shard`
 
@@ -49,7 +49,7 @@ class Pair:
 
 
 def exact_groups(digests: Sequence[bytes]) -> list[list[int]]:
-    """Return the positions of images with the same digest, groups of two and more, in the order of the set.
+    """Return groups of two or more positions whose images have the same digest, in the order of the set.
 
     Example:
         >>> exact_groups([b"a", b"b", b"a", b"", b""])
@@ -91,7 +91,7 @@ def similar_pairs(survey: Survey, store: Store) -> list[Pair]:
 
 
 def merge_groups(groups: Iterable[Sequence[int]]) -> list[list[int]]:
-    """Return groups after joining those that share a member, each ascending, in the order of their first members.
+    """Join groups that share a member; return them ascending, in the order of their first members.
 
     Example:
         >>> merge_groups([[4, 7], [1, 2], [7, 9]])
@@ -124,16 +124,16 @@ def _correlations(candidates: NDArray[np.int64], store: Store) -> NDArray[np.flo
         picture = store.read(int(different[place])).resize((_SIDE, _SIDE), Image.Resampling.BOX)
         pictures[place] = np.asarray(picture).reshape(-1)
 
-    for_each(len(different), look, None, None)  # images removed after the survey stay black, and match nothing
+    for_each(len(different), look, None, None)  # images removed after the survey stay black and match nothing
     rows = places.reshape(-1, 2)
-    # In pieces that fit in memory as floats, since a set of video frames has millions of pairs.
+    # The pixels of a piece fit in memory as floats; a set of video frames has millions of pairs.
     pieces = [rows[begin : begin + _AT_ONCE] for begin in range(0, len(rows), _AT_ONCE)]
     correlations = [_pixel_correlation(pictures[piece[:, 0]], pictures[piece[:, 1]]) for piece in pieces]
     return np.concatenate([np.zeros(0, dtype=np.float32), *correlations])
 
 
 def _pixel_correlation(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Return the correlation of each row of (P, D) pixels with that of the other; 0 if one of them is blank."""
+    """Return the (P,) correlations of matching rows of two (P, D) arrays of pixels; 0 if either row is blank."""
     first, second = (rows.astype(np.float32) - rows.mean(1, dtype=np.float32, keepdims=True) for rows in (left, right))
     norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
     return np.einsum("pd,pd->p", first, second) / np.maximum(norms, _LEAST_NORM)
@@ -141,7 +141,7 @@ def _pixel_correlation(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> NDA
 
 @dataclass(frozen=True)
 class NameGroups:
-    """Groups that the names of files suggest.
+    """Groups of images, as suggested by the names of their files.
 
     Attributes:
         names: Name of the group of each of N images.
@@ -178,13 +178,13 @@ def group_name(key: str, pattern: str = PATTERN) -> str | None:
 def suggested_groups(images: ImageSet) -> NameGroups | None:
     """Return the groups that the names of a set suggest; None for no groups.
 
-    A name suggests a group if it ends in a number, as frames do, and has another number before that one: a video's, a
-    patient's. The text before the last number is the group. It must be so for half of the names, with two images
-    or more in a group on average and two groups or more in every class, so that names which do no more than count the
-    images of a class (`cat_0001.jpg`, `img_2024_0001.jpg`) suggest nothing.
+    A name suggests a group if it ends in a number, such as that of a frame, and has an earlier number, such as that of
+    a video or a patient. The text before the last number is the group. At least half of the names must have this form,
+    with at least two images per group on average and at least two groups in every class, so that names that only count
+    the images of a class (`cat_0001.jpg`, `img_2024_0001.jpg`) suggest nothing.
 
-    A name that occurs in several folders may be one group (a patient) or several (each class counts its videos): the
-    groups are those within folders then, and `across` joins them.
+    A name that occurs in several folders may be one group (a patient) or several (each class counts its videos): then
+    each folder has its own groups, and the pattern `across` joins them.
     """
     within, across = _patterns(images)
     names = [group_name(key, within) for key in images.keys]
@@ -212,10 +212,10 @@ def suggested_groups(images: ImageSet) -> NameGroups | None:
 
 
 def _patterns(images: ImageSet) -> tuple[str, str]:
-    """Return the pattern of groups within folders, and that of groups across folders.
+    """Return the pattern of groups within folders, and the pattern of groups across folders.
 
-    The folder of a part and the shard of an image are not part of a group's name, and the number that `paucal shard`
-    gives each image is not the number of a frame.
+    A group's name leaves out a folder such as `train` and the shard of an image, and the number that `paucal shard`
+    gives each image is not read as the number of a frame.
     """
     begin, ending, keys = "^", _ENDING, list(images.keys)
     if all(".tar/" in key for key in keys):

@@ -1,9 +1,9 @@
-"""One pass over all images of a set: size, mode, brightness, a digest for copies and a hash for similar images.
+"""One pass over all images of a set: size, mode, brightness, a digest to find copies, a hash to find similar images.
 
 The perceptual hash is pHash (Zauner 2010, "Implementation and benchmarking of perceptual image hash functions", section
-3.2.1), 64 bits that change little when an image is resized, saved again or made a little brighter: the image in grey at
-32 x 32 pixels, its discrete cosine transform, the 8 x 8 lowest frequencies, a bit for each that exceeds their median.
-As in the program `imagehash`, the constant term is among the 64.
+3.2.1), 64 bits that change little when an image is resized, saved again or made a little brighter. The image is reduced
+to 32 x 32 grey pixels; each of the 8 x 8 lowest frequencies of its discrete cosine transform gives a bit: whether it
+exceeds their median. As in the package `imagehash`, the constant term is among the 64.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from paucal.data.unreadable import ReportProgress, for_each
 
 _DECODED_SIDE = 64  # pixels of the shorter side, enough for a hash and for brightness
 SIDE, KEPT = 32, 8  # pixels of the grey image, and frequencies kept of each axis
-MOST_DISTANCE = 7  # of 64 bits; up to this distance `near_pairs` misses nothing
+MOST_DISTANCE = 7  # of 64 bits; up to this distance `near_pairs` finds every pair
 _BANDS, _BAND_BITS = 4, 16
 _CHUNK = 1 << 14  # hashes whose neighbours are searched at a time
 _MOST_PAIRS = 1 << 24  # candidates held at a time, before their distances are computed
@@ -90,7 +90,7 @@ def survey_images(images: ImageSet, workers: int | None = None, progress: Report
     def look(index: int) -> None:
         picture, mode, size = _read(images.store, index, images.reading.value_range)
         if images.reading.channels != RGB:
-            images.store.check(index)  # an image of other channels can be decoded for display, but not read by a run
+            images.store.check(index)  # a decodable image may have channels that a run cannot read
         digest = digest_of(images.store, index)
         grey = small_grey(picture)
         survey.sizes[index], survey.modes[index], survey.digests[index] = size, mode, digest
@@ -116,9 +116,9 @@ def digest_or_none(store: Store, index: int) -> str | None:
 
 
 def digest_of(store: Store, index: int) -> bytes:
-    """Return a digest that only equal images share: of the file's bytes, or else of size and pixels.
+    """Return a digest that only equal images share: of the file's bytes, or of size and pixels if there is no file.
 
-    The digest of a decoded copy is that of the image itself.
+    A decoded copy has the digest of its original.
 
     Raises:
         UnreadableImage: The image cannot be read.
@@ -158,7 +158,7 @@ def perceptual_hash(image: Image.Image) -> int:
 
 
 def small_grey(image: Image.Image) -> NDArray[np.float64]:
-    """Return the (32, 32) grey pixels, from 0 to 255, of which an image's hash is computed."""
+    """Return the (32, 32) grey pixels, from 0 to 255, from which an image's hash is computed."""
     return np.asarray(image.convert("L").resize((SIDE, SIDE), Image.Resampling.LANCZOS), dtype=np.float64)
 
 
@@ -177,13 +177,13 @@ def hamming(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np
 
 
 def near_pairs(hashes: NDArray[np.uint64], most: int = MOST_DISTANCE) -> NDArray[np.int64]:
-    """Return the (P, 2) positions of all hashes that differ in at most `most` bits, the smaller position first.
+    """Return the (P, 2) positions of pairs of hashes that differ in at most `most` bits, the smaller position first.
 
     Equal hashes are paired only with the first of them, which represents them in all other pairs, so that a thousand
     copies of one image give a thousand pairs and not half a million.
 
     Two hashes that differ in at most 7 bits differ in at most one bit in one of their four quarters. So every hash is
-    compared only with those that have an equal quarter, or one that differs in one bit (Norouzi et al. 2012, "Fast
+    compared only with hashes of which a quarter is equal or differs in one bit (Norouzi et al. 2012, "Fast
     search in Hamming space with multi-index hashing").
 
     Raises:
@@ -218,7 +218,7 @@ def _sharing(quarter: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], ND
 
 
 def _pieces(counts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Cut positions into runs with a bounded number of pairs each; at least one position a run."""
+    """Yield runs of consecutive positions with a bounded number of pairs each; a run has at least one position."""
     begin = 0
     while begin < len(counts):
         sums = np.cumsum(counts[begin : begin + _CHUNK])
@@ -228,7 +228,7 @@ def _pieces(counts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
 
 
 def _cosines() -> NDArray[np.float64]:
-    """Return the (8, 32) first rows of the discrete cosine transform of type II, without its norm."""
+    """Return the first 8 rows, (8, 32), of the discrete cosine transform of type II, without normalisation."""
     frequency, place = np.arange(KEPT)[:, None], np.arange(SIDE)[None]
     return np.cos(np.pi * frequency * (2 * place + 1) / (2 * SIDE))
 

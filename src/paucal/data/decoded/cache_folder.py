@@ -1,4 +1,4 @@
-"""The cache folder of decoded images: its place and size, the removal of old entries, and stored digests of files."""
+"""The cache folder of decoded images: its location and size, removal of old entries, and stored digests of files."""
 
 import errno
 import hashlib
@@ -46,8 +46,8 @@ class CacheEntry:
 def cache_folder() -> Path | None:
     """Return the folder for decoded images; None if caching is off.
 
-    It is the environment's `PAUCAL_IMAGE_CACHE` (a folder, or "off"), else `paucal/images` in the user's cache folder
-    (`XDG_CACHE_HOME`, else `~/.cache`).
+    It is set by the environment variable `PAUCAL_IMAGE_CACHE` (a folder, or "off"), or else is `paucal/images` in the
+    user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`).
     """
     setting = os.environ.get(VARIABLE, "").strip()
     if setting.lower() == OFF:
@@ -60,7 +60,7 @@ def cache_folder() -> Path | None:
 def usable_folder() -> Path | None:
     """Create and return the cache folder; None if caching is off or the folder cannot be written.
 
-    Only its owner can read it, since images may be of patients.
+    Only its owner can read the folder, since it may contain images of patients.
     """
     folder = cache_folder()
     if folder is None:
@@ -73,7 +73,7 @@ def usable_folder() -> Path | None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the most bytes for one set's images: half of the free disk, at most 32 GiB."""
+    """Return the largest size in bytes of one set's images: half of the free disk, at most 32 GiB."""
     try:
         return min(MOST_BYTES, int(_SHARE_OF_FREE * shutil.disk_usage(folder).free))
     except OSError:
@@ -100,7 +100,7 @@ def free_space(folder: Path, most: int = MOST_BYTES, spare: Path | None = None) 
     Args:
         folder: Cache folder.
         most: Largest total size in bytes.
-        spare: File of pixels that is never removed.
+        spare: File of pixels to keep.
     """
     entries = list_entries(folder)
     total = sum(entry.n_bytes for entry in entries)
@@ -123,7 +123,7 @@ def remove_entry(entry: CacheEntry) -> None:
     for file in (entry.pixels.with_suffix(INDEX), entry.pixels):
         try:
             file.unlink(missing_ok=True)
-        except OSError:  # open elsewhere, on Windows
+        except OSError:  # on Windows, if it is open elsewhere
             continue
 
 
@@ -165,7 +165,7 @@ class StoredDigests:
     """The digests of a set's images, stored for later runs.
 
     They are looked up by path, size and time of change, so a changed file is read again. If several runs write at once,
-    the last one wins, and the digests of the others are computed again.
+    the last write wins, and the next run computes the lost digests again.
     """
 
     def __init__(self, folder: Path, location: str) -> None:

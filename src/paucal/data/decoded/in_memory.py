@@ -26,14 +26,14 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 class CachedStore(DecodedCopies):
-    """Decoded images, one after the other in a flat tensor.
+    """Decoded images, stored one after the other in a flat tensor.
 
     Args:
         pixels: (total bytes,) uint8, in shared memory.
-        offsets: (N,) int64 positions of the images.
+        offsets: (N,) int64 positions of the images in `pixels`.
         shapes: (N, 2) int64 heights and widths.
         channels: Number of channels of every image.
-        original: Store of the images themselves; None if there are only copies.
+        original: Store of the original images; None if there are only decoded copies.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ def cache_images(
         image_set: Images to verify.
         budget: Most bytes for the decoded images, 0 for no cache; None for a quarter of the free memory, at most 4 GiB.
         on_bad: Treatment of unreadable images: "refuse" or "skip".
-        workers: Number of threads; None for one per processor core.
+        workers: Number of threads; None for one per CPU core.
         progress: Function called with (images done, images in all) from the calling thread.
 
     Returns:
-        The set (with a `CachedStore` if it fits) without unreadable images, and the keys of those.
+        The set (with a `CachedStore` if it fits) without unreadable images, and the keys of the unreadable images.
 
     Raises:
         UserError: Images are unreadable and `on_bad` is "refuse", or none is readable.
@@ -95,7 +95,7 @@ def cache_images(
     if budget is None:
         budget = min(MOST_BYTES, int(_SHARE_OF_FREE * available_memory()))
     estimate = estimate_bytes(image_set, _SAMPLE)
-    # The margin covers an unlucky sample; memory that is allocated but not written to is not used.
+    # The margin covers an unlucky sample; allocated memory takes no space until it is written to.
     pixels = _allocate(min(budget, int(_MARGIN * estimate))) if 0 < estimate <= budget else None
     if pixels is None:
         return verify_images(image_set, on_bad, workers, progress)
@@ -111,7 +111,7 @@ def cache_images(
 
 
 class _FullError(Exception):
-    """The decoded images take more memory than the sample promised."""
+    """The decoded images take more memory than estimated from the sample."""
 
 
 class _Filler:
@@ -141,7 +141,7 @@ def estimate_bytes(images: ImageSet, sample: int = 64) -> float:
 
 
 def _allocate(size: int) -> Tensor | None:
-    """Return shared memory, else private memory if workers are forked and see it anyway, else None."""
+    """Return shared memory, or private memory if workers are forked and so inherit it, or else None."""
     # A full shared-memory file system kills the process that writes to it, so its free space is checked. Containers
     # often have only 64 MB of it; half is left for the batches that workers send.
     if not _SHARED_MEMORY.is_dir() or 2 * size <= shutil.disk_usage(_SHARED_MEMORY).free:

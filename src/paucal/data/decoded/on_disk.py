@@ -1,4 +1,4 @@
-"""The decoded images of one set in a file of the cache folder that processes map into memory."""
+"""The decoded images of one set, in a file of the cache folder that processes map into memory."""
 
 import json
 import os
@@ -30,8 +30,8 @@ class EntryTable:
         offsets: (N,) int64 byte positions of the images.
         shapes: (N, 2) int64 heights and widths as stored.
         sizes: (N, 2) int64 heights and widths of the original images.
-        moments: (N, 2, C) float64 moments of C channels, as `moments_of`; NaN for small images, for which they are
-            computed quickly when needed.
+        moments: (N, 2, C) float64 moments of C channels, from `moments_of`; NaN for small images, whose moments are
+            quickly computed when needed.
         digests: (N, 16) uint8 digests of the encoded images.
     """
 
@@ -70,7 +70,7 @@ class Entry:
     """A memory-mapped entry; picklable, since another process maps the file itself.
 
     Args:
-        path: File of pixels: images one after the other, (H, W, C) uint8.
+        path: File of pixels: one image after the other, each (H, W, C) uint8.
         table: Positions and sizes of the images.
 
     Raises:
@@ -88,7 +88,7 @@ class Entry:
         self.__dict__.update(state)
         try:
             self._pixels = _mapped(self.path)
-        except (OSError, ValueError):  # removed in between
+        except (OSError, ValueError):  # the file was removed in the meantime
             self._pixels = None
 
     def view(self, row: int) -> NDArray[np.uint8] | None:
@@ -109,8 +109,8 @@ class MappedStore(DecodedCopies):
     """Decoded images in a memory-mapped file, which all processes share.
 
     Args:
-        original: Store of the images themselves, which is read if the file is gone.
-        entry: Entry with as many images.
+        original: Store of the original images, which is read if the file is gone.
+        entry: Entry with the same number of images.
     """
 
     def __init__(self, original: Store, entry: Entry) -> None:
@@ -155,7 +155,7 @@ def find_entry(folder: Path, key: str) -> Entry | None:
 
 
 def read_table(index: Path) -> tuple[EntryTable, str] | None:
-    """Return the table of an entry and a description of its reading; None if it is missing or damaged."""
+    """Return the table of an entry and a description of how images were read; None if it is missing or damaged."""
     table = EntryTable(0)
     try:
         with open(index, "rb") as file, np.load(file, allow_pickle=False) as stored:
@@ -167,7 +167,7 @@ def read_table(index: Path) -> tuple[EntryTable, str] | None:
 
 
 class EntryWriter:
-    """Writes an entry into a temporary file, which is renamed by `finish`, or else removed.
+    """Writes an entry into a temporary file, which `finish` renames; without `finish` the file is removed.
 
     Images may come from several threads, in any order.
 
@@ -212,7 +212,7 @@ class EntryWriter:
         self._file.close()
         pixels, index = self._folder / f"{key}{PIXELS}", self._folder / f"{key}{INDEX}"
         self._path.replace(pixels)
-        with open(self._path, "wb") as file:  # last, so that every index has its pixels
+        with open(self._path, "wb") as file:  # written last, so that an index never lacks its pixels
             np.savez(file, about=np.array(json.dumps({"reading": reading})), **vars(self.table.rows(chosen)))
             file.flush()
             os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""The preparation of a set: every image is verified, measured and kept decoded, once for all runs.
+"""The preparation of a set, once for all runs: every image is verified, measured and stored decoded.
 
 Files are recognised by path, size and time of change, and images by their bytes, so that a set that was moved, copied
 or extended is not decoded again.
@@ -35,13 +35,13 @@ from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable, for_e
 from paucal.types import UserError
 from paucal.wording import counted
 
-FORMAT = 1  # of entries; to be raised if images are reduced in another way
+FORMAT = 1  # version of entries; raise it if images are reduced in another way
 TRIED = 256  # images of a streamed set that are verified
 _SIDES = (64, 128, 512)  # pixels
 
 
 def side_for(image_size: Sequence[int]) -> int:
-    """Return the shorter side of stored images for a network: at least twice its input size, in a few steps.
+    """Return the shorter side of stored images for a network: one of a few sizes, at least twice the input size.
 
     A crop of a quarter of the area then needs no enlargement. Networks of similar input sizes, such as those that
     `paucal train` tries one after the other, share stored images.
@@ -63,19 +63,19 @@ def prepare_images(
 ) -> tuple[ImageSet, list[str]]:
     """Verify every image once, and keep all of them decoded in a file that runs share.
 
-    If the disk is too full they are kept in memory; if the memory is too small they are only verified, and decoded
-    each time they are read. Streamed images are left to `stream_images`.
+    If the disk is too full, they are kept in memory; if the memory is too small, they are only verified, and decoded
+    each time they are read. `stream_images` handles streamed images.
 
     Args:
-        image_set: Images of files, or in memory.
+        image_set: Images in files or in memory.
         reading: Size, channels and value ranges of the decoded images. Missing ranges are measured if images have more
             than 8 bits a channel.
         on_bad: Treatment of unreadable images: "refuse" or "skip".
-        workers: Number of threads; None for one per processor core.
+        workers: Number of threads; None for one per CPU core.
         progress: Function called with (images done, images in all) from the calling thread.
 
     Returns:
-        The set without unreadable images, with its `reading`, and the keys of those left out.
+        The set without unreadable images, with its `reading`, and the keys of the images left out.
 
     Raises:
         UserError: Images are unreadable and `on_bad` is "refuse", or none is readable.
@@ -90,7 +90,7 @@ def prepare_images(
     if folder is not None and estimate_bytes(seen) <= (room := free_bytes(folder)):
         try:
             return _PreparationPass(image_set, seen, folder, room, workers, progress).run(on_bad)
-        except (FullError, OSError):  # less free disk than reported, or none
+        except (FullError, OSError):  # the disk has less free space than reported, or none
             pass
     return cache_images(seen, on_bad=on_bad, workers=workers, progress=progress)
 
@@ -130,7 +130,7 @@ class _PreparationPass:
         with EntryWriter(self.folder, len(self.places), self.room, self.seen.reading.channels) as writer:
             self._each(np.flatnonzero(~self.known), lambda index: self._take(index, writer, others))
             chosen = self._good()
-            if not self._entry():  # else the new images were unreadable, or the set is a copy of another one
+            if not self._entry():  # it exists if all new images are unreadable, or the set is a copy
                 self._each(np.flatnonzero(self.known), lambda index: self._take(index, writer, others))
                 chosen = self._good()
                 if len(chosen):
@@ -153,7 +153,7 @@ class _PreparationPass:
             if others.copy_to(writer, index, digest):
                 return
         image = decode_image(source, name, self.seen.reading)
-        # An image of another shorter side was not reduced, so its header need not be read again.
+        # An image with any other shorter side was not reduced, so its header need not be read again.
         reduced = min(image.size) == self.seen.reading.side
         writer.add(index, image, store.size(place) if reduced else (image.height, image.width))
 
@@ -184,7 +184,7 @@ class _PreparationPass:
 
 
 class _OtherEntries:
-    """The images in other entries of the same reading, by their digests."""
+    """The images in other entries with the same `Reading`, by their digests."""
 
     def __init__(self, folder: Path, about: str) -> None:
         self._places: dict[bytes, tuple[Entry, int]] = {}
@@ -195,7 +195,7 @@ class _OtherEntries:
                 self._places.update({row.tobytes(): (entry, place) for place, row in enumerate(entry.table.digests)})
 
     def copy_to(self, writer: EntryWriter, index: int, digest: bytes) -> bool:
-        """Copy the image of a digest into an entry; return whether there was one."""
+        """Copy the image with a digest into an entry; return whether there was such an image."""
         place = self._places.get(digest)
         return place is not None and writer.copy(index, *place)
 
@@ -216,13 +216,13 @@ def stream_images(
 ) -> tuple[ImageSet, list[str]]:
     """Return a streamed set with its reading; an unreadable image ends the run when it is read.
 
-    With "skip" every image is decoded once beforehand, since every process must leave out the same images.
+    With "skip", every image is decoded once beforehand, since all processes must leave out the same images.
 
     Returns:
         The set, and the keys of the images left out.
 
     Raises:
-        UserError: One of 256 images spread over the set is unreadable, or with "skip" all are.
+        UserError: One of 256 images spread over the set is unreadable or, with "skip", all images are.
     """
     seen = replace(image_set, store=ConvertedStore(image_set.store, reading), reading=reading)
     if on_bad == "skip":

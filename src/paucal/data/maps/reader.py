@@ -1,4 +1,4 @@
-"""Label maps as training reads them: one image at a time, in the set's own order of classes."""
+"""Label maps for training, read one image at a time, with classes in the order of the set."""
 
 from collections import Counter
 from itertools import count
@@ -32,7 +32,7 @@ class LabelMaps:
     """The finished maps of a folder, read one image at a time.
 
     Raises:
-        UserError: There are none, they are unfinished, or the files do not fit each other.
+        UserError: There are no maps, they are unfinished, or the files do not fit each other.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -71,10 +71,10 @@ class LabelMaps:
         return key in self._row
 
     def rows(self, images: ImageSet, positions: NDArray[np.int64], advance: Advance | None = None) -> "MapReader":
-        """Return a reader for some of a set's images, after checking that they are those of the maps.
+        """Return a reader for some of a set's images, after checking that maps fit them.
 
         Raises:
-            UserError: An image has no map or has changed since, or the teacher does not know all of the set's classes.
+            UserError: An image has no map or has changed since it was mapped, or the teacher lacks a class of the set.
         """
         order = _class_order(self.facts, images)
         foreign = len(order) > len(images.classes)
@@ -112,9 +112,9 @@ class MapReader:
     Args:
         folder: Folder of the maps.
         rows: (N,) row of the map of each image of the set, or -1.
-        order: Number in the set of each of the teacher's classes; a class that the set lacks gets its own number beyond
-            the set's classes.
-        covered: (N, 2) shares of the image's width and height that its map covers; None for all of it.
+        order: For each class of the teacher, its number in the set; a class that the set lacks gets a number of its own
+            beyond the set's classes.
+        covered: (N, 2) shares of the image's width and height that its map covers; None if maps cover whole images.
         foreign: Whether the teacher has classes that the set lacks.
     """
 
@@ -132,8 +132,8 @@ class MapReader:
     def __call__(self, position: int) -> dict[str, Tensor]:
         """Return `values` (k, H, W) float16 and `indices` (k, H, W) int64 of an image.
 
-        If maps cover only a part of their images, `covered` (2,) as well; if the teacher has more classes than the set,
-        `teacher_classes` (), their number.
+        If maps cover only a part of their images, the result also has `covered` (2,); if the teacher has more classes
+        than the set, it has `teacher_classes` (), their number.
         """
         if self._arrays is None:
             self._arrays = open_array(self.folder / VALUES, "r"), open_array(self.folder / CLASSES, "r")
@@ -154,7 +154,7 @@ class MapReader:
 
 
 def name_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
-    """List the classes of each map once, and say for each entry which of the list it is.
+    """List the classes of each map once, and give for each entry its position in that list.
 
     It runs on the CPU when a batch is collated, so that the number U of classes needs no synchronisation.
 
@@ -162,7 +162,7 @@ def name_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
         indices: (B, k, H, W) int64 classes.
 
     Returns:
-        classes (B, U) int64, rising, padded with -1, and slots (B, k, H, W) int64 into them.
+        classes (B, U) int64, ascending, padded with -1, and slots (B, k, H, W) int64, positions in `classes`.
 
     Example:
         >>> name_classes(torch.tensor([7, 3, 7]).reshape(1, 3, 1, 1))[0]
@@ -175,7 +175,7 @@ def name_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _covered(images: ImageSet, positions: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the (N, 2) shares of width and height in the largest central square; 1 for other positions."""
+    """Return the (N, 2) shares of width and height in the largest central square; 1 for images not in `positions`."""
     shares = np.ones((len(images), 2), dtype=np.float32)
     for position in positions.tolist():
         height, width = images.store.size(position)
@@ -184,7 +184,7 @@ def _covered(images: ImageSet, positions: NDArray[np.int64]) -> NDArray[np.float
 
 
 def _class_order(facts: MapFacts, images: ImageSet) -> NDArray[np.int64]:
-    """Number the teacher's classes as the set does, by their names; those it does not have come after its own."""
+    """Number the teacher's classes as the set does, by name; classes that the set lacks come after the set's own."""
     ours, theirs = {name: number for number, name in enumerate(images.classes)}, Counter(facts.classes)
     if unknown := [name for name in ours if name not in theirs]:
         raise UserError(

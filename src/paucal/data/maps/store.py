@@ -2,8 +2,8 @@
 
 A folder holds `values.npy` (N, k, H, W) float16 logits, `indices.npy` (N, k, H, W) of the classes they belong to,
 `done.npy` (N,), and `index.json` with the identity and the content of each image, the teacher and its classes. (The
-published program keeps a pickled tensor for each image.) The maps cover whole images, or their central squares where
-they were converted from published ones.
+published code keeps a pickled tensor for each image.) The maps cover whole images, or their central squares if
+they were converted from published maps.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from paucal.types import UserError
 
 FORMAT = 1
 INDEX, VALUES, CLASSES, DONE = "index.json", "values.npy", "indices.npy", "done.npy"
-# Names of files that a writing process creates (`paucal.runs.lock`, `paucal.runs.files`).
+# Names of files that a process creates while it writes (`paucal.runs.lock`, `paucal.runs.files`).
 _OF_WRITERS = ("lock.json", ".lock.json.", ".paucal-")
 MAX_INDEX_BYTES = 512 << 20  # three times the index of ImageNet's 1.3 million images
 Covered = Literal["image", "square"]
@@ -43,8 +43,8 @@ class MapFacts:
         classes: Names of the teacher's outputs.
         grid: (rows, columns) of a map.
         top: Number k of classes kept at each cell.
-        trained_on: Keys of the images of the same set that the teacher was trained on: a model that learns from its
-            maps has seen them too.
+        trained_on: Keys of the images of the same set that the teacher was trained on: a model trained on the
+            teacher's maps has in effect seen them too.
         covered: Region of an image that its map covers: all of it, or the largest square about its centre.
     """
 
@@ -62,16 +62,16 @@ class MapFacts:
 
 
 class MapWriter:
-    """Writes the maps of a set of images, in any order, and resumes unfinished ones.
+    """Writes the maps of a set of images, in any order, and resumes an unfinished folder.
 
     Args:
         folder: New folder, or one that holds unfinished maps of the same images by the same teacher.
         facts: Facts about the maps.
-        keys: Identity of each image, as `ImageSet.keys`.
-        hashes: Hashes of the images, as `content_hash`.
+        keys: Identity of each image, as in `ImageSet.keys`.
+        hashes: Hash of each image, from `content_hash`.
 
     Raises:
-        UserError: The folder holds something else.
+        UserError: The folder holds anything else.
     """
 
     def __init__(self, folder: Path, facts: MapFacts, keys: Sequence[str], hashes: Sequence[str]) -> None:
@@ -118,7 +118,7 @@ def content_hash(image: Image.Image) -> str:
 def open_array(path: Path, mode: Any) -> np.memmap:
     """Map an array into memory; raises a UserError if it is missing or damaged."""
     try:
-        whole = np.lib.format.open_memmap(require_regular(path), "r")  # to write, numpy would lengthen a short file
+        whole = np.lib.format.open_memmap(require_regular(path), "r")  # "r" first: "r+" lengthens a short file
         return whole if mode == "r" else np.lib.format.open_memmap(path, mode)
     except (OSError, ValueError, EOFError, OverflowError, SyntaxError, TokenError) as problem:
         raise UserError(f"{str(path)!r} is missing, cut short or no array ({problem}): make the maps anew.") from None
@@ -170,10 +170,10 @@ def _create(folder: Path, facts: MapFacts, count: int) -> None:
 def content_hashes(
     images: ImageSet, positions: Sequence[int] | NDArray[np.int64], advance: Advance | None = None
 ) -> list[str]:
-    """Return the hash of the pixels of each image at full size, as `content_hash`.
+    """Return the `content_hash` of each image at full size.
 
     Files of the same path, size and time of change are not decoded again: the hashes are kept in the cache of images,
-    as those of their bytes are.
+    like the digests of the files' bytes.
 
     Raises:
         UnreadableImage: An image cannot be read.
@@ -198,7 +198,7 @@ def content_hashes(
 
 
 def _memory(images: ImageSet) -> StoredDigests | None:
-    """Return the stored hashes of images that are read in this way, by this Pillow; None without a cache."""
+    """Return the hashes stored for this way of reading and this version of Pillow; None without a cache."""
     folder = usable_folder()
     if folder is None:
         return None
@@ -207,6 +207,6 @@ def _memory(images: ImageSet) -> StoredDigests | None:
 
 
 def _stamp(images: ImageSet, position: int) -> Stamp | None:
-    """Return the stamp of an image itself, even if its store holds a decoded copy."""
+    """Return the stamp of the original image, even if its store holds a decoded copy."""
     store, place = locate_original(images.store, position)
     return store.stamp(place) if isinstance(store, EncodedStore) else None

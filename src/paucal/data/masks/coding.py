@@ -1,4 +1,4 @@
-"""The classes of masks: which value means which class, and which value means "not labelled"."""
+"""The meaning of mask values: the class of each value, and the value for "not labelled"."""
 
 import csv
 import io
@@ -30,11 +30,11 @@ from paucal.reading import read_decoded
 from paucal.types import UserError
 
 Coding = Literal["index", "binary", "grey", "colour"]
-IGNORED = 255  # class number of pixels that do not count
+IGNORED = 255  # class number of unlabelled pixels, which do not count
 MOST_CLASSES = 255
-SPREAD, FEW_LEVELS = 8, 32  # grey levels of classes are at least so far apart and at most so many
-MIDDLE = 128  # lowest marked grey level
-MOST_BYTES = 1 << 20  # of a file of classes
+SPREAD, FEW_LEVELS = 8, 32  # least distance between the grey levels of classes, and their largest number
+MIDDLE = 128  # lowest grey level that counts as marked
+MOST_BYTES = 1 << 20  # for a file of class names
 HEADINGS = {"name", "class", "label", "r", "g", "b", "red", "green", "blue", "value", "index", "id", "color", "colour"}
 
 
@@ -85,7 +85,7 @@ class MaskCoding:
         """
         if self.kind == "binary":
             labelled = values if self.ignore is None else values[values != self.ignore]
-            # A file whose highest value is 1 marks with it, also in a set whose other files mark with 255.
+            # In a file whose highest value is 1, 1 means marked, even if other files of the set use 255.
             middle = 1 if labelled.max(initial=0) <= 1 else min(self.values[1], MIDDLE)
             known, classes = np.ones(values.shape, dtype=bool), (values >= middle).astype(np.int64)
         else:
@@ -101,7 +101,7 @@ class MaskCoding:
         return np.where(ignored, IGNORED, classes).astype(np.uint8)
 
     def decode(self, classes: NDArray[np.integer]) -> NDArray[np.uint8 | np.uint16]:
-        """Return class numbers as a mask of this coding: (H, W), or (H, W, 3) of colours."""
+        """Return class numbers as a mask of this coding: (H, W), or (H, W, 3) for colours."""
         if self.kind == "colour":
             return np.asarray([unpack_colour(value) for value in self.values], dtype=np.uint8)[classes]
         return np.asarray(self.values)[classes].astype(np.uint8 if max(self.values) < 256 else np.uint16)
@@ -127,7 +127,7 @@ class NamedClasses:
 
     Attributes:
         names: Class names in the order of the file.
-        values: Mask value of each class, a colour as a packed number; None if the file has names alone.
+        values: Mask value of each class, a colour as a packed number; None if the file has only names.
         colours: Whether the values are colours.
         note: Sentence on the assumed encoding of the file; "" for none.
     """
@@ -139,13 +139,13 @@ class NamedClasses:
 
 
 def read_class_names(path: Path) -> NamedClasses:
-    """Read a text file of one name a line, or a CSV of names with a value (two columns) or a colour (four columns).
+    """Read a text file with one name per line, or a CSV of names with a value (two columns) or a colour (four columns).
 
-    A line of headings is recognised by its words ("name", "r", "g", "b", "value", ...); the name may be in the first or
-    in the last column.
+    A header line is recognised by its words ("name", "r", "g", "b", "value", ...); the name may be in the first or in
+    the last column.
 
     Raises:
-        UserError: The file is missing or no text, a row has another form, or a name or a value occurs twice.
+        UserError: The file is missing or is not text, a row has another form, or a name or a value occurs twice.
     """
     try:
         text, _, note = read_decoded(path, MOST_BYTES)
@@ -203,13 +203,13 @@ def find_coding(
 
     Args:
         facts: Facts of all files.
-        given: Kind of the values as the user gives it; None to infer it from the values.
+        given: Kind of the values as set by the user; None to infer it from the values.
         ignore: Value, or red, green and blue, that means "not labelled".
         named: Classes from a file.
 
     Raises:
-        UserError: The values contradict what was given, files of the set have different codings, or the values cannot
-            be those of classes.
+        UserError: The values contradict the user's settings, files of the set have different codings, or the values
+            cannot stand for classes.
     """
     has_named_colours = named is not None and named.colours
     if given is None and not has_named_colours:
@@ -251,12 +251,12 @@ def find_coding(
 
 
 def require_fit(coding: MaskCoding, facts: MaskFacts, ignore: Sequence[int] | None = None) -> None:
-    """Refuse masks of another coding than a run's, as far as their values do not show it by themselves.
+    """Refuse masks whose coding differs from that of a run in ways that `MaskCoding.encode` would not notice.
 
     Args:
         coding: Meaning of the values in the run.
         facts: Facts of all files.
-        ignore: Value that means "not labelled" as the user gives it.
+        ignore: Value that means "not labelled", as set by the user.
     """
     if coding.kind == "binary":
         refuse_faint(facts, coding.ignore)
@@ -310,7 +310,7 @@ def _require_kind(kind: Coding, facts: MaskFacts, values: list[int], in_colour: 
     deep = next((file.name for file in facts.files if file.bits == 16), "")
     if deep and kind != "index":
         raise UserError(
-            f"mask {deep} has 16 bits a pixel, which are read as numbers of classes only, and its values reach "
+            f"mask {deep} has 16 bits a pixel, which only class numbers may have, and its values reach "
             f"{max(values, default=0)}: store it with 8 bits."
         )
     if not values:

@@ -1,4 +1,4 @@
-"""Checks that all mask files of a set have the same coding; a message names the flag that says which one is meant."""
+"""Checks that all mask files of a set have the same coding; messages name the flag that selects a coding."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -9,19 +9,19 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 VOID = 255  # grey value that means "not labelled" in masks by index, as in PASCAL VOC
-HIGH = 64  # grey values from here on mean "marked" rather than the number of a class
-RARE = 0.1  # files with both codings are mistakes below this share of the others
-SPECKS = 200  # a value with this many times fewer pixels than the others is a speck
-NEAR, APART = 7, 16  # grey levels: values so close belong to one class, values so far apart to two
-ENDS = 15  # values so close to black or white were black or white
-FEW_EDGES = 3  # so many colours may occur on edges alone, as thin objects
-NOISY, NOISY_TOP = 32, 200  # a file with more grey levels and brighter ones was blurred or resized
+HIGH = 64  # grey values of at least this mean "marked" rather than the number of a class
+RARE = 0.1  # files with both codings are mistakes if fewer than this share of the files with one coding
+SPECKS = 200  # a value is a speck if the others have this many times more pixels
+NEAR, APART = 7, 16  # grey levels: values this close belong to one class, values this far apart to two
+ENDS = 15  # values this close to black or white were once black or white
+FEW_EDGES = 3  # number of colours that may occur only on edges, as thin objects do
+NOISY, NOISY_TOP = 32, 200  # a file with more than NOISY grey levels, some above NOISY_TOP, was blurred or resized
 WHITE = 255
 BINARY, OR_GREY = "--mask-values binary (two classes)", "or grey (a class for each level)"
 
 
 def refuse_mixed_kinds(facts: MaskFacts) -> None:
-    """Refuse sets of files in colour, with palettes and with numbers, if their values mean different things."""
+    """Refuse sets that mix colours, palettes and numbers, if their values mean different things."""
     by_kind: dict[str, list[FileFacts]] = defaultdict(list)
     for file in facts.files:
         by_kind[file.kind].append(file)
@@ -37,7 +37,7 @@ def refuse_mixed_kinds(facts: MaskFacts) -> None:
 
 
 def _refuse_beside_colours(colour: list[FileFacts], palette: list[FileFacts], grey: list[FileFacts]) -> None:
-    """Refuse palettes and numbers beside colours, and black-and-white files if no file in colour has white."""
+    """Refuse palettes and numbers beside files in colour, and black-and-white files if no colour file has white."""
     if palette:
         raise _two_ways(colour, "in colour", palette, "with a palette", "the colours of palettes are meant")
     three = [*colour, *(file for file in grey if file.bits == 24)]
@@ -53,7 +53,7 @@ def _refuse_beside_colours(colour: list[FileFacts], palette: list[FileFacts], gr
 def _two_ways(
     files: Sequence[FileFacts], way: str, others: Sequence[FileFacts], other_way: str, meant: str
 ) -> UserError:
-    """Return the refusal of two groups of files, with what `--mask-values colour` would mean."""
+    """Return the error for two groups of files, which says when to use `--mask-values colour`."""
     return UserError(
         f"the masks are stored in two ways: {list_files(files)} {way}, {list_files(others)} {other_way}: store all "
         f"alike, or give --mask-values colour if {meant}."
@@ -61,7 +61,7 @@ def _two_ways(
 
 
 def _refuse_palettes(files: Sequence[FileFacts]) -> None:
-    """Refuse palettes that give one number two colours."""
+    """Refuse palettes that give the same number different colours."""
     first: dict[int, tuple[int, FileFacts]] = {}
     for file in files:
         for value, colour in (file.palette or {}).items():
@@ -75,7 +75,7 @@ def _refuse_palettes(files: Sequence[FileFacts]) -> None:
 
 
 def refuse_mixed_codings(facts: MaskFacts, void: int | None = None) -> None:
-    """Refuse grey files if some hold class numbers, others 0 and one high value such as 255, and hardly any both."""
+    """Refuse grey files if some hold class numbers, others 0 and a high value such as 255, and hardly any hold both."""
     low: list[FileFacts] = []
     both: list[FileFacts] = []
     high: dict[int, list[FileFacts]] = defaultdict(list)
@@ -131,10 +131,10 @@ def refuse_specks(facts: MaskFacts, void: int | None) -> None:
 
 
 def refuse_near_levels(facts: MaskFacts, values: Sequence[int]) -> None:
-    """Refuse sorted values close to those of classes that are far apart, such as 254 beside 0 and 255."""
+    """Refuse (sorted) values close to class values that lie far apart, such as 254 beside 0 and 255."""
     below = [value for value in values if value != VOID]
     if max(below, default=0) < HIGH:
-        return  # class numbers
+        return  # these are class numbers
     groups: list[list[int]] = [[values[0]]]
     for before, value in pairwise(values):
         groups[-1].append(value) if value - before <= NEAR else groups.append([value])
@@ -156,7 +156,7 @@ def refuse_near_levels(facts: MaskFacts, values: Sequence[int]) -> None:
 
 
 def refuse_blurred_levels(facts: MaskFacts, values: Sequence[int]) -> None:
-    """Refuse many of the sorted values if they occur on edges alone, as after blurring or resizing."""
+    """Refuse masks if many of the sorted values occur only on edges, as after blurring or resizing."""
     noisy = [file for file in facts.files if len(file.values) > NOISY and max(file.values) > NOISY_TOP]
     edges = [value for value in values[1:-1] if value not in facts.solid]
     on_edges = [file for file in facts.files if not file.values.isdisjoint(edges)]
@@ -174,7 +174,7 @@ def refuse_blurred_levels(facts: MaskFacts, values: Sequence[int]) -> None:
 
 
 def refuse_blurred_colours(facts: MaskFacts) -> None:
-    """Refuse colours that occur on edges alone, if most colours do."""
+    """Refuse masks in which most colours occur only on edges."""
     edges = [value for value in facts.values if value not in facts.solid]
     if len(edges) > max(FEW_EDGES, len(facts.values) - len(edges)):
         worst = max(facts.files, key=lambda file: len(file.values))
@@ -186,7 +186,7 @@ def refuse_blurred_colours(facts: MaskFacts) -> None:
 
 
 def refuse_lossy(facts: MaskFacts) -> None:
-    """Refuse a lossy format, unless all masks are black and white: ones may be read as zeros."""
+    """Refuse a lossy format, unless all masks are black and white: loss may turn a 1 into a 0."""
     lossy = [file for file in facts.files if file.lossy]
     if lossy and not set(facts.values) <= {0, WHITE, 0xFFFFFF}:
         worst = max(lossy, key=lambda file: len(file.values))

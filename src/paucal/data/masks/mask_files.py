@@ -1,4 +1,4 @@
-"""Mask files: their stored values without any conversion, and counts by which different codings can be told apart."""
+"""Mask files: their stored values without any conversion, and counts that tell different codings apart."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ class RawMask:
         return self.values.shape[0], self.values.shape[1]
 
     def values_for(self, in_colour: bool, name: str) -> NDArray[np.int32]:
-        """Return the values as the whole set of masks has them.
+        """Return the values in the form that the whole set of masks uses: grey levels and indices, or colours.
 
         Args:
             in_colour: Whether the masks of the set are in colour; grey levels and palette indices become colours then.
@@ -63,8 +63,8 @@ class RawMask:
 def read_mask(path: Path, name: str, most: int | None = None) -> RawMask:
     """Read a mask file and turn it upright; its values stay as they are stored.
 
-    A colour image with equal channels everywhere counts as grey, and so does one bit per pixel (0 and 1). Transparency
-    is dropped.
+    A colour image whose channels are equal everywhere counts as grey, as does an image with one bit per pixel (0 and
+    1). Transparency is dropped.
 
     Args:
         path: Path of the file.
@@ -72,7 +72,7 @@ def read_mask(path: Path, name: str, most: int | None = None) -> RawMask:
         most: Largest number of pixels; None for the limit of all images.
 
     Raises:
-        UnreadableImage: The file is no image, is damaged, holds floats, or has too many pixels.
+        UnreadableImage: The file is not an image, is damaged, holds floats, or has too many pixels.
     """
     with open_image(path, f"{name} (a mask)") as image:
         if most is not None and image.width * image.height > most:
@@ -143,12 +143,12 @@ class FileFacts:
     Attributes:
         name: Name of the file for messages.
         pixels: Number of pixels of each value: a grey level, a palette index, or a packed colour.
-        solid: Values that fill a block of 2x2 pixels somewhere; the others occur on edges and lines alone.
+        solid: Values that fill a block of 2x2 pixels somewhere; other values occur only on edges and lines.
         kind: "grey", "palette" or "colour".
         bits: Bits of a value, as in `RawMask`.
         lossy: Whether the format is lossy.
         palette: Packed colour of each value, if the file has a palette.
-        steps: Number of pixels whose value lies between those to the left and right, as interpolation leaves them.
+        steps: Number of pixels whose value lies between its left and right neighbours, as after interpolation.
         jumps: Number of pairs of neighbours in a row whose values differ by 2 or more.
     """
 

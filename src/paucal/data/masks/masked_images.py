@@ -1,4 +1,4 @@
-"""Images with a class for every pixel: all masks read and checked once, and kept if they fit in memory."""
+"""Images with a class for every pixel; all masks are read and checked once, and kept if they fit in memory."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,18 +21,18 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 Report = Callable[[int, int], None]
-SHARE = 0.1  # most of the free memory that decoded masks may take
-MOST_TIMES = 4  # a mask with more pixels than so many of its images is not decoded
+SHARE = 0.1  # largest share of the free memory that decoded masks may take
+MOST_TIMES = 4  # a mask with more than this many times the pixels of its image is not decoded
 MOST_DISTINCT = 1 << 16  # masks with more different values are photographs
 FEWEST = 3  # images: one each for training, validation and test
-RATIO = 0.02  # largest difference in shape of a mask and its image: sides are rounded when images are resized
+RATIO = 0.02  # largest relative difference in shape of a mask and its image: resizing rounds sides
 
-# Findings.
+# Names of findings.
 STRAY, TURNED, INVERTED, RESIZED = "stray-values", "turned-images", "perhaps-inverted", "perhaps-resized"
-FEWEST_STEPS = 10  # fewer pixels with values between their neighbours' are no sign of interpolation
-RARE = 10_000  # a stray value has one pixel in so many, or fewer
-FEW, MANY = 0.35, 0.65  # shares of an image that a class covers in one half of the masks and in the other
-SIDES = 0.25  # least share of the masks in each half
+FEWEST_STEPS = 10  # fewer pixels with a value between their neighbours' values are no sign of interpolation
+RARE = 10_000  # a stray value has at most one pixel in this many
+FEW, MANY = 0.35, 0.65  # inverted masks: a class covers at most FEW of the image in some, at least MANY in others
+SIDES = 0.25  # least share of the masks in each of these two groups
 
 
 class MaskStore:
@@ -82,7 +82,7 @@ class MaskedImages:
     """Images with their masks and classes.
 
     Attributes:
-        images: Images; a row of `multi_hot` tells the classes in an image.
+        images: Images; each row of `multi_hot` marks the classes in an image.
         masks: Class numbers by position.
         coding: Meaning of the values in the mask files.
         pixels: (N, K) int64 numbers of pixels of each class in each image.
@@ -101,7 +101,7 @@ class MaskedImages:
 
 
 def images_of_pairs(pairs: Pairs, location: str) -> ImageSet:
-    """Return the images of pairs as a set without classes; nothing is read yet."""
+    """Return the images of pairs as a set without classes; no file is read yet."""
     keys = [pair.key for pair in pairs.pairs]
     return ImageSet(
         name=pairs.root.resolve().name,
@@ -129,15 +129,15 @@ def read_masks(
     Args:
         images: Images of the pairs in any order; some may have been left out.
         pairs: Images and masks.
-        given: Kind of the values as the user gives it; None to infer it from the values.
+        given: Kind of the values as set by the user; None to infer it from the values.
         ignore: Value that means "not labelled".
         named: Classes from a file.
         report: Called with (masks done, all masks), where each mask counts twice.
         coding: Meaning of the values in a resumed run; None to choose it.
 
     Raises:
-        UserError: A mask cannot be read, has another size or shape than its image, or has values of no class; or the
-            masks have different codings.
+        UserError: A mask cannot be read, differs from its image in size or shape, or has values that belong to no
+            class; or the masks have different codings.
     """
     by_key = {pair.key: pair.masks for pair in pairs.pairs}
     files, total = [by_key[key] for key in images.keys], len(images)
@@ -185,7 +185,7 @@ def _measure_files(
 
     Returns:
         Facts of the files; names of the masks that are smaller than their images; positions of the images whose size
-        does not tell whether the mask was drawn before or after their turn.
+        does not show whether the mask was drawn before or after they were turned by their EXIF tag.
     """
     facts: list[FileFacts] = []
     smaller: list[str] = []
@@ -218,7 +218,7 @@ def is_smaller_than_image(
         mask: (height, width) of the mask.
         image: (height, width) of the upright image.
         name: Name of the mask for messages.
-        stored: (height, width) of the image before its EXIF tag turns it; None for the same.
+        stored: (height, width) of the image before its EXIF tag turns it; None if equal to `image`.
 
     Raises:
         UserError: The mask is larger than its image, or has another shape.
@@ -241,7 +241,7 @@ def is_smaller_than_image(
 
 
 def _require_joinable(files: Sequence[tuple[Path, ...]], coding: MaskCoding) -> None:
-    """Refuse several masks of one image if they have more classes than a background and a foreground."""
+    """Refuse several masks of one image if they have other classes than background and foreground."""
     several = next((paths for paths in files if len(paths) > 1), None)
     if several and (coding.count != 2 or coding.values[0] != 0):
         raise UserError(
@@ -251,7 +251,7 @@ def _require_joinable(files: Sequence[tuple[Path, ...]], coding: MaskCoding) -> 
 
 
 def join_masks(masks: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """Join the masks of an image: marked if any marks a pixel, else unlabelled if any has it unlabelled.
+    """Join the masks of an image: a pixel is marked if any mask marks it, else unlabelled if it is so in any mask.
 
     Args:
         masks: (H, W) class numbers of two classes.
@@ -266,7 +266,7 @@ def join_masks(masks: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
 def _decode_all(
     files: Sequence[tuple[Path, ...]], sizes: NDArray[np.int64], coding: MaskCoding, report: Callable[[int], None]
 ) -> tuple[MaskStore, NDArray[np.int64]]:
-    """Return the masks, kept in memory if they fit, and the (N, K) pixels of each class in each."""
+    """Return the masks, kept in memory if they fit, and the (N, K) numbers of pixels of each class in each."""
     fits = int(sizes.prod(1).sum()) <= SHARE * available_memory()
     store = MaskStore(files, sizes, coding)
     pixels, kept = np.zeros((len(files), coding.count), dtype=np.int64), {}
@@ -288,7 +288,7 @@ def _class_names(coding: MaskCoding) -> tuple[str, ...]:
 
 
 def require_enough(masked: MaskedImages) -> None:
-    """Refuse masks of fewer images than training needs."""
+    """Refuse masks if there are fewer images than training needs."""
     labelled = int((masked.pixels.sum(1) > 0).sum())
     if labelled < FEWEST:
         raise UserError(
@@ -298,7 +298,7 @@ def require_enough(masked: MaskedImages) -> None:
 
 
 def stray_values(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
-    """Find grey levels and colours that count as classes and occur in hardly any pixel of a single mask."""
+    """Find grey levels and colours that count as classes but occur in only one mask, in hardly any pixel."""
     if coding.kind not in ("grey", "colour") or len(facts.files) < 3:
         return []
     facts = facts.as_colours() if coding.kind == "colour" else facts
@@ -315,7 +315,7 @@ def stray_values(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
 
 
 def interpolated_masks(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
-    """Find masks of class numbers whose edges have the numbers between, as after resizing by interpolation."""
+    """Find masks of class numbers with in-between numbers at edges, as after resizing by interpolation."""
     odd = [file for file in facts.files if file.steps >= FEWEST_STEPS and 2 * file.steps > file.jumps]
     if coding.kind != "index" or not odd:
         return []
@@ -327,10 +327,10 @@ def interpolated_masks(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
 
 
 def inverted_masks(pixels: NDArray[np.int64]) -> list[Finding]:
-    """Find masks of two classes that fall into two halves, as if some were inverted.
+    """Find masks of two classes that fall into two groups, as if some were inverted.
 
     Args:
-        pixels: (N, K) pixels of each class in each image.
+        pixels: (N, K) numbers of pixels of each class in each image.
     """
     labelled = pixels.sum(1)
     both = np.flatnonzero((pixels > 0).all(1)) if pixels.shape[1] == 2 else np.zeros(0, dtype=np.int64)
@@ -351,7 +351,7 @@ def inverted_masks(pixels: NDArray[np.int64]) -> list[Finding]:
 
 
 def turned_images(ambiguous: Sequence[int], images: ImageSet) -> list[Finding]:
-    """Find turned images whose size does not tell whether their masks were drawn before the turn."""
+    """Find images turned by EXIF whose size does not show whether their masks were drawn before the turn."""
     if not ambiguous:
         return []
     text, _, advice = ambiguity_note([images.keys[place] for place in ambiguous], "masks").rpartition("; ")

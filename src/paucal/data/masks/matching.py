@@ -22,20 +22,20 @@ from paucal.types import UserError
 from paucal.wording import counted, was
 
 SHOWN = 5  # files listed in a note
-FOLDER = "folder"  # kind of masks in a folder of their image's own
+FOLDER = "folder"  # kind of masks that lie in a folder for one image
 Place = tuple[str, ...]
 Hit = tuple["File", MaskName]  # the image of a mask, and how the mask's name was parsed
 
 
 @dataclass(frozen=True)
 class File:
-    """A file of a set with masks, as it is compared with others.
+    """A file of a set with masks, in the form used to compare files.
 
     Attributes:
         key: Path relative to the searched folder, with forward slashes.
-        place: Folded names of the folders above, without those named after images or masks.
+        place: Folded names of the folders above it, except folders named after images or masks.
         stem: Name without suffix, in Unicode's form NFC.
-        part: Part of the data in the names of its folders; "" for none.
+        part: Split (train, val, test) in the names of its folders; "" for none.
     """
 
     key: str
@@ -46,13 +46,13 @@ class File:
 
 @dataclass(frozen=True)
 class Matches:
-    """The masks of each image, and the files that are left out.
+    """The masks of each image, and the files without a match.
 
     Attributes:
         masks: Keys of the masks of each image by the key of the image.
         alone: Keys of images without a mask.
         lost: Keys of masks without an image.
-        decoys: Keys of pictures of masks and of labels of another kind.
+        decoys: Keys of files that resemble masks: pictures of masks, and labels of another kind.
     """
 
     masks: dict[str, list[str]] = field(default_factory=dict)
@@ -85,7 +85,7 @@ def match(images: Sequence[File], masks: Sequence[File]) -> Matches:
 
 
 class _Matching:
-    """A search that tries the surest parsing of all names first, so that later ones know the images with masks."""
+    """A search that tries the surest parsing of all names first, so that later steps know which images have masks."""
 
     def __init__(self, images: Sequence[File], masks: Sequence[File]) -> None:
         self._images, self._masks = images, masks
@@ -108,10 +108,10 @@ class _Matching:
         return Matches(kept, alone, [mask.key for mask in lost], sorted(mask.key for mask in decoys))
 
     def search(self, ways: Iterable[Callable[[File], Hit | None]]) -> list[File]:
-        """Assign masks to images by one way of finding after another; return the masks without an image."""
+        """Assign masks to images by each way of finding in turn; return the masks that are left without an image."""
         left = list(self._masks)
         for find in ways:
-            hits = [(mask, find(mask)) for mask in left]  # of all masks before any is assigned
+            hits = [(mask, find(mask)) for mask in left]  # all masks are looked up before any is assigned
             for mask, hit in hits:
                 if hit is not None:
                     self._assigned.setdefault(hit[0].key, []).append((mask, hit[1]))
@@ -127,7 +127,7 @@ class _Matching:
         return self._first(mask, [*parse_mask_name(mask.stem), MaskName(mask.stem)])
 
     def _find_numbered(self, mask: File) -> Hit | None:
-        """Find `a` for `a_mask_1`, or `a_1` if that has no mask yet; refuse the mask if it may belong to both."""
+        """Find `a` for `a_mask_1`, or `a_1` if that has no mask yet; refuse the mask if it may belong to either."""
         hits = [hit for name in parse_numbered_name(mask.stem) if (hit := self._first(mask, [name]))]
         hits = [(image, name) for image, name in hits if name.number or image.key not in self._assigned]
         if len({image.key for image, _ in hits}) > 1:
@@ -152,7 +152,7 @@ class _Matching:
         return image, MaskName(image.stem, FOLDER, fold(mask.stem))
 
     def _search_other_folders(self, masks: Sequence[File]) -> list[File]:
-        """Find images for masks in folders of another nesting, by names that only one image has."""
+        """Find images for masks in folders that are nested differently, by names that only one image has."""
         names = Counter(fold(image.stem) for image in self._images)
         flat = [replace(image, place=()) for image in self._images if names[fold(image.stem)] == 1]
         inner = _Matching(flat, [replace(mask, place=()) for mask in masks if not self._is_decoy(mask)])
@@ -183,7 +183,7 @@ class _Matching:
         return is_decoy_name(mask.stem) or any(is_decoy_folder(name) for name in mask.place)
 
     def _refuse_second_mask(self, mask: File) -> None:
-        """Refuse a mask that begins with the name of an image with another mask, and would be left out."""
+        """Refuse an unmatched mask whose name begins with that of an image that already has another mask."""
         for base in shorter_names(mask.stem):
             image = self._index.exact(mask.place, base, mask) or self._anywhere.one((), base)
             if image is not None and image.key in self._assigned:
@@ -194,7 +194,7 @@ class _Matching:
                 )
 
     def _refuse_unseparated_counts(self, lost: Sequence[File]) -> None:
-        """Refuse masks that seem to be second masks of half the images, counted without a sign (`a072` of `a07`)."""
+        """Refuse masks that look like second masks of half the images, numbered without a sign (`a072` of `a07`)."""
         images = {(image.place, fold(image.stem)): image for image in self._images if image.key in self._assigned}
         by_count: dict[str, list[tuple[File, File]]] = defaultdict(list)
         for mask in lost:
@@ -232,7 +232,7 @@ class _Matching:
             decoys: List to which unused masks are added.
 
         Raises:
-            UserError: They are named in different ways, so that it is unclear which one is meant.
+            UserError: The masks are named in different ways, so that it is unclear which one to use.
         """
         hits = self._assigned[image.key]
         kinds = {name.kind for _, name in hits}
@@ -250,7 +250,7 @@ class _Matching:
 
 
 class _Index:
-    """Images by their names, and by their names without words for images."""
+    """Index of images by their names, with and without words for images."""
 
     def __init__(self, images: Iterable[tuple[Place, File]]) -> None:
         self._exact: dict[tuple[Place, str], list[File]] = defaultdict(list)
@@ -263,24 +263,24 @@ class _Index:
                 self._stripped[place, fold(base)].append(image)
 
     def exact(self, place: Place, stem: str, mask: File) -> File | None:
-        """Return the image of a name; of several that differ in case alone, the one with the same case.
+        """Return the image with a name; if several differ only in case, return the image with the same case.
 
         Raises:
-            UserError: There are several.
+            UserError: Several images have the name.
         """
         return self._one(self._exact.get((place, fold(stem)), []), stem, mask)
 
     def stripped(self, place: Place, base: str, mask: File) -> File | None:
-        """Return the image whose name without words for images is this one; see `exact`."""
+        """Return the image whose name without words for images is `base`; see `exact`."""
         return self._one(self._stripped.get((place, fold(base)), []), base, mask)
 
     def one(self, place: Place, stem: str) -> File | None:
-        """Return the image of a name; None if there is none or more than one."""
+        """Return the only image with a name; None if no image or several have it."""
         found = self._exact.get((place, fold(stem)), []) or self._stripped.get((place, fold(stem)), [])
         return found[0] if len(found) == 1 else None
 
     def only(self, place: Place) -> File | None:
-        """Return the only image of a folder; None if there are more."""
+        """Return the image of a folder with a single image; None for any other folder."""
         found = self._at.get(place, [])
         return found[0] if len(found) == 1 else None
 
@@ -296,10 +296,10 @@ class _Index:
 
 
 def describe_left_out(names: Sequence[str], one: str, many: str) -> list[str]:
-    """Return a sentence on files that are not used; no sentence without files."""
+    """Return a list with a sentence on files that are not used; empty if there are no such files."""
     return [f"{counted(len(names), one, many)} {was(len(names))} left out: {list_names(names)}"] if names else []
 
 
 def list_names(names: Sequence[str]) -> str:
-    """Return the first of the names, separated by commas."""
+    """Return the first few names, separated by commas."""
     return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")

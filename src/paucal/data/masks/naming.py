@@ -1,4 +1,4 @@
-"""Names of folders and files in sets with masks: folders of images or masks, and the image that a mask belongs to."""
+"""Meaning of names in sets with masks: which folders hold images or masks, and which image a mask belongs to."""
 
 import re
 import unicodedata
@@ -9,7 +9,7 @@ from functools import lru_cache
 from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import FOLDER_WORDS, WHOLE_WORDS, folder_words
 
-# Names of the two folders in published sets and labelling programs; lower case, without signs, parts and formats.
+# Names of the two folders in published sets and labelling tools; lower case, no signs, splits or formats.
 _IMAGE_FOLDER = re.compile(
     r"images?|imgs?|(?:jpeg|rgb|original|raw)images|photos?|pictures|rgb|inputs?|originals?|leftimg8bit|frames|stillsraw"
 )
@@ -18,7 +18,7 @@ _MASK_FOLDER = re.compile(
     r"(?:ground)?truths?|segs?|segmentations?|segmentationclass(?:es)?|targets?|trimaps?|1stmanual|semantic|"
     r"label(?:ids|maps?|images|segmentation)|maskimages|stuffthingmaps|labeledapproved"
 )
-# "other" are VOC's masks of objects, which number objects rather than classes.
+# "other" stands for VOC's masks of objects, which number objects rather than classes.
 _SIDES = (("image", _IMAGE_FOLDER), ("mask", _MASK_FOLDER), ("other", re.compile("segmentationobjects?")))
 _FORMATS = ("png", "jpg", "jpeg", "tif", "tiff", "bmp", "gif")
 _PART = "|".join(sorted(WHOLE_WORDS, key=len, reverse=True))
@@ -38,7 +38,7 @@ _DECOYS = re.compile(
     re.IGNORECASE,
 )
 _OF_IMAGE = r"images?|imgs?|im|photos?|pictures?|sat|rgb|leftimg8bit|inputs?|original|orig|raw"
-# nnU-Net's names of images end in 0000, the number of the channel.
+# In nnU-Net, the names of images end in 0000, the number of the channel.
 _IMAGE_END = re.compile(rf"(.+?){_GAP}(?:{_OF_IMAGE}|{_PART}|0000)", re.IGNORECASE)
 _IMAGE_BEGIN = re.compile(rf"(?:{_OF_IMAGE})(?:{_GAP}(.+)|(\d.*))", re.IGNORECASE)
 _IMAGE_WHOLE = re.compile(_OF_IMAGE, re.IGNORECASE)
@@ -47,7 +47,7 @@ _LAST_WORD = re.compile(rf"(.+?){_GAP}[^\s_.,+~-]+")
 
 
 def fold(text: str) -> str:
-    """Return a name in the form in which names are compared, independent of case and Unicode form.
+    """Return a name in the form used for comparisons, independent of case and Unicode form.
 
     Example:
         >>> fold("E\u0301tang") == fold("\u00c9TANG")
@@ -71,7 +71,7 @@ class FolderRole:
 
 @lru_cache(maxsize=1 << 12)
 def folder_role(name: str) -> FolderRole:
-    """Return the role in the name of a folder; every word of the name must be known.
+    """Return the role that the name of a folder states; every word of the name must be known.
 
     Example:
         >>> folder_role("trainannot"), folder_role("Training_Images")
@@ -93,7 +93,7 @@ def folder_role(name: str) -> FolderRole:
 
 
 def ends_as_masks(name: str) -> bool:
-    """Whether the last words of a folder's name mean masks.
+    """Whether the last words of a folder's name stand for masks.
 
     Example:
         >>> ends_as_masks("ISIC2018_Task1_Training_GroundTruth"), ends_as_masks("photos")
@@ -106,12 +106,12 @@ def ends_as_masks(name: str) -> bool:
 
 
 def is_decoy_folder(name: str) -> bool:
-    """Whether a folder's name means pictures of masks, or labels of another kind."""
+    """Whether a folder's name stands for pictures of masks or for labels of another kind."""
     return any(_DECOYS.fullmatch(word) for word in folder_words(name))
 
 
 def is_decoy_name(words: str) -> bool:
-    """Whether the words of a file's name mean a picture of a mask, or a label of another kind.
+    """Whether the words of a file's name stand for a picture of a mask, or for a label of another kind.
 
     Example:
         >>> is_decoy_name("_gtFine_color"), is_decoy_name("_tumor")
@@ -129,7 +129,7 @@ class MaskName:
     """The parts of a mask's name, parsed in one of several ways.
 
     Attributes:
-        base: Name of the image that the mask would belong to; "" for the image of the folder.
+        base: Name of the image that the mask would belong to; "" for the only image of the folder.
         kind: Folded words for masks, such as "mask" or "labelids"; "" for none.
         number: Number of the mask among several of one image; "" for none.
     """
@@ -143,7 +143,7 @@ _ENDS = {strict: re.compile(rf"(.+?){_GAP}({tokens})", re.IGNORECASE) for strict
 _ENDS_NUMBERED = {
     strict: re.compile(rf"(.+?)({_GAP})({tokens}){_COUNT}", re.IGNORECASE) for strict, tokens in _BY_STRICT
 }
-# `mask.png` and `mask_1.png` in a folder that has an `image.png`.
+# Names such as `mask.png` and `mask_1.png`, in a folder that has an `image.png`.
 _WHOLE = {strict: re.compile(tokens, re.IGNORECASE) for strict, tokens in _BY_STRICT}
 _WHOLE_NUMBERED = {strict: re.compile(rf"({tokens}){_COUNT}", re.IGNORECASE) for strict, tokens in _BY_STRICT}
 _BEGINS = re.compile(rf"({TOKENS})(?:{_GAP}(.+)|(\d.*))", re.IGNORECASE)
@@ -192,7 +192,7 @@ def parse_numbered_name(stem: str, strict: bool = False) -> Iterator[MaskName]:
 
 
 def parse_counted_name(stem: str) -> MaskName | None:
-    """Parse a name that ends in a number, taken as the count of an image's masks; None without a number."""
+    """Parse a name that ends in a number, read as the number of one of an image's masks; None without a number."""
     match = _NUMBERED.fullmatch(stem)
     return MaskName(match[1], "", match[2]) if match else None
 

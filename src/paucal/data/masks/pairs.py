@@ -1,4 +1,4 @@
-"""Pairs of images and masks, found in the layouts of folders and names in which sets are published."""
+"""Pairs of images and masks, found in the folder layouts and naming schemes of published sets."""
 
 import os
 import unicodedata
@@ -32,8 +32,8 @@ class Pair:
 
     Attributes:
         key: Path of the image relative to the root of the images, with forward slashes.
-        masks: Mask files; several are joined.
-        part: Part declared by folders or lists: "train", "val", "test", or "" for none.
+        masks: Mask files of the image; several are joined.
+        part: Split declared by folders or lists: "train", "val", "test", or "" for none.
     """
 
     key: str
@@ -48,7 +48,7 @@ class Pairs:
     Attributes:
         root: Folder to which the keys are relative.
         pairs: Images with their masks, sorted by key.
-        notes: Sentences on parts and on files that are left out.
+        notes: Sentences for the user on parts (train, val, test) and on files that are left out.
     """
 
     root: Path
@@ -75,15 +75,15 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
     """Find the images with masks in a folder, or in two folders.
 
     Args:
-        data: Folder that contains a folder of images and one of masks, at its top (`images/`, `masks/`, parts below
-            them) or within parts (`train/images/`, `train/masks/`, or `train/`, `trainannot/`), or images and masks
-            side by side (`x.jpg`, `x_mask.png`).
+        data: Folder that contains a folder of images and one of masks, at its top (`images/`, `masks/`, with train,
+            val and test below them) or within each split (`train/images/`, `train/masks/`, or `train/`, `trainannot/`),
+            or images and masks side by side (`x.jpg`, `x_mask.png`).
         images: Folder of the images instead of `data`; needs `masks`.
         masks: Folder of the masks.
 
     Raises:
         UserError: A folder is missing, no names match, several files may be the mask or the image of one name, or lists
-            of parts contradict the images.
+            of train, val or test contradict the images.
     """
     if (images is None) != (masks is None):
         raise UserError("--images and --masks go together: give both, or a folder that has both in it.")
@@ -99,7 +99,7 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
 
 
 def tell_sides(keys: Sequence[str]) -> Sides:
-    """Distinguish images from masks by the names of their folders, or of the files themselves.
+    """Distinguish images from masks by the names of their folders, or else by their file names.
 
     Args:
         keys: Paths relative to one folder, with forward slashes.
@@ -118,7 +118,7 @@ def tell_sides(keys: Sequence[str]) -> Sides:
 
 
 def _two_folders(images: Path, masks: Path) -> Sides:
-    """Return the files of two folders; one may be inside the other, or both may be the same."""
+    """Return the images and masks in two folders; one may be inside the other, or both may be the same folder."""
     if images.resolve() == masks.resolve():
         return _side_by_side(find_images(images))
     of_images, of_masks = (
@@ -129,7 +129,7 @@ def _two_folders(images: Path, masks: Path) -> Sides:
 
 
 def _is_inside(path: Path, other: Path, own: Path) -> bool:
-    """Whether a file is in the other folder, and that folder is in its own."""
+    """Whether a file is in folder `other`, which lies inside the file's own folder."""
     return other.resolve().is_relative_to(own.resolve()) and path.resolve().is_relative_to(other.resolve())
 
 
@@ -149,7 +149,7 @@ def _side_by_side(keys: Sequence[str]) -> Sides:
 
 
 def _twins(files: Sequence[File]) -> list[File]:
-    """Return the masks of a set in which `x.png` is the mask of `x.jpg`; none if there is any other file."""
+    """Return the masks of a set in which `x.png` is the mask of `x.jpg`; none if the set has any other files."""
     twins: dict[tuple[tuple[str, ...], str], list[File]] = defaultdict(list)
     for file in files:
         twins[file.place, fold(file.stem)].append(file)
@@ -159,12 +159,12 @@ def _twins(files: Sequence[File]) -> list[File]:
 
 
 def _file(key: str, loose: bool = False, whole: bool = False) -> File:
-    """Return a file as it is compared with others.
+    """Return a file in the form used to compare files.
 
     Args:
         key: Path of the file.
-        loose: Whether a single word in a folder's name may declare the part.
-        whole: Whether all folders count, also those named after images or masks.
+        loose: Whether a single word in a folder's name may declare the split.
+        whole: Whether all folders count, including folders named after images or masks.
     """
     path = PurePosixPath(key)
     roles = [(name, folder_role(name)) for name in path.parts[:-1]]
@@ -177,18 +177,18 @@ def _file(key: str, loose: bool = False, whole: bool = False) -> File:
 
 
 def _side(key: str) -> str:
-    """Return the side of the innermost folder whose name has one; "" for none."""
+    """Return the side (image, mask or other) of the innermost folder whose name states one; "" for none."""
     return next((side for name in reversed(PurePosixPath(key).parts[:-1]) if (side := folder_role(name).side)), "")
 
 
 def _paired(root: Path, mask_root: Path, sides: Sides, bases: Iterable[Path]) -> Pairs:
-    """Match the two sides, and find the part of each image.
+    """Match images and masks, and find the split of each image.
 
     Args:
         root: Folder to which the keys of the images are relative.
         mask_root: Folder to which the keys of the masks are relative.
         sides: Images and masks.
-        bases: Folders that may contain lists of parts.
+        bases: Folders that may contain lists of the images of train, val or test.
     """
     matches = match(sides.images, sides.masks)
     if not matches.masks:
@@ -210,14 +210,14 @@ def _paired(root: Path, mask_root: Path, sides: Sides, bases: Iterable[Path]) ->
 
 
 def _above(key: str, below: int = 0) -> str:
-    """Return the folders above the outermost one named after images or masks, and so many from it on."""
+    """Return the folders above the outermost folder named after images or masks, and `below` folders from it on."""
     parts = PurePosixPath(key).parts[:-1]
     place = next((place + below for place, name in enumerate(parts) if folder_role(name).side), len(parts))
     return "/".join(parts[:place])
 
 
 def _parts(matches: Matches, sides: Sides, bases: Iterable[Path]) -> tuple[dict[str, str], list[str]]:
-    """Return the part of each image that is used, and sentences on images without one."""
+    """Return the part of each image that is used, and sentences on images without a part."""
     folders = {file.key: file.part for file in sides.images if file.key in matches.masks}
     lists = read_part_lists(bases, [file.key for file in sides.images])
     notes = list(lists.notes)
@@ -249,7 +249,7 @@ def _parts(matches: Matches, sides: Sides, bases: Iterable[Path]) -> tuple[dict[
 
 
 def _lacking(data: Path, sides: Sides) -> str:
-    """Return the message on a folder without masks, or without images beside them."""
+    """Return the error message for a folder without masks, or with masks but no images."""
     lacking = "images" if not sides.images else "masks"
     others = Counter(
         os.path.splitext(name)[1].lower() for _, _, names in os.walk(data) for name in names if not name.startswith(".")

@@ -17,19 +17,19 @@ from paucal.wording import counted
 FOLDERS = (("imagesets", "segmentation"), ("imagesets",), ("imagesets", "main"))
 MOST_BYTES = 64 << 20
 _NAME = re.compile(rf"(?P<both>train[-_ ]?val(?:id(?:ation)?)?)|(?P<part>{'|'.join(PARTS)})", re.IGNORECASE)
-# VOC's lists for a class have 1, 0 or -1 after each image, those of the Oxford pets three numbers.
+# VOC's lists for a class have 1, 0 or -1 after each image; the lists of Oxford Pets have three numbers.
 _NUMBERS = (re.compile(r"(.*\S)\s+(?:-1|0|1)"), re.compile(r"(.*\S)(?:\s+\d+){3}"))
 _ENDINGS = "|".join(re.escape(suffix) for suffix in IMAGE_SUFFIXES)
-_TWO_PATHS = re.compile(rf"(.+?(?:{_ENDINGS}))[\s,;]+\S.*", re.IGNORECASE)  # an image, and its mask or class
+_TWO_PATHS = re.compile(rf"(.+?(?:{_ENDINGS}))[\s,;]+\S.*", re.IGNORECASE)  # path of an image, then its mask or class
 
 
 @dataclass(frozen=True)
 class ListedParts:
-    """The parts of images according to lists.
+    """The split of images into parts (train, val, test) according to lists.
 
     Attributes:
         parts: Part of each listed image by key; empty without lists.
-        missing: Lines that name no image, each with its list, for messages.
+        missing: Lines that name no image, each with the name of its list, for messages.
         notes: Sentences on the lists.
     """
 
@@ -39,10 +39,10 @@ class ListedParts:
 
 
 def read_part_lists(bases: Iterable[Path], keys: Sequence[str]) -> ListedParts:
-    """Read the lists of parts in `ImageSets/Segmentation`, in `ImageSets`, or beside the folders of images.
+    """Read the lists of train, val or test in `ImageSets/Segmentation`, in `ImageSets`, or beside folders of images.
 
-    A line names an image by its name, by its file or by a path; a second path or numbers may follow. A list has the
-    name of a part, in any spelling that folders may have, or is "trainval" for train and val.
+    A line gives the name, the file name or the path of an image; a second path or numbers may follow. A list is named
+    after a part, in any spelling that folders may have, or "trainval" for train and val.
 
     Args:
         bases: Folders that may contain lists.
@@ -63,7 +63,7 @@ def read_part_lists(bases: Iterable[Path], keys: Sequence[str]) -> ListedParts:
             if folder != base:
                 raise UserError(f"the lists in {folder} ({shown}) name none of the images: correct or remove them.")
             notes.append(f"lists that name no image are not used: {shown}")
-            continue  # a text file of such a name may be anything
+            continue  # a text file with such a name may hold anything
         parts = _join_lists({part: listed for part, (listed, _) in lists.items()}, files, parts)
         missing += [f"{line!r} in {files[part].name}" for part, (_, lines) in lists.items() for line in lines]
         notes += [f"parts are those of the lists in {folder.name}: {shown}"] if files else []
@@ -73,7 +73,7 @@ def read_part_lists(bases: Iterable[Path], keys: Sequence[str]) -> ListedParts:
 
 
 def _find_lists(base: Path) -> tuple[Path, dict[str, Path]]:
-    """Return the folder whose lists count, and the list of each part."""
+    """Return the folder whose lists are used, and the list of each part."""
     for names in FOLDERS:
         folder = base
         for name in names:
@@ -120,7 +120,7 @@ def _entries(line: str) -> Iterator[str]:
 
 
 class _Names:
-    """Images by every end of their paths, with and without suffixes."""
+    """Index of images by every trailing piece of their paths (`b.png`, `a/b.png`), with and without suffixes."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._ends: dict[str, set[str]] = defaultdict(set)
@@ -130,7 +130,7 @@ class _Names:
                 self._ends[without_suffix(end)].add(key)
 
     def find(self, entry: str) -> str | None:
-        """Return the key of the image for an entry of a list, by the longest end of its path that fits."""
+        """Return the key of the image for an entry of a list, by the longest trailing piece of its path that fits."""
         path = fold(entry).replace("\\", "/")
         for end in _ends(path):
             for name in (end, without_suffix(end)):
@@ -140,13 +140,13 @@ class _Names:
 
 
 def _ends(path: str) -> Iterator[str]:
-    """Yield the ends of a path, the longest first."""
+    """Yield the trailing pieces of a path, the longest first."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     yield from ("/".join(parts[place:]) for place in range(len(parts)))
 
 
 def _join_lists(lists: Mapping[str, list[str]], files: Mapping[str, Path], before: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of each image; "trainval" gives train, or val if only that list is missing.
+    """Return the part of each image; "trainval" means val if there is a list of train but none of val, else train.
 
     Args:
         lists: Keys of the images in the list of each part.

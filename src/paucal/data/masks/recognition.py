@@ -1,4 +1,4 @@
-"""Recognition of masks among images, so that no mask is taken for a photograph."""
+"""Recognition of masks among images, so that no mask is used as a photograph."""
 
 import re
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ from paucal.data.stores import Store
 from paucal.types import UserError
 from paucal.wording import counted, was
 
-LEAST = 0.1  # least share of the files that are named like masks; below it the names mean something else
+LEAST = 0.1  # least share of files named like masks; below it, the names mean something else
 SAMPLE = 4096  # names that are checked first
 MOST_READ = 5  # files that are read to count their colours
-MOST_COLOURS = 256  # of a mask; photographs have more
+MOST_COLOURS = 256  # most colours of a mask; photographs have more
 _WORD = re.compile(rf"(?:^|[\W_])(?:{TOKENS})(?:$|[\W_]|\d)", re.IGNORECASE)
 
 
@@ -44,10 +44,11 @@ class MasksAmong:
 
 
 def masks_among(keys: Sequence[str], store: Store) -> MasksAmong | None:
-    """Return the masks in a set of images; None for no masks, or for so few that their names mean something else.
+    """Return the masks in a set of images; None if there are none, or so few that their names must mean something else.
 
     The names of folders suffice if all folders are named after images or masks (`images/`, `masks/`, `trainannot/`).
-    If only files are (`x.png`, `x_mask.png`), or there are other folders, the colours in a few masks are counted.
+    If only files are named so (`x.png`, `x_mask.png`), or there are other folders, the colours in a few masks are
+    counted as well.
 
     Args:
         keys: Paths of all images, with forward slashes.
@@ -80,7 +81,7 @@ def without_masks(images: ImageSet) -> ImageSet:
 
 
 def refuse_masks(images: ImageSet) -> None:
-    """Refuse images with masks if images with classes are expected."""
+    """Refuse images with masks where images with classes are expected."""
     if masks := masks_among(images.keys, images.store):
         raise UserError(
             f"{images.location} has masks among its images, {masks.describe()}: `paucal segment` learns from masks; to "
@@ -89,7 +90,7 @@ def refuse_masks(images: ImageSet) -> None:
 
 
 def _may_have_masks(keys: Sequence[str]) -> bool:
-    """Whether a fast check of some names makes masks possible; a set may have millions of images."""
+    """Whether a quick check of some of the names allows for masks; a set may have millions of images."""
     folders = {key.rpartition("/")[0] for key in keys}
     if any(_is_sided(f"{folder}/", "mask") for folder in folders) or any(map(_WORD.search, folders)):
         return True
@@ -99,7 +100,7 @@ def _may_have_masks(keys: Sequence[str]) -> bool:
 
 
 def _is_sided(key: str, side: str) -> bool:
-    """Whether a folder above a file is named after a side; folders of parts alone contain images."""
+    """Whether the folders above a file name a side; if they name only a split (`train/`), the side is "image"."""
     roles = [folder_role(name) for name in PurePosixPath(key.rpartition("/")[0]).parts]
     named = next((role.side for role in reversed(roles) if role.side), "image" if any(r.part for r in roles) else "")
     return named == side

@@ -1,6 +1,6 @@
-"""Published layouts that torchvision does not read as EsViT's table 9 needs them.
+"""Published layouts that torchvision does not read in the form needed for EsViT's table 9.
 
-torchvision's FER2013 joins both test parts, its UCF101 gives clips of videos, and it has no Hateful Memes. Damaged
+torchvision's FER2013 joins both test parts, its UCF101 returns video clips, and it has no Hateful Memes. Damaged
 files raise a `ValueError`, `KeyError` or `OSError`, which `store.py` turns into a message. WebVision 1.0 and Open
 Images V4 have millions of images, which are found by lists and folders.
 """
@@ -20,7 +20,7 @@ from paucal.types import UserError
 
 EMOTIONS = ("angry", "disgust", "fear", "happy", "sad", "surprise", "neutral")
 SIDE = 48  # pixels of FER2013's faces
-MOST_BYTES = 1 << 30  # of a list; FER2013's file, the largest, has 287 MiB
+MOST_BYTES = 1 << 30  # most bytes of a list; the largest, FER2013's, has 287 MiB
 SYNSETS = "synsets.txt"
 N_CLASSES = 1000
 MOST_SYNSET_BYTES = 1 << 20
@@ -48,7 +48,7 @@ class FacesFile:
 
 
 class MiddleFrames:
-    """A part of UCF101's first official split, as pictures named like their videos.
+    """A part of UCF101's first official split, as pictures with the names of their videos.
 
     Attributes:
         paths: Paths of the pictures.
@@ -60,7 +60,7 @@ class MiddleFrames:
         base = Path(root) / "ucf101"
         lists = base / "ucfTrainTestlist"
         self.classes = tuple(line.split()[1] for line in _lines(lists / "classInd.txt"))
-        # The test list has no numbers, so the class is read from the folder in both.
+        # The test list has no numbers, so the class is read from the folder in both lists.
         videos = [line.split()[0] for line in _lines(lists / f"{split}list01.txt")]
         self.labels = [self.classes.index(video.split("/")[0]) for video in videos]
         self.paths = [base / "UCF-101" / video.replace(".avi", ".jpg") for video in videos]
@@ -84,10 +84,10 @@ class Memes:
 
 
 class WebVisionList:
-    """A list of WebVision 1.0, as its archive `info` has it.
+    """A list of WebVision 1.0, from its archive `info`.
 
     A line has the path of an image and the number of its class, from 0 to 999; `info/synsets.txt` has a line for each
-    class, which begins with its WordNet id. Paths of training images begin with `google/` or `flickr/`; those of
+    class, beginning with its WordNet id. Paths of training images begin with `google/` or `flickr/`; paths of
     validation images are relative to their folder.
 
     Args:
@@ -95,7 +95,7 @@ class WebVisionList:
         file: Name of the list.
         folder: Folder of its images.
         inside: Whether its paths are relative to that folder, not to the root.
-        labelled: Whether its labels are wanted; then every line must have one.
+        labelled: Whether its labels are wanted; if so, every line must have a label.
 
     Attributes:
         keys: Paths relative to the root; empty if the folder of the images is missing.
@@ -118,12 +118,12 @@ class WebVisionList:
 
 
 class OpenImagesFolders:
-    """The training images of Open Images: those of `train_0` to `train_f`, or of one folder `train`.
+    """The training images of Open Images, in the folders `train_0` to `train_f` or in one folder `train`.
 
     Attributes:
         keys: Paths relative to the root.
-        labels: (N,) of -1.
-        classes: Empty.
+        labels: (N,), all -1.
+        classes: Empty tuple.
     """
 
     def __init__(self, root: str) -> None:
@@ -158,7 +158,7 @@ def _classes(path: Path) -> tuple[str, ...]:
 
 
 def _face(text: str) -> np.ndarray:
-    levels = bytes(map(int, text.split()))  # refuses what is not from 0 to 255
+    levels = bytes(map(int, text.split()))  # raises for values outside of 0 to 255
     if len(levels) != SIDE * SIDE:
         raise ValueError(f"a face has {len(levels)} levels, expected {SIDE * SIDE}")
     return np.frombuffer(levels, dtype=np.uint8).reshape(SIDE, SIDE)

@@ -1,4 +1,4 @@
-"""Portions of the published sets, opened through torchvision's classes, or ours where torchvision's do not fit.
+"""Portions of the published sets, opened through torchvision's classes, or our own where those do not fit.
 
 Before torchvision unpickles a file (CIFAR's batches) it compares the MD5 sum with the official one. Sets of image files
 provide only their lists; the images are read by our own decoder, and only below the root.
@@ -26,7 +26,7 @@ BACKGROUND = "BACKGROUND_Google"  # Caltech-101's folder of unrelated pictures
 
 @dataclass(frozen=True)
 class Piece:
-    """The contents of one portion: a store, a key and a label for each of its images, and the class names."""
+    """The contents of one portion: the store, a key and a label for each image, and the class names."""
 
     store: Store
     keys: list[str]
@@ -41,7 +41,7 @@ def read_portion(name: str, root: Path, portion: Portion, labelled: bool = True)
         name: Name of the set.
         root: Folder that its paths are relative to.
         portion: Portion of the set.
-        labelled: Whether its labels are wanted; most portions have them in any case.
+        labelled: Whether its labels are wanted; most portions return them in any case.
     """
     kind, read = _READERS[name]
     wanted = {"labelled": labelled} if kind is WebVisionList else {}
@@ -77,7 +77,7 @@ def _cars(data: datasets.StanfordCars, root: Path, key: str) -> Piece:
 
 
 def _gtsrb(data: datasets.GTSRB, root: Path, key: str) -> Piece:
-    # Classes have only numbers. Training images are in folders of that number, which torchvision renumbers.
+    # Classes have only numbers. Folders of training images are named by them, but torchvision renumbers the folders.
     train = data._split == "train"
     labels = [int(Path(path).parent.name) if train else label for path, label in data._samples]
     return _files(root, [path for path, _ in data._samples], labels, [f"{number:05d}" for number in range(43)])
@@ -222,7 +222,7 @@ class Hdf5Store(Reopened):
         self._lock = threading.Lock()
 
     def _array(self) -> Any:
-        # A forked worker does not use its parent's handle, whose state may be anything.
+        # A forked worker must not use its parent's handle, which may be in any state.
         if self._opened is None or self._owner != os.getpid():
             self._opened, self._owner = _read_hdf5(self._file, self._name), os.getpid()
         return self._opened

@@ -15,15 +15,15 @@ from paucal.reading import read_text
 from paucal.types import UserError
 from paucal.wording import shortened
 
-MOST_BYTES = 16 << 20  # of a list; the official ones have about a mebibyte
-MOST_SHOWN = 80  # characters of a line in a message
+MOST_BYTES = 16 << 20  # most bytes of a list; official lists have about a mebibyte
+MOST_SHOWN = 80  # most characters of a line in a message
 
 
 def open_named(name: str, root: str | Path | None = None, download: bool = False, labelled: bool = True) -> ImageSet:
-    """Open a published set by its name; its official parts are the declared ones.
+    """Open a published set by its name; its official parts are declared.
 
     Flowers102's official validation images belong to train, as in the DrLoc paper (`make_split` cuts a validation part
-    from both); everywhere else an official validation part stays one.
+    from both); in all other sets an official validation part stays as it is.
 
     Args:
         name: Key of `NAMED`.
@@ -75,7 +75,7 @@ def _fetch(name: str, root: Path) -> None:
     try:
         for portion in entry.portions:
             fetch_portion(name, root, portion)
-    except Exception as problem:  # network, disk, archive: torchvision passes on what the layers below raise
+    except Exception as problem:  # network, disk, archive: torchvision passes on the exceptions of lower layers
         raise UserError(
             f"the data set '{name}' could not be fetched ({_reason(problem)}); {how_to_get(name, root, tried=True)}."
         ) from problem
@@ -113,7 +113,7 @@ def _join(name: str, root: Path, pieces: Sequence[Piece], labelled: bool) -> Ima
 
 
 def _notes(entry: NamedSet, pieces: Sequence[Piece]) -> tuple[str, ...]:
-    """Return notes on a set, and on its number of images if it is not as published (an interrupted unpacking)."""
+    """Return notes on a set, and on its number of images if it is not the published one (interrupted unpacking)."""
     notes = [f"{entry.title}: {entry.note}"] if entry.note else []
     published, here = [portion.count for portion in entry.portions], [len(piece.keys) for piece in pieces]
     if published != here:
@@ -126,13 +126,13 @@ def _sum(counts: Iterable[int]) -> str:
 
 
 def _by_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSet:
-    """Return the images that the lists of an official partition name, in their parts; all, with a note, without lists.
+    """Return the images in the lists of an official partition, in their parts; without lists, all images, with a note.
 
     torchvision's SUN397 has all images and none of the ten partitions, of which papers report the first.
 
     Raises:
-        UserError: One list of a partition is missing and another is not; or a line of one is not an image of the set,
-            or was named before.
+        UserError: Some lists of a partition are missing and others are not; or a line of a list names no image of the
+            set, or one that was named before.
     """
     lists = entry.lists
     if lists is None:

@@ -15,7 +15,7 @@ from paucal.data.images import Hints
 ROOT_VARIABLE = "PAUCAL_DATA"
 _ORDINARY = Hints()
 OPEN_IMAGES = ("train", *(f"train_{digit:x}" for digit in range(16)))  # folders of its training archives
-_DIGITS_OR_SIGNS = Hints(flip=False, image_size=32)  # their mirror images mean something else
+_DIGITS_OR_SIGNS = Hints(flip=False, image_size=32)  # a mirrored digit or sign has another meaning
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Lists:
         counts: Number of images in each part, as published.
         archive: Official file that has the lists, for people.
         folders: Folders that may hold the lists, relative to the root; the first is recommended.
-        prefix: Text before a line that makes it the path of an image relative to the root.
+        prefix: Text that turns a line, put before it, into an image path relative to the root.
         example: Example of a line.
     """
 
@@ -62,20 +62,20 @@ class NamedSet:
 
     Attributes:
         title: Name for people.
-        portions: Its pieces, in order; two may belong to the same part.
+        portions: Pieces of the set, in order; several may belong to the same part.
         files: Official files, for people.
         source: Page with the official files.
         folder: Folder for the files, relative to the root; "" for the root itself.
         unpacked: Paths relative to the root, or to one of `homes`, that exist once the files are unpacked.
         hints: Known properties of the images.
-        package: Package that torchvision needs to read it and paucal does not install by itself; "" for none.
-        fetch_package: Package that the download needs, likewise.
-        fetchable: Whether torchvision can still download it.
-        obstacle: Reason why it cannot, as the beginning of a sentence.
+        package: Package that torchvision needs to read the set and paucal does not install by itself; "" for none.
+        fetch_package: Likewise, the package that the download needs.
+        fetchable: Whether torchvision can still download the set.
+        obstacle: Reason why torchvision cannot download it, as the beginning of a sentence.
         note: How the parts here differ from the official ones.
         lists: Lists of an official partition.
         homes: Folders below the root, one of which has `unpacked` and `one_of`; "" for the root itself.
-        one_of: Paths of which one is enough, beside all of `unpacked`.
+        one_of: Paths of which at least one must exist, in addition to all of `unpacked`.
         labelled: Whether there are classes to learn.
     """
 
@@ -100,7 +100,7 @@ class NamedSet:
 def is_named(location: str | Path, root: str | Path | None = None) -> bool:
     """Return whether a location means a published set by its name.
 
-    A path that exists wins over the name, unless a root of published sets is given: `./cifar10` is never the name.
+    A path that exists wins over the name, unless a root of published sets is given; `./cifar10` is always a path.
     """
     return isinstance(location, str) and location in NAMED and (root is not None or not Path(location).exists())
 
@@ -133,7 +133,7 @@ def how_to_get(name: str, root: Path, tried: bool = False) -> str:
     put = f"put {entry.files} from {entry.source} into {root / entry.folder}"
     fetch = "" if not entry.fetchable else "try again, or " if tried else "give --download, or "
     why = "" if entry.fetchable else f"{entry.obstacle}, so "
-    # torchvision does not download an archive again that is where it would put it, but insists on its download package.
+    # torchvision does not repeat a download whose archive is in place, but still insists on its download package.
     unpack = " and give --download to unpack them" if entry.fetchable and not entry.fetch_package else ""
     return f"{why}{fetch}{put}{unpack}, or name the folder that has the set with --data-root"
 

@@ -1,4 +1,4 @@
-"""Folders of shards: on this machine, or on object storage, from which each shard is downloaded once and kept."""
+"""Folders of shards: on this machine, or on object storage; remote shards are downloaded once and kept."""
 
 import hashlib
 import os
@@ -85,7 +85,7 @@ class LocalShardFolder:
 
 
 def stamped(file: Path, name: str) -> Shard:
-    """Return the shard of a name for a file on this machine, with its size and time of change."""
+    """Return the `Shard` called `name` for a file on this machine, with its size and time of change."""
     status = file.stat()
     return Shard(name, status.st_size, changed=status.st_mtime_ns)
 
@@ -93,8 +93,8 @@ def stamped(file: Path, name: str) -> Shard:
 class RemoteShardFolder:
     """A folder of shards on object storage, or anything else that fsspec can read.
 
-    The first image of a shard downloads the whole shard, in one process for all. When the space is needed, the least
-    recently used shards are removed first.
+    Reading any image of a shard first downloads the whole shard, once for all processes. When space is needed, the
+    least recently used shards are removed first.
     """
 
     def __init__(self, url: str) -> None:
@@ -122,7 +122,7 @@ class RemoteShardFolder:
         return self.url
 
     def list_files(self) -> list[Shard] | None:
-        """Return the files below the URL; None if the storage cannot list files, as most web servers."""
+        """Return the files below the URL; None if the storage cannot list files, like most web servers."""
         files, root = self._storage()
         try:
             entries = files.find(root, detail=True)
@@ -160,11 +160,11 @@ class RemoteShardFolder:
         target = self.cache / shard.name
         if _is_complete(target, shard.size):
             return target
-        from filelock import FileLock  # as fsspec above
+        from filelock import FileLock  # imported here, like fsspec
 
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(target.with_name(f".{target.name}.lock")):
-            if not _is_complete(target, shard.size):  # else another process has downloaded it meanwhile
+            if not _is_complete(target, shard.size):  # else another process has just downloaded it
                 _free_space(self.cache.parent, shard.size)
                 self._fetch(shard, target)
         return target
@@ -260,7 +260,7 @@ def open_storage(url: str) -> tuple[Any, str]:
 
 
 def upload(folder: Path, url: str) -> None:
-    """Copy the files of a folder to a new URL; the index is last, so that it exists only once all shards do.
+    """Copy the files of a folder to a new URL; the index is copied last, so that it exists only once all shards do.
 
     Raises:
         UserError: There are files at the URL already, or it cannot be written.
@@ -279,7 +279,7 @@ def upload(folder: Path, url: str) -> None:
 
 
 def fetched_bytes(folder: Path) -> int:
-    """Return the bytes that downloaded shards and stored indices take in a cache folder."""
+    """Return the size in bytes of the downloaded shards and stored indices in a cache folder."""
     return sum(file.stat().st_size for file in (folder / FOLDER).rglob("*") if file.is_file())
 
 
@@ -294,7 +294,7 @@ def _is_complete(target: Path, size: int) -> bool:
     try:
         if target.stat().st_size != size:
             return False
-        os.utime(target)  # now it is the most recently used
+        os.utime(target)  # marks it as the most recently used
     except OSError:
         return False
     return True
@@ -309,17 +309,17 @@ def _free_space(folder: Path, needed: int) -> None:
     for _, file in files:
         if used + needed <= most:
             return
-        with suppress(OSError):  # open elsewhere, on Windows, or gone already
+        with suppress(OSError):  # already removed or, on Windows, open elsewhere
             used -= file.stat().st_size
             file.unlink()
 
 
 def retry(work: Callable[[], T]) -> T:
-    """Return the result of a network request, which is tried three times."""
+    """Return the result of a network request, trying it up to three times."""
     for attempt in range(_TRIES):
         try:
             return work()
-        except (FileNotFoundError, UserError):  # another try would not change it
+        except (FileNotFoundError, UserError):  # another try would fail too
             raise
         except Exception:  # as above; networks fail temporarily
             if attempt + 1 == _TRIES:

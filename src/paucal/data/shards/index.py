@@ -1,4 +1,4 @@
-"""The index of tar shards: position and label of every image, stored as plain arrays."""
+"""The index of tar shards: the position and label of every image, stored as plain arrays."""
 
 import json
 import os
@@ -29,13 +29,13 @@ _ARRAYS = {
 
 
 REMAKE = f"remove {NAME}, so that the shards are indexed again, or write them again with 'paucal shard'"
-# What reading a damaged index raises.
+# Exceptions that reading a damaged index may raise.
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, RecursionError, zipfile.BadZipFile)
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of many images.
+    """A file that holds many images.
 
     Attributes:
         name: Path relative to the folder of all shards, with forward slashes.
@@ -62,7 +62,7 @@ class ShardIndex:
         lengths: (N,) int32 sizes of the images in bytes.
         labels: (N,) int32 labels, -1 for unlabelled images.
         keys: (N,) names within the shards.
-        notes: Sentences on images without a label and on empty shards.
+        notes: Sentences for the user on images without a label and on empty shards.
     """
 
     files: tuple[Shard, ...]

@@ -1,4 +1,4 @@
-"""Tar shards opened as a set of images, by an index that is beside them or is built once and cached."""
+"""Opens tar shards as a set of images, with the index beside them or one that is built once and cached."""
 
 import hashlib
 import io
@@ -43,7 +43,7 @@ _LOOKED_AT = 64  # first members of a tar file, which show whether it is a shard
 
 
 def find_shards(folder: Path) -> bool:
-    """Return whether a folder holds tar shards: an index, or tar files in it or its folders of parts, but no images.
+    """Return whether a folder holds tar shards: an index, or tar files in it or in its split folders, but no images.
 
     Raises:
         UserError: The tar files are compressed.
@@ -66,7 +66,7 @@ def find_shards(folder: Path) -> bool:
 
 
 def _entries(folder: Path, most: int | None = None) -> tuple[list[str], list[str]]:
-    """Return the sorted names of the folders and of the files in a folder, of at most `most` entries."""
+    """Return the sorted names of the folders and of the files in a folder; at most `most` entries are listed."""
     folders, files = [], []
     with os.scandir(folder) as entries:
         for entry in itertools.islice(entries, most):
@@ -86,7 +86,7 @@ def is_shard(file: Path) -> bool:
 
 
 def open_shards(place: ShardFolder, options: SourceOptions, only: str | None = None) -> ImageSet:
-    """Open tar shards as one set; the parts come from names of shards such as `train-000000.tar`, or of folders.
+    """Open tar shards as one set; names of shards, such as `train-000000.tar`, or of folders give the split.
 
     Args:
         place: Folder of the shards.
@@ -124,7 +124,7 @@ def _read_shipped_index(place: ShardFolder, only: str | None) -> ShardIndex | No
     shown = f"{place.location}/{NAME}"
     index = read_index(io.BytesIO(content), shown)
     listed = place.list_files()
-    if listed is None:  # each shard is compared when it is downloaded
+    if listed is None:  # then each shard is compared when it is downloaded
         return index
     shards = {shard.name: shard for shard in listed if shard.name.lower().endswith(SUFFIX)}
     for number, shard in enumerate(index.files):
@@ -147,7 +147,7 @@ def _read_shipped_index(place: ShardFolder, only: str | None) -> ShardIndex | No
 def _is_same(place: ShardFolder, index: ShardIndex, number: int) -> bool:
     """Return whether the first and the last image of a local shard are at their positions in the index.
 
-    The time of change is not enough: a copy has another one than its original.
+    The time of change is not enough, since that of a copy may differ from that of its original.
     """
     if not isinstance(place, LocalShardFolder):
         return True
@@ -163,7 +163,7 @@ def _is_same(place: ShardFolder, index: ShardIndex, number: int) -> bool:
 def _load_or_build_index(
     place: ShardFolder, label_field: str, only: str | None, progress: ReportProgress | None
 ) -> ShardIndex:
-    """Return the index of shards without one: the cached index if the shards are unchanged, else a new one."""
+    """Return an index for shards without one: the cached index if the shards are unchanged, else a new index."""
     listed = place.list_files()
     if listed is None:
         raise UserError(
@@ -229,7 +229,7 @@ def _class_names(place: ShardFolder) -> list[str]:
 
 
 def part_of(name: str) -> str:
-    """Return the part in a shard's name, else in that of its folder; "" for none.
+    """Return the split named in a shard's name, else in the name of its folder; "" if neither names one.
 
     Example:
         >>> part_of("imagenet1k-train-0000.tar"), part_of("validation/0000.tar"), part_of("0000.tar")

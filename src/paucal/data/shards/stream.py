@@ -1,4 +1,4 @@
-"""The training order of streamed images: shards and blocks within them in random order, then shuffled in windows.
+"""The training order of streamed images: shards, and blocks within them, in random order, then shuffled in windows.
 
 Neighbours are read together, so that neither a disk nor a network has to seek for each image. The order depends on
 (seed, epoch) alone and is known before any image is read: a run resumes at any step, with any number of workers and
@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from paucal.wording import counted
 
-BLOCK = 256  # neighbouring images of a tar file that stay together until the window is shuffled
-WINDOW_BYTES = 256 << 20  # encoded bytes in a window, about
+BLOCK = 256  # neighbouring images of a tar file that stay together until windows are shuffled
+WINDOW_BYTES = 256 << 20  # approximate size of a window in encoded bytes
 LEAST_WINDOW, MOST_WINDOW = 2048, 65536  # images
-STREAMED_IMAGES, STREAMED_BYTES = 200_000, 8 << 30  # a set of this size or larger is not decoded before a run
+STREAMED_IMAGES, STREAMED_BYTES = 200_000, 8 << 30  # a set of at least either size is not decoded before a run
 _RUNS = 32  # runs of neighbours in a sample
 
 
@@ -25,7 +25,7 @@ class Stream:
 
     Attributes:
         shards: (N,) int32 shard of each image.
-        blocks: (N,) int32 block of neighbours within the shards: a row group of Parquet, 256 images of a tar file.
+        blocks: (N,) int32 block of neighbours within the shards: a Parquet row group, or 256 images of a tar file.
         window: Number of images that are shuffled together.
     """
 
@@ -69,13 +69,13 @@ class Stream:
 def is_streamed(count: int, n_bytes: int) -> bool:
     """Return whether a set of `count` images in `n_bytes` encoded bytes is streamed.
 
-    It depends on the data alone, since a resumed run must show the same images in the same steps.
+    The answer depends on the data alone, since a resumed run must use the same images in the same steps.
     """
     return count >= STREAMED_IMAGES or n_bytes >= STREAMED_BYTES
 
 
 def streaming_note(count: int, shards: int) -> str:
-    """Return the note on a streamed set."""
+    """Return the note for the user that a set is streamed."""
     return (
         f"{count} images in {counted(shards, 'shard')} are streamed: they are not decoded before the run, and an "
         "unreadable one ends it"

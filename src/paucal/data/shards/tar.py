@@ -1,8 +1,8 @@
 """WebDataset's tar files: indexed once, then read by position.
 
 An image and its label share the name up to the first dot: `000123.jpg` and `000123.cls` are one sample. The label is
-the text of `.cls` or `.label`, or a field of `.json`. If there is a `classes.txt`, numbers are line numbers in it,
-from 0.
+the text of `.cls` or `.label`, or a field of `.json`. If there is a `classes.txt`, numeric labels are its line
+numbers, from 0.
 """
 
 import sys
@@ -27,7 +27,7 @@ from paucal.wording import counted, was
 
 LABEL_SUFFIXES = (".cls", ".label")
 JSON_FIELD = "label"
-_SIZE = slice(124, 136)  # bytes of a tar header with the size of the member
+_SIZE = slice(124, 136)  # position in a tar header of the size of the member
 _MOST_LABEL = 1 << 20  # largest label file in bytes
 _IMAGES, _LABELS = frozenset(IMAGE_SUFFIXES), frozenset(LABEL_SUFFIXES)
 
@@ -53,7 +53,7 @@ def index_tar(path: Path, shown: str, label_field: str = JSON_FIELD) -> TarConte
     """Return the images of one tar file.
 
     Raises:
-        UserError: The file is damaged or compressed, or holds a name that leads out of it, or a key twice.
+        UserError: The file is damaged or compressed, or holds a path that leads out of it, or the same key twice.
     """
     images: dict[str, tarfile.TarInfo] = {}
     labels: dict[str, str] = {}
@@ -62,7 +62,7 @@ def index_tar(path: Path, shown: str, label_field: str = JSON_FIELD) -> TarConte
             for number, member in enumerate(archive):
                 if number >= MOST_ENTRIES:
                     raise UserError(f"{shown} has more than {MOST_ENTRIES:,} entries, the limit: split it.")
-                archive.members.clear()  # type: ignore[attr-defined]  # else every header stays in memory
+                archive.members.clear()  # type: ignore[attr-defined]  # otherwise every header stays in memory
                 if not member.isreg() or member.issparse():
                     continue
                 key, ending = sample_key(checked_name(shown, member.name))
@@ -167,7 +167,7 @@ def build_index(files: Sequence[Shard], contents: Sequence[TarContents], names: 
 
 
 def _number_labels(values: Sequence[str | None], names: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int32]]:
-    """Return the classes and the (N,) labels; classes that are numbers are in numeric order."""
+    """Return the class names and the (N,) labels; names that are numbers are in numeric order."""
     different = {value for value in values if value is not None}
     numeric = all(value.isdecimal() and len(value) < 10 for value in different)
     if names and numeric:
@@ -208,7 +208,7 @@ class TarStore(EncodedStore):
         return self._keys[index]
 
     def stamp(self, index: int) -> Stamp:
-        """Return the image's key, size, and the time of change of its shard."""
+        """Return the key and size of the image, and the time of change of its shard."""
         shard = self._index.files[int(self._index.shards[index])]
         return Stamp(f"{self._place.location}/{self._keys[index]}", int(self._index.lengths[index]), shard.changed)
 
@@ -232,13 +232,13 @@ class TarStore(EncodedStore):
         return content[HEADER:]
 
     def _read(self, shard: Shard, start: int, count: int) -> bytes:
-        # Opened for each image, since forked processes would share the position in an open file.
+        # The file is opened for each image, since forked processes would share the position in an open file.
         for is_last_try in (False, True):
             try:
                 with open(self._place.local_path(shard), "rb", buffering=0) as file:
                     file.seek(start)
                     return file.read(count)
-            except FileNotFoundError:  # a downloaded shard was removed in between, to free space
+            except FileNotFoundError:  # a downloaded shard was removed in the meantime, to free space
                 if is_last_try:
                     raise
         raise AssertionError

@@ -1,4 +1,4 @@
-"""Images written as shards: plain tar files in WebDataset's layout with an index, or Parquet in Hugging Face's."""
+"""Writes images as shards: plain tar files in WebDataset's layout with an index, or Parquet for Hugging Face."""
 
 import io
 import json
@@ -50,10 +50,10 @@ def write_shards(
     on_bad: OnBad = "refuse",
     progress: ReportProgress | None = None,
 ) -> tuple[list[Shard], list[str]]:
-    """Write all images of a set into shards, each part of the set into its own, in random order.
+    """Write all images of a set in random order, with separate shards for train, val and test.
 
-    Images keep their bytes. Each is decoded once, so that the shards hold no unreadable image. Labels are numbers, or
-    lists of them (Parquet); `classes.txt` beside tar files, or the metadata of Parquet, has the class names.
+    Images keep their bytes. Each is decoded once, so that the shards hold no unreadable image. Labels are numbers or,
+    in Parquet, lists of numbers; the class names are in `classes.txt` beside tar files, or in the metadata of Parquet.
 
     Args:
         images: Images to write.
@@ -141,19 +141,19 @@ class Member:
     key: str
 
     def stem(self, number: int) -> str:
-        """Return a unique file name without suffix: as much of the key as a tar header can hold, and the number."""
+        """Return a unique file name without suffix: the number, after as much of the key as a tar header can hold."""
         plain = _SPECIAL_CHARACTERS.sub("_", os.path.splitext(self.key)[0]).strip("/")[-_MOST_NAME:].lstrip("/")
         return f"{plain}-{number:08d}" if plain else f"{number:08d}"
 
 
 def shard_order(images: ImageSet, part: str, seed: int) -> NDArray[np.int64]:
-    """Return the positions of a part's images in random order, which depends on the seed alone.
+    """Return the positions of the images of one part in a random order that depends on the seed alone.
 
     A shard is then a random sample, so that a window over a few of them mixes classes.
     """
     positions = np.flatnonzero(np.asarray(images.declared, dtype="<U6") == part)
     generator = np.random.default_rng(derive_seed(seed, len(positions)))
-    if images.stream is not None:  # from shards to shards: neighbours are read together
+    if images.stream is not None:  # the input is shards as well: neighbours are read together
         return positions[images.stream.take(positions).order(generator)]
     return positions[generator.permutation(len(positions))]
 
@@ -165,13 +165,13 @@ def read_members(
     done: int = 0,
     progress: ReportProgress | None = None,
 ) -> Iterator[Member]:
-    """Yield the readable images with their encoded bytes; images of arrays are encoded as PNG.
+    """Yield the readable images with their encoded bytes; images from arrays are encoded as PNG.
 
     Args:
         images: Set of images.
         order: Positions to read.
-        bad: Dictionary to which the reasons of unreadable images are added, by position.
-        done: Number of images read before.
+        bad: Dictionary to which the reasons why images are unreadable are added, by position.
+        done: Number of images read before this call.
         progress: Function called with (images done, images in all).
     """
     with ThreadPoolExecutor(min(_MOST_THREADS, usable_cores())) as pool:
@@ -264,7 +264,7 @@ class _TarWriter:
 
 
 def _put(archive: tarfile.TarFile, name: str, content: bytes) -> None:
-    entry = tarfile.TarInfo(name)  # without time and owner, so that the same images give the same shards
+    entry = tarfile.TarInfo(name)  # has no time or owner, so that the same images give the same shards
     entry.size = len(content)
     archive.addfile(entry, io.BytesIO(content))
 

@@ -1,7 +1,7 @@
-"""Archives of image folders, read where they are: nothing is unpacked, and no name in them is followed anywhere.
+"""Archives of image folders, read in place: nothing is unpacked, and no path or link in them is followed.
 
-A zip has an index, and so has a plain tar once it was read through; both give any image at any time. A compressed tar
-(.tar.gz) would have to be unpacked from its beginning for every image, and is refused.
+A zip has an index, and a plain tar is indexed by reading it once; both then allow random access. A compressed tar
+(.tar.gz) is refused, since it would have to be unpacked from its beginning for every image.
 """
 
 import os
@@ -26,13 +26,13 @@ from paucal.types import UserError
 ARCHIVE_SUFFIXES = (".zip", ".tar")
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 MOST_ENTRIES = 20_000_000
-MOST_IMAGE = 512 << 20  # most unpacked bytes of an image; more is a decompression bomb
+MOST_IMAGE = 512 << 20  # largest unpacked size of an image; a larger one is a decompression bomb
 _ENCRYPTED, _UTF8 = 1, 0x800  # bits of a zip entry's flags
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """A file in an archive: where its bytes begin (of a zip: its header), and how many they are.
+    """A file in an archive: the offset of its bytes (in a zip: of its header), and its size.
 
     Attributes:
         name: Path within the archive.
@@ -48,7 +48,7 @@ class _Entry:
 
 
 class ArchiveStore(Reopened, EncodedStore):
-    """Images in a zip or tar file, each read when it is asked for."""
+    """Images in a zip or tar file, each read on demand."""
 
     kept = ("_file", "_entries", "_zipped")
 
@@ -67,7 +67,7 @@ class ArchiveStore(Reopened, EncodedStore):
         """Return the bytes of an image.
 
         Raises:
-            UnreadableImage: They are damaged, encrypted, or more than the archive says.
+            UnreadableImage: They are damaged, encrypted, or longer than the archive says.
         """
         entry = self._entries[index]
         if entry.size > MOST_IMAGE:
@@ -84,7 +84,7 @@ class ArchiveStore(Reopened, EncodedStore):
         return content
 
     def _from_zip(self, entry: _Entry) -> bytes:
-        if self._archive is None or self._owner != os.getpid():  # a fork would share the place in the file
+        if self._archive is None or self._owner != os.getpid():  # forked processes would share the file position
             self._archive, self._owner = zipfile.ZipFile(self._file), os.getpid()
         with self._archive.open(entry.stored) as file:
             return file.read(entry.size + 1)
@@ -104,7 +104,7 @@ def open_archive(file: Path, labelled: bool = True) -> ImageSet:
     """Open a zip or tar file like the folder that it was made from.
 
     If all entries are in one folder (`photos.zip` with `photos/cat/1.jpg`), that folder is the root, unless it is named
-    after a part.
+    "train", "val" or "test".
 
     Raises:
         UserError: The archive is damaged, compressed as a whole, holds a name that leads out of it, or has no images.
@@ -128,7 +128,7 @@ def open_archive(file: Path, labelled: bool = True) -> ImageSet:
 
 
 def archive_entries(file: Path) -> list[_Entry]:
-    """Return the files in an archive without hidden ones.
+    """Return the files in an archive, except hidden ones.
 
     Raises:
         UserError: The archive is damaged, compressed as a whole, or holds a name that leads out of it.
@@ -165,7 +165,7 @@ def _zip_entries(file: Path) -> list[_Entry]:
 def _zip_name(entry: zipfile.ZipInfo) -> str:
     """Return the name of an entry with forward slashes.
 
-    macOS writes UTF-8 without the flag that says so, and `zipfile` assumes code page 437 then.
+    macOS writes UTF-8 without setting the flag for it, and `zipfile` then assumes code page 437.
     """
     name = entry.filename
     if not entry.flag_bits & _UTF8:
@@ -200,11 +200,11 @@ def _refuse_many(file: Path, count: int) -> None:
 
 
 def shared_folder(names: list[str], depth: int) -> str:
-    """Return the folder that all files lie in, as a prefix, unless it is called like a part; "" for several.
+    """Return the folders that all files share, as a prefix that ends before a folder named "train" or the like.
 
     Args:
         names: Paths of the files.
-        depth: Folders that a path must have for the first of them to be left off.
+        depth: Number of folders that every path must have beyond the prefix for the first of them to join it.
     """
     base = ""
     while names:

@@ -19,7 +19,7 @@ from paucal.wording import counted, was
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img", "jpegimages", "photos", "pictures", "pics", "frames")
 _KINDS_SHOWN = 5
-# Left in archives by macOS, beside photos by network storage, on disks by Windows and Linux, by Python.
+# Created by macOS in archives, by network storage beside photos, by Windows and Linux on disks, and by Python.
 _SYSTEM_FOLDERS = {
     *("__macosx", "@eadir", "#recycle", "@recycle", "#snapshot", "$recycle.bin", "recycler"),
     *("system volume information", "lost+found", "__pycache__"),
@@ -29,7 +29,7 @@ _ALWAYS = (
     *(".jfif", ".jpe", ".mpo", ".apng", ".pgm", ".pbm", ".pnm"),
     ".npy",  # an array of channels
 )
-# What each kind needs: a feature that Pillow was built with, or a package.
+# Requirement of each suffix: a feature that Pillow was built with, or a package.
 _BUILT_IN = {".jp2": "jpg_2000", ".j2k": "jpg_2000", ".jpx": "jpg_2000", ".j2c": "jpg_2000", ".avif": "avif"}
 _HEIF = (".heic", ".heif", ".hif")
 
@@ -46,7 +46,7 @@ IMAGE_SUFFIXES = _readable()
 
 
 def advice(suffix: str) -> str:
-    """Return the command that makes files of a kind readable which `IMAGE_SUFFIXES` lacks; "" if there is none.
+    """Return the command that makes files of a suffix outside `IMAGE_SUFFIXES` readable; "" if there is none.
 
     Example:
         >>> advice(".avif"), advice(".txt")
@@ -59,14 +59,13 @@ def advice(suffix: str) -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """What holds images that are laid out as folders: a folder, or an archive of one.
+    """A container of images that are laid out as folders: a folder, or an archive of one.
 
     Attributes:
         name: Name for people.
         location: Location as in `ImageSet.location`.
         store: Function that makes the store of the images with given keys.
-        subfolders: Function that lists the names of the folders in a folder, given relative to the root ("" for the
-            root).
+        subfolders: Function that takes a folder relative to the root ("" for the root) and lists its subfolders.
     """
 
     name: str
@@ -78,10 +77,10 @@ class Place:
 def open_folder(root: Path, labelled: bool = True) -> ImageSet:
     """Open a folder of images.
 
-    Labelled, `root` holds class folders, or `train`, `val` (also `valid`, `validation`, `dev`) and `test`
+    If `labelled`, `root` holds class folders, or `train`, `val` (also `valid`, `validation`, `dev`) and `test`
     (also `testing`) in any case with class folders inside. Images may be nested deeper below a class folder.
-    Classes are numbered in lexicographic order over the union of all parts, so a class that one part lacks
-    shifts no label. Unlabelled, every image below `root` counts, and its part is still known.
+    Classes are numbered in lexicographic order over the union of all parts, so a class missing from
+    one part shifts no label. Otherwise every image below `root` counts, and its part is still known.
 
     Raises:
         UserError: There are no images, a part without class folders, an empty class folder, or folders beside the
@@ -111,7 +110,7 @@ def open_place(
 
     Args:
         place: Folder or archive.
-        keys: Paths of all images, relative to it, sorted.
+        keys: Paths of all images, relative to `place`, sorted.
         passed_over: Number of files that are not images, by suffix.
         labelled: Whether folders are classes.
         shown: Path of the place in messages; None for its location.
@@ -144,7 +143,7 @@ def open_place(
 
 
 def _has_parts(root: Path, tops: list[str], parts: list[str], keys: list[str]) -> bool:
-    """Tell folders of parts from classes that happen to be called "train" or "test"."""
+    """Distinguish train/val/test folders from classes that happen to be called "train" or "test"."""
     filled = {key.split("/")[0] for key in keys}
     others = [top for top in tops if top not in parts and top in filled]
     if not parts:
@@ -181,7 +180,7 @@ def _open_parts(place: Place, root: Path, parts: list[str], keys: list[str], not
 
 
 def _refuse_empty_classes(root: Path, folders: list[str], names: list[str]) -> None:
-    """Refuse class folders, given by their paths, whose name is not among the classes of the images."""
+    """Refuse class folders (given as paths) that hold no images: their names are not among the image classes."""
     empty = sorted(folder for folder in folders if folder.rpartition("/")[2] not in names)
     for folder in empty:
         twin = next((other for other in folders if other != folder and _is_same(root / folder, root / other)), None)
@@ -216,7 +215,7 @@ def _image_set(
 
 
 def parts_of(keys: list[str]) -> list[str]:
-    """Return the part folder that each image lies in; "" for all if these folders look like classes."""
+    """Return the train/val/test folder of each image; "" for all if these folders look like classes."""
     parts = [_part_of(key) for key in keys]
     others = any("/" in key and not part for key, part in zip(keys, parts, strict=True))
     nested = any(key.count("/") >= 2 for key, part in zip(keys, parts, strict=True) if part)
@@ -235,8 +234,8 @@ def find_images(root: Path, passed_over: Counter[str] | None = None, links: dict
 
     Args:
         root: Folder to search.
-        passed_over: Counter to which the files that are not images are added, by suffix in small letters.
-        links: Dictionary to which folders that were entered before are added, each with its other name.
+        passed_over: Counter to which the files that are not images are added, by lower-case suffix.
+        links: Dictionary to which folders reached a second time are added, each with its other name.
 
     Raises:
         UserError: A folder cannot be read.
@@ -266,7 +265,7 @@ def find_files(root: Path, links: dict[str, str] | None = None) -> Iterator[str]
 
 
 def require_readable(folder: Path) -> None:
-    """Refuse a folder with unreadable folders in it, which patterns of names would silently skip.
+    """Refuse a folder with unreadable subfolders, which glob patterns would silently skip.
 
     Raises:
         UserError: A folder cannot be read.
@@ -283,7 +282,7 @@ def _refuse_unreadable(problem: OSError) -> None:
 
 
 def ignored(name: str) -> bool:
-    """Return whether a file or folder is hidden, or belongs to the system."""
+    """Return whether a file or folder is hidden or a system file."""
     return name.startswith(".") or name.lower() in _SYSTEM_FOLDERS
 
 

@@ -12,11 +12,11 @@ from paucal.data.shards.stream import concatenate_streams
 from paucal.data.stores import JoinedStore
 from paucal.types import UserError
 
-SEPARATOR = os.pathsep  # ":", and ";" on Windows, as in lists of paths everywhere
+SEPARATOR = os.pathsep  # ":", or ";" on Windows, as in PATH
 
 
 def roots_of(location: str | Path) -> list[str]:
-    """Return the locations joined by ":" (";" on Windows) in one location, or the location itself.
+    """Split a location at ":" (";" on Windows) into several, or return it alone.
 
     It is not split if a file or folder of that name exists, or if none of its pieces exists.
 
@@ -36,8 +36,8 @@ def roots_of(location: str | Path) -> list[str]:
 def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
     """Return one set of several: classes are joined by name, and keys begin with the name of their set.
 
-    If some sets have parts of their own, the images of the others are training images. If the images of some may have
-    several labels, those of all may.
+    If some sets have their own splits, the images of the others are training images. If some sets are multi-label, the
+    joined set is multi-label.
 
     Raises:
         UserError: One set has classes and another has none.
@@ -67,14 +67,14 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
         declared=[part or ("train" if parts else "") for image_set in sets for part in image_set.declared],
         store=JoinedStore([image_set.store for image_set in sets]),
         stream=concatenate_streams([image_set.stream for image_set in sets], [len(image_set) for image_set in sets]),
-        hints=replace(sets[0].hints, train_per_class=None, official_parts=""),  # those hold for the first set only
+        hints=replace(sets[0].hints, train_per_class=None, official_parts=""),  # valid for the first set only
         notes=tuple(f"{name}: {note}" for name, image_set in zip(names, sets, strict=True) for note in image_set.notes),
         multi_hot=None if not multi_hot else np.concatenate(multi_hot),
     )
 
 
 def _names(sets: Sequence[ImageSet]) -> list[str]:
-    """Return a different name for every set, which stays the same if the sets are copied."""
+    """Return distinct names for the sets, which stay the same if the sets are copied."""
     names = [image_set.name for image_set in sets]
     return [name if names.count(name) == 1 else f"{name}-{place + 1}" for place, name in enumerate(names)]
 

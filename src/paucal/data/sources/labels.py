@@ -12,14 +12,14 @@ from paucal.data.images import UNKNOWN
 from paucal.types import UserError
 from paucal.wording import counted
 
-ONE_LABEL = "none"  # as the separator: each cell is the name of one class, whatever it holds
+ONE_LABEL = "none"  # as a separator: each cell is one class name, whatever characters it holds
 _SEPARATORS = ";|,"
-MISSING = ("nan", "-nan", "<na>", "nat", "#n/a")  # how programs write missing values, in small letters
+MISSING = ("nan", "-nan", "<na>", "nat", "#n/a")  # usual markers of missing values, in lower case
 _MARKS = {"1": 1, "1.0": 1, "true": 1, "0": 0, "0.0": 0, "false": 0, "-1": UNKNOWN, "-1.0": UNKNOWN, "": UNKNOWN}
 _MARKS |= dict.fromkeys(MISSING, UNKNOWN)
 _MOST_SHOWN = 60
 _COLUMNS_SHOWN = 5
-_ITEM = re.compile(r"'([^']*)'|\"([^\"]*)\"|([^\s,'\"]+)")  # of an array as NumPy prints it, which has no commas
+_ITEM = re.compile(r"'([^']*)'|\"([^\"]*)\"|([^\s,'\"]+)")  # an item of an array printed by NumPy, without commas
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Labels:
 def find_separator(cells: Sequence[str], given: str | None = None) -> str:
     """Return the separator between several labels in the cells of a column; "" if each cell is one label.
 
-    A sign counts as a separator if it stands between names in some cell and makes fewer names than there are different
-    cells. ";" and "|", which are rare in names, also count if a name is in several cells and either cells, empty ones
-    among them, differ in how many names they have, or a name is at different places of two cells.
+    A sign is a separator if it stands between names in some cell and splitting at it gives fewer distinct names than
+    there are distinct cells. ";" and "|", which are rare in names, also count if some name is in several cells and
+    either the number of names varies over the cells (even empty ones), or some name changes its position.
 
     Args:
         cells: Cells of the column.
@@ -66,7 +66,7 @@ def find_separator(cells: Sequence[str], given: str | None = None) -> str:
 
 
 def is_missing(cell: str) -> bool:
-    """Return whether a cell is empty or what a program writes for a missing value."""
+    """Return whether a cell is empty or holds a usual marker of a missing value, such as "nan"."""
     return not cell or cell.lower() in MISSING
 
 
@@ -87,7 +87,7 @@ def labels_in_lists(cells: Sequence[str]) -> list[list[str]] | None:
 def _items(cell: str) -> list[str] | None:
     """Return the members of a list; None if the brackets belong to a name, as in "(other)"."""
     try:
-        # Python joins texts without a comma between them, which NumPy prints.
+        # NumPy prints strings without commas, and Python would concatenate them.
         value = None if re.search(r"['\"]\s+['\"]", cell) else ast.literal_eval(cell)
         if isinstance(value, list | tuple | set):
             return [str(item).strip() for item in value if item is not None]
@@ -120,7 +120,7 @@ def from_cells(cells: Sequence[str], separator: str) -> Labels:
     """Return the labels that cells name, several in a cell if there is a separator.
 
     Args:
-        cells: Cell of each image; without a separator none may be empty.
+        cells: Cell of each image; no cell may be empty unless there is a separator.
         separator: Separator as `find_separator` returns it.
     """
     rows = [divided(cell, separator) for cell in cells]
@@ -133,7 +133,7 @@ def divided(cell: str, separator: str) -> list[str]:
 
 
 def separator_words(cells: Sequence[str], separator: str) -> str:
-    """Return how cells with a separator name labels, for people; "" without one."""
+    """Describe for people how cells with a separator name labels; "" without a separator."""
     example = max(cells, key=lambda cell: cell.count(separator)) if separator and cells else ""
     return f"such as {example[:_MOST_SHOWN]!r}, divided at {separator!r}" if separator else ""
 
@@ -144,7 +144,7 @@ def from_names(rows: Sequence[Sequence[str]], several: bool, where: str) -> Labe
     Args:
         rows: Names of the classes of each image.
         several: Whether images may have several labels, or none; otherwise each has one.
-        where: How the labels are given, for people.
+        where: Description of how the labels are given, for people.
     """
     classes = tuple(sorted({name for row in rows for name in row}))
     number = {name: place for place, name in enumerate(classes)}
@@ -157,7 +157,7 @@ def from_names(rows: Sequence[Sequence[str]], several: bool, where: str) -> Labe
 
 
 def class_columns(rows: Sequence[Sequence[str]], width: int, known: Collection[int | None]) -> tuple[int, ...]:
-    """Return the positions of columns of 1 and 0, one for each class; none if there are fewer than two."""
+    """Return the positions of the columns of 1 and 0, one per class; empty if there are fewer than two."""
     marks = [
         place
         for place in range(width)
@@ -172,8 +172,8 @@ def class_columns(rows: Sequence[Sequence[str]], width: int, known: Collection[i
 def from_columns(classes: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Labels:
     """Return the labels of a table with a column for each class.
 
-    An empty cell, or one of -1, means that the class is unknown (as in CheXpert, arXiv:1901.07031); in a table without
-    any 0 an empty cell means 0. If every image is of exactly one class, it has one label.
+    An empty cell or -1 means that the class is unknown (as in CheXpert, arXiv:1901.07031), but in a table without any
+    0 an empty cell means 0. If every image is of exactly one class, the labels are single labels.
 
     Args:
         classes: Names of the columns.

@@ -23,8 +23,8 @@ FOLDERS_OF_TABLES = (
 _ESCAPED_BYTE = re.compile(r"\\udc([89a-f][0-9a-f])")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/+\S", re.IGNORECASE)
 _OUTSIDE = re.compile(r"/|[A-Za-z]:|(?:.*/)?\.\.(?:/|$)|[^\0]*\0", re.DOTALL)
-_SAMPLED_ROWS = 32  # rows that decide which folder the paths are relative to
-_SHOWN = 80  # characters of a path in a message
+_SAMPLED_ROWS = 32  # number of rows that decide which folder the paths are relative to
+_SHOWN = 80  # most characters of a path in a message
 
 
 class ListedImage(NamedTuple):
@@ -38,8 +38,8 @@ class ListedImage(NamedTuple):
         label: Cell of the class.
         others: Cells of further columns.
         marks: Cells of the columns that stand for one class each.
-        names: Names of its classes, once they are divided.
-        key: Path of its file below the common folder, once it is found.
+        names: Names of its classes, once the cell is divided.
+        key: Path of its file below the common folder, once the file is found.
     """
 
     path: str
@@ -66,7 +66,7 @@ def locate(listed: Sequence[ListedImage], root: Path | None) -> Located:
 
     Args:
         listed: All images of a set.
-        root: Folder that the paths are relative to; None searches the folder of the file, the one above, and folders
+        root: Folder that the paths are relative to; None searches the folder of the file and its parent, and folders
             of images or of the part below them.
 
     Raises:
@@ -130,7 +130,7 @@ def _candidates(file: Path, part: str, root: Path | None, finders: dict[Path, "F
 
 
 def _below(folder: Path, file: Path, part: str, finders: dict[Path, "FileFinder"], depth: int = 2) -> list[Path]:
-    """Return the folders of images, of the part and of the table's own name below a folder, and its only subfolder."""
+    """Return the subfolders named after images, the part or the table; and the only subfolder, if there is just one."""
     names = finders.setdefault(folder, FileFinder(folder)).folders()
     usual = (*IMAGE_FOLDERS, file.stem.lower(), *(("train",) if part == "" else ()))
     folders = [folder / name for name in names if name.lower() in usual or tells_part(name, part)]
@@ -143,10 +143,10 @@ def _below(folder: Path, file: Path, part: str, finders: dict[Path, "FileFinder"
 def _choose_folder(
     rows: Sequence[ListedImage], candidates: Sequence["FileFinder"], root: Path | None
 ) -> tuple["FileFinder", str]:
-    """Return the folder that has most of the sampled images, and the prefix of paths that stands for it elsewhere.
+    """Return the folder with most of the sampled images, and the path prefix that means it on another machine.
 
     Raises:
-        UserError: No folder has any of them.
+        UserError: No folder has any of these images.
     """
     sample = [rows[place] for place in evenly_spaced(len(rows), _SAMPLED_ROWS)]
     best, most = None, 0
@@ -176,7 +176,7 @@ def _choose_folder(
 
 
 def _foreign_prefix(paths: Sequence[str], finder: "FileFinder") -> str:
-    """Return what all absolute paths begin with on another machine, if the rest of the first exists; else ""."""
+    """Return the prefix that absolute paths of another machine share, if the rest of the first path exists; else ""."""
     pieces = paths[0].split("/")
     for count in range(1, len(pieces)):
         if leads_out(paths[0]) and finder.find("/".join(pieces[count:])):
@@ -186,7 +186,7 @@ def _foreign_prefix(paths: Sequence[str], finder: "FileFinder") -> str:
 
 
 def _absolute_prefixes(folder: Path, root: Path | None) -> list[str]:
-    """Return how absolute paths below a folder begin: with the folder, or with the root as it was given."""
+    """Return the prefixes of absolute paths below a folder: the folder itself, and the root as it was given."""
     spellings = [folder, *(() if root is None else (root, root.absolute()))]
     return list(dict.fromkeys(f"{path.as_posix().rstrip('/')}/" for path in spellings))
 
@@ -224,7 +224,7 @@ class FileFinder:
         self._folders: dict[str, str | None] = {"": ""}
 
     def find(self, path: str) -> list[str]:
-        """Return the relative paths of the files that a path may mean; empty if there is no such file."""
+        """Return the relative paths of the files that a path may mean; empty if there are none."""
         above, _, name = path.rpartition("/")
         folder = self._folder(above)
         if folder is None:
@@ -242,7 +242,7 @@ class FileFinder:
         return [] if names is None else sorted(name for name in names.folders if not name.startswith("."))
 
     def _folder(self, path: str) -> str | None:
-        """Return the folder that a path means; None if there is none, or several are alike."""
+        """Return the folder that a path means; None if there is none, or several match."""
         if path not in self._folders:
             above, _, name = path.rpartition("/")
             folder = self._folder(above)
@@ -281,7 +281,7 @@ class _Names:
 
 
 def likeness(name: str) -> str:
-    """Return what names share that differ only in Unicode form, in case or in bytes that are not UTF-8."""
+    """Return a key that is equal for names that differ only in Unicode form, case or bytes that are not UTF-8."""
     return unicodedata.normalize("NFC", valid_text(unescaped(name))).casefold()
 
 
@@ -296,7 +296,7 @@ def unescaped(name: str) -> str:
 
 
 def _list(folder: Path) -> _Names | None:
-    """Return the names in a folder; None if they may not be listed."""
+    """Return the names in a folder; None if it may not be listed."""
     files, folders = [], []
     try:
         with os.scandir(folder) as entries:

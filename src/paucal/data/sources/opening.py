@@ -61,15 +61,15 @@ def open_images(
             PASCAL VOC's lists; "hf:OWNER/NAME" on the Hugging Face hub; the name of a published set (`named/`), unless
             a file or folder has that name; one image file when not `labelled`; or several of these, joined by ":" (";"
             on Windows).
-        labelled: False opens the images without labels, from any nesting of folders, for pre-training and prediction.
+        labelled: False opens the images of any nested folders without labels, for pre-training and prediction.
         label_column: Column of a table or Parquet file that holds the class; None finds it.
         image_column: Column that holds the path or the image; None finds it.
-        root: Folder of the published sets (None for `named.data_root`), in which case the name wins over a path; or the
-            folder that the paths of a table or list file are relative to.
+        root: Folder of all published sets (None for `named.data_root`), which makes a name win over a path; or, for a
+            table or list file, the folder that its paths are relative to.
         download: Whether a published set may be downloaded.
-        label_separator: Separator between several labels in a cell of a table, "none" for one label in each; None
+        label_separator: Separator between several labels in a cell of a table, "none" for one label per cell; None
             finds it.
-        progress: Function called with (shards, shards in all) while shards without an index are read.
+        progress: Function called with (shards read, total shards) while shards without an index are read.
 
     Raises:
         UserError: The location does not exist, holds no images, or is not laid out as described; a published set is
@@ -141,7 +141,7 @@ def _open_named(name: str, _: Any, options: SourceOptions) -> ImageSet:
 
 def _open_remote(location: str, _: Any, options: SourceOptions) -> ImageSet:
     folder, _, file = location.rstrip("/").rpartition("/")
-    if file.endswith(PARQUET_SUFFIX):  # a single file, which also works on storage that cannot list its files
+    if file.endswith(PARQUET_SUFFIX):  # a single file: works even on storage that cannot list files
         place = RemoteShardFolder(folder)
         return open_remote_parquet([RowFile(place, place.find_file(file))], options)
     place = RemoteShardFolder(location)
@@ -165,7 +165,7 @@ def _open_image(path: Path, _: Any, options: SourceOptions) -> ImageSet:
 
 
 def _open_tables_of(path: Path, _: Any, options: SourceOptions) -> ImageSet:
-    """Open the tables of a folder, which options about columns ask for."""
+    """Open the tables of a folder, because the options name columns."""
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in TABLE_SUFFIXES)
     tables = tables_of_set(files[0], options) if len(files) == 1 else find_tables(path, options)
     if not tables:
@@ -186,7 +186,7 @@ def _open_classes(path: Path, _: Any, options: SourceOptions) -> ImageSet:
             refuse_masks(open_folder(path, labelled=False))
             raise
         return open_tables(tables, options)
-    # Folders of parts that hold no classes look like classes themselves.
+    # Train/val/test folders without classes look like classes themselves.
     is_doubtful = len(images.classes) < 2 or all(
         any(tells_part(name, part) for part in set(PARTS.values())) for name in images.classes
     )
@@ -198,7 +198,7 @@ def _has_suffix(*suffixes: str) -> Any:
     return lambda path, options: path.suffix.lower() in suffixes
 
 
-# Of a kind, the first source that recognises a location opens it.
+# For each kind of location, the first source that recognises it opens it.
 SOURCES = (
     Source(
         "the built-in digits", "name",
@@ -250,7 +250,7 @@ SOURCES = (
         lambda path, options: find_shards(path),
         lambda path, found, options: open_shards(LocalShardFolder(path), options),
     ),
-    Source(  # without labels a folder stands for all images below it, listed or not
+    Source(  # without labels a folder means all images below it, listed or not
         "a folder of unlabelled images", "folder",
         lambda path, options: not options.labelled,
         lambda path, found, options: open_folder(path, labelled=False),
@@ -270,7 +270,7 @@ SOURCES = (
 
 
 def _near_names(path: Path) -> str:
-    """Suggest names similar to a missing one, from those beside it and those of published sets."""
+    """Suggest names similar to that of a missing path, from its folder and the published sets."""
     if not path.parent.is_dir():
         return f", nor does its folder {path.parent}; check the spelling."
     names = [entry.name for entry in path.parent.iterdir()]
@@ -280,7 +280,7 @@ def _near_names(path: Path) -> str:
 
 
 def _deeper(path: Path) -> str:
-    """Suggest the only folder below, if it holds several folders, which may be the classes."""
+    """Suggest the only subfolder if it holds several folders, since these may be the classes."""
     below = [entry for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
     if len(below) == 1 and sum(entry.is_dir() for entry in below[0].iterdir()) > 1:
         return f"; did you mean {below[0]}?"
@@ -288,9 +288,9 @@ def _deeper(path: Path) -> str:
 
 
 def open_digits(labelled: bool = True) -> ImageSet:
-    """Return scikit-learn's digits: real, small, always there.
+    """Return scikit-learn's digits: real images, small, always available.
 
-    The hints ask for 16 pixels (8 leave a patch model too few tokens), for no mirroring, and for so few epochs that a
+    The hints ask for 16 pixels (8 would leave a patch model too few tokens), no mirroring, and few epochs, so that a
     first run takes about a minute.
     """
     data: Any = load_digits()

@@ -36,14 +36,14 @@ from paucal.wording import counted, was
 
 _PART_NAME = re.compile(rf"({'|'.join(PARTS)})([-_.].*)?\.(parquet|arrow)", re.IGNORECASE)
 PREFIX = "hf:"
-CONVERTED = "refs/convert/parquet"  # the branch where the hub keeps Parquet files of most data sets
+CONVERTED = "refs/convert/parquet"  # branch on which the hub keeps most data sets as Parquet files
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # no slashes: a name must not lead to another folder
 
 
 def find_parquet(folder: Path) -> list[Path]:
     """Return the Parquet files of a folder, else the Arrow files that Hugging Face's `save_to_disk` has written.
 
-    They are in the folder itself, in `data/`, in folders of parts, or in its only subfolder that has any.
+    They may be in the folder itself, in `data/`, in train/val/test folders, or in the only subfolder with such files.
     """
     for suffix in (PARQUET_SUFFIX, ARROW_SUFFIX):
         here, data, below = (
@@ -62,9 +62,9 @@ def open_parquet(root: Path, files: Sequence[Path], options: SourceOptions) -> I
     """Open Parquet or Arrow files as one set; the parts come from names such as `train-00000-of-00002.parquet`.
 
     If the name of a file has no part, the name of its folder may have one (`train/0000.parquet`). A single file
-    declares no part: whoever names one wants all of it. Rows without a label (null or -1, as in the hidden test labels
-    of some sets) are left out of a labelled set, with a note. If rows have lists of labels, images may have several, or
-    none if a list is empty.
+    declares no part: whoever opens it wants all of it. Rows without a label (null or -1, as in the hidden test labels
+    of some sets) are left out of a labelled set, with a note. If rows have lists of labels, images may have several
+    labels, or none.
 
     Raises:
         UserError: A file is not a Parquet file, lacks the columns or numbers its classes differently from the others,
@@ -77,7 +77,7 @@ def open_parquet(root: Path, files: Sequence[Path], options: SourceOptions) -> I
 
 
 def find_remote_parquet(place: RemoteShardFolder) -> list[RowFile]:
-    """Return the Parquet files on object storage, at any depth; none if there are tars, or files cannot be listed."""
+    """Return the Parquet files on object storage, at any depth; empty if there are tars, or files cannot be listed."""
     listed = place.list_files() or []
     if any(shard.name.lower().endswith(".tar") for shard in listed):
         return []
@@ -140,7 +140,7 @@ def _name(file: Path, root: Path) -> str:
 
 
 def _read(files: Sequence[RowFile], columns: Columns) -> tuple[list[list[int]], list[Values]]:
-    """Return the lengths of the row groups of each file, and its labels if they are wanted.
+    """Return the lengths of the row groups of each file, and its labels if `columns` has a label column.
 
     Raises:
         UserError: The files differ in their columns or classes, or a column cannot be read.
@@ -188,7 +188,7 @@ def _parts(files: Sequence[RowFile], labelled: bool) -> tuple[list[str], list[st
     parts = ["" if len(files) == 1 else _part(file.shard.name) for file in files]
     if labelled or not {"train", "val", "test"} <= set(parts) or not _hide_test_labels(files, parts):
         return parts, []
-    # With labels these rows are left out, and the validation files are used to test.
+    # With labels, the test rows are left out and the validation files become the test part.
     note = "the labels of the test files are hidden, so the validation files are test images too"
     return [part.replace("val", "test") for part in parts], [note]
 
@@ -254,7 +254,7 @@ def _hub_files(location: str, download: bool) -> tuple[Path, list[Path]]:
     for revision in (None, CONVERTED):
         try:
             root = _download(repository, revision, download)
-        except Exception as error:  # no network, no such set, no permission: the library has a type for each
+        except Exception as error:  # no network, no such set, no permission: each has its own type
             problem = str(error).split("\n")[0].strip() or type(error).__name__
             continue
         files = sorted(root.rglob("*.parquet"))

@@ -1,4 +1,4 @@
-"""Columns of Parquet and Arrow files: which hold the images and the labels, and how labels are encoded."""
+"""Columns of Parquet and Arrow files: which of them hold images and labels, and how labels are encoded."""
 
 import json
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from paucal.data.sources.source import SourceOptions
 from paucal.types import NoLabelsError, UserError
 
 Features = dict[str, dict[str, Any]]
-_NO_LIST = -1  # length of a row that has no list
-_LARGEST = 2**53  # the largest float below which all whole numbers can be represented
+_NO_LIST = -1  # length given to a row without a list
+_LARGEST = 2**53  # floats represent all whole numbers up to here
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns of images and labels, and of the classes if the schema has them."""
+    """Names of the image column, the label column and, if the schema has them, the classes."""
 
     image: str
     label: str | None
@@ -60,7 +60,7 @@ def find_columns(shown: str, schema: pa.Schema, options: SourceOptions) -> Colum
 
 
 def features_of(schema: pa.Schema) -> Features:
-    """Return Hugging Face's descriptions of the columns in the metadata, for a list that of its members, or {}."""
+    """Return Hugging Face's column descriptions from the metadata (of a list: that of its members), or {}."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, ValueError, TypeError):
@@ -76,13 +76,13 @@ def features_of(schema: pa.Schema) -> Features:
 
 
 def class_names(features: Features, label: str) -> tuple[str, ...]:
-    """Return the class names in the metadata, as text that can be written, or ()."""
+    """Return the class names in the metadata as valid Unicode text, or ()."""
     names = features.get(label, {}).get("names", [])
     return tuple(str(name).encode(errors="replace").decode() for name in names) if isinstance(names, list) else ()
 
 
 def label_column_of(schema: pa.Schema, features: Features) -> str | None:
-    """Return the column `label` or `labels`, or the only one of classes; None if there is none."""
+    """Return the column `label` or `labels`, or else the only column of classes; None if there is none."""
     for name in ("label", "labels"):
         if name in schema.names:
             return name
@@ -116,7 +116,7 @@ def _holds_bytes(kind: pa.DataType) -> bool:
 
 @dataclass(frozen=True)
 class Values:
-    """Labels of N rows as they are written.
+    """Labels of N rows as the file has them.
 
     Attributes:
         values: (N,) int64, -1 for no label; (N,) text, "" for no label; or the members of all lists, one after another.
@@ -168,7 +168,7 @@ def _plain(column: pa.ChunkedArray, whole: pa.DataType, name: str, shown: str) -
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         texts = column.cast(kind).fill_null("").to_pylist()
         return np.asarray(["" if is_missing(text.strip()) else text for text in texts], dtype=object)
-    if pa.types.is_floating(kind):  # how pandas keeps whole numbers if some are missing
+    if pa.types.is_floating(kind):  # pandas stores whole numbers this way if some are missing
         values = column.cast(kind).cast(pa.float64()).fill_null(np.nan).to_numpy()
         numbers = np.where(np.isnan(values), -1, values)
         if (numbers == np.floor(numbers)).all() and (np.abs(numbers) < _LARGEST).all():
@@ -198,18 +198,18 @@ def _lists(column: pa.ChunkedArray, name: str, shown: str) -> Values:
 
 
 def _are_equally_long(lengths: NDArray[np.int64]) -> bool:
-    """Return whether all lists are of one length of at least two, which may be the number of classes."""
+    """Return whether all lists have the same length, two or more, which may be the number of classes."""
     different = np.unique(lengths[lengths >= 0])
     return len(different) == 1 and different[0] > 1
 
 
 def encode(cells: Sequence[Values], columns: Columns, shown: str, separator: str | None = None) -> Labels:
-    """Return the classes and labels of all rows of several files; a row without a label has -1, or unknown classes.
+    """Return the classes and labels of all rows of several files; rows without a label get -1 (in every class).
 
     Args:
         cells: Labels of each file.
-        columns: Name of the column, and of the classes if the metadata has them.
-        shown: Files as messages call them.
+        columns: Names of the column and, if the metadata has them, the classes.
+        shown: Name of the files in messages.
         separator: Separator between several labels in text; None or "none" for one label.
 
     Raises:
@@ -265,7 +265,7 @@ def _from_lists(cells: Values, columns: Columns, shown: str) -> Labels:
 
 
 def _repeats_marks(values: NDArray[Any], lengths: NDArray[np.int64], rows: NDArray[np.int64]) -> bool:
-    """Return whether lists are marks of all classes and not class numbers: equally long, with 0 or 1 repeated."""
+    """Return whether lists have a mark per class, not class numbers: equally long, with 0 or 1 repeated."""
     if values.dtype == object or not _are_equally_long(lengths) or not np.isin(values, (0, 1)).all():
         return False
     ones = np.bincount(rows, weights=values, minlength=len(lengths))[lengths >= 0]
@@ -286,6 +286,6 @@ def _from_marks(values: NDArray[np.int64], lengths: NDArray[np.int64], columns: 
 
 
 def _several(classes: tuple[str, ...], multi_hot: NDArray[np.int8], lengths: NDArray[np.int64], where: str) -> Labels:
-    multi_hot[lengths < 0] = UNKNOWN  # nothing is known of these rows
+    multi_hot[lengths < 0] = UNKNOWN  # rows without a list
     notes = several_notes(multi_hot[lengths >= 0], where) if (lengths >= 0).any() else ()
     return Labels(classes, np.full(len(lengths), -1, dtype=np.int64), multi_hot, notes)

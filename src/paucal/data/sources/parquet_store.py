@@ -22,8 +22,8 @@ from paucal.types import UserError
 
 PARQUET_SUFFIX, ARROW_SUFFIX = ".parquet", ".arrow"
 _KEPT_BYTES = 1 << 30
-_STREAMED_BYTES = 2 * WINDOW_BYTES  # all but one window of them will soon be dropped
-_MOST_OPEN = 16  # files; a downloaded one can only make room for another once it is closed
+_STREAMED_BYTES = 2 * WINDOW_BYTES  # kept bytes when streaming; all but one window will soon be dropped
+_MOST_OPEN = 16  # most open files; a downloaded file must be closed before its space can be freed
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Rows:
 
 
 class RowFile:
-    """One Parquet or Arrow file; it is opened anew for each query, so that a set may have thousands."""
+    """A Parquet or Arrow file; it is opened anew for each query, so that a set may have thousands of files."""
 
     def __init__(self, place: ShardFolder, shard: Shard) -> None:
         self.place, self.shard = place, shard
@@ -50,14 +50,14 @@ class RowFile:
 
     @property
     def is_arrow(self) -> bool:
-        """Whether it is an Arrow file as Hugging Face's `save_to_disk` writes, and not Parquet."""
+        """Whether it is an Arrow file, as written by Hugging Face's `save_to_disk`, and not Parquet."""
         return self.shard.name.endswith(ARROW_SUFFIX)
 
     def schema(self) -> pa.Schema:
         """Return the columns.
 
         Raises:
-            UserError: It is not such a file, or cannot be downloaded.
+            UserError: The file is neither Parquet nor Arrow, or cannot be downloaded.
         """
         if self.is_arrow:
             return read_arrow(self.place.local_path(self.shard)).schema
@@ -78,7 +78,7 @@ class RowFile:
         )
 
     def _query(self, query: Callable[[pq.ParquetFile], Any]) -> Any:
-        """Return what a function of the opened file returns; on object storage only the parts it needs are read."""
+        """Return the result of a function of the opened file; on object storage only the bytes it needs are read."""
         if isinstance(self.place, RemoteShardFolder):
             return self._query_remote(self.place, query)
         try:
@@ -102,13 +102,13 @@ class RowFile:
             raise
         except FileNotFoundError:
             raise UserError(f"{self} no longer exists; check the address.") from None
-        except Exception as problem:  # every storage has its own types
+        except Exception as problem:  # every storage has its own exception types
             reason = str(problem).split("\n")[0].strip() or type(problem).__name__
             raise UserError(f"{self} cannot be read ({reason}); check the network.") from None
 
 
 def read_arrow(file: Path) -> pa.Table:
-    """Return the table of an Arrow file in the stream or the file format, memory-mapped.
+    """Return the memory-mapped table of an Arrow file, in the stream or the file format.
 
     Raises:
         UserError: It is not an Arrow file.
@@ -166,7 +166,7 @@ class RowStore(Reopened, EncodedStore):
         """Return the encoded bytes of a row.
 
         Raises:
-            UnreadableImage: The row has none, or its file is damaged, missing or cannot be downloaded.
+            UnreadableImage: The row has no bytes, or its file is damaged, missing or cannot be downloaded.
         """
         file, row = (int(number) for number in self._rows[index])
         try:
@@ -185,7 +185,7 @@ class RowStore(Reopened, EncodedStore):
 
     @abstractmethod
     def _piece(self, file: int, row: int) -> tuple[pa.Array | pa.ChunkedArray, int]:
-        """Return images that are read together, and the position of a file's row among them."""
+        """Return the images that are read together with a row, and the position of that row among them."""
 
 
 class ArrowStore(RowStore):
@@ -205,7 +205,7 @@ class ParquetStore(RowStore):
     """Rows of memory-mapped Parquet files, read one row group at a time.
 
     A row group is the smallest piece of a Parquet file that can be read. The latest ones are kept, encoded, up to 1 GiB
-    in each process (512 MiB for a set of 200,000 images or more); forked loader workers share what the parent has read.
+    in each process (512 MiB for a set of 200,000 images or more); forked loader workers share those of the parent.
     A file on object storage is downloaded as a whole when its first image is needed.
     """
 
@@ -239,7 +239,7 @@ class ParquetStore(RowStore):
     def _open(self, file: int) -> pq.ParquetFile:
         try:
             return pq.ParquetFile(self._place.local_path(self._files[file]), memory_map=True)
-        except FileNotFoundError:  # a downloaded file had to make room for another in between: once more
+        except FileNotFoundError:  # the downloaded file was deleted in between to free space: download it again
             return pq.ParquetFile(self._place.local_path(self._files[file]), memory_map=True)
 
     def _read_group(self, reader: pq.ParquetFile, group: int) -> pa.Array:

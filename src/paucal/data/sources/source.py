@@ -1,4 +1,4 @@
-"""What a source of images is: how its locations are recognised and opened, and with which options."""
+"""Definition of a source of images: how its locations are recognised and opened, and its options."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ class SourceOptions:
         labelled: False opens the images without labels.
         label_column: Column of the classes in a table or Parquet file; None finds it.
         image_column: Column of the paths or images; None finds it.
-        root: Folder that the paths of a table or list are relative to; None for the folder of the table, the one above,
-            or a folder `images` (or the only folder) beside it, whichever has the images; those of a part may be in a
-            folder of its name.
-        separator: Separator between several labels in a cell, "none" for one label in each; None finds it.
-        progress: Function called with (shards, shards in all) while shards without an index are read.
-        download: Whether a published set, or one of the Hugging Face hub, may be downloaded.
+        root: Folder that the paths of a table or list are relative to; None for the folder of the table, its parent, or
+            a folder `images` (or the only folder) beside it, whichever has the images; the images of a part may be in
+            a folder with its name.
+        separator: Separator between several labels in a cell, "none" for one label per cell; None finds it.
+        progress: Function called with (shards read, total shards) while shards without an index are read.
+        download: Whether a published set or a set on the Hugging Face hub may be downloaded.
     """
 
     labelled: bool = True
@@ -39,9 +39,9 @@ class Source:
     """One kind of location that images are opened from: an entry of the table `opening.SOURCES`.
 
     Attributes:
-        noun: What messages call such a location, such as "a list (.txt)".
-        kind: What the location is: "name" for a name that wins over a path, "address" for what is not on this machine,
-            or "file" or "folder" for a path.
+        noun: Term for such a location in messages, such as "a list (.txt)".
+        kind: Type of the location: "name" for a name that wins over a path, "address" for a remote location, or "file"
+            or "folder" for a path.
         find: Function (location, options) that recognises a location; it returns what it found there (True, or files
             that `open` then need not search for again), or a false value if the location is not of this kind.
         open: Function (location, what `find` returned, options) that opens the images.

@@ -1,4 +1,4 @@
-"""Which tables describe images, and which of their columns hold the path, the class, the part, or marks of a class."""
+"""Finds the tables that describe images, and their columns of paths, classes, parts, or marks of a class."""
 
 import re
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from paucal.data.splits.part_names import PARTS, files_of_set, part_name, train_
 from paucal.reading import is_regular
 from paucal.types import UserError
 
-MOST_COLUMNS = 16  # columns kept beside path, class and part
+MOST_COLUMNS = 16  # most columns kept besides path, class and part
 IMAGE_COLUMNS = (
     *("image_path", "image", "path", "file_name", "filename", "file", "filepath", "img_path", "img", "image_id"),
     *("image_name", "imageid", "id", "key"),
@@ -31,10 +31,10 @@ BOX_COLUMNS = (
     *(("left", "top", "right", "bottom"), ("x", "y", "w", "h"), ("x", "y", "width", "height"), ("bbox",), ("objects",)),
     *(("bbox_x", "bbox_y", "bbox_width", "bbox_height"), ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")),
 )
-OF_A_RUN = ["key", "label", "class", "split"]  # split.csv: its labels are numbers, its classes names
+SPLIT_CSV_COLUMNS = ["key", "label", "class", "split"]  # header of split.csv: "label" is a number, "class" a name
 FLAGS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False, "": False}
-_SAMPLED_ROWS = 21  # rows that decide whether a table has a column for each class
-_SHOWN = 80  # characters of a name in a message
+_SAMPLED_ROWS = 21  # number of rows that decide whether a table has a column for each class
+_SHOWN = 80  # most characters of a name in a message
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Columns:
         image: Column of the paths.
         label: Column of the classes; None if there is none.
         split: Column of the parts; None if there is none.
-        names: Names of all columns; empty if the first row is an image.
+        names: Names of all columns; empty if the first row already describes an image.
         marks: Columns of 1 and 0, one for each class.
-        flags: Columns that say whether an image is of a part, with that part.
+        flags: Columns that say whether an image belongs to a certain part, each with that part.
         notes: Sentences on columns that were chosen among several, or are not read.
     """
 
@@ -66,7 +66,7 @@ class Columns:
 
     @property
     def others(self) -> list[int]:
-        """Positions of up to 16 columns that are neither path nor part, such as that of a patient."""
+        """Positions of up to 16 columns that are neither path nor part, such as a patient column."""
         known = (self.image, self.split, *self.marks, *(place for place, _ in self.flags))
         return [place for place in range(len(self.names)) if place not in known][:MOST_COLUMNS]
 
@@ -78,15 +78,15 @@ class Columns:
 
 
 def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -> Columns:
-    """Return the columns of a table, whose first row has their names unless it is an image.
+    """Return the columns of a table; its first row has their names unless it describes an image.
 
     Args:
         file: Path of the table, for messages.
         rows: All rows.
-        options: Names of the columns if they are given, and whether labels are wanted.
+        options: Names of the columns, if given, and whether labels are wanted.
 
     Raises:
-        UserError: There are no such columns.
+        UserError: The table lacks a column of paths, of classes, or one that the options name.
     """
     first, label_column = rows[0].cells, options.label_column
     if first[0].lower().endswith(IMAGE_SUFFIXES) and not (options.image_column or label_column):
@@ -96,7 +96,7 @@ def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -
         image = _position(file, first, options.image_column, "--image-column")
     else:
         image = _first(plain, IMAGE_COLUMNS)
-    if first[: len(OF_A_RUN)] == OF_A_RUN and label_column is None:
+    if first[: len(SPLIT_CSV_COLUMNS)] == SPLIT_CSV_COLUMNS and label_column is None:
         label_column = "class"
     if image is None:
         raise UserError(
@@ -128,11 +128,11 @@ def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -
 def find_tables(folder: Path, options: SourceOptions) -> dict[str, Path]:
     """Return the tables that describe the images of a folder, by their parts; empty if there is no such table.
 
-    They are the train table with those beside it, or the only table with a path and a class, in the folder or in one
-    called `annotations` or the like; or one table in each folder of a part.
+    They are the train table and its companions, or the only table with a path and a class, in the folder or in a
+    subfolder called `annotations` or the like; or one table in each train/val/test folder.
 
     Raises:
-        UserError: There are several; one has to be named.
+        UserError: There are several such tables; the user has to name one.
     """
     beside = [below for below in sorted(folder.iterdir()) if below.name.lower() in FOLDERS_OF_TABLES and below.is_dir()]
     for place in (folder, *beside):
@@ -162,7 +162,7 @@ def _find_table(folder: Path, options: SourceOptions) -> Path | None:
 
 
 def tables_of_set(file: Path, options: SourceOptions) -> dict[str, Path]:
-    """Return a table with those of the other parts beside it, by part; the key is "" for a table on its own.
+    """Return a table and the tables of other parts beside it, by part; the key is "" for a table on its own.
 
     Raises:
         UserError: Two tables are of one part, or one cannot be read.
@@ -172,12 +172,12 @@ def tables_of_set(file: Path, options: SourceOptions) -> dict[str, Path]:
 
 
 def _is_table(file: Path, options: SourceOptions, refuse: bool = False) -> bool:
-    """Return whether a file has a column of paths, and one of classes or one for each class.
+    """Return whether a file has a column of paths, and either a column of classes or a column for each class.
 
     Args:
         file: Path of the file.
-        options: Columns of paths and of classes, if they are given.
-        refuse: Whether to raise for a file that cannot be read, since it belongs to a set; otherwise it is no table.
+        options: Columns of paths and of classes, if given.
+        refuse: Whether to raise for an unreadable file, since it belongs to a set; otherwise return False.
     """
     if not is_regular(file) or file.stat().st_size > MOST_BYTES:
         return False
@@ -207,7 +207,7 @@ def _plain(name: str) -> str:
 
 
 def _of_unnamed(file: Path, rows: Sequence[TableRow], labelled: bool) -> Columns:
-    """Return the columns of a table without names: the path, then the class."""
+    """Return the columns of a table without a header: the path, then the class."""
     first = rows[0].cells
     numbers = [cell for cell in first[1:] if re.fullmatch(r"-?\d+(\.\d+)?", cell)]
     if labelled and len(first) >= 6 and len(numbers) >= 4:
@@ -221,7 +221,7 @@ def _of_unnamed(file: Path, rows: Sequence[TableRow], labelled: bool) -> Columns
 def _parts(
     plain: Sequence[str], names: Sequence[str], cells: Sequence[Sequence[str]]
 ) -> tuple[int | None, tuple[tuple[int, str], ...], list[str]]:
-    """Return the column of parts or else the flags of parts, and notes on columns that are not read."""
+    """Return the column of parts, or else the flag columns, and notes on columns that are not read."""
     split = _first(plain, SPLIT_COLUMNS)
     flags = [
         (place, FLAG_COLUMNS[name])
@@ -238,7 +238,7 @@ def _parts(
 
 
 def _names_of_numbers(plain: Sequence[str], cells: Sequence[Sequence[str]], label: int) -> int:
-    """Return the column with the names of the classes that the column `label` numbers; `label` if there is none."""
+    """Return the column of class names if the column `label` has class numbers and there is one; else `label`."""
     numbers = [row[label] for row in cells if len(row) > label]
     if not all(re.fullmatch(r"\d*(\.0)?", number) for number in numbers):
         return label

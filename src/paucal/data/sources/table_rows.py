@@ -20,8 +20,8 @@ LIST_SUFFIX = ".txt"
 MOST_BYTES = 512 << 20
 MOST_LIST_BYTES = 256 << 20  # twice the size of a list of ImageNet's 1.3 million images
 _DELIMITERS = ",;\t|"
-_SAMPLED_ROWS = 21  # rows that decide the separator
-_SHOWN = 80  # characters of a line in a message
+_SAMPLED_ROWS = 21  # number of rows that decide the separator
+_SHOWN = 80  # most characters of a line in a message
 _ENDINGS = "|".join(re.escape(suffix) for suffix in IMAGE_SUFFIXES)
 _LIST_LINE = re.compile(rf"(?P<path>\S.*?(?:{_ENDINGS}))(?:\s+(?P<label>\d{{1,9}}))?\s*", re.IGNORECASE)
 
@@ -34,14 +34,14 @@ class TableRow(NamedTuple):
 
 
 class TableRows(NamedTuple):
-    """Rows of a table, the names of the columns first if it has them, and a note on its encoding ("" for none)."""
+    """Rows of a table, beginning with the header if it has one, and a note on its encoding ("" for none)."""
 
     rows: list[TableRow]
     note: str
 
 
 def read_table(file: Path, most: int | None = None, exact: bool = False) -> TableRows:
-    """Read the rows of a table that are not empty.
+    """Read the non-empty rows of a table.
 
     Args:
         file: Path of the table.
@@ -58,7 +58,7 @@ def read_table(file: Path, most: int | None = None, exact: bool = False) -> Tabl
 
 
 def read_list(file: Path, labelled: bool, most: int | None = None) -> TableRows:
-    """Read the lines of a list that are not blank: rows of a path, which may contain spaces, and a class number.
+    """Read the non-blank lines of a list: each has a path, which may contain spaces, and a class number.
 
     Args:
         file: Path of the list.
@@ -69,7 +69,7 @@ def read_list(file: Path, labelled: bool, most: int | None = None) -> TableRows:
         Rows of the path with forward slashes and the class number, which is "-1" when not `labelled`.
 
     Raises:
-        UserError: A line is not of this form, or there is none.
+        UserError: A line is not of this form, or there are no lines.
     """
     text, _, note = read_decoded(file, MOST_LIST_BYTES)
     lines = ((n, line.strip()) for n, line in enumerate(io.StringIO(text, newline=None), start=1) if line.strip())
@@ -91,7 +91,7 @@ def _csv_rows(file: Path, text: str, exact: bool) -> Iterator[TableRow]:
     """Yield the rows of a CSV file; an unclosed quote, which would join many lines to one cell, is refused."""
     first, _, rest = text.partition("\n")
     delimiter = first.strip().lower()
-    if delimiter.startswith("sep=") and len(delimiter) == 5:  # a line that Excel writes for itself
+    if delimiter.startswith("sep=") and len(delimiter) == 5:  # a line that Excel adds for its own use
         delimiter, text = delimiter[4], f"\n{rest}"
     else:
         delimiter = _delimiter(file, text)
@@ -122,7 +122,7 @@ def _csv_rows(file: Path, text: str, exact: bool) -> Iterator[TableRow]:
 
 
 def _delimiter(file: Path, text: str) -> str:
-    """Return the separator with which most sampled rows are as wide as the first one, which has several cells."""
+    """Return the separator for which most sampled rows are as wide as the first, if that has several cells."""
     order = "\t,;|" if file.suffix.lower() == ".tsv" else _DELIMITERS
 
     def fit(delimiter: str) -> tuple[int, int]:

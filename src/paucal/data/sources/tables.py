@@ -1,6 +1,6 @@
 """Images that files describe row by row: tables such as `image_path,label`, and lists such as `cat/1.jpg 0`.
 
-A list is a table without a header, whose two columns are a path and a class number.
+A list is a table without a header; its two columns are a path and a class number.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,11 +33,11 @@ from paucal.reading import is_regular
 from paucal.types import UserError
 from paucal.wording import counted, was
 
-_SHOWN = 80  # characters of a cell in a message
+_SHOWN = 80  # most characters of a cell in a message
 
 
 class _Tables(NamedTuple):
-    """The rows of the tables of a set, the columns of each table, and notes on how they were read."""
+    """Rows of all tables of a set, the columns of each table, and notes on how the tables were read."""
 
     rows: list[ListedImage]
     columns: list[Columns]
@@ -45,7 +45,7 @@ class _Tables(NamedTuple):
 
 
 class _Placed(NamedTuple):
-    """Rows with the keys of their images, each image once; the folder of the images; and notes."""
+    """Rows with their image keys, one row per image; the folder of the images; and notes."""
 
     rows: list[ListedImage]
     folder: Path
@@ -53,18 +53,18 @@ class _Placed(NamedTuple):
 
 
 def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
-    """Open CSV or TSV files or JSON lines of the parts of one set.
+    """Open the CSV, TSV or JSON-lines files of the parts of one set.
 
-    The first row names the columns; without such a row the first two columns are the path and the class. Classes are
-    numbered in lexicographic order over all tables. The `split.csv` of a run is such a table as well. Images may have
-    several labels, or none, if a cell names several (`cat;dog`) or if each class has a column of 1 and 0: `labels.py`.
+    The first row is the header; without a header the first two columns are the path and the class. Classes are
+    numbered in lexicographic order over all tables. The `split.csv` of a run is such a table too. Images may have
+    several labels, or none, if a cell names several (`cat;dog`) or each class has a column of 1 and 0 (`labels.py`).
 
     Args:
-        files: Table of each part, as `find_tables` returns them; the key "" for one on its own.
-        options: How they are opened.
+        files: Table of each part, as `find_tables` returns them; the key is "" for a table on its own.
+        options: Options of the tables.
 
     Raises:
-        UserError: There are no such columns, a path leads out of the root, an image is in two rows that differ, a part
+        UserError: There are no such columns, a path leads out of the root, two rows of an image differ, a part
             has no known name, or the images do not exist.
     """
     tables, several, where = _with_names(_read_tables(files, options), options)
@@ -142,14 +142,14 @@ def _listed(file: Path, row: TableRow, columns: Columns, others: Sequence[int], 
 
 
 def _with_names(tables: _Tables, options: SourceOptions) -> tuple[_Tables, bool, str]:
-    """Return the rows that have a label, with their names; whether a row may have several; and how they are given."""
+    """Return the rows with labels, with class names; whether a row may have several; and how labels are given."""
     if not options.labelled or tables.columns[0].marks:
         return tables, True, ""
     cells = ["" if is_missing(row.label) else row.label for row in tables.rows]
     lists = labels_in_lists(cells) if options.separator is None else None
     separator = "" if lists is not None else find_separator(cells, options.separator)
     names = [divided(cell, separator) for cell in cells] if lists is None else lists
-    # Beside cells of several names an empty one says "no class"; a cell of "nan" says that nothing is known.
+    # If cells may have several names, an empty cell means "no class", and a cell of "nan" means "unknown".
     known = [bool(cell) or bool(separator and not row.label) for cell, row in zip(cells, tables.rows, strict=True)]
     several = bool(separator) or any(len(own) != 1 for own, is_known in zip(names, known, strict=True) if is_known)
     rows = [row._replace(names=tuple(own)) for row, own, keep in zip(tables.rows, names, known, strict=True) if keep]
@@ -162,7 +162,7 @@ def _with_names(tables: _Tables, options: SourceOptions) -> tuple[_Tables, bool,
 
 
 def _with_parts_of_folders(rows: list[ListedImage]) -> tuple[list[ListedImage], list[str]]:
-    """Return rows with the parts of the tables, or else those of the folders of all images, with a note."""
+    """Return rows with the parts of the tables, or else with the parts of the image folders and a note."""
     keys = [row.key for row in rows]
     folders = parts_of(keys)
     if any(row.part for row in rows) or not all(folders) or not {"train"} < set(folders):
@@ -177,8 +177,8 @@ def open_list(file: Path, options: SourceOptions) -> ImageSet:
     A line holds a path, which may contain spaces, and the number of its class. A train list (`real_train.txt`,
     `train.txt`) is opened together with the val and test lists of the same name beside it, which are then the parts;
     any other list stands for all of its own images and declares no part. Classes are numbered once over all lists, in
-    the order of the numbers in the lists, so a class that one part lacks shifts no label. A class is called like the
-    folder of its images if that is one folder per class and one class per folder, otherwise by its number.
+    the order of the numbers in the lists, so a class missing from one part shifts no label. A class has the name of
+    its image folder if there is one folder per class and one class per folder; otherwise its name is its number.
 
     Raises:
         UserError: A line is not of this form or leads out of the root, an image is listed with two parts or labels, or
@@ -213,11 +213,11 @@ def _classes_of_numbers(rows: Sequence[ListedImage], numbers: Sequence[int]) -> 
 def find_train_list(folder: Path, root: Path | None = None) -> Path | None:
     """Return the list file that describes the images of a folder, or None.
 
-    It must be a train list by its name, its first line must be as `open_list` expects, and the image there must be
-    where `open_list` searches for it.
+    Its name must be that of a train list, its first line must be as `open_list` expects, and the image in that line
+    must be where `open_list` searches for it.
 
     Raises:
-        UserError: There are several; one has to be named.
+        UserError: There are several such lists; the user has to name one.
     """
     lists = train_files([file for file in sorted(folder.glob(f"[!.]*{LIST_SUFFIX}")) if _is_list(file, root)])
     if len(lists) > 1:
@@ -239,10 +239,10 @@ def _is_list(file: Path, root: Path | None, labelled: bool = True) -> bool:
 
 
 def hold_out_listed(images: ImageSet, folder: Path, root: Path | None = None) -> ImageSet:
-    """Return an unlabelled set of a folder's images in which those of the folder's test lists are declared "test".
+    """Return an unlabelled set of a folder's images, where the images of the folder's test lists are declared "test".
 
-    Which lists test is as in `open_list` and `make_split`: a test list, otherwise the val list beside a train list. All
-    sets of lists count, whichever of them a later run may be trained on.
+    As in `open_list` and `make_split`, the val list beside a train list counts as a test list if there is no other. All
+    sets of lists count, whichever of them a later run is trained on.
 
     Raises:
         UserError: A line of such a list is not a path.
@@ -251,7 +251,7 @@ def hold_out_listed(images: ImageSet, folder: Path, root: Path | None = None) ->
     names = {file: part_name(file) for file in lists}
     parts: dict[tuple[str, ...], set[str]] = {}
     for name in names.values():
-        parts.setdefault(name.others, {""}).add(name.part)  # "" for the images below the folder that are not listed
+        parts.setdefault(name.others, {""}).add(name.part)  # "" for unlisted images below the folder
     testing = [file for file, name in names.items() if name.part == held_out_part(parts[name.others])]
     if not testing:
         return images

@@ -28,7 +28,7 @@ def is_voc(folder: Path) -> bool:
 
 
 def open_voc(root: Path, labelled: bool = True) -> ImageSet:
-    """Open the images of lists `<class>_<part>.txt`, which mark each image with 1, 0 (difficult) or -1.
+    """Open the images of the lists `<class>_<part>.txt`, where each image has a mark 1, 0 (difficult) or -1.
 
     If an image is in several classes, all images may have several labels or none, and a difficult class is an unknown
     label, as in VOC's own evaluation. Otherwise each image has one label, and images without a class are left out.
@@ -87,7 +87,7 @@ def open_voc(root: Path, labelled: bool = True) -> ImageSet:
 
 
 def _lists(root: Path) -> list[tuple[Path, str, str]]:
-    """Return the lists of a set with the class and the part in their names."""
+    """Return the lists of a set, each with the class and the part in its name."""
     files = sorted((root / LISTS).glob("[!.]*.[tT][xX][tT]"))
     words = [(file, *file.stem.rpartition("_")[::2]) for file in files]
     lists = [(file, name, word.lower()) for file, name, word in words if name and word.lower() in PARTS]

@@ -1,4 +1,4 @@
-"""Splits that keep groups in one part (frames of a video, slices of a patient), and iterative stratification."""
+"""Splits that keep each group (frames of a video, slices of a patient) in one part, and iterative stratification."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,21 +15,21 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 DUPLICATES = "duplicates"
-_LEAST_SHARE = 0.5  # smallest share of the names that a pattern must match
-_MOST_PATTERN = 300  # characters of a pattern
+_LEAST_SHARE = 0.5  # least share of the names that a pattern must match
+_MOST_PATTERN = 300  # most characters of a pattern
 
 
 def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
     """Return the (N,) number of the group of each image.
 
     Args:
-        images: Images of N keys.
+        images: N images.
         by: Column of the table that the set was read from; "duplicates" for images that are equal or look alike; or a
-            regular expression whose first group (the whole match without one) names the group. Images whose keys do
-            not match form groups of one.
+            regular expression whose first group (the whole match if it has none) names the group. Every image whose
+            key does not match is a group by itself.
 
     Raises:
-        UserError: It is neither a column nor a regular expression, most names do not match, or duplicates are wanted
+        UserError: `by` is neither a column nor a regular expression, most names do not match, or duplicates are wanted
             in a streamed set.
     """
     if by in images.columns:
@@ -116,7 +116,7 @@ def cut_groups(
 
 
 def _class_counts(images: ImageSet, found: NDArray[np.int64], n_classes: int) -> NDArray[np.int64]:
-    """Return the number of images per class: one class if unlabelled, and an extra "no label" for multi-hot rows."""
+    """Return the number of images per class: one class if unlabelled, and an extra "no label" class for multi-hot."""
     if images.multi_hot is None:
         return np.bincount(np.maximum(images.labels[found], 0), minlength=n_classes)
     bare = (images.multi_hot[found] != 1).all(1).sum()
@@ -126,9 +126,9 @@ def _class_counts(images: ImageSet, found: NDArray[np.int64], n_classes: int) ->
 def _nearest(
     wanted: NDArray[np.float64], left: NDArray[np.int64], counts: Mapping[int, NDArray[np.int64]], order: list[int]
 ) -> list[int]:
-    """Return the groups that bring a part's (K,) counts nearest to the wanted ones, or else the smallest possible one.
+    """Return groups that bring a part's (K,) counts near to the wanted ones; if there are none, the smallest possible.
 
-    Every class that has images left to train on keeps some.
+    Every class that still has training images keeps some.
     """
     moved, have = [], np.zeros(len(wanted))
     for group in order:
@@ -143,7 +143,7 @@ def _nearest(
 
 
 def refuse_divided_groups(parts: NDArray[np.str_], groups: NDArray[np.int64]) -> None:
-    """Refuse groups whose images are in several of the data's own parts."""
+    """Refuse groups with images in several of the data's own parts (such as train and test)."""
     given = sorted(set(parts.tolist()) - {"unused"})
     of_part = [set(groups[parts == part].tolist()) for part in given]
     torn = set().union(*(one & other for place, one in enumerate(of_part) for other in of_part[:place]))
@@ -157,7 +157,7 @@ def refuse_divided_groups(parts: NDArray[np.str_], groups: NDArray[np.int64]) ->
 def fold_parts(
     images: ImageSet, fold: int, folds: int, seed: int, groups: NDArray[np.int64] | None
 ) -> NDArray[np.str_]:
-    """Return (N,) parts where one of several folds is "test" and all others are "train".
+    """Return (N,) parts: "test" for the images of one fold, and "train" for those of all other folds.
 
     Every image is tested in exactly one fold. Folds have about the same share of every class, and keep groups whole.
 
@@ -183,7 +183,7 @@ def fold_parts(
         raise UserError(f"class {name!r} has {counted(int(counts.min()), 'image')}, too few for {folds} folds")
     if groups is not None and len(np.unique(groups)) < folds:
         raise UserError(f"--group-by makes {counted(len(np.unique(groups)), 'group')}, too few for {folds} folds")
-    # The order of the keys, not that of the files, decides, as in all splits.
+    # As in all splits, the order of the keys counts, not the order of the files.
     order = sorted_positions(images.keys)
     if images.multi_hot is not None:
         drawn = iterative_parts(images.multi_hot[order], [1 / folds] * folds, derive_seed(seed, folds))
@@ -203,7 +203,7 @@ def parse_fold(text: str) -> tuple[int, int]:
     """Return the number of the fold and the number of folds.
 
     Raises:
-        UserError: It is not two numbers with a slash.
+        UserError: The text is not two numbers with a slash.
 
     Example:
         >>> parse_fold("2/5")
@@ -216,12 +216,12 @@ def parse_fold(text: str) -> tuple[int, int]:
 
 
 def describe_groups(by: str, groups: NDArray[np.int64]) -> str:
-    """Return the end of a sentence about groups that were kept together."""
+    """Return the end of a sentence, about the groups that were kept together."""
     return f"whole groups by {by!r} ({len(np.unique(groups))} of them)"
 
 
 def iterative_parts(multi_hot: Targets, shares: Sequence[float], seed: int) -> NDArray[np.int64]:
-    """Divide images with several labels, so that every part has its share of every class; return (N,) part numbers.
+    """Divide images with several labels, so that each part has its share of every class; return (N,) part numbers.
 
     Iterative stratification (Sechidis, Tsoumakas and Vlahavas, "On the stratification of multi-label data", ECML PKDD
     2011, figure 2): the class with the fewest images left is dealt out first, image by image, each to the part that

@@ -1,4 +1,4 @@
-"""Train, val and test in names of files: `birds_train.csv`, `instances_train2017.json`, `Validation`, `imagesTr`."""
+"""Finds train, val or test in names: `birds_train.csv`, `instances_train2017.json`, `Validation`, `imagesTr`."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ PARTS = {
     "testing": "test",
 }
 TRAINVAL = "trainval"  # name of a list of the train and val images
-# Words in names of folders of masks: alone, and beside other words (nnU-Net's `imagesTr`).
+# Words in names of mask folders: alone, or beside other words (nnU-Net's `imagesTr`).
 WHOLE_WORDS = {**PARTS, "trainvalid": "train"}
 FOLDER_WORDS = {**WHOLE_WORDS, "tr": "train", "ts": "test"}
 
@@ -74,22 +74,22 @@ def part_name(file: Path) -> PartName:
 
 
 def train_files(files: Sequence[Path]) -> list[Path]:
-    """Return the files whose names mean training images, without the union of two others (`trainval.txt`)."""
+    """Return the files whose names mean training images, except a union of train and val (`trainval.txt`)."""
     names = {file: name for file in files if (name := part_name(file)).part == "train"}
     plain = {name.others for name in names.values() if not name.joint}
     return [file for file, name in names.items() if not (name.joint and name.others in plain)]
 
 
 def files_of_set(file: Path, accepts: Callable[[Path], bool], noun: str) -> dict[str, Path]:
-    """Return the files of the parts of a set, in the order train, val, test; "" for a file on its own.
+    """Return the files of a set by part, in the order train, val, test; the key is "" for a file on its own.
 
     Args:
-        file: Any file; one of training images brings those of the same name beside it.
+        file: Any file; for a file of training images, those of the other parts with the same name are added.
         accepts: Whether a file may belong to the set.
         noun: Word for the files in messages, such as "lists".
 
     Raises:
-        UserError: Two files are of one part.
+        UserError: Two files belong to the same part.
     """
     own = part_name(file)
     if own.part != "train":
@@ -117,7 +117,7 @@ def tells_part(name: str, part: str) -> bool:
 
 
 def part_of_name(name: str) -> str:
-    """Return the part that a word in the name of a file of boxes means; "" for none or several.
+    """Return the part that is a word in the name of a file of boxes; "" for none or several.
 
     Example:
         >>> part_of_name("instances_train2017"), part_of_name("Valid_labels"), part_of_name("latest")
@@ -144,7 +144,7 @@ def part_of_folders(path: str) -> str:
 
 
 def part_fits(path: str, part: str) -> bool:
-    """Return whether no folder of a path is named after another part than the given one ("" for any)."""
+    """Return whether no folder of a path is named after a part other than `part` ("" accepts all)."""
     return part_of_folders(path) in ("", part) or not part
 
 

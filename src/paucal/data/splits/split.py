@@ -29,11 +29,11 @@ UNSELECTED = "and no images are kept to select with"
 
 @dataclass(frozen=True)
 class Split:
-    """The part that each image belongs to.
+    """The part (train, val, test or unused) of each image.
 
     Attributes:
         parts: (N,) strings, "train", "val", "test" or "unused".
-        description: Sentence on how it was made, for the report.
+        description: Sentence on how the split was made, for the report.
     """
 
     parts: NDArray[np.str_]
@@ -51,7 +51,7 @@ class Split:
 
 
 def held_out_part(declared: Collection[str]) -> str:
-    """Return the part that `make_split` takes for the test, of those that a set declares; "" if the test part is cut.
+    """Return the declared part that `make_split` uses as the test part; "" if the test part is cut from train.
 
     Example:
         >>> held_out_part(["train", "val"]), held_out_part(["train", "val", "test"]), held_out_part(["train"])
@@ -69,9 +69,9 @@ def make_split(
     group_by: str | None = None,
     fold: str | None = None,
 ) -> Split:
-    """Split a set into train, val and test, keeping the parts it came with.
+    """Split a set into train, val and test, keeping the parts that it came with.
 
-    Parts are cut per class, with at least one image of each class in every part, depending only on the seed and the
+    Parts are cut per class, with at least one image of each class in every part, and depend only on the seed and the
     keys. If images may have several labels, parts are cut by iterative stratification (`iterative_parts`), and a rare
     class may be missing in a part, but never in train.
 
@@ -81,8 +81,8 @@ def make_split(
       use it; a new val is cut from train.
     - Without parts, or with train alone, both are cut.
 
-    Without a share for val all images outside of test are training images, also those of a val folder. The test part
-    is the one that would be cut beside the usual share for val, so that runs with and without val can be compared.
+    If `val_fraction` is 0, all images outside of test are training images, even those of a val folder. The test part
+    is the same as with the usual share for val, so that runs with and without val can be compared.
 
     Args:
         image_set: Images; an unlabelled set is split as one class.
@@ -91,8 +91,8 @@ def make_split(
         test_fraction: Share of each class for test, 0 for none; unused if there is a held-out folder.
         group_by: Column or pattern of the groups that stay in one part, as `group_numbers` takes it; None for no
             groups. A class may then be missing in a part that is cut, but never in train.
-        fold: Fold such as "2/5": the second of five folds is the test, and val is cut from the others; the data's own
-            parts are ignored then.
+        fold: Fold such as "2/5": the second of five folds is the test part, and val is cut from the others; the
+            data's own parts are ignored.
 
     Raises:
         UserError: A class has too few images, the fractions leave no training images, or the declared parts cannot be
@@ -112,7 +112,7 @@ def make_split(
 
 
 def _own_parts(image_set: ImageSet, val_fraction: float, groups: NDArray[np.int64] | None) -> Split:
-    """Return the parts that the data has itself, all three."""
+    """Return the data's own parts: train, val and test."""
     declared = np.asarray(image_set.declared)
     parts = np.where((declared == "val") & (val_fraction == 0), "train", declared).astype("<U6")
     if groups is not None:
@@ -183,8 +183,8 @@ def take_fraction(split: Split, labels: Targets, fraction: float, seed: int) -> 
 def take_few(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
     """Keep `per_class` images of every class of the train part; the rest becomes "unused".
 
-    A class with fewer keeps all it has, and the description says so. With the same seed fewer are a subset of
-    more.
+    A class with fewer images keeps all of them, and the description says so. With the same seed, a smaller choice is a
+    subset of a larger one.
 
     Raises:
         UserError: `per_class` is below 1, or images have several labels.
@@ -206,7 +206,7 @@ def take_few(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
 def limit_val(split: Split, labels: Targets, seed: int) -> Split:
     """Keep at most as many validation images as there are training images, stratified; the rest becomes "unused".
 
-    A validation part larger than the training part is not available in real use with few labels, so its results do not
+    In practice, users with few labels have no validation set larger than the training set, so results with one do not
     carry over (Oliver et al. 2018, "Realistic evaluation of deep semi-supervised learning algorithms", on small
     validation sets).
     """
@@ -286,7 +286,7 @@ def _cut_several(image_set: ImageSet, parts: NDArray[np.str_], cut: Mapping[str,
     _refuse_small_classes(image_set, pool, 1)
     by_key = sorted_positions(image_set.keys)
     by_key = by_key[pool[by_key]]
-    # Train first: it gets the image of a class that has but one.
+    # Train first: it gets the image of a class with only one.
     names, shares = ["train", *cut], [1 - sum(cut.values()), *cut.values()]
     drawn = iterative_parts(image_set.multi_hot[by_key], shares, derive_seed(seed, len(by_key)))
     parts = parts.copy()
@@ -295,7 +295,7 @@ def _cut_several(image_set: ImageSet, parts: NDArray[np.str_], cut: Mapping[str,
 
 
 def _sizes(count: int, cut: Mapping[str, float]) -> dict[str, int]:
-    """Return how many of `count` images go to each part: rounded, at least one, and one is left over."""
+    """Return how many of `count` images go to each part: rounded, at least one, and at least one is left."""
     sizes = {part: max(1, round(count * share)) for part, share in cut.items()}
     while sum(sizes.values()) >= count:
         sizes[max(sizes, key=sizes.__getitem__)] -= 1
@@ -307,7 +307,7 @@ def _shuffled(members: NDArray[np.int64], seed: int, label: int) -> NDArray[np.i
 
 
 def _keep_rows(split: Split, multi_hot: Targets, share: float, seed: int, words: str, part: str = "train") -> Split:
-    """Keep a share of the images of a part that have several labels."""
+    """Keep a share of the images of a part, for images with several labels."""
     pool, parts = split.indices(part), split.parts.copy()
     drawn = iterative_parts(multi_hot[pool], [share, 1 - share], derive_seed(seed, len(pool)))
     parts[pool[drawn == 1]] = "unused"

@@ -17,11 +17,11 @@ from paucal.data.splits.split import PARTS, Split
 from paucal.reading import is_regular
 from paucal.types import UserError
 
-MOST_BYTES = 512 << 20  # five times the file of ImageNet's 1.3 million images
-MOST_NAME = 20  # characters shown of a column's name
+MOST_BYTES = 512 << 20  # five times the size of such a file for ImageNet's 1.3 million images
+MOST_NAME = 20  # most characters shown of a column name
 _SEPARATORS = ";|,"
 _COLUMNS = ["key", "label", "class", "split"]
-_DIGEST = "digest"  # a further column: digest of the image in hexadecimal digits
+_DIGEST = "digest"  # optional column: digest of the image in hexadecimal digits
 
 
 def write_split(path: Path, image_set: ImageSet, split: Split, digests: Iterable[str] | None = None) -> None:
@@ -55,13 +55,13 @@ def read_split(path: Path, image_set: ImageSet) -> Split:
     """Read a split back for a set that must hold the same images with the same classes, in any order.
 
     Raises:
-        UserError: The file is missing or not as `write_split` writes it, or it names other images or classes
-            than the set has.
+        UserError: The file is missing or not as `write_split` writes it, or its images or classes are not those of the
+            set.
     """
     if (parts := _in_order(path, image_set)) is not None:
         return Split(parts, f"the split stored in {path.name}")
     rows = read_rows(path)
-    # Keys are compared in one Unicode form, as a copy of the images may have another, or as they are.
+    # Keys are compared regardless of Unicode form, which may differ in a copy of the images, unless keys would clash.
     form = likeness if len(set(map(likeness, image_set.keys))) == len(image_set) else str
     keys = [form(key) for key in image_set.keys]
     table = {form(row["key"]): row for row in rows}
@@ -158,7 +158,7 @@ def _in_order(path: Path, image_set: ImageSet) -> NDArray[np.str_] | None:
                 if len(row) < len(_COLUMNS) or row[0] != key or row[2] != names[label] or row[3] not in PARTS:
                     return None
                 parts[position] = row[3]
-    except (OSError, csv.Error, ValueError):  # ValueError: another number of rows than images
+    except (OSError, csv.Error, ValueError):  # ValueError: the numbers of rows and images differ
         return None
     return parts
 

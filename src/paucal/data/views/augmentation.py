@@ -1,4 +1,4 @@
-"""Training augmentation: settings of a view, timm's RandAugment with its geometry, and mixup and CutMix of batches."""
+"""Training augmentation: settings of a view, timm's RandAugment with its geometry, and mixup and CutMix."""
 
 import math
 import re
@@ -36,7 +36,7 @@ _GEOMETRIC = ("Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel")  #
 _TRANSLATION = 0.45  # timm's largest shift of RandAugment, as a share of the shorter side
 # Source x = a x + b y + c, source y = d x + e y + f, in pixels.
 Affine = tuple[float, float, float, float, float, float]
-ALPHAS = (1e-3, 1e3)  # outside, float32 gives shares of 0 or 1 only, or of a half only
+ALPHAS = (1e-3, 1e3)  # outside of this range, all float32 shares would be 0 or 1, or all a half
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Augmentation:
 
     Attributes:
         crop: Kind of crop: "random-resized" is a box of random area and shape; "padded" resizes to cover the view,
-            pads with black and crops a box of the view's size (usual for 32-pixel images); "none" is the centre.
+            pads with black and crops a box of the view's size (usual for 32-pixel images); "none" takes the centre.
         scale: Range of the crop's share of the image's area under "random-resized".
         ratio: Range of width / height under "random-resized".
         padding: Pixels on each side under "padded".
@@ -82,9 +82,9 @@ class Augmentation:
 def build_rand_augment(
     augmentation: Augmentation, size: tuple[int, int], normalisation: Normalisation
 ) -> RandAugment | None:
-    """Build timm's RandAugment as timm's own training transform does; None if it is off.
+    """Build timm's RandAugment as timm's own training transform does; return None if it is off.
 
-    Images of other than three channels get only the operations that move pixels, not those of colours.
+    Images without exactly three channels get only the operations that move pixels, no colour operations.
 
     Args:
         augmentation: Settings, of which `rand_augment` and `interpolation` are used.
@@ -92,7 +92,7 @@ def build_rand_augment(
         normalisation: Normalisation whose mean fills the uncovered regions.
 
     Raises:
-        UserError: Timm does not understand the description.
+        UserError: The description is not valid for timm.
     """
     description = augmentation.rand_augment
     if description is None:
@@ -140,7 +140,7 @@ def _check_description(description: str) -> None:
 
 
 def _one_bit_or_more(level: Callable[..., tuple[int]], *args: object) -> tuple[int]:
-    """Keep at least one bit; timm asks for 0 at the largest magnitude, which Pillow 13 refuses."""
+    """Keep at least one bit; at the largest magnitude timm requests 0 bits, which Pillow 13 refuses."""
     return (max(1, level(*args)[0]),)
 
 
@@ -149,7 +149,7 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise UserError(f"{name} is '{value}'; expected one of {', '.join(choices)}")
 
 
-# What each of timm's functions does to the picture, in PIL's words, by the name of its operation.
+# Affine map of each of timm's operations in PIL's convention, by the name of the operation.
 _MOVES: dict[str, Callable[[float, int, int], Affine]] = {
     "ShearX": lambda level, width, height: (1, level, 0, 0, 1, 0),
     "ShearY": lambda level, width, height: (1, 0, 0, level, 1, 0),
@@ -164,9 +164,8 @@ _MOVES: dict[str, Callable[[float, int, int], Affine]] = {
 class LocatedRandAugment:
     """timm's RandAugment, which also returns the map from the result to the original image.
 
-    timm's operations move pixels by affine maps of PIL. A recorder in front of each such operation multiplies its map
-    to those before it.
-
+    timm's geometric operations apply affine maps of PIL. A recorder in front of each such operation multiplies its map
+    with the maps before it.
 
     Example:
         >>> from timm.data.auto_augment import rand_augment_transform
@@ -210,7 +209,7 @@ class _Recorded:
 def turn(degrees: float, width: int, height: int) -> Affine:
     """Return PIL's affine map of a counter-clockwise rotation about the centre of the image.
 
-    The published token-labeling program rotates its label maps about a point half a cell away.
+    The published token-labeling code rotates its label maps about a point half a cell away.
     """
     angle = -math.radians(degrees)
     cosine, sine = math.cos(angle), math.sin(angle)
@@ -235,8 +234,8 @@ def normalised(move: Affine, size: tuple[int, int]) -> Tensor:
 class Mixing:
     """How images of a batch are mixed (mixup, arXiv:1710.09412; CutMix, arXiv:1905.04899).
 
-    The defaults are those of the DrLoc experiments (DeiT's). timm pairs an image with its mirror position, which needs
-    even batches; here an image is paired with the one before it, so any batch of two or more works.
+    The defaults are those of the DrLoc experiments (DeiT's). timm pairs image i with image B - 1 - i, which needs
+    even batches; here an image is paired with its predecessor, so any batch of two or more works.
 
     Attributes:
         mixup: Parameter of mixup's Beta distribution, within `ALPHAS`; 0 for no mixup.

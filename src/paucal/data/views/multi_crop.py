@@ -1,8 +1,8 @@
 """Crops of one image in groups of several sizes, augmented as in DINO and EsViT, in LeJEPA, or in DeiT.
 
 EsViT (arXiv:2106.09785) takes its first pipeline from DINO (arXiv:2104.14294, implementation details) and its second
-from timm's training transform. Unlike in the published program, all pipelines take any number of groups of any size.
-LeJEPA (arXiv:2511.08544, the program's read-me) augments all its crops alike, with DINO's operations.
+from timm's training transform. Unlike in the published code, all pipelines take any number of groups of any size.
+LeJEPA (arXiv:2511.08544, the README of its code) augments all crops alike, with DINO's operations.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,23 +25,23 @@ Pipeline = Literal["dino", "alike", "deit"]
 
 GLOBAL_SCALE, LOCAL_SCALE = (0.4, 1.0), (0.05, 0.4)
 ALIKE_GLOBAL_SCALE, ALIKE_LOCAL_SCALE = (0.3, 1.0), (0.05, 0.3)
-DEIT_SCALE = (0.08, 1.0)  # timm's, which the published program uses for global and local crops alike
+DEIT_SCALE = (0.08, 1.0)  # timm's default, which the published code uses for both global and local crops
 BLUR = (0.1, 2.0)  # pixels
 JITTER = (0.4, 0.4, 0.2, 0.1)  # brightness, contrast, saturation, hue
 JITTER_PROB, GREY_PROB = 0.8, 0.2
 # Probabilities of (blur, solarisation) for the first global crop, other global crops, and local crops.
 FIRST, FURTHER, LOCAL = (1.0, 0.0), (0.1, 0.2), (0.5, 0.0)
-ALIKE = (0.5, 0.2)  # for every crop of LeJEPA
+ALIKE = (0.5, 0.2)  # for all crops of LeJEPA
 SOLARISED = [value if value < 128 else 255 - value for value in range(256)] * 3
 
 
 class DinoCrop:
-    """Crop, flip, change the colours, blur, solarise and normalise, in the order of the published program.
+    """Crop, flip, change the colours, blur, solarise and normalise, in the order of the published code.
 
-    Random numbers are drawn from torch's global generator (CPU); see `randomness.reseed`. A crop of an image of twice
-    its sides took 0.6 to 0.9, 1.6 to 2.0 and 4.8 to 7.1 ms on a slow core at 32, 96 and 224 pixels (local to first
-    global crop), mostly for hue and blur in Pillow. Images of other than three channels are blurred, but their colours
-    are not changed.
+    Random numbers are drawn from torch's global generator (CPU); see `randomness.reseed`. On a slow core,
+    crops of 32, 96 and 224 pixels from images with sides twice as long took 0.6 to 0.9, 1.6 to 2.0 and 4.8 to 7.1 ms
+    (local to first global crop), mostly for hue and blur in Pillow. Images without exactly three channels are blurred,
+    but their colours are not changed.
 
     Args:
         size: (height, width) of the view in pixels.
@@ -104,13 +104,13 @@ class DinoCrop:
 
 
 class FittedFirst:
-    """Gives an image the shape of the view before a transform crops it; geometry refers to the original image.
+    """Gives an image the shape of the view before a transform crops it; the geometry refers to the original image.
 
     Args:
         transform: Transform of the fitted image.
         size: (height, width), of which only the ratio counts.
         resize: "letterbox" or "squash"; see `transforms.fit_shape`.
-        normalisation: Normalisation whose mean is the colour of bars.
+        normalisation: Normalisation whose mean is the colour of the bars.
     """
 
     def __init__(self, transform: ViewTransform, size: Size, resize: Resize, normalisation: Normalisation) -> None:
@@ -127,8 +127,8 @@ class FittedFirst:
 def jittered(view: Image.Image) -> Image.Image:
     """Change brightness, contrast, saturation and hue by random factors in random order, as torchvision does.
 
-    The same Pillow operations without torchvision's unpacking of arguments, which costs as much as the work at 32
-    pixels.
+    It uses the same Pillow operations without torchvision's unpacking of arguments, which at 32 pixels costs as much as
+    the operations.
     """
     *factors, hue = ((2 * draw - 1) * reach for draw, reach in zip(torch.rand(4).tolist(), JITTER, strict=True))
     kinds = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
@@ -151,13 +151,13 @@ def crop_views(
     jitter_prob: float = JITTER_PROB,
     resize: Resize = "crop",
 ) -> list[tuple[ViewTransform, int]]:
-    """Return the views of `ViewDataset`: transforms and their counts, in the order of the groups.
+    """Return the `views` argument of `ViewDataset`: (transform, count) pairs in the order of the groups.
 
     Args:
-        pipeline: Kind of augmentation. "dino": `DinoCrop`; the first global crop is always blurred, other global crops
-            rarely, but sometimes solarised. "alike": `DinoCrop` with the same probabilities for all crops: half are
-            blurred, a fifth are solarised. "deit": timm's training transform for every crop: crop, flip, RandAugment
-            rand-m9-mstd0.5-inc1 and, on a quarter, random erasing.
+        pipeline: Kind of augmentation. "dino": `DinoCrop`; the first global crop is always blurred; other global crops
+            are rarely blurred, but sometimes solarised. "alike": `DinoCrop` with the same probabilities for all crops:
+            half are blurred, a fifth are solarised. "deit": timm's training transform for every crop: crop, flip,
+            RandAugment rand-m9-mstd0.5-inc1 and, on a quarter, random erasing.
         groups: Global crops, then any number of groups of local crops. The default size is `image_size`; the default
             scale is the published one: (0.4, 1) global and (0.05, 0.4) local for "dino", (0.3, 1) and (0.05, 0.3) for
             "alike", (0.08, 1) for "deit".
@@ -167,7 +167,7 @@ def crop_views(
             smaller images would lose all detail: scale it with side / 224. Not used by "deit".
         hflip: Probability of mirroring left and right.
         jitter_prob: Probability of changing the colours. Not used by "deit".
-        resize: Way to give images the shape of `image_size` before they are cropped; see `transforms.fit_shape`.
+        resize: Method of giving images the shape of `image_size` before cropping; see `transforms.fit_shape`.
 
     Raises:
         UserError: There is no global crop, or a value is out of range.

@@ -14,7 +14,7 @@ from paucal.data.decoded.on_disk import MappedStore
 from paucal.data.images import ImageSet
 from paucal.data.stores import locate
 
-# A channel that never varies would be divided by zero; this is about two and a half of 255 grey levels.
+# Avoids division by zero for a constant channel; this is about two and a half of 255 grey levels.
 _SMALLEST_STD = 0.01
 
 
@@ -34,14 +34,14 @@ class Normalisation:
 
     def apply(self, image: Image.Image) -> Tensor:
         """Return an image as a normalised (C, H, W) float tensor."""
-        # Bytes are transposed before they become floats, and one subtraction and one product follow: three times as
-        # fast as the plain formula on interleaved floats.
+        # Transposing bytes before they become floats, then one subtraction and one product, is three times as fast as
+        # the plain formula on interleaved floats.
         pixels = torch.from_numpy(np.array(pixels_of(image))).permute(2, 0, 1).contiguous().float()
         mean, factor = self._factors
         return pixels.sub_(mean).mul_(factor)
 
     def apply_all(self, images: NDArray[np.uint8]) -> Tensor:
-        """Return (N, H, W, C) pixels as normalised (N, C, H, W) floats, each as `apply` does it."""
+        """Return (N, H, W, C) pixels as normalised (N, C, H, W) floats, equal to `apply` on each image."""
         pixels = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().float()
         mean, factor = self._factors
         return pixels.sub_(mean).mul_(factor)

@@ -12,10 +12,10 @@ from paucal.wording import percent
 
 MOST_IMAGES = 32
 _COLUMNS = 8
-_SMALLEST_TILE = 96  # pixels; smaller images are enlarged without smoothing
-_CAPTION = 14  # pixels of a line
+_SMALLEST_TILE = 96  # least side in pixels; smaller images are enlarged without smoothing
+_CAPTION = 14  # height of a line in pixels
 _GAP = 4
-_CHARACTER = 6  # pixels of an average letter in Pillow's default font
+_CHARACTER = 6  # width in pixels of an average letter in Pillow's default font
 _LEAST_SHARE = 0.005  # smaller shares of a label have no caption
 MOST_ROWS = 6
 GROUP_GAP = 16  # pixels between crops of different sizes
@@ -26,7 +26,7 @@ def sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, ...]) 
     """Draw up to 32 augmented training images of a batch.
 
     Args:
-        batch: Batch whose first view is drawn; captions of mixed labels have their shares.
+        batch: Batch whose first view is drawn; captions of mixed labels show their shares.
         normalisation: Normalisation of the views, which is undone.
         classes: Class names in label order; empty for no captions.
     """

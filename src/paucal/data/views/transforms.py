@@ -1,4 +1,4 @@
-"""Transforms of a decoded image to a normalised view and its geometry: the map from the view to the image."""
+"""Transforms of a decoded image to a normalised view and its geometry (the map from the view to the image)."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -34,8 +34,8 @@ EVAL_CROP_RATIO = 224 / 256
 class BatchTransform(Protocol):
     """A view transform that can transform several small images at once.
 
-    For an image of 32 pixels the calls that crop, mirror and normalise cost more than the work. If nothing else happens
-    and the images have the size of the view, a batch takes a fifth of the time, with equal results.
+    For an image of 32 pixels, the overhead of the calls that crop, mirror and normalise exceeds the work. If nothing
+    else is done and images have the size of the view, a batch takes a fifth of the time, with equal results.
     """
 
     def supports(self, pixels: Pixels) -> bool:
@@ -43,19 +43,19 @@ class BatchTransform(Protocol):
         ...
 
     def transform_batch(self, images: Sequence[Pixels], seeds: Iterable[int]) -> tuple[Tensor, Tensor]:
-        """Return (N, C, H, W) views and their (N, 2, 3) geometry; image n is drawn with seed n."""
+        """Return (N, C, H, W) views and their (N, 2, 3) geometry; `seeds` has one seed per image."""
         ...
 
 
 def fit_shape(
     image: Image.Image, size: Size, resize: Resize, normalisation: Normalisation, interpolation: Interpolation
 ) -> tuple[Image.Image, Tensor]:
-    """Return an image in the shape of a view, unless the shape is reached by cropping.
+    """Return an image in the shape of a view, or unchanged if a later crop gives it the shape.
 
     Args:
         image: Image of any shape.
         size: Size of the view; only its shape counts.
-        resize: Way to change the shape: "letterbox" adds bars of the mean colour, which is 0 after normalisation;
+        resize: Method: "letterbox" adds bars of the mean colour, which is 0 after normalisation;
             "squash" stretches the image; "crop" leaves it as it is.
         normalisation: Normalisation whose mean is the colour of the bars.
         interpolation: Filter for stretching.
@@ -83,8 +83,8 @@ def fit_shape(
 class TrainTransform:
     """Crop, flip, RandAugment, normalise and erase, in the order of timm's training transform.
 
-    With exact geometry the order is that of the token-labeling program: flip, RandAugment on the whole image, crop.
-    Regions that RandAugment fills then lie outside the image; after a crop they could hide a part of it.
+    With exact geometry the order is that of the token-labeling code: flip, RandAugment on the whole image, crop.
+    RandAugment then fills only regions outside of the image; after a crop they could hide a part of it.
 
     Random numbers are drawn from the global generators of Python, NumPy and torch (CPU); see `randomness.reseed`.
 
@@ -94,7 +94,7 @@ class TrainTransform:
         normalisation: Normalisation, applied after RandAugment.
         exact_geometry: Whether the returned geometry must be exact, RandAugment included; otherwise it covers crop and
             flip only.
-        resize: Way to give an image the shape of the view, before all else; see `fit_shape`.
+        resize: Method of giving an image the shape of the view, before all else; see `fit_shape`.
 
     Example:
         >>> transform = TrainTransform((32, 32), Augmentation(), Normalisation())
@@ -183,15 +183,15 @@ class TrainTransform:
 class EvalTransform:
     """Resize until the shorter side is `size / crop_ratio`, take the centre, normalise.
 
-    timm and torchvision do the same. For a view that is not square, the image is resized to cover (H, W) / crop_ratio
-    with its aspect kept.
+    timm and torchvision do the same. For a view that is not square, the image is resized to cover (H, W) / crop_ratio,
+    keeping its aspect ratio.
 
     Args:
         size: (height, width) of the view in pixels.
         normalisation: Normalisation, applied last.
         crop_ratio: Share of the resized image that the view shows; 1.0 shows all of the shorter side.
         interpolation: Filter of the resize.
-        resize: Way to give an image the shape of the view; see `fit_shape`.
+        resize: Method of giving an image the shape of the view; see `fit_shape`.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class WholeImage:
 def cover_and_centre(
     image: Image.Image, cover: Size, size: Size, interpolation: Interpolation
 ) -> tuple[Image.Image, Tensor]:
-    """Resize to cover (height, width) with the aspect kept; return the centre and its geometry."""
+    """Resize to cover (height, width), keeping the aspect ratio; return the centre and its geometry."""
     image = _resized(image, cover_size(image, cover), interpolation)
     height, width = size
     top, left = round((image.height - height) / 2), round((image.width - width) / 2)
@@ -259,7 +259,7 @@ def cover_and_centre(
 
 
 def cover_size(image: Image.Image, size: Size) -> Size:
-    """Return the smallest (height, width) with the image's aspect that covers a size.
+    """Return the smallest (height, width) with the image's aspect ratio that covers a size.
 
     The free side is rounded down, as torchvision's resize of the shorter side does.
     """
@@ -274,7 +274,7 @@ def box_geometry(box: tuple[float, float, float, float], source: tuple[int, int]
 
     Args:
         box: Left, top, right and bottom in pixels of the image; may reach beyond it.
-        source: (width, height) of the image.
+        source: (width, height) of the image in pixels.
 
     Example:
         >>> box_geometry((0, 0, 10, 20), (20, 20))  # the left half
@@ -310,7 +310,7 @@ def padded_crops(
     """Return random crops of images padded with black, some of them mirrored, as usual for 32-pixel images.
 
     Args:
-        images: N images of one shape (H, W, C), which is that of the views.
+        images: N images of one shape (H, W, C), the same as that of the views.
         seeds: Seed of each image, as torch's generators take it.
         padding: Pixels on each side.
         hflip: Probability of mirroring left and right.
@@ -336,7 +336,7 @@ def padded_crops(
 
 
 def whole_views(images: Sequence[Pixels], normalisation: Normalisation) -> tuple[Tensor, Tensor]:
-    """Return (N, C, H, W) views that show all of N images of one shape, and their (N, 2, 3) geometry."""
+    """Return (N, C, H, W) views that show N images of one shape in full, and their (N, 2, 3) geometry."""
     height, width, _ = images[0].shape
     geometry = _geometry(np.zeros((len(images), 2)), np.ones(len(images)), height, width)
     return normalisation.apply_all(np.stack(images)), geometry

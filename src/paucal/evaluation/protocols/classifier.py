@@ -11,7 +11,7 @@ from paucal.metrics.measures import MetricName, measure_of, value_of
 from paucal.types import UserError
 from paucal.wording import counted
 
-CHUNK = 1 << 22  # values that are checked or converted at once, so that no second copy of all features is made
+CHUNK = 1 << 22  # number of values checked or converted at once, which avoids a second copy of all features
 FOLDS = 5
 
 
@@ -23,7 +23,7 @@ class LinearClassifier:
         weight: (K, D) weights.
         bias: (K,) biases; minus infinity for a class that was not among the training labels.
         iterations: Iterations of the solver.
-        converged: Whether the solver stopped for a small gradient and not at its limit of iterations.
+        converged: Whether the solver stopped because of a small gradient and not at its limit of iterations.
     """
 
     weight: Tensor
@@ -33,7 +33,7 @@ class LinearClassifier:
 
     def scores(self, features: Tensor) -> Tensor:
         """Return (N, K) scores of (N, D) features, in the classifier's precision and on its device."""
-        # The device first: MPS has no float64 to convert to before the way to the CPU.
+        # Move before converting: MPS has no float64.
         converted = (part.to(self.weight.device).to(self.weight.dtype) for part in pieces(features))
         return torch.cat([part @ self.weight.T + self.bias for part in converted])
 
@@ -48,7 +48,7 @@ def validation_score(classifier: LinearClassifier, features: Tensor, labels: Ten
 
 
 def to_double(values: Tensor) -> Tensor:
-    """Return values in float64, on their device or, from MPS, which has no such numbers, on the CPU."""
+    """Return values in float64 on their device, or on the CPU if they are on MPS, which has no float64."""
     return (values.cpu() if values.device.type == "mps" else values).double()
 
 
@@ -59,7 +59,7 @@ def draw_folds(labels: Tensor, seed: int = 0, folds: int = FOLDS) -> list[tuple[
     estimation and model selection").
 
     Args:
-        labels: (N,) int64 classes; or (N, K) for several labels, whose images are dealt out without regard to classes.
+        labels: (N,) int64 classes; or (N, K) for several labels, then the folds are drawn without regard to classes.
         seed: Seed of the draw.
         folds: Number of folds; fewer where there are fewer images.
 
@@ -72,7 +72,7 @@ def draw_folds(labels: Tensor, seed: int = 0, folds: int = FOLDS) -> list[tuple[
             "or more: give more images, or --val-fraction 0.1."
         )
     order = np.random.default_rng(derive_seed(seed, len(labels))).permutation(len(labels))
-    if labels.ndim == 1:  # class by class, so that the images of each are dealt out in turn
+    if labels.ndim == 1:  # class by class, so that the images of each class are dealt out in turn
         order = order[np.argsort(labels.cpu().numpy()[order], kind="stable")]
     turn = torch.empty(len(labels), dtype=torch.int64)
     turn[torch.from_numpy(order)] = torch.arange(len(labels)) % min(folds, len(labels))
@@ -129,10 +129,10 @@ def require_finite(features: Tensor, what: str) -> None:
 
 
 def require_same_width(train: Tensor, test: Tensor) -> None:
-    """Refuse features of two models.
+    """Refuse features of two different models.
 
     Raises:
-        UserError: They have different numbers of channels.
+        UserError: The features have different numbers of channels.
     """
     if train.shape[1] != test.shape[1]:
         raise UserError(

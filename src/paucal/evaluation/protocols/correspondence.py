@@ -1,9 +1,9 @@
-"""Whether the cells of two views of an image find each other, as EsViT measures it.
+"""How well the cells of two views of an image are matched, as EsViT measures it.
 
-Each cell of the first view takes the cell of the second with the highest cosine. The most certain of these pairs are
-scored: accuracy is the share that is the true cell, the distance error that between the two cells' centres in pixels.
-The published measurement knows one change, a mirrored image, and square grids; here the truth comes from the exact
-geometry of any two views, and grids may have any shape.
+Each cell of the first view is matched with the cell of the second that has the highest cosine. The most certain pairs
+are scored: accuracy is the share of pairs with the true cell, the distance error is the distance in pixels between the
+centres of the matched and the true cell. The published measurement only covers a mirrored image and square grids; here
+the truth comes from the exact geometry of any two views, and grids may have any shape.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,18 +22,18 @@ from paucal.data.views.transforms import EvalTransform, TrainTransform, ViewTran
 from paucal.evaluation.protocols.classifier import to_double
 from paucal.types import Batch, UserError
 
-TOP = 10  # pairs scored per image, the most similar ones
+TOP = 10  # number of most similar pairs that are scored per image
 Size = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Matches:
-    """What became of the cells of B images.
+    """The matched cells of B images and their scores.
 
     Attributes:
         cells: (B, N) most similar cell of the second view for each cell of the first, row by row.
         similarity: (B, N) cosines of these pairs.
-        order: (B, N) cells of the first view by falling similarity; those without a true match are last.
+        order: (B, N) cells of the first view by descending similarity; cells without a true match come last.
         accuracy: (B,) share of the scored pairs that are right; NaN if no pair has a true match.
         distance: (B,) mean distance of the scored pairs in pixels of the second view.
     """
@@ -58,7 +58,7 @@ def cell_centres(rows: int, columns: int) -> Tensor:
 
 
 def true_positions(first: Tensor, second: Tensor, grid: Size) -> Tensor:
-    """Return where the second view shows what the centres of the first view's cells show.
+    """Return the positions in the second view of the centres of the first view's cells.
 
     Args:
         first: (B, 2, 3) geometry of the first views, as `types.Batch.geometry` defines it.
@@ -66,7 +66,7 @@ def true_positions(first: Tensor, second: Tensor, grid: Size) -> Tensor:
         grid: (rows, columns) of the first views' cells.
 
     Returns:
-        (B, N, 2) positions (x, y) in the second view; outside of [-1, 1] where it does not show the place.
+        (B, N, 2) positions (x, y) in the second view; outside [-1, 1] where it does not show the place.
     """
     centres = cell_centres(*grid).to(first)
     source = centres @ first[:, :, :2].transpose(1, 2) + first[:, None, :, 2]
@@ -79,10 +79,10 @@ def match_cells(first: Tensor, second: Tensor, positions: Tensor, image_size: Si
     Args:
         first: (B, D, h, w) features.
         second: (B, D, H, W) features of the other view.
-        positions: (B, h * w, 2) of the first view's cells in the second, as `true_positions` gives them; the truth is
-            the cell that holds the position, and cells whose position lies outside are not scored.
+        positions: (B, h * w, 2) positions of the first view's cells in the second view, from `true_positions`; the true
+            cell is the one that contains the position, and cells whose position lies outside are not scored.
         image_size: (height, width) of the second view in pixels.
-        top: Pairs scored; fewer where fewer have a truth.
+        top: Number of pairs to score; fewer are scored if fewer have a true cell.
     """
     rows, columns = second.shape[2:]
     cosine = _unit_cells(first) @ _unit_cells(second).transpose(1, 2)
@@ -115,20 +115,20 @@ def correspond(
     top: int = TOP,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the accuracy and the distance error in pixels of every image, from the last grid after the final norm.
+    """Return the accuracy and the distance error in pixels of every image, using the last grid after the final norm.
 
     Args:
         backbone: Backbone in evaluation mode, on `device`.
         loader: Batches of two views with their geometry.
         device: Device to compute on.
-        top: Pairs scored per image.
+        top: Number of pairs to score per image.
         progress: Called with the number of images done.
 
     Returns:
         Two (N,) float64 tensors on the CPU.
 
     Raises:
-        UserError: the backbone's grid is a single cell, or its features are no finite numbers.
+        UserError: the backbone's grid is a single cell, its features are not finite, or there are no images.
     """
     if backbone.grid == (1, 1):
         raise UserError("the last grid is a single cell, so there is nothing to match: give a larger --img-size.")
@@ -140,7 +140,7 @@ def correspond(
             first, second = (backbone(view).grids[-1].float() for view in batch.to(device).views)
             if not bool(torch.isfinite(first).all() & torch.isfinite(second).all()):
                 raise UserError("the features are not finite numbers: the weights are damaged; check the model.")
-            # On the CPU, where torch solves two equations at a time on every machine.
+            # On the CPU, where torch can solve the 2 x 2 systems on every machine.
             positions = true_positions(batch.geometry[0], batch.geometry[1], (first.shape[2], first.shape[3]))
             size = (batch.views[1].shape[2], batch.views[1].shape[3])
             found = match_cells(first, second, positions.to(first.device), size, top)
@@ -163,25 +163,25 @@ def _unit_cells(grid: Tensor) -> Tensor:
 
 
 Change = Literal["mirror", "crop"]
-# Brightness, contrast, saturation, hue: the published program's, as is the chance of it.
+# Brightness, contrast, saturation and hue, and the probability of the jitter, as in the published code.
 _JITTER, _JITTERED = (0.4, 0.4, 0.2, 0.1), 0.8
 _CROPPED_AREA = (0.4, 0.6)
 
 
 def second_view(change: Change, first: EvalTransform) -> ViewTransform:
-    """Return the transform of the second view; the first is the plain one.
+    """Return the transform of the second view; the first view is not augmented.
 
     Args:
-        change: "mirror" is the published one: mirrored always, colours jittered with probability 0.8, grey always (as
-            the program has it; the paper says nothing of always). "crop" takes a box of 40 to 60 % of the image,
-            mirrored or not, jittered with probability 0.8, grey with 0.2.
+        change: "mirror" is the published view: always mirrored, colours jittered with probability 0.8, always grey (as
+            in the published code; the paper does not say "always"). "crop" takes a box of 40 to 60 % of the image,
+            mirrored or not, jittered with probability 0.8, grey with probability 0.2.
         first: The transform of the first view.
     """
     return MirroredView(first) if change == "mirror" else CroppedView(first)
 
 
 class MirroredView:
-    """The first view in a mirror, in other colours; randomness from torch's global generator."""
+    """The first view mirrored, in other colours; randomness from torch's global generator."""
 
     def __init__(self, first: EvalTransform) -> None:
         self._first, self._colours = first, _colours(grey=1.0)
@@ -194,7 +194,7 @@ class MirroredView:
 
 
 class CroppedView:
-    """A part of the image, mirrored or not, in other colours; randomness from torch's global generator."""
+    """A crop of the image, mirrored or not, in other colours; randomness from torch's global generator."""
 
     def __init__(self, first: EvalTransform) -> None:
         self._first, self._colours = first, _colours(grey=0.2)
@@ -211,7 +211,7 @@ def _colours(grey: float) -> v2.Compose:
 
 
 def _reduced(image: Image.Image, first: EvalTransform) -> Image.Image:
-    """Return a large photo at twice the size of the view: colours are changed in a tenth of the time."""
+    """Return a large photo at twice the size of the view, whose colours are changed in a tenth of the time."""
     height, width = cover_size(image, (2 * first.size[0], 2 * first.size[1]))
     if height >= image.height:
         return image

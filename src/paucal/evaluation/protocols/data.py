@@ -1,4 +1,4 @@
-"""The images that a frozen backbone is evaluated on, and their parts: train, val and test."""
+"""The images that a frozen backbone is evaluated on, and their splits: train, val and test."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,16 +27,16 @@ POOL = "pool"  # training and validation images together
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """A data set with its parts.
+    """A data set with its splits.
 
     Attributes:
         name: Name of the set.
         images: All images of the set.
         labels: (N,) int64 in [0, K); or (N, K) of 1, 0 and -1 (ignored) where an image has several classes.
-        parts: "train", "val" and "test" to (n,) positions.
+        parts: (n,) positions of the images of "train", "val" and "test".
         n_classes: K.
         metric: Reported metric.
-        how: Sentence on the origin of the parts.
+        how: Sentence on the origin of the splits.
     """
 
     name: str
@@ -49,33 +49,33 @@ class EvaluationData:
 
     @property
     def used(self) -> NDArray[np.int64]:
-        """Positions of all images of the parts, part by part, so that each of them and the pool are slices of it."""
+        """The positions of the images of all splits, split by split; each split and the pool are slices of it."""
         return np.concatenate([self.parts[part] for part in PARTS])
 
     def rows(self, part: str) -> slice:
-        """Return where the images of a part, or of the pool, are in `used`."""
+        """Return the slice of `used` with the images of a split or of the pool."""
         train, val, test = (len(self.parts[name]) for name in PARTS)
         pool, whole = train + val, train + val + test
         return slice(*{"train": (0, train), "val": (train, pool), "test": (pool, whole), POOL: (0, pool)}[part])
 
     def positions(self, part: str) -> NDArray[np.int64]:
-        """Return the positions of the images of a part, or of the pool."""
+        """Return the positions of the images of a split or of the pool."""
         return self.used[self.rows(part)]
 
     def counts(self) -> dict[str, int]:
-        """Return the number of images per part."""
+        """Return the number of images per split."""
         return {part: len(self.parts[part]) for part in PARTS}
 
 
 def with_parts(images: ImageSet, seed: int, val_fraction: float | None, test_fraction: float | None) -> Split:
-    """Split a set that is no run's own; the test images must be declared, published or asked for.
+    """Split a set that does not belong to a run; the test images must be declared, published or requested.
 
-    A model may have been trained on any of a folder's images. Cutting test images from it unasked would make a score
-    of training images. For a set without official parts that has a published number of training images of each class
-    (Caltech-101: 30), so many are drawn, and all others are the test.
+    A model may have been trained on any of a folder's images. Test images cut from it without a request could be
+    training images. For a set without official splits but with a published number of training images per class
+    (Caltech-101: 30), that number is drawn, and all other images are the test images.
 
     Raises:
-        UserError: there is no test part and no `test_fraction`, or the parts make no sense.
+        UserError: there is no test split and no `test_fraction`, or the splits make no sense.
     """
     shares = {"val_fraction": val_fraction, "test_fraction": test_fraction}
     known = {name: value for name, value in shares.items() if value is not None}
@@ -87,25 +87,25 @@ def with_parts(images: ImageSet, seed: int, val_fraction: float | None, test_fra
             f"{images.location} has no test part: {own}, or let one be cut from it with "
             "--test-fraction 0.2 (only where the model has not seen these images)."
         )
-    return make_split(images, seed, **known)  # type: ignore[arg-type]  # shares alone
+    return make_split(images, seed, **known)  # type: ignore[arg-type]  # only shares
 
 
 def _few_train(images: ImageSet, per_class: int, seed: int, shares: dict[str, float]) -> Split:
-    """Draw so many images of each class to train on; all others are the test."""
+    """Draw `per_class` training images of each class; all other images are test images."""
     every = Split(np.full(len(images), "train", dtype="<U6"), "")
     drawn = take_few(every, images.labels, per_class, seed).parts == "train"
     declared = np.where(drawn, "train", "test").tolist()
-    split = make_split(replace(images, declared=declared), seed, **shares)  # type: ignore[arg-type]  # shares alone
+    split = make_split(replace(images, declared=declared), seed, **shares)  # type: ignore[arg-type]  # only shares
     words = f"{per_class} images of each class, drawn with seed {seed}, train, and all others are the test"
     kept = len(split.indices("val"))
     return replace(split, description=f"{words}; {kept} of those that train validate" if kept else words)
 
 
 def evaluation_data(images: ImageSet, split: Split, metric: MetricName | None = None) -> EvaluationData:
-    """Return the data of a split; the metric is that of Table 9 for its sets, else accuracy.
+    """Return the data of a split; by default the metric of Table 9 for its sets, else accuracy.
 
     Raises:
-        UserError: training images of a single class, no test images, or a metric for other labels.
+        UserError: the training images have a single class, there are no test images, or the metric needs other labels.
     """
     parts = {part: split.indices(part) for part in PARTS}
     labels = torch.from_numpy(images.targets).long()
@@ -138,10 +138,10 @@ def _data_of_several(
 
 
 def limit(data: EvaluationData, most: int, seed: int) -> EvaluationData:
-    """Keep at most so many images of every part, the classes as equal in number as they can be.
+    """Keep at most `most` images of every split, with class counts as equal as possible.
 
     Raises:
-        UserError: fewer are asked for than there are classes.
+        UserError: `most` is smaller than the number of classes.
     """
     if most < data.n_classes:
         raise UserError(
@@ -153,10 +153,10 @@ def limit(data: EvaluationData, most: int, seed: int) -> EvaluationData:
 
 
 def balanced(labels: Tensor, indices: NDArray[np.int64], most: int, seed: int) -> NDArray[np.int64]:
-    """Return at most so many of the positions, ascending, the classes as equal in number as they can be.
+    """Return at most `most` of the positions, ascending, with class counts as equal as possible.
 
     Args:
-        labels: (N,) of all images, or (N, K) where an image has several classes, which are then drawn as they come.
+        labels: (N,) labels of all images, or (N, K) where an image has several classes, then classes are ignored.
         indices: (n,) positions.
         most: Number of images to keep.
         seed: Seed of the choice.
@@ -183,20 +183,20 @@ _VOC_ARCHIVES = "VOCtrainval_06-Nov-2007.tar and VOCtest_06-Nov-2007.tar"
 _VOC_PAGE = "http://host.robots.ox.ac.uk/pascal/VOC/voc2007/"
 _VOC_LISTS = Path("ImageSets") / "Main"
 _MOST_LIST_BYTES = 16 << 20
-# VOC writes 1 for present, -1 for absent, 0 for difficult to see, which its own evaluation leaves out.
+# VOC writes 1 for present, -1 for absent, 0 for difficult; its own evaluation leaves out difficult images.
 _VOC_LABELS = {"1": 1, "-1": 0, "0": -1}
 
 
 def is_voc(folder: Path) -> bool:
-    """Whether a folder is VOC2007's: images, and a list per class and part."""
+    """Return whether a folder has the layout of VOC2007: images, and a list per class and split."""
     return (folder / "JPEGImages").is_dir() and (folder / _VOC_LISTS / f"{VOC_CLASSES[0]}_train.txt").is_file()
 
 
 def find_voc(root: str | Path | None = None, download: bool = False) -> Path:
-    """Return the folder of VOC2007 below the data root, fetched by torchvision where asked for.
+    """Return the folder of VOC2007 below the data root, downloaded by torchvision on request.
 
     Raises:
-        UserError: it is not there, or cannot be fetched.
+        UserError: the folder does not exist, or cannot be downloaded.
     """
     base = data_root(root)
     folder = base / VOC_FOLDER
@@ -208,7 +208,7 @@ def find_voc(root: str | Path | None = None, download: bool = False) -> Path:
     try:
         for part in ("trainval", "test"):
             VOCDetection(str(base), year="2007", image_set=part, download=True)
-    except Exception as problem:  # network, disk, archive: torchvision passes on what the layers below raise
+    except Exception as problem:  # network, disk, archive: torchvision passes on any error of the layers below
         reason = " ".join(str(problem).split()).rstrip(".") or type(problem).__name__
         raise UserError(
             f"the data set '{VOC_NAME}' could not be fetched ({reason}); try again, or {by_hand}."
@@ -217,14 +217,14 @@ def find_voc(root: str | Path | None = None, download: bool = False) -> Path:
 
 
 def open_voc(folder: Path) -> EvaluationData:
-    """Open `VOCdevkit/VOC2007`, with its own train, val and test parts.
+    """Open `VOCdevkit/VOC2007`, with its own train, val and test splits.
 
     Args:
-        folder: Folder with `JPEGImages` and `ImageSets/Main`; both archives, trainval and test, unpacked over each
-            other.
+        folder: Folder with `JPEGImages` and `ImageSets/Main`, into which both archives, trainval and test, were
+            unpacked.
 
     Raises:
-        UserError: a list is missing or damaged, or a part of the archives is.
+        UserError: a list or another file of the archives is missing or damaged.
     """
     keys: list[str] = []
     rows: list[NDArray[np.int64]] = []
@@ -255,7 +255,7 @@ def open_voc(folder: Path) -> EvaluationData:
 
 
 def _read_voc_list(file: Path) -> dict[str, int]:
-    """Return the label of every image of a list."""
+    """Return the label of every image in a list."""
     try:
         text = read_text(file, _MOST_LIST_BYTES, encoding="ascii")
         pairs = [line.split() for line in text.splitlines() if line.strip()]

@@ -1,7 +1,7 @@
-"""The 18 data sets of EsViT's Table 9 (those of CLIP's linear evaluation that are public), and where each comes from.
+"""The 18 data sets of EsViT's Table 9 (the public sets of CLIP's linear evaluation), and where each comes from.
 
-Counts are the paper's, where it errs with the true number beside it. All open by name: VOC2007 through `voc.py`, since
-its images have several classes each, the others as published sets of `data/named.py`.
+Counts are from the paper, with the true number beside each wrong count. All sets open by name: VOC2007 through
+`voc.py`, since its images have several classes each, the others as published sets of `data/named.py`.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ class Table9Set:
     Attributes:
         title: Name for people.
         classes: Number of classes, as the paper counts them.
-        train: Number of images to train on, validation included.
-        test: Number of images to report on.
+        train: Number of training images, including validation images.
+        test: Number of test images.
         metric: Reported metric.
-        source: Place to get it from.
+        source: Place to get the data set from.
         note: Difference from the paper.
     """
 
@@ -109,7 +109,7 @@ TABLE9: dict[str, Table9Set] = {
 
 
 def metric_of(name: str) -> MetricName:
-    """Return the metric of a data set by its name; accuracy for all that Table 9 does not have.
+    """Return the metric of a data set by its name; accuracy for sets that are not in Table 9.
 
     Example:
         >>> metric_of("pets"), metric_of("photos")

@@ -47,7 +47,7 @@ from paucal.wording import percent
 Protocol = Literal["knn", "linear", "logistic", "correspondence", "few-labels"]
 PROTOCOLS: tuple[Protocol, ...] = ("knn", "linear", "logistic", "correspondence", "few-labels")
 SEVERAL_CLASSES: frozenset[Protocol] = frozenset({"logistic", "correspondence"})  # protocols for multi-label images
-WIDE, TOP_5 = 5, "top-5"  # with more classes than this a second accuracy is reported, by this name
+WIDE, TOP_5 = 5, "top-5"  # with more than WIDE classes, a second accuracy is reported under this name
 Bar = Callable[[str], AbstractContextManager[Advance]]
 Rows = tuple[Tensor, Tensor]  # features and labels
 
@@ -77,9 +77,9 @@ class Outcome:
 
     Attributes:
         line: Line of the table.
-        measure: Score of the test images, or of any resampled set of them.
+        measure: Score as a function of how often each test image counts.
         n_images: Number of test images.
-        note: Value that validation images chose, or the spread over repeats.
+        note: Value that was chosen on validation images, or the spread over repeats.
     """
 
     line: Line
@@ -94,7 +94,7 @@ class ProtocolOptions:
 
     Attributes:
         features: Features of k-NN, logistic regression and few labels.
-        probe_features: Features of the linear probe; None for the published ones, the last four blocks.
+        probe_features: Features of the linear probe; None for the published features, the last four blocks.
         extraction: How features are computed and kept.
         solver: Solver of logistic regression.
         probe: Schedule of the linear probe.
@@ -131,7 +131,7 @@ def evaluate_backbone(
 
     Args:
         subject: Backbone.
-        data: Images and their parts.
+        data: Images and their splits.
         protocols: Protocols to run.
         options: Options of the protocols.
         bar: Function that opens a progress bar with a title.
@@ -172,7 +172,7 @@ def evaluate_backbone(
 
 
 def _parts(features: Tensor, data: EvaluationData) -> dict[str, Rows]:
-    """Return features and labels of every part and of the pool, as views."""
+    """Return features and labels of every split and of the pool, as views."""
     labels = data.labels[torch.from_numpy(data.used)]
     return {part: (features[data.rows(part)], labels[data.rows(part)]) for part in (*PARTS, POOL)}
 
@@ -181,7 +181,7 @@ def _knn(parts: dict[str, Rows], data: EvaluationData, options: ProtocolOptions)
     (pool, labels), (test, truth) = parts[POOL], parts["test"]
     votes = knn_scores(pool, labels, test, data.n_classes, options.neighbours)
     headline = min(clamped(options.neighbours, len(pool)), key=lambda k: abs(k - HEADLINE))
-    plain = data.metric == "accuracy"  # for another metric, accuracy is stored and not printed
+    plain = data.metric == "accuracy"  # with another metric, accuracy is stored but not printed
     outcomes = []
     for k, scores in votes.items():
         line = Line("knn", f"k = {k}", "top-1", headline=plain and k == headline)
@@ -239,7 +239,7 @@ def _logistic(parts: dict[str, Rows], data: EvaluationData, options: ProtocolOpt
 def _of_classifier(
     protocol: Literal["linear", "logistic"], scores: Tensor, truth: Tensor, data: EvaluationData, note: str
 ) -> list[Outcome]:
-    """Return the data set's metric, which chose the classifier, and top-5 accuracy for more than five classes."""
+    """Return the data set's metric, by which the classifier was chosen, and top-5 accuracy for more than 5 classes."""
     measure = measure_of(data.metric, scores, truth)
     outcomes = [Outcome(Line(protocol, "", METRIC_TITLES[data.metric]), measure, len(truth), note)]
     if truth.ndim == 1 and data.n_classes > WIDE:
@@ -249,7 +249,7 @@ def _of_classifier(
 
 
 def _selection_note(parts: dict[str, Rows]) -> str:
-    """Return how a value was chosen; "" for validation images, the usual way."""
+    """Return a note if a value was chosen by cross-validation; "" if on validation images, as usual."""
     if len(parts["val"][1]):
         return ""
     return f" by {FOLDS}-fold cross-validation of the training images, as none are kept for validation"

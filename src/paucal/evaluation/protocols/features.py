@@ -1,4 +1,4 @@
-"""The reader of frozen features: which ones, how one pass computes them, and the cache that keeps them on disk."""
+"""The reader of frozen features: the kinds of features, their computation in one pass, and the cache on disk."""
 
 import hashlib
 import os
@@ -27,8 +27,8 @@ from paucal.models.frozen import FrozenBackbone
 from paucal.types import FeatureRequest, UserError
 from paucal.wording import counted
 
-LAST_BLOCKS = 4  # of the published linear probe
-FORMAT = "2"  # of the cache files; change it whenever the features of the same images change
+LAST_BLOCKS = 4  # number of blocks that the published linear probe uses
+FORMAT = "2"  # version of the cache files; change it whenever the features of the same images change
 Advance = Callable[[int, int], None]
 
 
@@ -59,10 +59,10 @@ _KIND = re.compile(r"(?P<alone>pooled|class\+mean)|(?P<levels>blocks|stages|clas
 
 
 def parse_kind(text: str) -> FeatureKind:
-    """Read "pooled", "blocks:4", "stages:2", "class+mean" (of the last block) or "class+mean:4".
+    """Parse "pooled", "blocks:4", "stages:2", "class+mean" (of the last block) or "class+mean:4".
 
     Raises:
-        UserError: The text is something else.
+        UserError: The text has another form.
 
     Example:
         >>> parse_kind("blocks:4")
@@ -79,7 +79,7 @@ def parse_kind(text: str) -> FeatureKind:
 def probe_kind(backbone: FeatureBackbone) -> FeatureKind:
     """Return the features of the published linear probe: the last four blocks, each after the final norm.
 
-    A ResNet has no such norm and the published program does not support it; its pooled features are used.
+    A ResNet has no such norm and the published code does not support it; its pooled features are used.
     """
     plan = backbone.plan
     if plan.norm is None or not plan.blocks:
@@ -90,14 +90,14 @@ def probe_kind(backbone: FeatureBackbone) -> FeatureKind:
 class FeatureReader(nn.Module):
     """Reads several kinds of features from one forward pass.
 
-    The feature of a block or stage is its class token where the family has one at its end (ViT, DeiT), or a token that
-    the stage adds itself (ViL), else the mean over its cells. The model's final norm is applied to every block of the
-    last stage first. Earlier stages have another width and are not normalised. Blocks of a staged model are read before
-    the merging that follows them (EsViT, section 4.2). With "class+mean" a block gives its class token and then the
-    mean over its cells.
+    The feature of a block or stage is its class token if the family's output has one (ViT, DeiT), or a token that the
+    stage itself adds (ViL), else the mean over its cells. Blocks of the last stage pass through the model's final norm
+    first. Earlier stages have another width and are not normalised. Blocks of a staged model are read before the
+    merging that follows them (EsViT, section 4.2). With "class+mean", the feature of a block is its class token
+    followed by the mean over its cells.
 
     Args:
-        backbone: Backbone to read from; hooks stay on it until `close`.
+        backbone: Backbone to read from; hooks stay registered on it until `close`.
         kinds: Kinds of features to return.
 
     Raises:
@@ -174,7 +174,7 @@ class FeatureReader(nn.Module):
         grid = to_grid(output, size, plan.prefixes, hints)
         if layout is None or grid is None:
             raise ValueError(f"no grid for images of {size} pixels in a block of {model_name(self.backbone.model)}")
-        # A token that the final grid lacks belongs to its stage alone and sums it up (ViL's global token).
+        # A token that is missing from the final grid belongs to its stage alone and summarises it (ViL's global token).
         own_token = layout.prefix > 0 and (plan.class_token or plan.prefixes[0] == 0)
         same_width = grid.shape[1] == last.shape[1] and plan.norm is not None
         norm = self.backbone.model.get_submodule(plan.norm) if same_width and plan.norm else nn.Identity()
@@ -198,7 +198,7 @@ def _normed_grid(norm: nn.Module, grid: Tensor) -> Tensor:
 
 
 def _is_2d(norm: nn.Module) -> bool:
-    """Tell whether a norm takes (B, C, H, W): the names of timm's norms of that kind contain "2d"."""
+    """Tell whether a norm takes (B, C, H, W): the names of such norms in timm contain "2d"."""
     return "2d" in type(norm).__name__.lower() or isinstance(norm, nn.GroupNorm)
 
 
@@ -217,14 +217,14 @@ class FeatureCache:
         return None if self.folder is None else self.folder / f"{key}.safetensors"
 
     def read(self, key: str, order: NDArray[np.int64]) -> Tensor | None:
-        """Return stored (N, D) features; None where the file is missing, damaged, or holds values that are not finite.
+        """Return stored (N, D) features; None if the file is missing, damaged, or holds values that are not finite.
 
         Args:
             key: Key of the features.
             order: (N,) rows of the result, for the images in ascending order of their positions.
 
         Raises:
-            UserError: The file holds features of another model or of other images than its name says.
+            UserError: The file holds features of a different model or of different images than its name says.
         """
         path = self.path(key)
         if path is None or not path.is_file():
@@ -252,8 +252,8 @@ class FeatureCache:
         path.parent.mkdir(parents=True, exist_ok=True)
         ranks = torch.from_numpy(np.argsort(order, kind="stable"))
         content = {"features": features.contiguous(), "ranks": ranks}
-        # By name, since writing into an open file would copy everything first. After a crash of the machine half a file
-        # may remain, which `read` treats as missing.
+        # Saved by name, since saving to an open file would copy everything first. After a crash of the machine an
+        # incomplete file may remain, which `read` treats as missing.
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             safetensors.torch.save_file(content, temporary, metadata={"key": key})
@@ -282,7 +282,7 @@ def default_folder() -> Path:
 def images_fingerprint(images: ImageSet, indices: NDArray[np.int64]) -> str:
     """Return a digest of images, in their order.
 
-    It covers the pixels of images in memory, the bytes of encoded images that are at hand, and path, size and
+    It covers the pixels of images in memory, the bytes of encoded images that are in memory, and the path, size and
     modification time of files, so that a set too large for memory need not be read.
     """
     digest, store = hashlib.blake2b(digest_size=16), images.store
@@ -342,7 +342,7 @@ def extract(
         progress: Called with (images done, N).
 
     Returns:
-        (N, D) on the CPU in the order of `indices`, in the dtype of the cache also when they were computed just now.
+        (N, D) on the CPU in the order of `indices`, always in the dtype of the cache, even if they were just computed.
         The cache recognises the same images in any order.
 
     Raises:
@@ -381,7 +381,7 @@ def _compute(
             for batch in loader:
                 read = reader(batch.to(subject.device, non_blocking=True).views[0])
                 if not columns:
-                    with torch.inference_mode(mode=False):  # else no gradient could be taken through the features
+                    with torch.inference_mode(mode=False):  # otherwise autograd could not use the features
                         columns = [torch.empty(len(indices), part.shape[1], dtype=extraction.dtype) for part in read]
                 for column, features in zip(columns, read, strict=True):
                     column[done : done + len(batch)] = features

@@ -23,9 +23,9 @@ class Few:
     """Results with one number of labels.
 
     Attributes:
-        per_class: Labels of each class; a class with fewer gives all it has.
+        per_class: Number of labels per class; all labels of a class that has fewer.
         hits: (repeats, N) hits of the test images.
-        margins: (repeats, N) margin: score of the second class above the first, for two classes; else empty.
+        margins: (repeats, N) margins, the score of the second class minus the first, for two classes; else empty.
     """
 
     per_class: int
@@ -39,11 +39,11 @@ class Few:
 
 
 def draw_few(labels: Tensor, per_class: int, seed: int) -> Tensor:
-    """Return the rows of `per_class` images of each class; of the same seed, fewer are among more.
+    """Return the rows of `per_class` images of each class; with one seed, smaller draws are subsets of larger draws.
 
     Args:
         labels: (N,) int64.
-        per_class: A class with fewer images gives all of them.
+        per_class: Number of images per class; all images of a class that has fewer.
         seed: Seed of the draw.
     """
     rows = []
@@ -64,24 +64,24 @@ def few_label_curve(
     solver: Solver = DEFAULT,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Few]:
-    """Fit a logistic regression to a few labels, several times with other labels, and score the test images.
+    """Fit a logistic regression to a few labels, repeatedly with different labels, and score the test images.
 
-    Nothing is selected, since with one label per class there is none to validate with: the labelled features are
-    centred, divided by their root mean square, and lambda is 1. Numbers of labels beyond the largest class are left
-    out.
+    No hyperparameter is selected, since with one label per class no image is left for validation: the labelled features
+    are centred and divided by their root mean square, and lambda is 1. Numbers of labels beyond the size of the largest
+    class are left out.
 
     Args:
         train: (N, D) features and (N,) labels to draw from.
-        test: The same of the test images.
+        test: Features and labels of the test images.
         n_classes: K.
-        per_class: Numbers of labels.
-        repeats: Draws of each.
+        per_class: Numbers of labels per class.
+        repeats: Number of draws for each number of labels.
         seed: Seed of the draws; every model sees the same images.
-        solver: Backend and when to stop.
-        progress: Called with (fits done, all).
+        solver: Backend and stopping rule.
+        progress: Called with (fits done, fits in all).
 
     Raises:
-        UserError: features that are no finite numbers or of different models, or a single class.
+        UserError: features are not finite or come from different models, or there is a single class.
     """
     require_same_width(train[0], test[0])
     require_finite(test[0], "test images")

@@ -1,9 +1,9 @@
-"""Weighted k-nearest-neighbour classification of frozen features (Wu et al. 2018), as EsViT's evaluation has it.
+"""Weighted k-nearest-neighbour classification of frozen features (Wu et al. 2018), as in EsViT's evaluation.
 
-Features are scaled to unit length; each of the k most similar training images votes for its class with
-exp(cosine / 0.07). Neither the matrix of all similarities nor a second copy of the training features exists at any
-moment, so a million training images fit in memory, and sets of any size work (the published program needs at least
-100 test images, and 1000 classes).
+Features are scaled to unit length; each of the k most similar training images votes for its class with weight
+exp(cosine / 0.07). Neither the matrix of all similarities nor a second copy of the training features is ever held in
+memory, so a million training images fit, and sets of any size work (the published code needs at least 100 test images,
+and 1000 classes).
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from paucal.evaluation.protocols.classifier import to_double
 
 TEMPERATURE = 0.07
 NEIGHBOURS = (10, 20, 100, 200)
-HEADLINE = 20  # "usually works best", the published program says; never chosen by the test images
+HEADLINE = 20  # "usually works best" according to the published code; never chosen by the test images
 CHUNK = 1 << 24  # similarities held at once: 64 MB
 TRAIN_ROWS = 1 << 14
 
@@ -36,11 +36,11 @@ def knn_scores(
         labels: (N,) in [0, n_classes).
         test: (M, D) features.
         n_classes: K.
-        neighbours: Values of k; those above N become N, once.
+        neighbours: Values of k; values above N become N, without duplicates.
         temperature: Temperature of the votes.
 
     Returns:
-        k to (M, K) float64 votes, on the CPU.
+        (M, K) float64 votes for each k, on the CPU.
 
     Raises:
         ValueError: there is no training image, or a k is below 1.
@@ -57,7 +57,7 @@ def knn_scores(
 
 
 def clamped(neighbours: Sequence[int], n_train: int) -> list[int]:
-    """Return the values of k that exist, ascending.
+    """Return the values of k, reduced to the number of training images where they exceed it, ascending.
 
     Example:
         >>> clamped([10, 20, 100, 200], 60)
@@ -69,10 +69,10 @@ def clamped(neighbours: Sequence[int], n_train: int) -> list[int]:
 def nearest(train: Tensor, test: Tensor, k: int, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
     """Return the k largest cosines of each test row and the training rows they belong to, the largest first.
 
-    Of equal cosines the earlier training row comes first and stays, whatever the chunks.
+    Of equal cosines, the earlier training row comes first and is kept, whatever the chunk size.
 
     Args:
-        train: (N, D), k <= N.
+        train: (N, D) features, with k <= N.
         test: (M, D) features.
         k: Number of neighbours.
         chunk: Similarities held at once.
@@ -100,18 +100,18 @@ def _unit(features: Tensor) -> Tensor:
 
 
 def _merge(best: Tensor, rows: Tensor, similarity: Tensor, start: int, k: int) -> tuple[Tensor, Tensor]:
-    """Keep the k best of those so far and of new ones, whose training rows begin at `start`."""
+    """Keep the k best of the previous cosines and of new cosines, whose training rows begin at `start`."""
     values, columns = _first(similarity, min(k, similarity.shape[1]))
     if not best.shape[1]:
         return values, columns + start
     values, rows = torch.cat([best, values], 1), torch.cat([rows, columns + start], 1)
-    kept, order = values.sort(dim=1, descending=True, stable=True)  # earlier rows stand first
+    kept, order = values.sort(dim=1, descending=True, stable=True)  # earlier rows come first
     return kept[:, :k], rows.gather(1, order[:, :k])
 
 
 def _first(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest of each row, the earlier of equal ones: torch's topk picks among those as it likes."""
-    # One more than asked for shows whether equal ones were left out, without another pass over all similarities.
+    """Return the k largest of each row; ties go to the earlier column, which torch's topk does not guarantee."""
+    # One value more than needed shows whether ties were cut off, without another pass over all similarities.
     values, columns = similarity.topk(min(k + 1, similarity.shape[1]), dim=1)
     crowded = (values[:, k - 1 : k] == values[:, k:]).any(1).nonzero()[:, 0]
     values, columns = values[:, :k], columns[:, :k]

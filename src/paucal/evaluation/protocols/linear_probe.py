@@ -1,10 +1,10 @@
 """The linear probe of EsViT: one linear layer on frozen features by SGD, several learning rates in one pass.
 
-The published program trains one rate per run (momentum 0.9, no weight decay, 100 epochs, cosine per epoch to 0, rate
-times batch / 256, weights from N(0, 0.01)) and reports the best epoch on the images it reports on. Here every rate of
-a grid is trained on the same batches at once, the best at the last epoch is chosen on validation images (or by
-cross-validation), a layer of that rate is trained on training and validation images together, and the test images are
-seen once.
+The published code trains one rate per run (momentum 0.9, no weight decay, 100 epochs, cosine per epoch to 0, rate
+times batch / 256, weights from N(0, 0.01)) and reports the best epoch, chosen on the same images. Here all
+rates of a grid are trained on the same batches at once, the rate that is best at the last epoch is chosen on validation
+images (or by cross-validation), a layer with that rate is trained on training and validation images together, and the
+test images are used once.
 """
 
 import math
@@ -40,7 +40,7 @@ from paucal.types import UserError
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0)
 # The published augmentation: torchvision's crop of 8 to 100 % (bilinear) and mirroring, nothing else.
 PROBE_AUGMENTATION = Augmentation(rand_augment=None, erase_prob=0.0, interpolation="bilinear")
-Batches = Callable[[int], Iterator[tuple[Tensor, Tensor]]]  # from an epoch to its (B, D) features and (B,) labels
+Batches = Callable[[int], Iterator[tuple[Tensor, Tensor]]]  # returns (B, D) features and (B,) labels of an epoch
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class ProbeSettings:
     Attributes:
         rates: Peak learning rates per 256 images.
         epochs: Passes over the training images.
-        batch: Images per step; the published command has 4 x 256.
+        batch: Images per step; the published command uses 4 x 256.
         momentum: Momentum of SGD.
-        deviation: Standard deviation of the first weights.
-        seed: Seed of the first weights and of the order of the images.
+        deviation: Standard deviation of the initial weights.
+        seed: Seed of the initial weights and of the order of the images.
     """
 
     rates: Sequence[float] = RATES
@@ -68,9 +68,9 @@ PUBLISHED = ProbeSettings()
 
 
 def for_images(settings: ProbeSettings, n_images: int) -> ProbeSettings:
-    """Return the settings with a batch that makes at least 16 steps in an epoch, down to 32 images.
+    """Return the settings with a batch small enough for at least 16 steps per epoch, but of at least 32 images.
 
-    The published schedule makes 125,000 steps on ImageNet; with its batch a set of 1,000 images would see 100.
+    The published schedule makes 125,000 steps on ImageNet; with its batch, 1,000 images would give only 100 steps.
 
     Example:
         >>> [for_images(PUBLISHED, n).batch for n in (100, 1600, 1_281_167)]
@@ -95,13 +95,13 @@ class FittedProbe:
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
-    """Return the seed of an epoch's order of images, for a seed of any size.
+    """Return the seed for the order of the images in an epoch; `seed` may be of any size.
 
     Example:
         >>> epoch_seed(3, 7), epoch_seed(2**62, 1) < 2**63
         (3000016, True)
     """
-    return (seed * 1_000_003 + epoch) % 2**63  # torch takes no more bits
+    return (seed * 1_000_003 + epoch) % 2**63  # torch takes no larger seeds
 
 
 def cached_batches(features: Tensor, labels: Tensor, settings: ProbeSettings, rows: Tensor | None = None) -> Batches:
@@ -131,7 +131,7 @@ def train_probes(
         batches: Batches of each epoch.
         dim: D.
         n_classes: K.
-        settings: Schedule; the rate is scaled by `settings.batch`, also for a smaller batch.
+        settings: Schedule; the rate is scaled by `settings.batch`, even for a smaller batch.
         progress: Called after every epoch with (done, all).
 
     Returns:
@@ -162,7 +162,7 @@ def fit_probe(
     metric: MetricName = "accuracy",
     progress: Advance | None = None,
 ) -> FittedProbe:
-    """Train all rates, choose the one with the highest validation score, then train it on both parts together.
+    """Train all rates, choose the rate with the highest validation score, then train with it on both splits together.
 
     Args:
         train: Batches of the training images.
@@ -196,11 +196,11 @@ def fit_probe_by_folds(
     metric: MetricName = "accuracy",
     progress: Advance | None = None,
 ) -> FittedProbe:
-    """Choose the learning rate by cross-validation within the training images, then train it on all of them.
+    """Choose the learning rate by cross-validation within the training images, then train with it on all of them.
 
     Args:
-        train: (N, D) features of the plain images and (N,) labels, which choose the rate.
-        batches: Batches of the last training, which may be augmented views.
+        train: (N, D) features of the unaugmented images and (N,) labels, on which the rate is chosen.
+        batches: Batches of the final training, which may be augmented views.
         n_classes: K.
         settings: Schedule.
         metric: Metric whose mean over the folds is highest at the best rate; of equal scores the lower rate wins.
@@ -227,7 +227,7 @@ def fit_probe_by_folds(
 
 
 def _part_of(progress: Advance | None, number: int, trainings: int) -> Advance | None:
-    """Return the progress function of one of several trainings, counting on from those before."""
+    """Return the progress function of one of several trainings, which adds the trainings before it."""
     return progress and (lambda done, total: progress(number * total + done, trainings * total))
 
 
@@ -239,12 +239,12 @@ def augmented_batches(
     settings: ProbeSettings,
     extraction: Extraction,
 ) -> Batches:
-    """Return batches of the features of augmented views, new ones in every epoch.
+    """Return batches of the features of augmented views, with new views in every epoch.
 
     Args:
         subject: Backbone whose features are returned.
         images: Image set.
-        rows: (N,) positions in the set and (N,) labels.
+        rows: (N,) positions in the set, and (N,) labels.
         kind: Kind of features.
         settings: Seed and images per step.
         extraction: Workers and images per forward pass.
@@ -285,7 +285,7 @@ class _State:
         self._moved = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
 
     def step(self, features: Tensor, labels: Tensor, share: float) -> None:
-        """Make one step of SGD with momentum for every rate, scaled by `share`."""
+        """Make a step of SGD with momentum for every rate, multiplied by `share`."""
         count, width = self.bias.shape
         logits = (features @ self.weight.flatten(0, 1).T).view(-1, count, width) + self.bias
         error = (logits.softmax(2) - F.one_hot(labels, width)[:, None]) / len(features)

@@ -1,15 +1,15 @@
 """Logistic regression on frozen features with an L2 penalty (EsViT, section 4.1 and appendix; after CLIP).
 
-The objective is sum of cross-entropies + lambda / 2 * |W|^2, the bias free, minimised by L-BFGS with at most 1000
-iterations: by scikit-learn on the CPU (its C is 1 / lambda), or by torch, which can run on a GPU and reaches the same
-minimum. Torch divides the loss by the number of images, as scikit-learn does, so that one tolerance means the same in
-both. With two classes both fit one vector of weights, as scikit-learn does, since two vectors would be penalised
+The objective is the sum of cross-entropies + lambda / 2 * |W|^2 with an unpenalised bias, minimised by L-BFGS with at
+most 1000 iterations: by scikit-learn on the CPU (its C is 1 / lambda), or by torch, which can run on a GPU and reaches
+the same minimum. The torch solver divides the loss by the number of images, as scikit-learn does, so that a tolerance
+means the same in both. With two classes both solvers fit one vector of weights, since two vectors would be penalised
 differently.
 
 Lambda is chosen by the parametric binary search of the paper. The grid has 8 points per decade from 1e-6 to 1e6, 97 in
-all. Seven of them, two decades apart, are tried first; then the two points at half the distance on both sides of the
-best one so far, until neighbours on the grid have been tried. That is at most 7 + 4 * 2 = 15 fits, and finds the best
-of the grid wherever the score rises to one peak and falls from it.
+all. Seven points, two decades apart, are tried first; then, repeatedly, the two points at half the distance on both
+sides of the best point so far, until its neighbours on the grid have been tried. That is at most 7 + 4 * 2 = 15 fits,
+and finds the best point of the grid if the score has a single peak.
 """
 
 import warnings
@@ -39,8 +39,8 @@ from paucal.types import UserError
 
 MAX_ITERATIONS = 1000
 TOLERANCE = 1e-4  # scikit-learn's default
-HISTORY = 10  # pairs of differences that L-BFGS keeps, as in SciPy
-_STALLED = 1e-16  # a smaller change of the mean loss is rounding
+HISTORY = 10  # number of pairs of differences that L-BFGS keeps, as in SciPy
+_STALLED = 1e-16  # smaller changes of the mean loss are rounding errors
 PER_DECADE = 8
 LOWEST, HIGHEST = -6, 6  # decades of lambda
 POINTS = (HIGHEST - LOWEST) * PER_DECADE + 1
@@ -56,7 +56,7 @@ class Solver:
 
     Attributes:
         backend: "sklearn" on the CPU, or "torch" on the device of the features.
-        max_iterations: Most iterations of L-BFGS.
+        max_iterations: Maximum number of iterations of L-BFGS.
         tolerance: Largest entry of the gradient of the mean loss at which the fit stops.
     """
 
@@ -73,8 +73,8 @@ class SearchResult:
     """The outcome of a search for lambda.
 
     Attributes:
-        best: Position on the grid.
-        scores: Score by position, of the points that were tried, in the order of trying.
+        best: Position of the best lambda on the grid.
+        scores: Scores of the tried points by position, in the order in which they were tried.
     """
 
     best: int
@@ -99,9 +99,9 @@ def strength_at(position: int) -> float:
 
 
 def search_strength(score: Callable[[float], float]) -> SearchResult:
-    """Find the lambda of the highest validation score with at most 15 evaluations.
+    """Find the lambda with the highest validation score in at most 15 evaluations.
 
-    Of equal scores the larger lambda wins, which is the simpler model. NaN loses.
+    Of equal scores, the larger lambda wins, since its model is simpler. NaN loses.
 
     Args:
         score: Function that returns the validation score of a lambda.
@@ -130,7 +130,7 @@ def fit_logistic(
 
     Args:
         features: (N, D) features.
-        labels: (N,) in [0, K), some of which may be missing; or (N, K) of 1, 0 and -1 (image ignored for that class),
+        labels: (N,) in [0, K), where classes may be missing; or (N, K) of 1, 0 and -1 (image ignored for that class),
             then one regression is fitted per class.
         n_classes: K.
         strength: Lambda.
@@ -173,7 +173,7 @@ def _fit_several(features: Tensor, labels: Tensor, strength: float, solver: Solv
 def _fit_by_sklearn(features: Tensor, labels: Tensor, strength: float, solver: Solver) -> Fit:
     model = LogisticRegression(C=1 / strength, max_iter=solver.max_iterations, tol=solver.tolerance)
     with warnings.catch_warnings():
-        # Hardly penalised fits of separable classes have no minimum nearby; the limit is the paper's.
+        # Separable classes with a small penalty have no minimum nearby; the limit of iterations is from the paper.
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(to_double(features).cpu().numpy(), labels.cpu().numpy())
     iterations = int(np.max(model.n_iter_))
@@ -218,7 +218,7 @@ def fit_independent(features: Tensor, labels: Tensor, strength: float, max_itera
         tolerance: Largest entry of the gradient of the mean loss at which the fit stops.
 
     Returns:
-        As `fit_softmax`.
+        Same as `fit_softmax`.
     """
     features = to_double(features)
     labels = labels.to(features.device)
@@ -277,8 +277,8 @@ class SelectedClassifier:
 
     Attributes:
         classifier: Classifier fitted to the training and validation images together.
-        search: Score by lambda.
-        fits: Number of fits, the last one included.
+        search: Scores by lambda.
+        fits: Number of fits, including the last one.
     """
 
     classifier: LinearClassifier
@@ -295,11 +295,11 @@ def fit_selected(
     search: Callable[[Callable[[float], float]], SearchResult] = search_strength,
     both: tuple[Tensor, Tensor] | None = None,
 ) -> SelectedClassifier:
-    """Choose lambda on the validation images, then fit to both parts together; test images are never seen.
+    """Choose lambda on the validation images, then fit to both splits together; test images are never used.
 
     Args:
         train: (N, D) features and labels as `fit_logistic` takes them.
-        val: The same of the validation images.
+        val: Features and labels of the validation images.
         n_classes: K.
         metric: Metric that is highest at the best lambda.
         solver: Backend and stopping rule.

@@ -27,10 +27,10 @@ COLUMNS = (
     *("gain_of_first", "gain_low", "gain_high", "verdict"),
 )
 CSV_NAME, JSON_NAME = "table.csv", "results.json"
-FOLDER = "frozen-features"  # in the evaluations of a run
-MOST_MODELS = 16  # columns of a table
-_DIGITS = {"%": 3, "px": 2}  # a tenth of a point, as papers print; a hundredth of a pixel
-MARKERS = "osD^v"  # of the models whose colours come again
+FOLDER = "frozen-features"  # in the evaluation folder of a run
+MOST_MODELS = 16  # maximum number of columns of a table
+_DIGITS = {"%": 3, "px": 2}  # decimals: a tenth of a percentage point, as in papers, or a hundredth of a pixel
+MARKERS = "osD^v"  # a different marker each time the colours are reused
 MOST_LINES = 60
 
 
@@ -44,7 +44,7 @@ class Row:
         images: Number of test images.
         scores: Score by model; shares in [0, 1], distances in pixels.
         notes: Note by model.
-        gains: Score of the first model minus that of another, on the same images, by the other model.
+        gains: Score of the first model minus that of each other model on the same images, by the other model.
     """
 
     data: str
@@ -55,7 +55,7 @@ class Row:
     gains: Mapping[str, Score]
 
     def verdict(self, other: str) -> Verdict:
-        """Return whether the first model wins against another, at the digits that are printed, as papers count."""
+        """Return whether the first model wins against another, compared at the printed digits, as in papers."""
         first, *_ = self.scores.values()
         digits = _DIGITS[self.line.unit]
         gain = round(first.value, digits) - round(self.scores[other].value, digits)
@@ -64,7 +64,7 @@ class Row:
         return "win" if (gain > 0) == (self.line.unit == "%") else "loss"
 
     def clear(self, other: str) -> bool:
-        """Return whether the interval of the paired difference leaves out 0."""
+        """Return whether the interval of the paired difference excludes 0."""
         return self.gains[other].excludes_zero
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class Row:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Row":
-        """Return a row from what `to_dict` gave.
+        """Rebuild a row from the result of `to_dict`.
 
         Raises:
             UserError: the value is something else.
@@ -115,11 +115,11 @@ def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], bootstrap: Boo
 
     Args:
         data: Name of the data set.
-        outcomes: Outcomes by model; the model that others are compared with comes first.
+        outcomes: Outcomes by model; the model with which the others are compared comes first.
         bootstrap: Bootstrap of the intervals; all models share the resampled sets.
 
     Raises:
-        UserError: A model was evaluated on other images than the first.
+        UserError: A model was evaluated on different images than the first model.
     """
     first, *others = outcomes
     by_line = {name: {outcome.line: outcome for outcome in listed} for name, listed in outcomes.items()}
@@ -150,7 +150,7 @@ def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], bootstrap: Boo
 def tally(rows: Sequence[Row], other: str) -> dict[str, int]:
     """Count wins, ties and losses against another model over the printed lines, and how many of them are clear.
 
-    A data set counts once for each protocol and setting, as in papers: top-5 stands beside an accuracy that counts.
+    A data set counts once for each protocol and setting, as in papers: top-5 accuracy does not count again.
     """
     counted = [row for row in rows if row.line.headline and row.line.score != TOP_5 and other in row.gains]
     verdicts = [row.verdict(other) for row in counted]
@@ -163,7 +163,7 @@ def tally(rows: Sequence[Row], other: str) -> dict[str, int]:
 
 
 def averages(rows: Sequence[Row], protocol: str) -> dict[str, float]:
-    """Return each model's plain mean over data sets of a protocol's first printed score (Table 10's last line)."""
+    """Return each model's unweighted mean over data sets of a protocol's first printed score (Table 10, last line)."""
     firsts: dict[str, Row] = {}
     for row in rows:
         if row.line.protocol == protocol and row.line.headline:
@@ -197,7 +197,7 @@ def format_score(score: Score, unit: str, sign: bool = False) -> str:
 def protocol_table(rows: Sequence[Row], level: float) -> Table:
     """Return the printed lines as a table: a column per model, and the first model's gain over each of the others."""
     sets = list(dict.fromkeys(row.data for row in rows))
-    several = len(sets) > 1  # narrow terminals need the room that a column with one and the same name would take
+    several = len(sets) > 1  # a column with a single name would waste room on narrow terminals
     what = "" if several else f" of {escape(''.join(sets))}"
     table = Table(title=f"frozen features{what}; in brackets {percent(level, 'g')} intervals", title_justify="left")
     names = list(rows[0].scores) if rows else []
@@ -234,7 +234,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
 
 
 def _verdicts(counts: Mapping[str, int]) -> str:
-    """Return how often the first model wins, and in how much of that the interval of the difference agrees.
+    """Return how often the first model wins and loses, and how often the interval of the difference excludes 0.
 
     Example:
         >>> _verdicts({"win": 3, "tie": 1, "loss": 1, "clear_wins": 2, "clear_losses": 0})
@@ -251,7 +251,7 @@ def _verdicts(counts: Mapping[str, int]) -> str:
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
-    """Return the values chosen for each model, once for all scores and models of a protocol that share them."""
+    """Return the chosen values, once for all scores and models of a protocol that share them."""
     about: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
         if not row.line.headline or not any(row.notes.values()):
@@ -264,7 +264,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
 
 
 def store_table(folder: Path, rows: Sequence[Row], about: Mapping[str, Any]) -> None:
-    """Write `table.csv` and `results.json`, every line with full precision.
+    """Write `table.csv` and `results.json`, with all lines at full precision.
 
     Args:
         folder: Folder, created if it is missing.
@@ -295,19 +295,19 @@ def _as_csv(rows: Sequence[Row]) -> str:
 
 
 def shown_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return the lines that the picture can show: printed ones that are shares, the first 60."""
+    """Return the lines that the picture can show: the first 60 printed lines whose scores are shares."""
     return [row for row in rows if row.line.headline and row.line.unit == "%"][:MOST_LINES]
 
 
 def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
-    """Draw the share of each printed line for all models with its interval, the first model's below none.
+    """Draw the share of each printed line for all models with its interval, the first model at the top.
 
     Args:
         rows: Rows of `shown_rows`, at least one.
         level: Level of the intervals.
     """
     names = list(rows[0].scores)
-    room = max(0.42, 0.14 * len(names))  # inches of a line
+    room = max(0.42, 0.14 * len(names))  # inches per line
     figure = Figure(figsize=(5.4, 1.5 + room * max(len(rows), 2)), layout="constrained")
     axes = figure.subplots()
     sets = len({row.data for row in rows})

@@ -1,8 +1,8 @@
-"""What single heads look at: their entropy, and the few cells that hold most of their attention.
+"""The attention of single heads: its entropy, and the few cells that hold most of it.
 
 EsViT's view of a network (Li et al. 2022, section 4 and appendix): the heads of the last layer by falling entropy, each
-with the mask of the largest weights that hold 60 % of its attention, for a query of the grid. Its program marks the
-query with row and column exchanged, and gives no number for the entropy where a weight underflows; neither here.
+with the mask of the largest weights that hold 60 % of its attention, for a query of the grid. The authors' code marks
+the query with row and column exchanged, and its entropy is NaN if a weight underflows; this module does neither.
 """
 
 import math
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from paucal.explain.attention.maps import AttentionMap
 from paucal.explain.attention.reading import read_attention
 
-MASS = 0.6  # of a head's attention that its mask holds, in EsViT's figures
+MASS = 0.6  # share of a head's attention that its mask holds, in EsViT's figures
 
 
 def entropy(weights: Tensor) -> Tensor:
-    """Return the entropy in bits of (..., K) weights, whose sum is made 1 first.
+    """Return the entropy in bits of (..., K) weights, which are first divided by their sum.
 
     Example:
         >>> entropy(torch.tensor([[0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0]]))
@@ -30,9 +30,9 @@ def entropy(weights: Tensor) -> Tensor:
 
 
 def mass_mask(weights: Tensor, mass: float = MASS) -> Tensor:
-    """Return which of (..., K) weights are the largest that together hold `mass` of their sum, bool (..., K).
+    """Return a mask of the largest of (..., K) weights that together hold `mass` of their sum, bool (..., K).
 
-    As in EsViT's program the ones that are left out hold at most 1 - mass.
+    As in EsViT's code, the weights that are left out hold at most 1 - mass.
 
     Example:
         >>> mass_mask(torch.tensor([0.1, 0.5, 0.05, 0.35]))
@@ -53,8 +53,8 @@ class HeadView:
     Attributes:
         heads: (heads,) their numbers, from 0.
         entropy: (heads,) in bits, over the cells.
-        maps: (heads, rows, columns) weights of the cells, whose sum is what is not given to other tokens.
-        masks: (heads, rows, columns) bool, the cells that hold `mass` of it.
+        maps: (heads, rows, columns) weights of the cells; the rest up to 1 belongs to other tokens.
+        masks: (heads, rows, columns) bool, the cells that hold `mass` of the sum of `maps`.
     """
 
     heads: Tensor
@@ -70,7 +70,7 @@ def view_heads(attention: AttentionMap, token: str | tuple[int, int], image: int
         attention: Attention of a layer.
         token: The query, (row, column) or a name.
         image: Position of the image in the batch.
-        mass: Share of a head's attention to cells that its mask holds.
+        mass: Share of a head's attention to the cells that its mask holds.
 
     Raises:
         UserError: there is no such token.
@@ -85,7 +85,7 @@ def view_heads(attention: AttentionMap, token: str | tuple[int, int], image: int
 def mean_entropy(attention: AttentionMap) -> Tensor:
     """Return the entropy in bits of each head, averaged over all queries and images, (heads,).
 
-    All windows count; EsViT's program takes the first of the batch only. Padded queries are left out.
+    All windows count; EsViT's code takes only the first of the batch. Padded queries are left out.
     """
     bits = entropy(attention.weights)  # (B, groups, heads, Q)
     real = (attention.queries >= 0).to(bits)[None, :, None]
@@ -93,14 +93,14 @@ def mean_entropy(attention: AttentionMap) -> Tensor:
 
 
 def most_entropy(attention: AttentionMap) -> float:
-    """Return the bits of attention that is even over all keys that a query can see."""
+    """Return the entropy in bits of uniform attention over all keys that a query can attend to."""
     return math.log2(max(1, int((attention.keys >= 0).sum(1).max())))
 
 
 def entropy_over(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Tensor]:
     """Return the mean entropy in bits of every head of every layer over a set of images: layer -> (heads,).
 
-    EsViT's figure of how much its heads spread; one pass, any depth.
+    For EsViT's figure of the spread of its heads. The images pass through the model once, whatever its depth.
 
     Args:
         model: A timm transformer.

@@ -8,21 +8,21 @@ from torch import Tensor
 from paucal.backbones.attention_layout import Token, Tokens
 from paucal.types import UserError
 
-MOST_ENTRIES = 1 << 27  # of a dense matrix, half a GiB
+MOST_ENTRIES = 1 << 27  # entries of a dense matrix, half a GiB
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionMap:
     """The weights of one attention layer, in groups of queries that share their keys.
 
-    A full attention is one group; a windowed one has a group per window. Where keys are pooled (PVT), they lie on a
+    Full attention is one group; windowed attention has a group per window. Where keys are pooled (PVT), they lie on a
     coarser grid of their own.
 
     Attributes:
         layer: Dotted name of the layer.
         weights: (B, groups, heads, Q, K) after the softmax, before dropout.
         tokens: Tokens of the queries.
-        key_tokens: Tokens of the keys; the same but for layers that pool them.
+        key_tokens: Tokens of the keys; the same tokens, except in layers that pool keys.
         queries: (groups, Q) indices among `tokens`, -1 for padding.
         keys: (groups, K) indices among `key_tokens`, -1 for padding.
     """
@@ -36,29 +36,29 @@ class AttentionMap:
 
     @property
     def heads(self) -> int:
-        """How many heads the layer has."""
+        """The number of heads of the layer."""
         return self.weights.shape[2]
 
     @property
     def is_full(self) -> bool:
-        """Whether every token sees every token."""
+        """Whether every token attends to every token."""
         return self.queries.shape[0] == 1 and self.tokens == self.key_tokens and self.queries.shape == self.keys.shape
 
     def with_weights(self, weights: Tensor) -> "AttentionMap":
-        """Return the same places with other weights (B, groups, heads, Q, K)."""
+        """Return a copy with other weights (B, groups, heads, Q, K) at the same places."""
         return replace(self, weights=weights)
 
     def asks(self) -> Tensor:
-        """Return which tokens ask in this layer, bool (tokens,): all, or only a class token (CaiT), or only cells."""
+        """Return which tokens are queries here, bool (tokens,): all, only a class token (CaiT), or only cells."""
         asked = torch.zeros(len(self.tokens), dtype=torch.bool, device=self.queries.device)
         asked[self.queries[self.queries >= 0]] = True
         return asked
 
     def row(self, token: Token) -> Tensor:
-        """Return how much a token attends to every key, (B, heads, keys); padding it attends to is left out.
+        """Return how much a token attends to every key, (B, heads, keys); padded keys are left out.
 
         Raises:
-            UserError: there is no such token, or it asks nothing in this layer.
+            UserError: there is no such token, or it is no query in this layer.
         """
         places = (self.queries == self.tokens.place(token)).nonzero()
         if not len(places):
@@ -71,7 +71,7 @@ class AttentionMap:
         return self.key_tokens.to_grid(self.row(token))
 
     def dense(self) -> Tensor:
-        """Return the weights between all tokens, (B, heads, queries, keys), zero where a window ends.
+        """Return the weights between all tokens, (B, heads, queries, keys), zero between tokens of different windows.
 
         Raises:
             UserError: the matrix would be too large.
@@ -92,9 +92,9 @@ class AttentionMap:
         return whole
 
     def flow(self, share: Tensor) -> Tensor:
-        """Return where the tokens' shares (B, queries) come from, (B, keys): the mean over heads, transposed, applied.
+        """Return where the shares (B, queries) of the tokens come from, (B, keys), by the mean attention of the heads.
 
-        The same as `share @ dense().mean(1)`, without a matrix between all tokens.
+        The result is `share @ dense().mean(1)`, without a matrix between all tokens.
         """
         weights = self.weights.mean(2)
         asked = share.new_zeros(share.shape[0], len(self.tokens) + 1)  # the last place stands for padding
@@ -103,7 +103,7 @@ class AttentionMap:
         return self._scatter(sent.flatten(1), self.keys.flatten())
 
     def _scatter(self, values: Tensor, keys: Tensor) -> Tensor:
-        """Add values (..., K) up at the places (K,) of their keys."""
+        """Add up values (..., K) at the places (K,) of their keys."""
         count = len(self.key_tokens)
         places = torch.where(keys < 0, count, keys)
         whole = values.new_zeros(*values.shape[:-1], count + 1)
@@ -111,7 +111,7 @@ class AttentionMap:
 
 
 def averaged(attention: AttentionMap) -> Tensor:
-    """Return the mean over the heads between all tokens, (B, tokens, tokens): DHVT's Figure 3 (a).
+    """Return the attention between all tokens, averaged over heads, (B, tokens, tokens): DHVT's Figure 3 (a).
 
     Rows attend to columns; the order is class token, cells, head tokens.
     """
@@ -132,11 +132,12 @@ def head_token_maps(attention: AttentionMap) -> Tensor:
 
 
 def fold_head_tokens(attention: AttentionMap, average: bool) -> AttentionMap:
-    """Return a layer between the tokens that outlive it: head tokens are replaced by what they come from and go to.
+    """Return a layer between the tokens that outlive it: head tokens are replaced by their sources and targets.
 
-    As a source, a head token stands for the mean of all tokens. As a target, its row belongs to the class token: the
-    mean of the rows where they are shares of attention, since the layer takes the mean (`average`); their sum where
-    they are relevances, which were divided on the way back already. A layer without head tokens stays as it is.
+    As a source, a head token stands for the mean of all tokens. As a target, its row belongs to the class token,
+    which takes the mean of these rows if they are shares of attention (`average`), since the layer takes the mean, and
+    their sum if they are relevances, which were already divided on the way back. A layer without head tokens stays as
+    it is.
 
     Args:
         attention: One group of all tokens; weights may have any number of heads.

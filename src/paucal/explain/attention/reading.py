@@ -1,7 +1,8 @@
 """Read the attention maps of any layer of a transformer, each with its place in the image.
 
-A layer shows only (batch, heads, queries, keys). What its family declares (`AttentionLayout`), and what its module and
-the block around it were given, tells the rest: a full attention has as many queries as its input has tokens.
+A layer shows only (batch, heads, queries, keys). The rest is known from the layout that its family declares
+(`AttentionLayout`) and from the inputs of its module and the block around it: in full attention the number of queries
+is the number of tokens in the input.
 """
 
 from collections.abc import Sequence
@@ -24,10 +25,10 @@ MOST_PREFIX = 9  # 8 registers and a class token
 
 @torch.no_grad()
 def read_attention(model: nn.Module, images: Tensor, layers: Sequence[str] | None = None) -> list[AttentionMap]:
-    """Run a model on its explicit path and return its attention, shallow to deep.
+    """Run a model without fused kernels and return its attention, shallow to deep.
 
-    The fused kernels are switched off meanwhile; compiled models, and models in half precision, are read as
-    `explainable` makes them.
+    The fused kernels are off only during the call; compiled models, and models in half precision, are prepared by
+    `explainable`.
 
     Args:
         model: A timm transformer, in any mode.
@@ -59,9 +60,9 @@ class Recorded(NamedTuple):
     """One forward pass with its attention.
 
     Attributes:
-        logits: (B, K); features of a model without a classifier.
+        logits: (B, K); features if the model has no classifier.
         maps: The layers whose places are known, shallow to deep.
-        raw: Their weights as the model computed with them, to be differentiated by; `maps` hold views.
+        raw: Their weights as used in the forward pass, for gradients with respect to them; `maps` hold views.
         layers: Modules that computed the weights.
     """
 
@@ -71,7 +72,7 @@ class Recorded(NamedTuple):
     layers: list[nn.Module]
 
     def gradients(self, output_gradient: Tensor) -> list[Tensor]:
-        """Return the gradients of the logits' product with (B, K) numbers by the weights, shaped as in `maps`."""
+        """Return the gradients of the weights, shaped as in `maps`, from a gradient (B, K) of the logits."""
         found = torch.autograd.grad(self.logits, self.raw, output_gradient, allow_unused=True, retain_graph=True)
         return [
             torch.zeros_like(one.weights) if gradient is None else as_groups(gradient, layer, len(one.weights))
@@ -117,10 +118,10 @@ def run_recorded(module: nn.Module, images: Tensor) -> Recorded:
 
 
 def require_attention(module: nn.Module) -> None:
-    """Refuse a model without attention that can be read.
+    """Refuse a model without readable attention.
 
     Raises:
-        UserError: there is none.
+        UserError: the model has no attention that can be read.
     """
     if not attention_layers(module):
         raise UserError(
@@ -130,7 +131,7 @@ def require_attention(module: nn.Module) -> None:
 
 
 def _from_within(model: nn.Module, name: str) -> tuple[nn.Module, ...]:
-    """Return a module, what holds it, and so on up to the model."""
+    """Return a module, the module that holds it, and so on up to the model."""
     words = name.split(".")
     return tuple(model.get_submodule(".".join(words[:end])) for end in range(len(words), -1, -1))
 
@@ -152,7 +153,7 @@ def _keep_call(
 
 
 def place(name: str, weights: Tensor, call: Call, images: Tensor) -> AttentionMap | None:
-    """Return the attention with its places, or None where they cannot be told.
+    """Return the attention with the places of its queries and keys, or None if these are unknown.
 
     Args:
         name: Name of the layer.
@@ -169,11 +170,11 @@ def place(name: str, weights: Tensor, call: Call, images: Tensor) -> AttentionMa
 
 
 def as_groups(weights: Tensor, layer: nn.Module, batch: int) -> Tensor:
-    """Return weights (or their gradients) as a layer computes them as (B, groups, heads, queries, keys).
+    """Reshape the attention weights of a layer, or their gradients, to (B, groups, heads, queries, keys).
 
     Args:
-        weights: (B, heads, Q, K), or (B * windows, heads, Q, K), or with the windows in a dimension of their own, or
-            (B * windows * heads, Q, K).
+        weights: As the layer computes them: (B, heads, Q, K), or (B * windows, heads, Q, K), or with the windows in a
+            dimension of their own, or (B * windows * heads, Q, K).
         layer: Module that computed the weights.
         batch: B.
     """
@@ -183,7 +184,7 @@ def as_groups(weights: Tensor, layer: nn.Module, batch: int) -> Tensor:
 
 
 def _with_heads(weights: Tensor, layer: nn.Module) -> Tensor:
-    """Return weights (N, heads, Q, K) of a layer that computes (N * heads, Q, K), as SAM's and SHViT's single head."""
+    """Return weights (N, heads, Q, K) from (N * heads, Q, K), as in SAM and, with a single head, in SHViT."""
     return weights.unflatten(0, (-1, int(getattr(layer, "num_heads", 1)))) if weights.ndim == 3 else weights  # type: ignore[arg-type]
 
 
@@ -191,7 +192,7 @@ def _full(weights: Tensor, call: Call, images: Tensor) -> Places | None:
     layer, layout = call.layer, layout_of(call.layer)
     inputs, weights = call.inputs[0], _with_heads(weights, layer)
     if weights.ndim != 4 or len(weights) != len(images) or not layout.between_cells:
-        return None  # windows that are not known, or channels that attend to each other
+        return None  # the windows are unknown, or channels attend to each other
     suffix, pools_queries = layout.suffix(layer), layout.pools == "queries"
     size = (images.shape[-2], images.shape[-1])
     queries, keys = weights.shape[2], weights.shape[3]
@@ -199,7 +200,7 @@ def _full(weights: Tensor, call: Call, images: Tensor) -> Places | None:
     if not pools_queries and queries - len(suffix) not in shown and not (queries == 1 and keys in shown):
         return None
     if queries not in (1, keys) and layout.pools == "nothing":
-        return None  # keys that may be pooled along rows (NextViT)
+        return None  # keys may be pooled along rows (NextViT)
     first = int(getattr(layer, "has_cls_token", False)) if pools_queries else None
     tokens = tokens_of(keys if queries == 1 and not pools_queries else queries, call.model, size, suffix, first)
     if tokens is None:
@@ -220,13 +221,13 @@ def _counts(inputs: Tensor) -> tuple[int, ...]:
 def tokens_of(
     count: int, model: nn.Module, image_size: Size, suffix: tuple[str, ...] = (), prefix: int | None = None
 ) -> Tokens | None:
-    """Return what that many tokens of a model are, or None where they are no grid of the image.
+    """Return the names and the grid of `count` tokens of a model, or None if they do not form a grid of the image.
 
     Args:
-        count: All tokens.
+        count: Number of all tokens.
         model: Model that tells how many tokens stand before the cells.
         image_size: (height, width) in pixels.
-        suffix: Names of those behind the cells.
+        suffix: Names of the tokens behind the cells.
         prefix: Number of tokens before the cells; None where it is unknown.
     """
     said = int(getattr(model, "num_prefix_tokens", 0) or 0)

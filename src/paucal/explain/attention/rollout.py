@@ -1,11 +1,11 @@
 """Attention rollout: where the information in the last tokens came from, followed back through all layers.
 
 Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers": each layer mixes tokens by its mean attention,
-half of every token stays by the shortcut, and the layers are multiplied. Here the product is applied to the row that
-is asked for, from the last layer to the first, which needs no matrix between all tokens: windows (Swin), pooled keys
-and merged cells are followed as well.
+half of every token stays by the shortcut, and the layers are multiplied. Here the product is applied to the requested
+row only, from the last layer to the first. This needs no matrix between all tokens, and follows windows (Swin), pooled
+keys and merged cells as well.
 
-Attribution starts from the shares of the last tokens in a class instead (`start_of`).
+Attribution starts from the contributions of the last tokens to a class instead (`start_of`).
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class Flow:
     """Shares of tokens on the way back through a network.
 
     Attributes:
-        values: (B, tokens).
+        values: (B, tokens) shares.
         tokens: Names and grid of the tokens.
     """
 
@@ -39,8 +39,8 @@ class Flow:
     def on(self, tokens: Tokens) -> "Flow":
         """Return the shares on the tokens of an earlier stage, whose grid may be finer.
 
-        A cell's share is divided among the cells it was merged from. Tokens before the cells keep theirs where the
-        earlier stage has them, else it is lost.
+        A cell's share is divided among the cells it was merged from. Tokens before the cells keep their
+        share if the earlier stage has them, else it is lost.
         """
         if tokens == self.tokens:
             return self
@@ -62,8 +62,8 @@ class Flow:
 def follow_back(start: Flow, layers: Sequence[AttentionMap], keep: float = 1.0, move: float = 1.0) -> Flow:
     """Follow shares from the end of a network to its first layer.
 
-    Through a layer a token's share stays with the factor `keep`, by the shortcut, and goes where the token looks with
-    the factor `move`; what asks nothing in a layer (cells, where a class token alone attends) stays as it is.
+    In each layer a token's share stays with the factor `keep`, by the shortcut, and moves with the factor `move` to the
+    tokens it attends to. The share of a token that is no query (a cell, if only the class token attends) is unchanged.
 
     Args:
         start: Shares of the last tokens.
@@ -76,7 +76,7 @@ def follow_back(start: Flow, layers: Sequence[AttentionMap], keep: float = 1.0, 
         flow = flow.on(parts[0].tokens)
         asked = torch.stack([one.asks() for one in parts]).any(0)
         kept = Flow(torch.where(asked, keep, 1.0) * flow.values, flow.tokens)
-        # Layers that pool their queries (MViT, Hiera, LeViT) look at the cells of a finer grid.
+        # Layers that pool their queries (MViT, Hiera, LeViT) attend to the cells of a finer grid.
         finest = max((flow.tokens, *(one.key_tokens for one in parts)), key=lambda tokens: tokens.cells)
         moved = [Flow(one.flow(flow.values), one.key_tokens).on(finest).values for one in parts]
         flow = Flow(kept.on(finest).values + move * torch.stack(moved).sum(0), finest)
@@ -84,7 +84,7 @@ def follow_back(start: Flow, layers: Sequence[AttentionMap], keep: float = 1.0, 
 
 
 def _steps(layers: Sequence[AttentionMap]) -> list[list[AttentionMap]]:
-    """Return the layers that stand one behind the other, each with its parts: ViL's global tokens ask beside cells."""
+    """Group layers into successive steps; in ViL a step has two parts, since global tokens are queried beside cells."""
     steps: list[list[AttentionMap]] = []
     for layer in layers:
         if steps and layer.layer.startswith(f"{steps[-1][0].layer}."):
@@ -95,7 +95,7 @@ def _steps(layers: Sequence[AttentionMap]) -> list[list[AttentionMap]]:
 
 
 def last_row(model: nn.Module, tokens: Tokens, batch: int, like: Tensor) -> Flow:
-    """Return what the classifier reads of the last tokens: the class token, or all cells alike, with sum 1.
+    """Return the weights with which the classifier reads the last tokens: class token, or all cells equally; sum 1.
 
     A distilled model reads two tokens.
     """
@@ -132,7 +132,7 @@ def attention_rollout(model: nn.Module, images: Tensor, residual: float = 0.5) -
 
 
 def fold_normalised(attention: AttentionMap) -> AttentionMap:
-    """Return a layer without head tokens whose rows have sum 1 again: the class token's row holds two there."""
+    """Return a layer without head tokens whose rows have sum 1 again: the class token's row would have sum 2."""
     folded = fold_head_tokens(attention, average=True)
     if folded is attention:
         return attention
@@ -140,7 +140,7 @@ def fold_normalised(attention: AttentionMap) -> AttentionMap:
 
 
 def run_with_blocks(module: nn.Module, images: Tensor) -> tuple[Recorded, dict[str, Any]]:
-    """Run a model as `run_recorded` does; also return by name what its blocks with attention and final norms give."""
+    """Run a model as `run_recorded` does; also return the outputs of its attention blocks and final norms by name."""
     kept: dict[str, Any] = {}
     names = {name.rpartition(".")[0] for name in attention_layers(module)} | set(final_norm_names(module))
     handles = [keep_output(module, name, kept) for name in sorted(names)]
@@ -156,9 +156,9 @@ def start_of(
 ) -> Flow:
     """Return the shares of the last tokens in a class, with sum 1.
 
-    All of it belongs to the class token where the classifier reads that. Where it reads the mean of the cells, each has
-    the positive part of its gradient times feature, or of its relevance, after the final norm: before a norm, which
-    does not change with the length of its input, gradient times feature is 0.
+    The class token has all of it if the classifier reads that token. If it reads the mean of the cells, each cell has
+    the positive part of its gradient times feature, or of its relevance, after the final norm: before the norm, whose
+    output does not depend on the length of its input, gradient times feature is 0.
 
     Args:
         module: The model.
@@ -184,7 +184,7 @@ def start_of(
 
 
 def keep_output(module: nn.Module, name: str, kept: dict[str, Any]) -> Any:
-    """Keep what a submodule gives in `kept`; returns the handle that ends it."""
+    """Store the output of a submodule in `kept`; return the handle that removes the hook."""
 
     def keep(part: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         kept[name] = output

@@ -21,7 +21,7 @@ from paucal.explain.attribution.pruning import PrunedGradients
 from paucal.explain.prepared import explainable, require_classes, require_classifier, run
 from paucal.types import UserError
 
-STEPS = 32  # of the way from the mean colour to the image
+STEPS = 32  # points on the path from the mean colour to the image
 
 
 def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor, pruned: bool = False) -> Tensor:
@@ -29,8 +29,8 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor, pruned: 
 
     Chefer et al. 2021, "Generic Attention-model Explainability": each layer adds the positive part of gradient times
     attention, averaged over heads, to the shortcut. Here rows are followed instead of whole matrices, so windows (Swin)
-    and merged cells work as well. A model that averages its cells has no class token to start from; there the start is
-    the positive part of gradient times feature of the last cells, where the original would start from all alike.
+    and merged cells work as well. A model that averages its cells has no class token to start from; it starts from
+    the positive part of gradient times feature of the last cells, where the original would weight all cells equally.
 
     Args:
         model: A timm transformer.
@@ -63,8 +63,8 @@ def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned:
 
     Negative values speak against the class.
 
-    With LibraGrad's gradients (attention weights as constants) each block's map adds up to the logit but for biases.
-    Blocks of later stages are enlarged to the finest grid, each cell's share divided among its parts.
+    With LibraGrad's gradients (attention weights as constants) each block's map adds up to the logit without biases.
+    Maps of later stages are enlarged to the finest grid, each cell's share divided among its parts.
 
     Args:
         model: Any timm model whose blocks give grids.
@@ -118,16 +118,16 @@ def _averaged(maps: list[Tensor]) -> Tensor:
 
 
 def integrated_gradients(model: nn.Module, images: Tensor, classes: Tensor, steps: int = STEPS) -> Tensor:
-    """Return integrated gradients for a class, (B, H, W) per pixel, channels added up; negative ones speak against.
+    """Return integrated gradients for a class, (B, H, W), summed over channels; negative values speak against it.
 
-    Sundararajan et al. 2017. The way begins at 0, the mean colour of the training images once normalised; the sum over
-    an image is nearly the difference between its logit and that of the mean colour.
+    Sundararajan et al. 2017. The path begins at 0, the mean colour of the training images after normalisation; the sum
+    over an image is nearly the difference between its logit and that of the mean colour.
 
     Args:
         model: Any classifier.
         images: (B, C, H, W), normalised.
         classes: (B,) or a single one.
-        steps: Points on the way.
+        steps: Number of points on the path.
 
     Raises:
         UserError: captum is not installed, or there is no such class.
@@ -135,7 +135,7 @@ def integrated_gradients(model: nn.Module, images: Tensor, classes: Tensor, step
     captum = _captum()
     with explainable(model) as module, torch.enable_grad():
         given = images.detach().to(next(module.parameters()).dtype)
-        chosen = _chosen(module, given, classes)
+        chosen = _checked_classes(module, given, classes)
         method = captum.IntegratedGradients(lambda batch: run(module, batch))
         found = method.attribute(given, target=chosen, n_steps=steps, internal_batch_size=max(len(given), steps))
     return found.detach().sum(1)
@@ -145,7 +145,7 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
     """Return Grad-CAM for a class, (B, rows, columns), not below 0.
 
     Selvaraju et al. 2017: the channels of a grid, weighted with their mean gradients. The grid is the last one of a
-    convolutional network or a Swin; where a class token reads the cells in the last block, it is what enters that.
+    convolutional network or a Swin; if a class token reads the cells in the last block, it is the input of that block.
 
     Args:
         model: Any timm model with a grid.
@@ -159,7 +159,7 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
     size = (images.shape[-2], images.shape[-1])
     with explainable(model) as module, torch.enable_grad():
         given = images.detach().to(next(module.parameters()).dtype).requires_grad_()
-        chosen = _chosen(module, given, classes)
+        chosen = _checked_classes(module, given, classes)
         layer = _GridLayer(module, FeatureBackbone(module, size).plan, size)
         try:
             method = captum.LayerGradCam(lambda batch: run(module, batch), layer.grid)
@@ -169,7 +169,7 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
 
 
 class _GridLayer:
-    """Lets a grid of cells pass through a module of its own, as (B, C, rows, columns), for captum to hook."""
+    """Passes a grid of cells through a module as (B, C, rows, columns), so that captum can hook that module."""
 
     def __init__(self, module: nn.Module, plan: Plan, size: tuple[int, int]) -> None:
         blocks = [name for name in block_names(module) if name in plan.blocks]
@@ -205,6 +205,6 @@ def _captum() -> Any:
 
 
 @torch.no_grad()
-def _chosen(module: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+def _checked_classes(module: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
     logits = run(module, images[:1])
     return require_classes(classes, logits.shape[1], len(images)).to(images.device)

@@ -2,9 +2,9 @@
 
 Mehri et al. 2025, "LibraGrad: Balancing Gradient Flow for Universally Better Vision Transformer Attributions" (CVPR,
 arXiv 2411.16760). Gradient times input adds up to the output only where an operation is linear in what the gradient
-passes. So the gradient is stopped through the normaliser of a norm (the mean's way stays), through the gate of GELU and
-its like (x times a gate of x), and of a product of two tensors either each factor gets half, or the attention weights
-get nothing. Values do not change. Written from the paper; its program was not read.
+passes. So the gradient is stopped through the divisor of a norm (the path through the mean stays) and through the gate
+of GELU and similar functions (x times a gate of x). In a product of two tensors either each factor gets half, or the
+attention weights get nothing. Values do not change. Written from the paper; the authors' code was not read.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ NEAR_ZERO = 1e-6
 
 
 class PrunedGradients(TorchFunctionMode):
-    """While it is on, what is computed has LibraGrad's gradients and its own values.
+    """Mode in which computed tensors have LibraGrad's gradients and their usual values.
 
     Args:
         products: "halved" gives each factor of a product half of its gradient; "values" stops it at the soft-max, so
@@ -100,7 +100,7 @@ def _centred(x: Tensor, dims: tuple[int, ...], name: str) -> Tensor:
 def _normed_dims(
     name: str, x: Tensor, args: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[int, ...], Tensor | float]:
-    """Return what is normalised over (for groups, their number), and what is added at the end."""
+    """Return the dimensions that are normalised (for groups, their number), and the bias that is added at the end."""
     given = dict(zip(("input", "shape", "weight", "bias", "eps"), args, strict=False))
     bias = given.get("bias", named.get("bias"))
     if name == "group_norm":

@@ -4,9 +4,9 @@ Chefer et al. 2021, "Transformer Interpretability Beyond Attention Visualization
 propagated back to every attention matrix (`relevance_mode`), weighted with the gradient of the class there, and the
 layers' matrices are multiplied as in rollout, without normalising rows.
 
-Differences from the published programs: any number of images at once; models that average their cells start from the
-cells' relevance before the mean instead of a class token; LV-ViT's class logit is explained without the auxiliary
-maximum, as there; DHVT's head tokens are folded into the tokens that outlive the layer.
+Differences from the authors' code: any number of images at once; models that average their cells start from the cells'
+relevance before the mean instead of a class token; DHVT's head tokens are folded into the tokens that outlive the
+layer. As in that code, LV-ViT's class logit is explained without the auxiliary maximum.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from paucal.types import UserError
 
 @dataclass(frozen=True, eq=False)
 class LayerRelevance:
-    """What one layer's attention means for a class.
+    """The gradient and the relevance of one layer's attention for a class.
 
     Attributes:
         attention: The layer; its weights are those of the forward pass.
@@ -48,10 +48,10 @@ def has_relevance(model: nn.Module) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Relevances:
-    """What a model's layers mean for a class.
+    """The relevance of a model's layers for a class.
 
     Attributes:
-        layers: Shallow to deep.
+        layers: The layers, shallow to deep.
         start: The relevance of the last tokens, with sum 1.
     """
 
@@ -111,7 +111,7 @@ def relevance(model: nn.Module, images: Tensor, classes: Tensor, start_layer: in
 
 
 def rolled_out(layers: list[AttentionMap], start: Flow) -> Tensor:
-    """Return (1 + A_L) ... (1 + A_1) in the row that `start` gives, on the cells."""
+    """Return `start` times (1 + A_L) ... (1 + A_1), on the cells."""
     folded = [fold_head_tokens(one, average=False) for one in layers]
     flow = follow_back(start, folded)
     return flow.tokens.to_grid(flow.values)

@@ -1,13 +1,13 @@
 """Let autograd carry relevance instead of gradients through a model that knows nothing of it.
 
 While the mode is on, every torch function that a model calls is looked up by its name and replaced by a rule. So timm's
-models and ours need no second version of their layers, as the published programs have.
+models and ours need no second version of their layers, unlike the authors' code.
 
 The rules are those of Chefer et al. 2021, "Transformer Interpretability Beyond Attention Visualization", section 3, as
-its program and LV-ViT's have them (alpha = 1). Each is the backward pass of an autograd function, which gives the
-relevance of the inputs from that of an output, with the same sum, where the original does. Operations which only move
-values (views, indices, concatenation) need no rule, and a tensor that is used twice adds up. Parameters are no inputs:
-where one of two summands or factors is a parameter, the other takes all.
+implemented in its code and LV-ViT's (alpha = 1). Each is the backward pass of an autograd function: it computes the
+relevance of the inputs from that of the output, with the same sum if the original keeps it. Operations that only move
+values (views, indices, concatenation) need no rule, and the relevances of a tensor that is used twice add up.
+Parameters do not count as inputs: if one of two summands or factors is a parameter, the other takes all.
 """
 
 import math
@@ -61,7 +61,7 @@ class Linear(torch.autograd.Function):
 class Convolution(torch.autograd.Function):
     """The same rule for convolutions.
 
-    The original divides positive and negative inputs' contributions by sums of their own, so that negative inputs
+    The original divides the contributions of positive and of negative inputs by separate sums, so that negative inputs
     double the relevance; here they share one sum as in linear layers, and the relevance is conserved.
     """
 
@@ -84,11 +84,11 @@ class Convolution(torch.autograd.Function):
 
 
 class Unchanged(torch.autograd.Function):
-    """Relevance passes as it is: norms, activations, soft-max, dropout, constant factors and constant summands."""
+    """Pass relevance unchanged: for norms, activations, soft-max, dropout, constant factors and constant summands."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, value: Tensor) -> Tensor:
-        """Return `value`, what the operation makes of x, of the same shape."""
+        """Return `value`, the result of the operation on x, of the same shape."""
         return value.view_as(value)
 
     @staticmethod
@@ -98,7 +98,7 @@ class Unchanged(torch.autograd.Function):
 
 
 class Product(torch.autograd.Function):
-    """The z-rule for a product of two tensors (matrix or elementwise), each of which takes half."""
+    """The z-rule for a product of two tensors (matrix or elementwise), in which each factor takes half."""
 
     @staticmethod
     def forward(ctx: Any, first: Tensor, second: Tensor, apply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -139,9 +139,9 @@ class Mean(torch.autograd.Function):
 
 
 class Sum(torch.autograd.Function):
-    """The rule for shortcuts: the z-rule for both summands, then each image's relevance is kept as it was in total.
+    """The rule for shortcuts: the z-rule for both summands, then each image's total relevance is restored.
 
-    The summands take parts of the total in proportion to the absolute value of what the z-rule gives them.
+    The summands share the total in proportion to the absolute values that the z-rule gives them.
     """
 
     @staticmethod
@@ -180,7 +180,7 @@ def explicit_attention(
     scale: float | None = None,
     **others: Any,
 ) -> Tensor:
-    """Return what `scaled_dot_product_attention` does, in single operations; dropout is left out.
+    """Compute `scaled_dot_product_attention` in single operations, without dropout.
 
     Raises:
         ValueError: the attention is causal, or shares keys among heads, which no backbone of images does.
@@ -206,10 +206,10 @@ _MEANS = {"mean", "sum", "avg_pool2d", "adaptive_avg_pool2d"}
 
 
 class RelevanceMode(TorchFunctionMode):
-    """While it is on, `backward` gives relevance by the rules of Chefer et al. 2021, for what is computed under it.
+    """Mode in which `backward` gives relevance by the rules of Chefer et al. 2021, for all that is computed under it.
 
     Only tensors that require gradients carry relevance; freeze the parameters. Functions without a rule keep their
-    gradient, which is right for those that move values.
+    gradient, which is right for functions that only move values.
     """
 
     def __torch_function__(
@@ -272,8 +272,8 @@ def _product(func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, A
     first, second = args[0], args[1]
     matrix = func.__name__ in _MATRIX
     if carries(first) and carries(second):
-        # The scale of the queries comes after their product with the keys in the published programs, which matters
-        # where that is so small that the 1e-9 of its division counts.
+        # In the authors' code the queries are scaled after their product with the keys. That matters if the product is
+        # so small that the 1e-9 added in `safe_divide` counts.
         plain, factor = getattr(first, "unscaled", (first, None)) if matrix else (first, None)
         product = Product.apply(plain, second, torch.matmul if matrix else torch.mul)
         return product if factor is None else Unchanged.apply(product, product.detach() * factor)  # type: ignore
@@ -290,7 +290,7 @@ def _mean(func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
 
 
 def _keep_one(apply: Callable[[Any, Any], Tensor], first: Any, second: Any) -> Tensor:
-    """Give all relevance to the one of two operands that carries any."""
+    """Give all relevance to the operand that carries any."""
     carrying = first if carries(first) else second
     with torch.no_grad():
         value = apply(first, second)

@@ -1,4 +1,4 @@
-"""Pictures of attention: maps side by side, single heads, how widely heads look, averaged attention, features."""
+"""Pictures of attention: maps side by side, single heads, entropies of heads, averaged attention, features."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,19 +22,20 @@ from paucal.explain.figures.pictures import (
     columns_for,
     heat,
     panels,
-    spoken,
+    readable_name,
     title,
 )
 
-# Of classes, as in matplotlib's tab10, where its grey would not be seen on a grey picture; other classes are grey.
+# Colours of classes: matplotlib's tab10 without its grey, which would not show on a grey picture. Further classes are
+# grey.
 TOKEN_COLOURS = [*colormaps["tab10"].colors[:7], "#fff35c", *colormaps["tab10"].colors[8:]]  # type: ignore[attr-defined]
-WEAKEST, STRONGEST = 0.3, 0.8  # of a colour, at a probability of 0 and of 1
+WEAKEST, STRONGEST = 0.3, 0.8  # opacity of a colour at a probability of 0 and of 1
 
 
 def maps_figure(
     picture: Picture, maps: Sequence[Tensor], titles: Sequence[str], label: str, smooth: bool = False
 ) -> Figure:
-    """Draw a picture and some maps (h, w) over it, each on its own scale, from 0 or, `smooth`, from its least."""
+    """Draw a picture and maps (h, w) over it, each on its own scale from 0, or from its minimum if `smooth`."""
     columns = columns_for(len(maps) + 1)
     figure, axes = panels(-(-(len(maps) + 1) // columns), columns, picture.shape[:2], extra=0.35)
     flat = [one for row in axes for one in row]
@@ -60,7 +61,7 @@ def matrices_figure(matrices: Sequence[Tensor], tokens: Tokens, titles: Sequence
     figure, axes = panels(-(-len(matrices) // columns), columns, (1, 1), extra=0.5, scale=ENLARGED if large else 1.0)
     flat = [one for row in axes for one in row]
     for panel, values, text in zip(flat, matrices, titles, strict=False):
-        # A few tokens hold most: the colours go by the 99th percentile, else all others would be black.
+        # A few tokens hold most of the attention: the colours end at the 99th percentile, else the rest would be black.
         top = float(np.quantile(values.numpy(), 0.99))
         shown = panel.imshow(values.numpy(), cmap=HEAT_OF_MATRICES, vmin=0, vmax=top)
         for edge in (len(tokens.prefix), len(tokens.prefix) + tokens.cells):
@@ -75,7 +76,7 @@ def matrices_figure(matrices: Sequence[Tensor], tokens: Tokens, titles: Sequence
 
 
 HEAT_OF_MATRICES = "viridis"
-MOST_SMALL, ENLARGED = 100, 1.9  # tokens of a small panel; the scale of a larger one, where a few columns can be seen
+MOST_SMALL, ENLARGED = 100, 1.9  # tokens of a small panel; scale of a larger panel, where few columns show
 
 
 def features_figure(picture: Picture, colours: Tensor) -> Figure:
@@ -92,11 +93,11 @@ def features_figure(picture: Picture, colours: Tensor) -> Figure:
 
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-SMALL = 0.6  # of a panel's usual side, where all heads stand in a row
+SMALL = 0.6  # factor on the usual side of a panel if all heads are in one row
 
 
 def heads_figure(picture: Picture, view: HeadView, token: Token, layer: str, mass: float) -> Figure:
-    """Draw all heads of a layer for one query, by falling entropy, with the outline of what holds most of the mass.
+    """Draw all heads of a layer for one query, by falling entropy, with an outline of the cells that hold most mass.
 
     Args:
         picture: (H, W, 3).
@@ -163,11 +164,11 @@ def queries_figure(
 
 
 def entropy_figure(entropies: Mapping[str, Tensor], most: Mapping[str, float], images: int) -> Figure:
-    """Draw the entropy of every head of every layer over a set of images, beside the most it could be.
+    """Draw the entropy of every head of every layer over a set of images, beside the largest possible entropy.
 
     Args:
         entropies: Layer -> (heads,) bits.
-        most: Layer -> bits of attention that is even.
+        most: Layer -> bits of uniform attention.
         images: Number of images that were averaged.
     """
     figure = Figure(figsize=(max(5.0, 0.45 * len(entropies) + 2.5), 3.6), layout="constrained")
@@ -187,13 +188,13 @@ def entropy_figure(entropies: Mapping[str, Tensor], most: Mapping[str, float], i
 
 
 def ranked_entropy_figure(models: Mapping[str, Tensor], most: Mapping[str, float], images: int) -> Figure:
-    """Draw the entropies of the last layer's heads of several models, each model's heads by falling entropy.
+    """Draw the entropies of the last layer's heads for several models, one line per model, in descending order.
 
-    As in EsViT's appendix: how far apart a network's heads are shows as the fall of its line.
+    As in EsViT's appendix, a steeper line means that the heads of a model differ more from each other.
 
     Args:
         models: Name -> (heads,) bits, mean over the images.
-        most: Name -> bits of attention that is even.
+        most: Name -> bits of uniform attention.
         images: Number of images that were averaged.
     """
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
@@ -240,7 +241,7 @@ def _said(token: Token) -> str:
 
 
 def tokens_figure(picture: Picture, maps: Sequence[tuple[str, Tensor]], classes: Sequence[str]) -> Figure:
-    """Draw an image beside itself in grey with what each cell is taken for; the surer, the stronger the colour.
+    """Draw an image, and beside it a grey copy with each cell's predicted class as a colour, stronger if surer.
 
     Args:
         picture: (H, W, 3).
@@ -263,7 +264,7 @@ def tokens_figure(picture: Picture, maps: Sequence[tuple[str, Tensor]], classes:
         panel.imshow(painted, extent=extent, interpolation="nearest")
         panel.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
         title(panel, f"{name}\nprobability {float(best.min()):.0%} to {float(best.max()):.0%}")
-    patches = [Patch(color=TOKEN_COLOURS[c], label=_plain(spoken(classes[n]))) for c, n in enumerate(shown)]
+    patches = [Patch(color=TOKEN_COLOURS[c], label=_plain(readable_name(classes[n]))) for c, n in enumerate(shown)]
     figure.legend(handles=patches, loc="outside lower center", ncols=min(5, len(patches)), fontsize=7, frameon=False)
     return figure
 

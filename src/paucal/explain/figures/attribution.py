@@ -1,4 +1,4 @@
-"""Attribution beside its image: for the likeliest classes, on a sheet of many images, and of wrong answers."""
+"""Attribution beside its image: for the likeliest classes, on a sheet of many images, and for wrong answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paucal.explain.figures.pictures import Picture, colour_bar, heat, panels, title
 
-COLUMNS = 4  # of a sheet, in pairs of panels
+COLUMNS = 4  # pairs of panels in a row of a sheet
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +20,7 @@ class Explained:
         name: Name of the image, as shown.
         picture: (H, W, 3) as the model sees it.
         maps: (classes, h, w).
-        classes: Names.
+        classes: Names of the classes.
         shares: Probabilities of these classes.
     """
 
@@ -36,8 +36,8 @@ def attribution_figure(explained: Explained, method: str, asks_class: bool = Tru
 
     Args:
         explained: The image and its maps.
-        method: Title of the method, said below.
-        asks_class: Whether the maps depend on the class; else one is drawn.
+        method: Title of the method, shown below.
+        asks_class: Whether the maps depend on the class; else a single map is drawn.
     """
     maps = explained.maps if asks_class else explained.maps[:1]
     figure, axes = panels(1, 1 + len(maps), explained.picture.shape[:2], extra=0.35)
@@ -57,8 +57,8 @@ def contact_sheet(explained: Sequence[Explained], method: str, asks_class: bool 
 
     Args:
         explained: The images and their maps.
-        method: Title of the method, said below.
-        asks_class: Whether the maps depend on the class; else none is named.
+        method: Title of the method, shown below.
+        asks_class: Whether the maps depend on the class; else no class is named.
     """
     columns = min(COLUMNS, len(explained))
     rows = -(-len(explained) // columns)
@@ -74,9 +74,9 @@ def contact_sheet(explained: Sequence[Explained], method: str, asks_class: bool 
 
 
 def scale_of(maps: Tensor) -> tuple[float, float]:
-    """Return the ends of the colours: 0, or the least where all are above, and the 99.5th percentile.
+    """Return the ends of the colour scale: 0, or the minimum if it is above 0, and the 99.5th percentile.
 
-    What speaks against a class is drawn like nothing, since few can tell it from little on a photograph.
+    Evidence against a class is drawn like 0, since on a photograph it is hard to tell from weak evidence for it.
     """
     values = maps.float().flatten().cpu().numpy()
     low = max(0.0, float(values.min()))
@@ -84,18 +84,18 @@ def scale_of(maps: Tensor) -> tuple[float, float]:
     return (low, high) if high > low else (low, low + 1e-12)
 
 
-MISTAKES_PER_ROW = 2  # of three panels each
+MISTAKES_PER_ROW = 2  # mistakes in a row, each with three panels
 
 
 def mistakes_attribution_figure(mistakes: Sequence[Explained], method: str) -> Figure:
-    """Draw each image with the attribution for the answer it was given and for the label it has, on one scale.
+    """Draw each image with the attribution for the predicted class and for its label, on one scale.
 
     Args:
-        mistakes: Each with two classes, the answer first.
+        mistakes: Images with their maps for two classes, the answer first.
         method: Title of the method.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no mistakes.
     """
     if not mistakes:
         raise ValueError("there are no mistakes to draw")

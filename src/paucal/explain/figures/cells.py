@@ -1,4 +1,4 @@
-"""Figures of cells: the ones that match between two images, and the offsets predicted between cells of one."""
+"""Figures of cells: matching cells of two images, and predicted offsets between the cells of one image."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from paucal.explain.features import Correspondence
 from paucal.explain.figures.pictures import PANEL, Picture, cell_centre, cell_heat, colour_bar, panels, title
 
 TRUE, PREDICTED = "#00b4d8", "#f77f00"
-MARGIN, BEYOND = 0.03, 0.5  # shares of the picture: around an arrow's end, and beyond an edge at most
+MARGIN, BEYOND = 0.03, 0.5  # shares of the picture: margin around an arrow's end, and most that is added beyond an edge
 YELLOW, BLUE, RED = "#f5d400", "#1f77ff", "#e3342f"
 ENLARGED = 1.4  # factor on a panel's side, to make room for the numbers
-SMALLEST, LARGEST = 5.0, 7.0  # points of the numbers, which shrink with the cells
+SMALLEST, LARGEST = 5.0, 7.0  # font sizes in points of the numbers, which shrink with the cells
 # A ring around a number.
 _MARK: dict[str, Any] = {"fillstyle": "none", "markersize": 15, "markeredgewidth": 1.8, "zorder": 4}
 
@@ -31,8 +31,8 @@ class MatchedPair:
     Attributes:
         pictures: Pictures as `figures.pictures.seen` returns them.
         found: The pairs of cells.
-        names: Titles.
-        right: (n,) whether each pair is the true one, where that is known.
+        names: Titles of the pictures.
+        right: (n,) whether each pair is correct; None if unknown.
     """
 
     pictures: tuple[Picture, Picture]
@@ -49,8 +49,8 @@ def matches_figure(
 ) -> Figure:
     """Draw two images with numbered lines from cell centre to cell centre, as EsViT's figures do.
 
-    A blue ring marks the cell nearest to the global feature of its own image, a red triangle the one nearest to that of
-    the other. (The published program exchanges row and column of the right image's marks.)
+    A blue ring marks the cell nearest to the global feature of its own image, a red triangle the cell nearest to that
+    of the other. (The authors' code exchanges row and column of the right image's marks.)
     """
     similar = ", ".join(f"{value:.2f}" for value in found.similarity.tolist()[:3])
     wrong = "" if right is None else ", broken and red where wrong"
@@ -59,7 +59,7 @@ def matches_figure(
 
 
 def matches_sheet(pairs: Sequence[MatchedPair]) -> Figure:
-    """Draw several pairs below each other, true ones with yellow lines and wrong ones with broken red lines."""
+    """Draw several pairs of images below each other; true matches have yellow lines, wrong ones dashed red lines."""
     return _sheet(pairs, "lines: most similar cells, broken and red where wrong")
 
 
@@ -86,7 +86,7 @@ def _draw(figure: Figure, axes: Sequence[Axes], pair: MatchedPair) -> None:
             x, y = cell_centre(_cell(cells[side]), found.grids[side], picture.shape)
             white = [withStroke(linewidth=3.4, foreground="white")]
             ring = Line2D([x], [y], marker=mark, color=colour, transform=panel.transData, path_effects=white, **_MARK)
-            figure.add_artist(ring)  # of the figure, as the lines are, to lie above them
+            figure.add_artist(ring)  # added to the figure, like the lines, so that it lies above them
         _number(figure, panel, picture, found.grids[side], (found.first, found.second)[side])
     truths = [True] * len(found.first) if pair.right is None else pair.right.tolist()
     for one, two, right in zip(found.first, found.second, truths, strict=True):
@@ -112,7 +112,7 @@ def _number(figure: Figure, panel: Axes, picture: Picture, grid: tuple[int, int]
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Return rising numbers as text.
+    """Return ascending numbers as text.
 
     >>> _ranges([1, 2, 3, 5, 9, 10])
     '1-3, 5, 9, 10'
@@ -137,8 +137,8 @@ class OffsetView:
 
     Attributes:
         predicted: (N, N, 2) rows and columns, first cell minus second.
-        true: (N, N, 2) likewise; sizes where the head predicts sizes.
-        grid: (rows, columns), N of them.
+        true: (N, N, 2) likewise; absolute values if the head predicts no directions.
+        grid: (rows, columns) with N cells.
         signed: Whether the head predicts directions as well.
     """
 
@@ -148,7 +148,7 @@ class OffsetView:
     signed: bool
 
     def error_map(self) -> Tensor:
-        """Return the mean error in cells of the pairs with each cell as the first, (rows, columns)."""
+        """Return for each cell the mean error of the pairs in which it is the first, in cells, (rows, columns)."""
         return (self.predicted - self.true).abs().sum(2).mean(1).unflatten(0, self.grid)
 
     def mean_error(self) -> float:
@@ -156,7 +156,7 @@ class OffsetView:
         return float((self.predicted - self.true).abs().sum(2).mean())
 
     def chance_error(self) -> float:
-        """Return the mean error of the best constant answer, the median of the true offsets: what no image gives."""
+        """Return the mean error of the best constant answer, the median of the true offsets, which needs no image."""
         flat = self.true.flatten(0, 1)
         return float((flat - flat.median(0).values).abs().sum(1).mean())
 
@@ -177,13 +177,13 @@ def all_pairs(grid: tuple[int, int]) -> Tensor:
 
 
 def offsets_figure(picture: Picture, view: OffsetView, first: tuple[int, int], second: tuple[int, int]) -> Figure:
-    """Draw where the head believes one cell to be, seen from another, and how far it is off from every cell.
+    """Draw where the head places one cell relative to another, and its mean error for every cell.
 
     Args:
         picture: (H, W, 3).
         view: All pairs of the image.
-        first: The cell (row, column) whose place is guessed.
-        second: The cell it is guessed from.
+        first: The cell (row, column) whose place is predicted.
+        second: The cell from which it is predicted.
     """
     figure, axes = panels(1, 2, picture.shape[:2], extra=0.55)
     axes[0][0].imshow(picture)
@@ -235,7 +235,7 @@ def _arrow(
 
 
 def _make_room(axes: Axes, picture: Picture, points: Sequence[tuple[float, float]]) -> None:
-    """Widen a panel to where arrows end, up to a share of the picture beyond each edge; the rest is cut off there."""
+    """Widen a panel to the ends of arrows, at most by a share of the picture beyond each edge; the rest is cut off."""
     limits = []
     for axis, length in ((0, picture.shape[1]), (1, picture.shape[0])):
         places = [point[axis] for point in points]

@@ -29,7 +29,7 @@ Picture = NDArray[np.float32]
 
 
 def seen(image: Image.Image, geometry: Tensor, size: tuple[int, int]) -> Picture:
-    """Return the part of an image that a model sees, (height, width, 3) from 0 to 1, at a resolution fit for eyes.
+    """Return the part of an image that a model sees, (height, width, 3) from 0 to 1, at a resolution fit for viewing.
 
     Args:
         image: Upright, RGB.
@@ -39,7 +39,7 @@ def seen(image: Image.Image, geometry: Tensor, size: tuple[int, int]) -> Picture
     scale = SHOWN / max(size)
     height, width = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
     image = image.convert("RGB")
-    image.thumbnail((3 * SHOWN, 3 * SHOWN))  # smoothed, where it is much larger than what is shown
+    image.thumbnail((3 * SHOWN, 3 * SHOWN))  # smooths an image that is much larger than the picture
     pixels = torch.from_numpy(np.asarray(image, dtype=np.float32) / 255).permute(2, 0, 1)[None]
     grid = F.affine_grid(geometry[None].float(), [1, 3, height, width], align_corners=False)
     view = F.grid_sample(pixels, grid, mode="bilinear", padding_mode="border", align_corners=False)
@@ -49,7 +49,7 @@ def seen(image: Image.Image, geometry: Tensor, size: tuple[int, int]) -> Picture
 def panels(
     rows: int, columns: int, shape: tuple[int, int], extra: float = 0.0, scale: float = 1.0
 ) -> tuple[Figure, list[list[Axes]]]:
-    """Return a figure of rows x columns panels for pictures of a (height, width), with room for titles.
+    """Return a figure of rows x columns panels for pictures of a given shape, with room for titles.
 
     Args:
         rows: Rows of panels.
@@ -70,13 +70,13 @@ def panels(
 
 
 def title(axes: Axes, text: str, size: float = 9) -> None:
-    """Write a title, in which a "$" is a "$", as long as the panel is wide."""
+    """Write a title, cut to the width of the panel; a "$" in it does not start a formula."""
     lines = [line if len(line) <= LONGEST_TITLE else line[: LONGEST_TITLE - 1] + "…" for line in text.split("\n")]
     axes.set_title("\n".join(lines), fontsize=size, loc="left", parse_math=False)
 
 
 def heat(axes: Axes, picture: Picture, values: NDArray[Any] | Tensor, low: float, high: float) -> Any:
-    """Lay a map (h, w) over a grey picture; returns what a colour bar is made of."""
+    """Lay a map (h, w) over a grey picture; returns the mappable for a colour bar."""
     shape = picture.shape[:2]
     enlarged = F.interpolate(
         torch.as_tensor(np.asarray(values), dtype=torch.float32)[None, None], shape, mode="bilinear"
@@ -107,7 +107,7 @@ def cell_heat(axes: Axes, picture: Picture, values: NDArray[Any] | Tensor, low: 
 
 
 def colour_bar(figure: Figure, axes: Any, low: float, high: float, label: str = "", shrink: float = 0.75) -> None:
-    """Draw the colours of `heat` between two values beside one or some panels."""
+    """Draw the colours of `heat` between two values beside one or more panels."""
     colours = ScalarMappable(Normalize(low, high), HEAT)
     figure.colorbar(colours, ax=axes, shrink=shrink, label=label).ax.tick_params(labelsize=7)
 
@@ -124,7 +124,7 @@ def cell_centre(cell: tuple[int, int], grid: tuple[int, int], shape: Sequence[in
 
 
 def as_bytes(figure: Figure, kind: str) -> bytes:
-    """Return a figure as PNG or SVG; an SVG says the same every time it is drawn."""
+    """Return a figure as PNG or SVG; the SVG of the same figure is the same every time."""
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "paucal", "svg.fonttype": "none"}):
         metadata = {"Date": None} if kind == "svg" else {}
@@ -133,7 +133,7 @@ def as_bytes(figure: Figure, kind: str) -> bytes:
 
 
 def columns_for(count: int, most: int = 6) -> int:
-    """Return how many columns show that many panels in a sensible shape.
+    """Return the number of columns that gives a figure of `count` panels a sensible shape.
 
     >>> columns_for(3), columns_for(24), columns_for(8)
     (3, 6, 4)
@@ -141,14 +141,14 @@ def columns_for(count: int, most: int = 6) -> int:
     return count if count <= 4 else min(most, math.ceil(math.sqrt(count) * 1.25))
 
 
-_SYNSET = re.compile(r"n\d{8}")  # of WordNet, by which ImageNet names its classes
+_SYNSET = re.compile(r"n\d{8}")  # a WordNet number, which ImageNet uses as the name of a class
 
 
-def spoken(name: str) -> str:
-    """Return the first word for a class of ImageNet, which is named by a number; any other name as it is.
+def readable_name(name: str) -> str:
+    """Return the first English word for an ImageNet class given by its WordNet number; other names stay as they are.
 
     Example:
-        >>> spoken("n03680355"), spoken("cat")
+        >>> readable_name("n03680355"), readable_name("cat")
         ('Loafer', 'cat')
     """
     return _word(name) if _SYNSET.fullmatch(name) else name
@@ -158,7 +158,7 @@ def spoken(name: str) -> str:
 def _word(synset: str) -> str:
     try:
         return _words().label_name_to_description(synset, detailed=False).split(",")[0]
-    except (KeyError, IndexError):  # none of ImageNet's
+    except (KeyError, IndexError):  # the number is not one of ImageNet's
         return synset
 
 

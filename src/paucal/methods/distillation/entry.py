@@ -1,4 +1,4 @@
-"""Hard distillation: the teacher of a run, and its classes in the order of the run's."""
+"""Hard distillation: the teacher of a run, with its classes in the order of the run's classes."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def _card(name: str) -> ModelCard:
     """Describe a teacher: a run, or a timm model with its published weights.
 
     Raises:
-        UserError: There is no such teacher, or it does not name one class for an image.
+        UserError: There is no such teacher, or it does not predict a single class per image.
     """
     found = find_named(name, "--teacher")
     if not isinstance(found, RunFolder):
@@ -55,10 +55,11 @@ def _build(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term
 
 
 def _settle(settings: Any, term: Distillation, run_images: RunImages) -> None:
-    """Give the teacher its own normalisation, and order its classes as those of the run.
+    """Give the teacher its own normalisation, and put its classes in the order of the run.
 
     Raises:
-        UserError: The teacher lacks a class, or knows labels of images that this run validates or tests with.
+        UserError: The images have several labels, or the teacher lacks a class or was trained on images that this run
+            validates or tests with.
     """
     card, images = _card(settings.teacher), run_images.images
     if images.multi_hot is not None:

@@ -7,7 +7,7 @@ from paucal.settings.options import option
 
 @dataclass(frozen=True)
 class DistillationSettings:
-    """What may be told about hard distillation (Touvron et al., ICML 2021)."""
+    """Options of hard distillation (Touvron et al., ICML 2021)."""
 
     teacher: str | None = option(
         "run or timm model with published weights whose classes are learnt with --add distillation", group="method"

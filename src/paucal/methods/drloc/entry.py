@@ -19,14 +19,14 @@ PAPER = "the paper's value"
 
 
 def drloc_weight(model: str | None) -> Choice:
-    """The paper's weight of the backbone's family, or its safest one."""
+    """The paper's weight for the backbone's family, or its safest weight."""
     return default_weight(model or "")
 
 
 def drloc_pairs(
     model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None, drloc_sampling: str
 ) -> Choice:
-    """The paper's number of pairs, fewer on a grid that has few to offer; a permutation pairs as many as there are."""
+    """The paper's number of pairs, fewer on a small grid; open for a permutation, which pairs all cells."""
     if drloc_sampling == "permutation":
         return None, ""
     rows, columns = backbone_shape(model, model_args, img_size).grid

@@ -9,7 +9,7 @@ from paucal.objectives.drloc_options import PRESETS
 from paucal.settings.options import flag
 from paucal.types import UserError
 
-# Words of settings whose option is true or false. "on" and "off" would be no words in a config: YAML reads them so too.
+# Words of settings whose option is true or false. Not "on" and "off", which YAML reads as true and false in a config.
 SWITCHES = {
     "drloc_shift": {"side_minus_1": True, "none": False},
     "drloc_extra_layer": {"linear": True, "none": False},
@@ -69,10 +69,10 @@ def given_options(settings: Any) -> dict[str, Any]:
 
 
 def check_options(settings: Any) -> None:
-    """Refuse settings without effect on the chosen variant, or that contradict each other.
+    """Refuse settings without effect on the chosen variant, and settings that contradict each other.
 
     Raises:
-        UserError: There is one.
+        UserError: There is such a setting.
     """
     for name, needs in NEEDS.items():
         chosen = _in_effect(settings, needs.setting)

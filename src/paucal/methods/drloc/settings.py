@@ -1,7 +1,7 @@
 """The flags of dense relative localization.
 
-Where one of them is not given, `--drloc-preset` decides, or a rule. The words are those of `objectives.drloc_options`,
-which takes seconds to load; a test keeps the two alike.
+`--drloc-preset` or a rule sets a flag that is not given. The allowed words repeat those of `objectives.drloc_options`,
+which takes seconds to import; a test checks that the two agree.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _GROUP = "method"
 
 @dataclass(frozen=True)
 class DrLocFormulaSettings:
-    """What may be told about the formula of the loss, and about the head that it needs."""
+    """Options of the formula of the loss, and of the head that it needs."""
 
     drloc_preset: Literal["paper", "reference"] = option(
         "reading of the DrLoc loss: the paper's formula or the published program's", "paper", group=_GROUP
@@ -46,7 +46,7 @@ class DrLocFormulaSettings:
 
 @dataclass(frozen=True)
 class DrLocGridSettings:
-    """What may be told about the grids that the loss reads, and about the pairs of their cells."""
+    """Options of the grids that the loss reads, and of the pairs of their cells."""
 
     drloc_levels: Literal["last", "stages", "merged", "blocks"] | None = option(
         "grids the DrLoc loss reads: the last one, one per stage, those behind Swin's merging layers, or one per block",
@@ -66,7 +66,7 @@ class DrLocGridSettings:
 
 @dataclass(frozen=True)
 class DrLocSettings(DrLocGridSettings, DrLocFormulaSettings):
-    """What may be told about DrLoc (Liu et al., NeurIPS 2021)."""
+    """Options of DrLoc (Liu et al., NeurIPS 2021)."""
 
     drloc_weight: float = option("weight of the DrLoc loss", group=_GROUP, low=0)
     drloc_schedule: Literal["constant", "ramp"] | None = option(

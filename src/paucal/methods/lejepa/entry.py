@@ -20,8 +20,8 @@ from paucal.rules.resolve import Choice, rules_by_name
 from paucal.types import Crops
 
 AUTHORS = "the authors' value"
-BATCH, RATE = 256, 2e-3  # of the minimal example, a ViT-S of 8-pixel patches
-CAREFUL = 5e-4  # the README's for other backbones
+BATCH, RATE = 256, 2e-3  # of the minimal example, a ViT-S with 8-pixel patches
+CAREFUL = 5e-4  # the README's rate for other backbones
 NARROW = 256  # channels below which a backbone counts as small
 HIDDEN = 2048
 LOCAL_SIDE = 98  # pixels of the authors' local crops, seven patches of 14
@@ -46,12 +46,12 @@ def min_lr(lr: float | None) -> Choice:
 
 
 def warmup_epochs(epochs: int | None) -> Choice:
-    """One epoch, as in the minimal example; less of a very short run."""
+    """One epoch, as in the minimal example; less in a very short run."""
     return min(1.0, 0.1 * (epochs or 1)), "one epoch, and at most a tenth of the run"
 
 
 def weight_decay(model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None) -> Choice:
-    """The authors', which differs between transformers and convolutional networks."""
+    """The authors' weight decay, which differs between transformers and convolutional networks."""
     if backbone_shape(model, model_args, img_size).convolutional:
         return 5e-4, f"{AUTHORS} for a ResNet, here for a network of convolutions"
     return 0.05, f"{AUTHORS} for a ViT"
@@ -71,7 +71,7 @@ def local_size(
     local_crops: Sequence[int] | None, model: str | None, model_args: Sequence[str] | None,
     img_size: Sequence[int] | None,
 ) -> Choice:  # fmt: skip
-    """The authors' 98 for 224 where the backbone takes both, as one of 14-pixel patches does."""
+    """The authors' 98 pixels for 224 where the backbone takes both, as with 14-pixel patches."""
     if set(img_size or [PAPER_SIDE]) == {PAPER_SIDE}:
         if takes_sides(model, model_args, (PAPER_SIDE, LOCAL_SIDE)):
             return [LOCAL_SIDE] * len(local_crops or [0]), AUTHORS
@@ -81,7 +81,7 @@ def local_size(
 
 
 def local_crops(local_size: Sequence[int] | None, device: str | None) -> Choice:
-    """The README's six; four where a processor trains."""
+    """The README's six; four on a CPU."""
     if local_size:
         return [6 // len(local_size)] * len(local_size), "six in all, as in the authors' README"
     return ([4], "a processor trains: four, not the README's six") if device == "cpu" else ([6], AUTHORS)
@@ -110,7 +110,7 @@ def _build(settings: Any, spec: BackboneSpec, groups: Sequence[Crops]) -> Object
         seed=settings.seed,
     )
     objective = LeJepa(spec, groups, options, settings.drop_path)
-    if settings.processes > 1 and settings.device == "cuda":  # torch has no such norm for processors
+    if settings.processes > 1 and settings.device == "cuda":  # torch has no such norm for CPUs
         objective.projector = nn.SyncBatchNorm.convert_sync_batchnorm(objective.projector)
     return objective
 

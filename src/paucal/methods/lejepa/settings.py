@@ -7,7 +7,7 @@ from paucal.settings.options import option
 
 @dataclass(frozen=True)
 class LeJepaSettings:
-    """What may be told about LeJEPA (Balestriero and LeCun 2025)."""
+    """Options of LeJEPA (Balestriero and LeCun 2025)."""
 
     sigreg_weight: float = option(
         "share of the loss that keeps embeddings normally distributed", 0.05, group="method", low=0, high=1

@@ -7,7 +7,7 @@ from paucal.settings.options import option
 
 @dataclass(frozen=True)
 class LocalitySettings:
-    """What may be told about locality guidance (Li et al., ECCV 2022)."""
+    """Options of locality guidance (Li et al., ECCV 2022)."""
 
     guide: str | None = option("run of a small CNN whose cells the blocks imitate with --add locality", group="method")
     guide_weight: float | None = option("weight of the loss of --add locality", group="method", low=0)

@@ -19,7 +19,7 @@ from paucal.types import Crops, UserError
 
 def _build(settings: Any, spec: BackboneSpec, crops: Sequence[Crops]) -> Objective:
     objective = SelfDistillation(spec, crops, _options(settings), settings.drop_path)
-    if settings.processes > 1 and settings.device == "cuda":  # as published; torch has no such norm for processors
+    if settings.processes > 1 and settings.device == "cuda":  # as published; torch has no such norm for CPUs
         for network in (objective.student, objective.teacher):
             network.backbone.model = nn.SyncBatchNorm.convert_sync_batchnorm(network.backbone.model)
             network.heads = nn.SyncBatchNorm.convert_sync_batchnorm(network.heads)  # type: ignore[assignment]
@@ -84,7 +84,7 @@ def calmer(settings: Any, kind: str) -> dict[str, float]:
     """Return the settings to change after a collapse.
 
     Sharpening works against uniform answers and centring against a constant one, so these two need opposite changes of
-    the teacher's temperature (DINO, section 5.3); all but the first need a calmer student and teacher.
+    the teacher's temperature (DINO, section 5.3). All but uniform answers need a calmer student and teacher.
     """
     temperature = settings.teacher_temperature
     if kind == "uniform output":
@@ -119,7 +119,7 @@ METHOD = PretrainingMethod(
     superseded=_superseded,
     title=lambda settings: f"self-distillation of {settings.tasks.replace('+', 's and ')}s",
     build=_build,
-    # The highest; the objective scales it down to that of the step.
+    # The highest weight decay; the objective scales it down to that of the step.
     weight_decay=lambda settings: max(settings.weight_decay, settings.weight_decay_end),
     judge=_judge,
     calmer=calmer,

@@ -1,4 +1,4 @@
-"""How self-distillation's own settings are chosen, and shared ones as EsViT has them (sections 4 and A)."""
+"""Rules for self-distillation's own settings, and for shared settings as in EsViT (sections 4 and A)."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from paucal.rules.facts import DataAndMachine
 from paucal.rules.length import effective_batch
 from paucal.rules.resolve import Choice
 
-# The student's rates in EsViT's program, by the beginning of a model's name; timm's ViT is DeiT.
+# The student's drop path rates in EsViT's code, by the start of a model's name; timm's ViT is a DeiT.
 DROP_PATHS = {
     **dict.fromkeys(("swin_small", "swin_base", "swin_large"), 0.2),
     **dict.fromkeys(("swin", "cvt", "vil", "deit", "vit_tiny", "vit_small", "vit_base"), 0.1),
@@ -30,7 +30,7 @@ def lr(
     recipe: str | None, model: str | None, model_args: Words, img_size: Sides, batch_size: int, accumulate: int,
     devices: int | None, nodes: int | None,
 ) -> Choice:  # fmt: skip
-    """The paper's rate, in proportion to the batch; by the square root for small batches, as suits AdamW."""
+    """The paper's rate, in proportion to the batch; to its square root for small batches, as suits AdamW."""
     batch = effective_batch(batch_size, accumulate, devices, nodes)
     published = recipe_rate(RECIPES, recipe, model, batch)
     if published is not None:
@@ -49,17 +49,17 @@ def min_lr(lr: float | None) -> Choice:
 
 
 def warmup_epochs(epochs: int | None) -> Choice:
-    """The paper's 10 of 300, and a tenth of a short run."""
+    """The paper's 10 of 300 epochs, and a tenth of a short run."""
     return min(10.0, 0.1 * (epochs or 1)), "a tenth of the epochs, and at most EsViT's 10"
 
 
 def weight_decay() -> Choice:
-    """The paper's, at the beginning."""
+    """The paper's weight decay at the start of training."""
     return 0.04, "EsViT's at the beginning"
 
 
 def clip() -> Choice:
-    """The program's, of each tensor by itself."""
+    """The clipping of the authors' code, of each tensor's gradient by itself."""
     return 3.0, "EsViT's, each tensor's gradient by itself"
 
 
@@ -71,7 +71,7 @@ def tasks(region_after: int | None, epochs: int | None) -> Choice:
 
 
 def out_dim(facts: DataAndMachine) -> Choice:
-    """The paper's prototypes for a million images, fewer for fewer."""
+    """The paper's number of prototypes for a million images, fewer for smaller sets."""
     chosen = 2 ** round(math.log2(max(facts.n_train / 4, 1)))
     chosen = max(256, min(PAPER_PROTOTYPES, chosen))
     return chosen, f"{facts.n_train} images: about one for 4 of them, at most EsViT's {PAPER_PROTOTYPES}"
@@ -92,28 +92,28 @@ def bottleneck_dim(model: str | None, model_args: Words, img_size: Sides) -> Cho
 
 
 def head_norm(facts: DataAndMachine) -> Choice:
-    """The paper's none for many images; batch statistics keep the answers to few images apart."""
+    """No norm for many images, as in the paper; for few, batch statistics keep the answers to them apart."""
     if facts.n_train < MANY:
         return "batch", "few images: without it small runs ended with the same answer to all of them"
     return "none", PAPER
 
 
 def teacher_temperature(epochs: int | None, warmup_teacher_temperature: float) -> Choice:
-    """The paper's for long runs; a short one keeps the cooler beginning."""
+    """The paper's temperature for long runs; a short run keeps the cooler initial one."""
     if (epochs or 0) >= LONG:
         return 0.07, PAPER
     return warmup_teacher_temperature, "a short run keeps the teacher as sharp as at its beginning"
 
 
 def warmup_teacher_epochs(epochs: int | None) -> Choice:
-    """The paper's 30 of 300, and a tenth of a short run."""
+    """The paper's 30 of 300 epochs, and a tenth of a short run."""
     return min(30, math.ceil(0.1 * (epochs or 1))), "a tenth of the epochs, as in EsViT's 300"
 
 
 def momentum(
     facts: DataAndMachine, epochs: int | None, batch_size: int, accumulate: int, devices: int | None, nodes: int | None
 ) -> Choice:
-    """The paper's for 512 images; the same average over images for other batches; quicker in a short run."""
+    """The paper's momentum for 512 images, the same average over images for other batches, less in a short run."""
     batch = effective_batch(batch_size, accumulate, devices, nodes)
     steps = (epochs or 1) * steps_per_epoch(facts.n_train, batch)
     scaled, quick = PAPER_MOMENTUM ** (batch / PAPER_BATCH), max(QUICKEST, 1 - 20 / max(steps, 20))

@@ -9,7 +9,7 @@ from paucal.settings.parts import HIGHEST_ALPHA, LOWEST_ALPHA
 
 @dataclass(frozen=True)
 class SelfDistillationSettings:
-    """What may be told about EsViT's self-distillation (Li et al., ICLR 2022)."""
+    """Options of EsViT's self-distillation (Li et al., ICLR 2022)."""
 
     esvit_preset: Literal["paper", "reference"] = option(
         "reading of EsViT: the paper's, or the published program's, whose weight decay also reaches tables of relative "
@@ -41,7 +41,9 @@ class SelfDistillationSettings:
     warmup_teacher_temperature: float = option(
         "temperature of the teacher at the beginning", 0.04, group="method", above=0
     )
-    warmup_teacher_epochs: int = option("epochs between the two temperatures", group="method", low=0, high=MOST_EPOCHS)
+    warmup_teacher_epochs: int = option(
+        "epochs from the first to the last teacher temperature", group="method", low=0, high=MOST_EPOCHS
+    )
     momentum: float = option("share of the old teacher in the new one, at the beginning", group="method", low=0, high=1)
     centre_momentum: float = option("share of the old centre in the new one", 0.9, group="method", low=0, high=1)
     teacher_norm: Literal["batch", "running"] = option(

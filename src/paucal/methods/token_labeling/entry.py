@@ -30,12 +30,12 @@ def _build(settings: Any, backbone: FeatureBackbone, terms: Mapping[str, Term]) 
 
 
 def mixup(method: str) -> Choice:
-    """None: mixed images would need mixed labels of their parts."""
+    """No mixup: mixed images would need mixed labels of their parts."""
     return 0.0, f"{method} has labels for parts of images instead"
 
 
 def cutmix(method: str) -> Choice:
-    """None, for the same reason."""
+    """No CutMix, for the same reason."""
     return mixup(method)
 
 

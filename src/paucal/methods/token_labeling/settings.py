@@ -8,7 +8,7 @@ from paucal.settings.options import option
 
 @dataclass(frozen=True)
 class TokenLabelingSettings:
-    """What may be told about token labeling (Jiang et al., NeurIPS 2021) and ReLabel."""
+    """Options of token labeling (Jiang et al., NeurIPS 2021) and ReLabel."""
 
     labels: str | None = option("folder of label maps that 'paucal label' has made", group="method")
     token_preset: Literal["paper", "reference"] = option(

@@ -50,7 +50,7 @@ from paucal.types import DataRequest, UserError
 HEAD = "probe.safetensors"
 NO_PROBE = "no linear probe of the pretrained weights, since these images are streamed: tuned from the first step"
 TUNING = "supervised"
-# Settings of weights that the user names, or of a start from scratch.
+# Settings that are given only with weights named by the user or for training from scratch.
 OWN_START = ("init_head", "init_network", "attention_init", "model_args")
 NO_CHOICE = Choice((), "")
 SEVERAL_PROCESSES = "no linear probe and no trials, which need a single process: tuned from the first step"
@@ -118,7 +118,7 @@ def assemble(
     balance(settings, data, objective)
     card = ModelCard(spec, images.classes, fed)
     if images.multi_hot is not None:
-        card = card.with_thresholds([DEFAULT_THRESHOLD] * len(images.classes))  # until validation images choose others
+        card = card.with_thresholds([DEFAULT_THRESHOLD] * len(images.classes))  # replaced if others are chosen later
     if fit_memory:
         settings, reasons["batch_size"] = fit_batch(settings, data, objective, card)
         given = {name: origin for name, origin in given.items() if name not in ("batch_size", "accumulate")}
@@ -158,7 +158,7 @@ def _tune_record(settings: TrainSettings, choice: Choice, run: RunFolder | None,
         settings: Resolved settings of the run.
         choice: Pretrained weights to start from.
         run: Run to resume; None for a new one.
-        whole: Whether the features of all images fit in memory, as a probe needs; not for shards.
+        whole: Whether the features of all images fit in memory, as a probe needs; False for shards.
 
     Raises:
         UserError: The length or the learning rates of a new run are invalid.
@@ -192,7 +192,7 @@ def _check_new(settings: TrainSettings, tune_record: TuneRecord | None, whole: b
 
 
 def head_file(sides: Sequence[int]) -> str:
-    """Return the file name of the head fitted to images of another size than the probe's."""
+    """Return the file name of the head fitted at an image size other than the probe's."""
     return f"head-{'x'.join(map(str, sides))}.safetensors"
 
 
@@ -214,7 +214,7 @@ def load_head(run: RunFolder, objective: Objective, sides: Sequence[int] | None)
 
 
 def _may_choose_start(settings: TrainSettings, given: Mapping[str, str]) -> bool:
-    """Return whether the run looks for pretrained weights: neither a start nor a paper's recipe was given."""
+    """Return whether the run looks for pretrained weights: neither weights nor a paper's recipe were given."""
     paper = settings.recipe is not None or method_of(settings).label_maps
     return may_choose_start(settings, given, OWN_START) and (settings.init == AUTO or not paper)
 
@@ -222,7 +222,7 @@ def _may_choose_start(settings: TrainSettings, given: Mapping[str, str]) -> bool
 def _look_for_start(
     settings: TrainSettings, given: Mapping[str, str], data: SplitImages
 ) -> tuple[TrainSettings, dict[str, str], Choice]:
-    """Choose the pretrained weights, and the method that suits them if it is open."""
+    """Choose the pretrained weights and, if no method was given, one that suits them."""
     facts = data.facts()
     settings, given, choice = choose_start(settings, given, settings.device or facts.device, facts.median_side)
     is_open = "method" not in given and not unused_by(replace(settings, method=TUNING)) & set(given)

@@ -14,8 +14,8 @@ from paucal.types import UserError
 def balanced_weights(counts: NDArray[np.int64]) -> Tensor:
     """Return (K,) class weights with equal total weight per class, and mean 1 over the images.
 
-    The weight of a class is N / (K' n) with n images of N in all, as scikit-learn's "balanced" (King and Zeng 2001,
-    "Logistic regression in rare events data"); K' counts the classes that have images, and one without any gets 1.
+    The weight of a class with n of the N images is N / (K' n), as in scikit-learn's "balanced" (King and Zeng 2001,
+    "Logistic regression in rare events data"); K' counts the classes that have images, and the others get weight 1.
 
     Example:
         >>> balanced_weights(np.array([30, 10])).tolist()
@@ -27,7 +27,7 @@ def balanced_weights(counts: NDArray[np.int64]) -> Tensor:
 
 
 def positive_weights(multi_hot: NDArray[np.int8]) -> Tensor:
-    """Return (K,) factors that give the images of a class the same total weight as all others.
+    """Return (K,) factors that give the images of each class the same total weight as all other images.
 
     Args:
         multi_hot: (N, K) labels of 1, 0 and -1 (unknown).

@@ -1,4 +1,4 @@
-"""The end of a training run: the kept model is evaluated once on the test images, drawn and reported."""
+"""The end of a training run: the kept model is evaluated once on the test images, and the results are written."""
 
 import shlex
 from dataclasses import asdict, dataclass, replace
@@ -113,7 +113,7 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
 def _predict_test(run: RunFolder, setup: TrainingSetup, console: Console) -> Predictions:
     settings, data = setup.settings, setup.data
     device = settings.device
-    wait_for_all()  # for the model file of the first process
+    wait_for_all()  # the first process writes the model file
     # Load the stored files, so that exactly the deployed model is evaluated.
     model = load_trained(run, device)
     indices = data.part("test")
@@ -245,7 +245,7 @@ def command_again(setup: TrainingSetup, **changes: Any) -> str:
     """Return the command of this run with other settings and without its output folder."""
     settings = {**vars(setup.settings), **changes}
     given = {name for name, origin in setup.origin.items() if origin in ("flag", "config", "given")}
-    # Settings of the method and of the length are chosen again if these change.
+    # Settings that depend on the method or on the length are chosen again if it changes.
     dropped = {"data", "output", "overwrite", "schedule_epochs" if "epochs" in changes else ""}
     if "method" in changes:
         dropped |= unused_by(replace(setup.settings, method=changes["method"]))

@@ -33,7 +33,7 @@ class Finish:
         epochs: Epochs whose weights were averaged; empty for the model of one epoch or the probe.
         score: Validation score of the average; None without one.
         temperature: Temperature that divides the logits.
-        images: Validation images that the temperature was fitted to; 0 for none.
+        images: Number of validation images that the temperature was fitted to; 0 for none.
         thresholds: Probability above which each class is predicted, chosen on the validation images; None for single
             labels or without validation images.
     """
@@ -61,7 +61,7 @@ def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console
     """
     if not len(setup.data.part("val")):
         return Finish()
-    wait_for_all()  # for the files of the first process
+    wait_for_all()  # the first process writes the files
     watch = watch_of(setup)
     done, kept = Finish(), kept_epochs(run, watch)
     if kept is not None and outcome.rows:
@@ -102,7 +102,7 @@ def _averaged(
     files = kept.kept(outcome.rows)
     if len(files) < 2:
         return Finish()
-    # A new network: the trained one may be sharded.
+    # Averages are evaluated in a new network, since the trained one may be sharded.
     measure = setup.data.primary_metric
     module = replace(setup.card.backbone, pretrained=False).build().model.eval()
     device = torch.device(setup.settings.device)

@@ -22,7 +22,7 @@ from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
 
 RECORD = "folds.json"
-_OWN = ("folds", "fold", "output", "overwrite", "time_limit")  # not part of what makes the folds comparable
+_OWN = ("folds", "fold", "output", "overwrite", "time_limit")  # each run's own, not compared
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def cross_validate(data: str | os.PathLike[str] | None = None, *, folds: int = 5
     """Train once per fold, each time tested on another fold; the same as `paucal train --folds`.
 
     Args:
-        data: Images, as in `paucal.train`; their own parts are ignored.
+        data: Images, as in `paucal.train`; a split that they come with is ignored.
         folds: Number of folds.
         **settings: Settings as in `paucal.train`; `output` is the folder of all runs.
 

@@ -21,10 +21,10 @@ FINDINGS = "check.json"
 
 
 def split_images(settings: TrainSettings, images: ImageSet) -> SplitImages:
-    """Split the images, and reduce the training part if the settings say so.
+    """Split the images, and use fewer training images if the settings say so.
 
     Raises:
-        UserError: A class has too few images for the parts, or a share is invalid.
+        UserError: A class has too few images for the split, or a share is invalid.
     """
     shares: dict[str, Any] = {
         name: value for name in ("val_fraction", "test_fraction") if (value := getattr(settings, name)) is not None

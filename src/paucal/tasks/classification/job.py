@@ -1,4 +1,4 @@
-"""`paucal train`: what is its own in the life of a run, and the function for Python."""
+"""`paucal train`: the steps of a run that differ from other tasks, and the function for Python."""
 
 import os
 from collections.abc import Mapping
@@ -88,7 +88,7 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         return training_sheet(setup.data, setup.card, setup.settings, setup.plan)
 
     def loader(self, setup: TrainingSetup, start: int) -> TrainLoader:
-        """Return the training loader of this process, starting at a forward pass."""
+        """Return the training loader of this process from forward pass `start` on."""
         request, preprocess = setup.objective.data_request, setup.card.preprocessing
         return train_loader(setup.data, preprocess, setup.settings, setup.plan, request, start)
 
@@ -145,7 +145,7 @@ def one_length(settings: TrainSettings, origin: Mapping[str, str]) -> TrainSetti
     """Return settings in which either the time or the epochs decide the length of the run.
 
     Flags take precedence over a config, and a config over a recipe; within a config the epochs win, since they were
-    planned from its time.
+    planned from the config's time.
 
     Raises:
         UserError: Both were given, or the time is invalid.

@@ -93,7 +93,7 @@ def train_loader(
     request: DataRequest,
     start: int,
 ) -> TrainLoader:
-    """Return the training loader for an objective's request, starting at a forward pass."""
+    """Return the training loader for an objective's data request, from forward pass `start` on."""
     dataset = ViewDataset(
         data.images,
         [(view_transform(crops, preprocess, settings, request.geometry), crops.count) for crops in request.views],
@@ -143,7 +143,7 @@ def validation(
 
 
 def deployed_sheet(data: SplitImages, card: ModelCard, settings: TrainSettings) -> Image.Image:
-    """Return a picture of validation or else training images exactly as the deployed model will see them."""
+    """Return a picture of validation images, or else training images, exactly as the deployed model will see them."""
     indices = data.part("val") if len(data.part("val")) else data.part("train")
     alone = replace(settings, workers=0)
     batch = next(iter(eval_loader(data, indices[evenly_spaced(len(indices), MOST_IMAGES)], card.preprocessing, alone)))

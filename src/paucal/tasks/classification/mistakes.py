@@ -1,4 +1,4 @@
-"""The most confident mistakes with what the model saw in them, for the report of a run."""
+"""The most confident mistakes with their attribution maps, for the report of a run."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,7 +13,7 @@ from paucal.evaluation.plots import Mistake, save_figure, worst_mistakes
 from paucal.evaluation.predictions import Predictions
 from paucal.explain.attribution.methods import METHODS, OF_CAPTUM, attribute, ranked_methods
 from paucal.explain.figures.attribution import Explained, mistakes_attribution_figure
-from paucal.explain.figures.pictures import seen, spoken
+from paucal.explain.figures.pictures import readable_name, seen
 from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 
@@ -24,17 +24,17 @@ NAME = "mistakes_attribution.png"
 def draw_mistakes(
     folder: Path, predictions: Predictions, images: ImageSet, model: TrainedModel, say: Callable[[str], None]
 ) -> None:
-    """Draw up to 8 of the most confident mistakes with the attribution of the answer and of the label.
+    """Draw up to 8 of the most confident mistakes with attribution maps of the predicted class and of the label.
 
-    A model that no method can explain leaves no picture; neither does one without mistakes. It fails nothing: the
-    scores are worth more than a picture beside them.
+    There is no picture without mistakes, or if no method can explain the model. No error is raised, since the scores
+    matter more than the picture.
 
     Args:
         folder: Folder for the pictures.
         predictions: Predictions for images of the set; their ids are positions in it.
         images: The set.
         model: Model that made the predictions.
-        say: Told in a sentence why there is no picture, where there could be one.
+        say: Function that prints why a picture is missing despite mistakes.
     """
     path = folder / NAME
     try:
@@ -43,11 +43,11 @@ def draw_mistakes(
         if figure is not None:
             save_figure(path, figure)
             return
-    except Exception as problem:  # whatever it is, the run is finished and judged
+    except Exception as problem:  # any error, since the run is finished and evaluated
         reason = str(problem).split("\n")[0].rstrip(".") or type(problem).__name__
         say(f"note: what the model saw in its mistakes is not drawn ({reason}).")
     with suppress(OSError):
-        path.unlink(missing_ok=True)  # of an earlier model, which would now be taken for this one's
+        path.unlink(missing_ok=True)  # a picture of an earlier model would be taken for this model's
 
 
 def _figure(mistakes: list[Mistake], predictions: Predictions, images: ImageSet, model: TrainedModel) -> Figure:
@@ -61,10 +61,10 @@ def _figure(mistakes: list[Mistake], predictions: Predictions, images: ImageSet,
     method, maps = _maps(model, batch, asked)
     explained = [
         Explained(
-            f"label: {spoken(model.classes[one.true])}",
+            f"label: {readable_name(model.classes[one.true])}",
             seen(pictures[row], made[row][1], size),
             torch.stack([part[row] for part in maps]),
-            (spoken(model.classes[one.predicted]), spoken(model.classes[one.true])),
+            (readable_name(model.classes[one.predicted]), readable_name(model.classes[one.true])),
             (float(shares[row, one.predicted]), float(shares[row, one.true])),
         )
         for row, one in enumerate(mistakes)
@@ -73,17 +73,17 @@ def _figure(mistakes: list[Mistake], predictions: Predictions, images: ImageSet,
 
 
 def _maps(model: TrainedModel, batch: Tensor, asked: list[Tensor]) -> tuple[str, list[Tensor]]:
-    """Return the method and its maps for the answers and for the labels, by the best method that can be computed.
+    """Return the best method that can be computed, with its maps for the predicted classes and for the labels.
 
     Raises:
-        UserError: there is none.
+        UserError: No method can be computed.
     """
     problem = None
     for method in ranked_methods(model.module):
-        if method in OF_CAPTUM:  # an extra, and slower
+        if method in OF_CAPTUM:  # needs an extra, and is slower
             continue
         try:
             return method, [attribute(model.module, batch, classes, method).float().cpu() for classes in asked]
-        except UserError as found:  # such as blocks without grids
+        except UserError as found:  # for example, if the blocks keep no grid
             problem = problem or found
     raise problem or UserError(f"there is no method for {model.card.backbone.name}.")

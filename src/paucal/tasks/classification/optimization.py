@@ -31,7 +31,7 @@ def training_plan(settings: TrainSettings, n_train: int, n_classes: int) -> Plan
 
 
 def optimization(settings: TrainSettings, plan: Plan) -> Optimization:
-    """Return the optimizer's settings in steps."""
+    """Return the optimizer's settings, with lengths in steps."""
     peak = settings.lr
     schedule = CosineWarmup(
         peak=peak,

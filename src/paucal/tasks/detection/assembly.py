@@ -40,7 +40,7 @@ from paucal.wording import counted, did_you_mean
 
 MOST_EVALUATIONS = 20  # on the validation images, by default
 LARGEST_SIDE, MULTIPLE = 1333, 32  # pixels
-STRIDES = (4, 8, 16, 32)  # pixels, of the finest map
+STRIDES = (4, 8, 16, 32)  # possible strides of the finest map, in pixels
 CASCADE_DEFAULTS = {"cascade_boxes": "shared", "cascade_average": "probabilities"}
 UNUSED = ("image_column", "data_root", "download", "channels", "compile")
 
@@ -69,7 +69,7 @@ class DetectionSetup(RunSetup[DetectSettings]):
 
     @property
     def sides(self) -> tuple[int, int]:
-        """Largest pixels of the shorter and the longer side of an image."""
+        """Largest shorter and longer side of an image, in pixels."""
         return self.detector_card.resize_to
 
     def describe(self) -> str:
@@ -84,7 +84,7 @@ def check(settings: DetectSettings) -> None:
     """Refuse settings that contradict each other or that detection does not support.
 
     Raises:
-        UserError: There is such a setting.
+        UserError: A setting is refused.
     """
     if not settings.data:
         raise UserError("there is no DATA: give a folder of images with boxes, such as 'paucal detect bccd/'.")
@@ -98,7 +98,7 @@ def check(settings: DetectSettings) -> None:
         raise UserError("--batch-size auto tries batches of images without boxes: give a number.")
     _check_structure(settings)
     lengths = [name for name in ("time", "epochs", "steps") if getattr(settings, name) is not None]
-    # A length that was planned for a time is stored beside it.
+    # A length that was planned for a time is stored together with the time.
     if len(lengths) > 1 and not (set(lengths) == {"time", "steps"} and settings.judge_every is not None):
         raise UserError(f"{' and '.join(map(flag, lengths))} all say how long the run is: give one of them.")
     if settings.time is not None:
@@ -164,7 +164,7 @@ def assemble(
 
 
 def _split(settings: DetectSettings, boxed: BoxedImages, run: RunFolder | None) -> SplitImages:
-    """Return the images with the split of the run or a new one, on request without training images without objects."""
+    """Return the images with the split of the run or a new one; drop training images without objects if requested."""
     if run is not None:
         return SplitImages(boxed.images, stored_split(run, boxed.images))
     shares = {

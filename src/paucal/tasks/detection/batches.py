@@ -88,14 +88,14 @@ class BoxBatch:
 
 
 class BoxedDataset(Dataset[BoxSample]):
-    """Reads an image and its boxes by key, and changes both alike.
+    """Reads an image and its boxes by key, and applies the same changes to both.
 
     Args:
         boxed: Images and boxes. Images may be stored smaller than they were annotated.
         view: Function that changes an image and its boxes. It draws from torch's global generator, which is seeded from
             (seed, epoch, index, repeat) as for all other images.
         seed: Seed of the run.
-        pasting: Copy-paste, drawn from the same generator; None for none.
+        pasting: Copy-paste, drawn from the same generator; None for no copy-paste.
         least: Shortest side of a box that is kept, in pixels of the annotated image.
     """
 

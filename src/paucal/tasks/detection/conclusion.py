@@ -125,7 +125,7 @@ def _write(
 
 
 def _draw(run: RunFolder, setup: DetectionSetup, indices: list[int], detections: list[Detections]) -> None:
-    """Draw some test images, and those with the most mistakes."""
+    """Draw some test images, and the test images with the most mistakes."""
     images = setup.images
     truth = [images.boxes_of(index) for index in indices]
     mistakes = [count_mistakes(*pair) for pair in zip(detections, truth, strict=True)]
@@ -164,7 +164,7 @@ def _summary(setup: DetectionSetup, outcome: Outcome, result: DetectResult) -> d
 
 
 def closing_lines(run: RunFolder, setup: DetectionSetup, outcome: Outcome, result: DetectResult) -> list[str]:
-    """Return the last lines of the output: scores, also by class, and the places of the results."""
+    """Return the last lines of the output: scores, also by class, and where the results are."""
     test = setup.data.part("test")
     scores = result.scores
     ap, ap50 = (format_score(scores[name]) for name in ("ap", "ap50"))

@@ -11,8 +11,8 @@ from paucal.tasks.detection.network.options import DetectorOptions
 from paucal.tasks.detection.network.region_heads import BOX_CELLS, MASK_CELLS
 from paucal.tasks.detection.settings import DetectSettings, detector_options
 
-REGIONS = 1000  # proposals per image that the heads score, as the published numbers count them
-OBJECTS = 100  # objects per image whose mask is predicted, likewise
+REGIONS = 1000  # proposals per image that the heads score, as in published counts
+OBJECTS = 100  # objects per image whose mask is predicted, as in published counts
 
 
 def detector_cost(

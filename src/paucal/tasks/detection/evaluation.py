@@ -26,7 +26,7 @@ from paucal.types import UserError
 DRAWS = 300  # resampled sets of images
 MASKS = "mask_"  # prefix of the names of mask scores
 MOST = 100  # detections per image and class that count
-# COCO's own in double precision; torchmetrics rounds its own, and overlaps are often exactly equal to one of them.
+# COCO's thresholds in double precision; torchmetrics rounds them, and overlaps are often exactly at a threshold.
 OVERLAPS, RECALLS = np.linspace(0.5, 0.95, 10), np.linspace(0, 1, 101)
 SCORES = {"map": "ap", "map_50": "ap50", "map_75": "ap75", "mar_100": "recall"}
 BY_SIZE = {"map_small": "ap_small", "map_medium": "ap_medium", "map_large": "ap_large"}
@@ -130,7 +130,7 @@ class DetectionScores:
 
 
 def require_metrics() -> None:
-    """Refuse to evaluate detectors without the program that computes COCO's scores.
+    """Refuse to evaluate detectors without the package that computes COCO's scores.
 
     Raises:
         UserError: The extra is not installed.
@@ -167,7 +167,7 @@ def evaluate_detections(
 
 
 def format_score(score: Score) -> str:
-    """Return a score with its interval for people."""
+    """Return a score with its interval as text."""
     if score.low is None or score.high is None:
         return f"{score.value:.3f}"
     return f"{score.value:.3f} (95 % interval {score.low:.3f} to {score.high:.3f})"
@@ -183,8 +183,8 @@ def coco_scores(detections: Sequence[Detections], truth: Sequence[Boxes], n_clas
 
     Returns:
         "ap" (the mean over ten overlaps from 0.5 to 0.95 and all classes with an object), "ap50", "ap75", "recall" (of
-        100 detections an image), "ap_small", "ap_medium" and "ap_large" if there are objects of this size (in pixels
-        of the annotated image, under 32 x 32, under 96 x 96, above; of the mask if there are masks, as in COCO), and
+        100 detections per image), "ap_small", "ap_medium" and "ap_large" if there are objects of this size (area in
+        pixels of the annotated image: under 32 x 32, under 96 x 96, above; as in COCO, of the mask if known), and
         "per_class", a list of K average precisions, None for classes without an object. If all detections and objects
         have masks, also "mask_ap" and so on, with overlaps of masks.
 
@@ -200,7 +200,7 @@ def coco_scores(detections: Sequence[Detections], truth: Sequence[Boxes], n_clas
         warnings.simplefilter("ignore")  # it warns of more than 100 detections, which detectors do not return
         places = {"iou_thresholds": OVERLAPS.tolist(), "rec_thresholds": RECALLS.tolist()}
         metric = MeanAveragePrecision("xyxy", iou_type=kinds, backend=BACKEND, class_metrics=True, **places)
-        for found, known in zip(detections, truth, strict=True):  # one by one, since all masks would not fit in memory
+        for found, known in zip(detections, truth, strict=True):  # image by image: all masks would not fit in memory
             predicted = {
                 "boxes": torch.from_numpy(found.boxes),
                 "scores": torch.from_numpy(found.scores),
@@ -236,7 +236,7 @@ def _named_scores(values: Mapping[str, Tensor], prefix: str, n_classes: int) -> 
 def match_detections(
     detections: Sequence[Detections], truth: Sequence[Boxes], n_classes: int, masks: bool = False
 ) -> list[ClassMatches]:
-    """Match the detections of each class with its objects, as COCO's program does.
+    """Match the detections of each class with its objects, as COCO's evaluation does.
 
     In descending order of the score, each detection takes the free object that it overlaps most. A detection that
     overlaps only a crowd is ignored.
@@ -282,7 +282,7 @@ def _match_class(detections: Sequence[Detections], truth: Sequence[Boxes], label
 def match_overlaps(
     overlaps: NDArray[np.float64], crowd: NDArray[np.bool_]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return (T, D) whether each detection of a class in one image is a hit, and whether it is ignored.
+    """Return two (T, D) bool arrays: whether each detection of a class in one image is a hit, and whether ignored.
 
     Args:
         overlaps: (D, G) overlap of each detection, in descending order of the score, with each object.

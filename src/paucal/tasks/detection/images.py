@@ -1,4 +1,4 @@
-"""Images with boxes: annotation files checked against the images and brought into one form."""
+"""Images with boxes: annotation files checked against the images and converted to one form."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ class Boxes:
     Attributes:
         corners: (N, 4) float32, left, top, right and bottom in pixels of an image of `size`.
         labels: (N,) int64, positions among the classes of the set.
-        crowd: (N,) bool, True for boxes that are neither learned nor counted: crowds and difficult objects.
+        crowd: (N,) bool, True for boxes that are neither trained on nor counted: crowds and difficult objects.
         size: (height, width) in pixels.
         masks: Mask of each box in an image of `size`; None if unknown.
     """
@@ -115,7 +115,7 @@ def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
 
     Raises:
         UserError: There is no image or no box, an image lies outside of the location or has another size than its file
-            states, a box lies outside of its image or ends before it begins, or an outline is invalid.
+            states, a box lies outside of its image or has its corners swapped, or an outline is invalid.
     """
     annotated, numbers = annotations.images, annotations.numbers
     if not annotated:
@@ -205,7 +205,7 @@ def _true_size(image: AnnotatedImage, store: EncodedStore, index: int, ambiguous
 
 
 class _Box(NamedTuple):
-    """A box within its image; `where` begins messages about its outline."""
+    """A box within its image; `where` is the beginning of messages about its outline."""
 
     corners: Corners
     name: str
@@ -215,7 +215,7 @@ class _Box(NamedTuple):
 
 
 def _cut_boxes(image: AnnotatedImage, size: tuple[int, int], tally: Counter[str]) -> list[_Box]:
-    """Return the boxes of an image, cut at its edges; `tally` counts what changed."""
+    """Return the boxes of an image, cut at its edges; `tally` counts the changes."""
     height, width = size
     kept: list[_Box] = []
     outlines = image.outlines or [None] * len(image.boxes)

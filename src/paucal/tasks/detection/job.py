@@ -152,7 +152,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         return Length(values, reasons, text, plan.seconds, int(most / share))
 
     def loader(self, setup: DetectionSetup, start: int) -> TrainLoader:
-        """Return the training loader of this process, starting at a forward pass."""
+        """Return the training loader of this process from forward pass `start` on."""
         settings, plan, preprocessing = setup.settings, setup.plan, setup.card.preprocessing
         hflip, jitter = settings.hflip, settings.jitter
         view = training_view(setup.sides, preprocessing.mean, preprocessing.std, hflip, jitter)
@@ -185,7 +185,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         )
 
     def validation(self, setup: DetectionSetup) -> Watch | None:
-        """Return the scores on the validation images; without these, the last state is kept."""
+        """Return the scores on the validation images; without them, the newest state is kept."""
         indices = setup.data.part("val")
 
         def evaluate(detector: nn.Module, device: torch.device) -> Mapping[str, float]:
@@ -241,7 +241,7 @@ def fit_steps(pace: Pace, left: float, counts: Mapping[str, int], passes: float,
     Args:
         pace: Measured seconds.
         left: Remaining seconds.
-        counts: Number of images per part.
+        counts: Number of images per split.
         passes: Passes over the training images per step.
         most_passes: Largest number of passes over the training images.
     """

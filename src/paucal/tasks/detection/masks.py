@@ -106,14 +106,14 @@ def masks_of_outlines(
     where: Sequence[str],
     tally: Counter[str],
 ) -> tuple[RunLengths, ...] | None:
-    """Return the mask of each box of an image; None if a box that is learned has no outline.
+    """Return the mask of each box of an image; None if a box used in training has no outline.
 
     The mask is the box itself for a crowd without an outline, and for an outline that covers no pixel.
 
     Args:
         outlines: "segmentation" of each box, as in the file.
         boxes: (left, top, right, bottom) of each in pixels.
-        crowd: Flag per box: it covers many objects.
+        crowd: Flag per box, True if it covers many objects.
         size: (height, width) of the image.
         where: Beginning of messages per box: the file, the image and the class.
         tally: Counter of "bare" boxes, without an outline, and "pixelless" ones, whose outline covers no pixel.
@@ -178,7 +178,7 @@ def _check_polygon(values: list[Any], size: tuple[int, int], where: str) -> list
         raise UserError(f"{where} with a polygon of {len(values) // 2} points, expected 3 or more: {REMEDY}.")
     height, width = size
     for x, y in zip(values[::2], values[1::2], strict=True):
-        # Points just outside of the image are common and cut; further out, the outline belongs to another image.
+        # Points just outside the image are common and get cut off; further out, the outline is of another image.
         if not (-width <= x <= 2 * width and -height <= y <= 2 * height):
             raise UserError(f"{where} with a point at {_short(x)} {_short(y)}, far outside of it: {REMEDY}.")
     return [float(value) for value in values]

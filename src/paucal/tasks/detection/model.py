@@ -25,7 +25,7 @@ class DetectorCard(ModelCard):
     Attributes:
         options: Options of the detector.
         category_ids: Number of each class in the annotation files that it was trained on.
-        resize_to: Largest pixels of an image's shorter and longer side.
+        resize_to: Largest shorter and longer side of an image, in pixels.
     """
 
     task: ClassVar[str] = DETECTION
@@ -73,8 +73,8 @@ def load_detector(
         The detector, its card, and the device as torch names it.
 
     Raises:
-        UserError: The run does not exist, belongs to another verb, or has saved no model yet, its files do not fit each
-            other, or torch cannot use the device.
+        UserError: The run does not exist, belongs to another command or has no saved model yet, its files do not fit
+            each other, or torch cannot use the device.
     """
     with torch.random.fork_rng(devices=[]):
         detector, card, target = load_saved(run, DetectorCard, device)

@@ -137,7 +137,7 @@ def precision_recall_figure(matches: Sequence[ClassMatches], classes: Sequence[s
 
 
 def _pen(picture: Image.Image) -> ImageDraw.ImageDraw:
-    """Return a drawing of a picture, with letters in proportion to its width."""
+    """Return a drawing context of a picture, with letters in proportion to its width."""
     draw = ImageDraw.Draw(picture)
     draw.font = ImageFont.load_default(max(10, round(picture.width / LETTERS)))
     return draw

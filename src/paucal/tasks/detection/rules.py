@@ -24,7 +24,7 @@ class BoxFacts(DataAndMachine):
     Attributes:
         longer: Median of the longer sides in pixels.
         small: Side of a small object (tenth percentile of the root of the area) over the longer side of its image.
-        boxes: Number of boxes in all parts.
+        boxes: Number of boxes in all splits.
         without_outline: Number of boxes without an outline.
     """
 
@@ -35,7 +35,7 @@ class BoxFacts(DataAndMachine):
 
 
 def model(facts: DataAndMachine) -> Choice:
-    """The model of the initial weights, or a small network with a map of every stride."""
+    """Take the model of the initial weights, or a small network with a map of every stride."""
     if facts.start is not None and facts.start.model is not None:
         return facts.start.model, f"the model of {facts.start.where}"
     if facts.device == "cpu":
@@ -44,7 +44,7 @@ def model(facts: DataAndMachine) -> Choice:
 
 
 def model_args(facts: DataAndMachine, model: str | None) -> Choice:
-    """Those of the initial weights, which otherwise would not fit."""
+    """Take the arguments of the initial weights, which otherwise would not fit."""
     start = facts.start
     if start is None or not start.model_args or model != start.model:
         return None, ""
@@ -52,7 +52,7 @@ def model_args(facts: DataAndMachine, model: str | None) -> Choice:
 
 
 def img_size(facts: BoxFacts, device: str | None) -> Choice:
-    """The size of the images, up to what the machine can train on."""
+    """Take the size of the images, up to what the machine can train on."""
     if device == "cpu":
         side = min(CPU_SIDE, facts.longer)
         return [max(side, 32)], "the images' own" if side == facts.longer else f"reduced from {facts.longer}: {QUICK}"
@@ -60,7 +60,7 @@ def img_size(facts: BoxFacts, device: str | None) -> Choice:
 
 
 def masks(facts: BoxFacts) -> Choice:
-    """On if every object has an outline: masks cost little, and improve the boxes too."""
+    """Learn masks if every object has an outline: they cost little, and improve the boxes too."""
     if not facts.without_outline:
         return "on", "every box has an outline"
     if facts.without_outline == facts.boxes:
@@ -69,12 +69,12 @@ def masks(facts: BoxFacts) -> Choice:
 
 
 def finest(device: str | None, img_size: Sequence[int] | None) -> Choice:
-    """The papers' 4; 8 on a CPU, since the finest map takes most of the time."""
+    """Take the papers' stride of 4, but 8 on a CPU, since the finest map takes most of the time."""
     return (8, "on a processor: a map of stride 4 takes most of the time") if device == "cpu" else (4, PAPER)
 
 
 def anchor(facts: BoxFacts, finest: int, img_size: Sequence[int]) -> Choice:
-    """The papers' 8 strides; half of it if small objects are smaller than these anchors."""
+    """Take the papers' 8 strides, or half of that if small objects are smaller than these anchors."""
     side = facts.small * max(img_size)
     if side < 0.75 * 8 * finest:
         return 4, f"small objects have {side:.0f} pixels as the network sees them"
@@ -82,41 +82,41 @@ def anchor(facts: BoxFacts, finest: int, img_size: Sequence[int]) -> Choice:
 
 
 def pyramid_channels(device: str | None) -> Choice:
-    """The papers' 256."""
+    """Take the papers' 256 channels, and fewer on a CPU."""
     return (128, QUICK) if device == "cpu" else (256, PAPER)
 
 
 def head_dim(device: str | None) -> Choice:
-    """The papers' 1024."""
+    """Take the papers' width of 1024, and less on a CPU."""
     return (256, QUICK) if device == "cpu" else (1024, PAPER)
 
 
 def regions(device: str | None) -> Choice:
-    """The papers' 512."""
+    """Take the papers' 512 regions, and fewer on a CPU."""
     return (128, QUICK) if device == "cpu" else (512, PAPER)
 
 
 def proposals(device: str | None) -> Choice:
-    """Torchvision's 2000."""
+    """Take torchvision's 2000 proposals, and fewer on a CPU."""
     return (500, QUICK) if device == "cpu" else (2000, "torchvision's")
 
 
 def time(epochs: int | None, steps: int | None, device: str | None) -> Choice:
-    """Twenty minutes on a CPU if no length is given."""
+    """Limit the time to twenty minutes on a CPU if no length is given."""
     if epochs is not None or steps is not None or device != "cpu":
         return None, ""
     return "20m", "twenty minutes; give --time 2h, or --epochs, for more"
 
 
 def batch_size(facts: DataAndMachine, device: str | None) -> Choice:
-    """At most 4 on a CPU, for many steps in the time; on an accelerator the papers' 16, if there are enough images."""
+    """Take at most 4 on a CPU, to fit many steps in the time, and up to the papers' 16 on an accelerator."""
     if device == "cpu":
         return min(4, facts.n_train), "on a processor: many steps in the time"
     return max(1, min(16, facts.n_train // 8)), "the papers' 16, or an eighth of the training images"
 
 
 def epochs(facts: DataAndMachine, time: str | None, steps: int | None, batch_size: int) -> Choice:
-    """About 3000 steps; open if the time decides."""
+    """Take the epochs of about 3000 steps, unless the time or the steps set the length."""
     if time is not None or steps is not None:
         return None, ""
     passes = max(LEAST_EPOCHS, min(MOST_EPOCHS, round(STEPS * batch_size / max(facts.n_train, 1))))
@@ -124,23 +124,23 @@ def epochs(facts: DataAndMachine, time: str | None, steps: int | None, batch_siz
 
 
 def lr(init: str | None, batch_size: int) -> Choice:
-    """Four times the papers' rate of AdamW, for short runs; lower by the root of the batch below 16 images."""
+    """Take four times the papers' AdamW rate, for short runs; scale it by the root of batches below 16 images."""
     peak = 4e-4 * (min(batch_size, 16) / 16) ** 0.5
     return round(peak, 6), "four times the papers' 1e-4, by the root of the batch: short runs of few images"
 
 
 def warmup_epochs(facts: DataAndMachine) -> Choice:
-    """Half a pass, in which the new layers adapt to the backbone."""
+    """Warm up for half a pass, in which the new layers adapt to the backbone."""
     return 0.5, "half a pass: the new layers settle before the backbone moves"
 
 
 def min_lr() -> Choice:
-    """Zero."""
+    """Let the learning rate end at zero."""
     return 0.0, "a half cosine down to zero"
 
 
 def freeze(init: str | None, facts: DataAndMachine) -> Choice:
-    """The stem and the first stage of pretrained weights, as published."""
+    """Freeze the stem and the first stage of pretrained weights, as published."""
     if init is None:
         return "none", "from scratch"
     if facts.start is not None and facts.start.undertrained:
@@ -158,7 +158,7 @@ def eval_mode(init: str | None, facts: DataAndMachine, batch_size: int) -> Choic
 
 
 def backbone_lr(init: str | None, facts: DataAndMachine) -> Choice:
-    """Lower for pretrained weights."""
+    """Lower the learning rate of pretrained weights."""
     if init is None:
         return 1.0, "from scratch"
     if facts.start is not None and facts.start.undertrained:
@@ -167,22 +167,22 @@ def backbone_lr(init: str | None, facts: DataAndMachine) -> Choice:
 
 
 def average(time: str | None) -> Choice:
-    """A moving average of the last few hundred steps."""
+    """Keep a moving average over the last few hundred steps."""
     return 0.998, "averaged weights are steadier where images are few"
 
 
 def hflip() -> Choice:
-    """Half of the images."""
+    """Mirror half of the images."""
     return 0.5, PAPER
 
 
 def jitter() -> Choice:
-    """Little, since runs are short."""
+    """Change images only a little, since runs are short."""
     return "light", "few images and short runs: sizes vary by a fifth, colours a little"
 
 
 def normalise(facts: DataAndMachine) -> Choice:
-    """The normalisation of the initial weights."""
+    """Take the normalisation of the initial weights."""
     if facts.start is not None:
         return facts.start.normalise, f"as for {facts.start.where}"
     return "imagenet", "the usual mean and deviation of photographs"

@@ -30,7 +30,7 @@ def evaluation_view(size: Sequence[int], mean: Sequence[float], std: Sequence[fl
     """Return the view of a deployed detector: the image, resized to fit `size`.
 
     Args:
-        size: Largest pixels of the shorter and of the longer side, or of the longer side alone.
+        size: Largest shorter and longer side in pixels, or only the largest longer side.
         mean: Mean per channel, of pixels in [0, 1].
         std: Standard deviation per channel.
     """
@@ -43,15 +43,15 @@ def training_view(
     """Return the view of training. It drops boxes under 2 pixels; "cropped" keeps every box with an area.
 
     Args:
-        size: Largest pixels, as in `evaluation_view`.
+        size: Largest sides, as in `evaluation_view`.
         mean: Mean per channel, of pixels in [0, 1].
         std: Standard deviation per channel.
         hflip: Chance of a mirror image.
         jitter: Change of size and colour. "light": size by a fifth, and colours a little. "multiscale": size from 0.6
             to 1 in steps of 0.04, as published (DrLoc's supplement, section 4.1). "cropped": the same, after half of
-            the images were cropped, as in the papers' program. "large": large-scale jitter (Ghiasi et al., CVPR 2021,
+            the images were cropped, as in the papers' code. "large": large-scale jitter (Ghiasi et al., CVPR 2021,
             section 3), scaled by half to double, then cropped or padded to a square, with boxes fitted to what is left
-            of the masks. "none": neither.
+            of the masks. "none": no change.
     """
     longest = max(size)
     scaled: list[v2.Transform] = {
@@ -104,7 +104,7 @@ def _draw(low: int, high: int) -> int:
 
 
 def _resize(size: Sequence[int], scales: Sequence[float]) -> v2.Transform:
-    """Return a resize that keeps the aspect ratio, to the largest image that fits at a random one of the scales."""
+    """Return a resize that keeps the aspect ratio, to the largest size that fits at a scale drawn at random."""
     shorter, longer = min(size), max(size)
     return v2.RandomShortestSize([round(scale * shorter) for scale in scales], longer, antialias=True)
 
@@ -154,14 +154,14 @@ class CopyPaste:
         self._chance, self._partners = chance, list(partners)
 
     def partner(self, index: int) -> int | None:
-        """Draw the image that objects are taken from; None for no pasting, also if the image itself is drawn."""
+        """Draw the image that objects are taken from; None for no pasting, as when the image itself is drawn."""
         if not self._partners or float(torch.rand(())) >= self._chance:
             return None
         other = self._partners[int(torch.randint(len(self._partners), ()))]
         return None if other == index else other
 
     def __call__(self, viewed: Viewed, other: Viewed) -> Viewed:
-        """Return an image with random objects of another image; arguments as those of `paste`."""
+        """Return an image with random objects of another image; arguments as in `paste`."""
         chosen = torch.rand(len(other[1]["labels"])) < PASTED_SHARE
         down, right = (
             _draw(*sorted((0, int(new) - int(old))))

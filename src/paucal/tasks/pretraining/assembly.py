@@ -85,7 +85,7 @@ def assemble(
     method = method_of(settings)
     method.check(settings)
     _check_images(settings, facts.n_train, method.smallest_set)
-    objective, spec, notes = _build(method.stage(settings, epochs_done(run)), images.reading.channels)
+    objective, spec, notes = _build_objective(method.stage(settings, epochs_done(run)), images.reading.channels)
     named = timm_name(settings.model or "")  # timm's name of the published weights
     card = ModelCard(spec, (), _run_preprocessing(settings, data, (start.input or input_of_timm)(named), run))
     views(settings, Normalisation(card.preprocessing.mean, card.preprocessing.std))  # raises if the settings do not fit
@@ -128,7 +128,7 @@ def _facts(images: ImageSet, start: Start) -> DataAndMachine:
     return replace(SplitImages(images, _split(images)).facts(), start=start.facts)
 
 
-def _build(settings: PretrainSettings, channels: int) -> tuple[Objective, BackboneSpec, list[str]]:
+def _build_objective(settings: PretrainSettings, channels: int) -> tuple[Objective, BackboneSpec, list[str]]:
     groups = crop_groups(settings, height_and_width(settings.img_size))
     # The initial weights must not depend on earlier random numbers, nor change later ones.
     with torch.random.fork_rng(devices=[]), explain_memory_errors():
@@ -202,7 +202,7 @@ def open_monitor(settings: PretrainSettings, card: ModelCard) -> Monitor | None:
 
 
 def _split(images: ImageSet) -> Split:
-    """Use all images except those that supervised training on the same data would test with."""
+    """Use all images except the test images of supervised training on the same data."""
     part = held_out_part(images.declared)
     held_out = np.asarray([bool(part) and declared == part for declared in images.declared])
     parts = np.where(held_out, "unused", "train").astype("<U6")

@@ -1,4 +1,4 @@
-"""The watcher for collapse: it judges the health of a run after each epoch and reports changes."""
+"""The watcher for collapse: it assesses the health of a run after each epoch and reports changes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -17,7 +17,7 @@ CONSEQUENCE = {
 
 
 class CollapseWatcher:
-    """Judges every epoch of a run, prints changes of the verdict, and remembers the newest healthy epoch.
+    """Assesses every epoch of a run, prints changes of the verdict, and remembers the newest healthy epoch.
 
     A verdict needs several epochs with the same symptom, so epochs just before it may already be unhealthy. An epoch
     counts as healthy only if it shows no symptom by itself.
@@ -47,7 +47,7 @@ class CollapseWatcher:
         self.healthy_epoch: float | None = None
 
     def look(self, row: Mapping[str, float], silent: bool = False) -> Verdict | None:
-        """Judge the run after an epoch.
+        """Assess the run after an epoch.
 
         Args:
             row: Metrics of the epoch, see `collapse.COLUMNS`.
@@ -79,7 +79,7 @@ class CollapseWatcher:
         return {"rows": self._rows, "history": self._history, "healthy_epoch": self.healthy_epoch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint, and judge its newest epoch again."""
+        """Restore the state of a checkpoint, and assess its newest epoch again."""
         self._rows = [dict(row) for row in state["rows"]]
         self._history = [dict(entry) for entry in state["history"]]
         self.healthy_epoch = state["healthy_epoch"]

@@ -1,4 +1,4 @@
-"""`paucal pretrain`: what is its own in the life of a run, and the function for Python."""
+"""`paucal pretrain`: the steps of a run that differ from other tasks, and the function for Python."""
 
 import os
 from collections.abc import Mapping
@@ -64,18 +64,18 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
         return setup
 
     def describe_data(self, setup: PretrainingSetup) -> list[str]:
-        """Return a line on the images and which of them are used."""
+        """Return a line that tells how many images there are and which of them are used."""
         images, split = setup.data.images, setup.data.split
         return [f"images: {images.name}, {len(setup.data.part('train'))} to learn from ({split.description})"]
 
     def draw_batch(self, setup: PretrainingSetup) -> Image.Image:
         """Draw the crops of a few images."""
-        return crop_sheet(next(iter(self.loader(setup, 0))), _statistics(setup))  # type: ignore[arg-type]
+        return crop_sheet(next(iter(self.loader(setup, 0))), _normalisation(setup))  # type: ignore[arg-type]
 
     def loader(self, setup: PretrainingSetup, start: int) -> TrainLoader:
-        """Return the training loader of this process, starting at a forward pass."""
+        """Return the training loader of this process from forward pass `start` on."""
         settings, data = setup.settings, setup.data
-        transforms = views(settings, _statistics(setup))
+        transforms = views(settings, _normalisation(setup))
         dataset = ViewDataset(data.images, transforms, settings.seed, labels=False)
         return step_loader(dataset, data, settings, setup.plan, start)
 
@@ -129,5 +129,5 @@ def pretrain(
     return life.run_quietly(PretrainingJob(), given, None if resume is None else os.fspath(resume), "paucal.pretrain")
 
 
-def _statistics(setup: PretrainingSetup) -> Normalisation:
+def _normalisation(setup: PretrainingSetup) -> Normalisation:
     return Normalisation(setup.card.preprocessing.mean, setup.card.preprocessing.std)

@@ -47,14 +47,14 @@ def knn_monitor(
     """Open labelled images and return a function that scores a backbone by weighted nearest neighbours.
 
     Each test image is classified by its 20 nearest training images (`protocols.knn`); the score is the accuracy.
-    Nothing is trained, and no image is augmented. Images without parts of their own are split once, by the seed. With
+    Nothing is trained, and no image is augmented. Images that come without a split are split once, by the seed. With
     several processes, each reads its share of the images, and all get the score.
 
     Args:
         location: Images, as for `paucal train`.
         preprocess: Preprocessing of the backbone.
-        most: Images to use at most; of more, three quarters are neighbours and one quarter queries, with the classes as
-            balanced as possible.
+        most: Largest number of images to use; if there are more, three quarters of it are neighbours and one quarter
+            queries, with the classes as balanced as possible.
         seed: Seed of the selection and the split.
         workers: Processes that load images.
         device: Device of the training; on a CPU no workers are started for cached batches.
@@ -108,7 +108,7 @@ class _Pooled(nn.Module):
 def _open(
     settings: DataSettings, most: int, seed: int, reading: Reading
 ) -> tuple[ImageSet, NDArray[np.int64], NDArray[np.int64]]:
-    """Return the images, the positions of the neighbours and those of the queries."""
+    """Return the images, the positions of the neighbours, and the positions of the queries."""
     with _asking_for_labels():
         images = open_images(settings.data, root=settings.data_root)
         if not images.labelled:
@@ -118,7 +118,7 @@ def _open(
     except UserError as problem:
         raise UserError(f"--monitor: {problem}") from problem
     with _asking_for_labels():
-        # Images of a val part are neighbours too: nothing is selected here.
+        # Validation images are neighbours too, since nothing is selected here.
         data = evaluation_data(images, make_split(images, seed, val_fraction=0.0))
     queries = balanced(data.labels, data.parts["test"], max(1, most // QUERY_EVERY), seed)
     return images, balanced(data.labels, data.parts["train"], most - len(queries), seed), queries
@@ -138,5 +138,5 @@ def _accuracy(predicted: Predictions, bank: NDArray[np.int64], queries: NDArray[
         return float("nan")
     train, test = (torch.tensor([place[int(index)] for index in part]) for part in (bank, queries))
     votes = knn_scores(features[train], predicted.labels[train], features[test], n_classes, [HEADLINE])
-    scores = next(iter(votes.values()))  # of the 20 nearest, or of all if there are fewer
+    scores = next(iter(votes.values()))  # votes of the 20 nearest, or of all if there are fewer
     return float(hits(scores, predicted.labels[test]).mean())

@@ -1,4 +1,4 @@
-"""Swin as built by EsViT, with timm's names of the weights."""
+"""Swin as built by EsViT, with weights named as in timm."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import timm
 
 from paucal.methods.pretraining_settings import PretrainSettings
 
-PREFIX = "esvit_"  # before timm's names
+PREFIX = "esvit_"  # put before timm's names
 
 
 def with_published_order(settings: PretrainSettings) -> tuple[PretrainSettings, list[str]]:

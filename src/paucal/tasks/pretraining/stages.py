@@ -1,7 +1,7 @@
 """The change from one stage of a run to the next, whose objective has more parameters.
 
 EsViT (section 4.1, figure 4) may add the region task to a run of the view task, at epoch 200 of 300. The published code
-then silently loses the optimizer state, since its groups have other sizes. Here moments are matched by the names of
+then silently loses the optimizer state, since the sizes of its groups change. Here moments are matched by the names of
 their parameters, and only those of the new head start at zero.
 """
 

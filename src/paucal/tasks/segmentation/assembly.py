@@ -143,7 +143,7 @@ def _build(
 def _preprocessing(
     settings: SegmentSettings, data: SegmentationData, start_input: ImageInput | None, run: RunFolder | None
 ) -> Preprocessing:
-    """Return the stored preprocessing of a resumed run, else one with the start's mean and deviation."""
+    """Return the stored preprocessing of a resumed run, else a new one with the pretrained mean and deviation."""
     if stored := stored_card(run, SegmentationCard):
         return stored.preprocessing
     statistics = normalisation(settings, data, start_input or input_of_timm(settings.model))
@@ -220,7 +220,7 @@ def _check_batch(settings: SegmentSettings, objective: PixelObjective) -> None:
 
 
 def _remarks(data: SegmentationData) -> list[str]:
-    """Return doubts about the masks, and the classes that the training or the test masks lack."""
+    """Return warnings about the masks, and the classes that the training or the test masks lack."""
     remarks = data.masked.doubts()
     for part, purpose in (("train", "training"), ("test", "test")):
         missing = [

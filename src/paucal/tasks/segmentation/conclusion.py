@@ -77,7 +77,7 @@ def conclude(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, console
     """Evaluate the best model on the test images, which nothing has used before, and write the results."""
     wait_for_all()  # the first process has written the model
     data, folder = setup.segmented, run.evaluation("test")
-    # The files are loaded back, so that the deployed model is the one that is evaluated.
+    # Load the files back, so that exactly the deployed model is evaluated.
     model = load_segmenter(run, setup.settings.device)
     with console.progress("testing") as advance:
         tallies = count_and_write_masks(
@@ -101,7 +101,7 @@ def conclude(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, console
 
 
 def _draw_extremes(run: RunFolder, setup: SegmentationSetup, tallies: list[Tally]) -> None:
-    """Draw the test images with the lowest and the highest mean IoU of their own."""
+    """Draw the test images whose own mean IoU is lowest and highest."""
     data, coding = setup.segmented, setup.seg_card.coding
     colours = class_colours(coding)
 

@@ -19,7 +19,7 @@ from paucal.data.randomness import reseed
 from paucal.data.views.normalisation import Normalisation
 from paucal.tasks.segmentation.windows import fitting_scale
 
-TRIES = 10  # attempts to draw a crop that shows several classes, as in the papers' programs
+TRIES = 10  # attempts to draw a crop that shows several classes, as in the papers' code
 MASK = "mask"  # name of the masks among a batch's label maps
 # Photometric distortion.
 CHANCE = 0.5  # probability of each change
@@ -41,8 +41,8 @@ class CropOptions:
         vflip: Probability of a vertical flip.
         colour: Strength of changes to brightness, contrast and saturation, each a factor of up to 1 plus or minus this;
             the hue turns by up to a quarter of it. "photometric" for the papers' distortion.
-        resize_to: Shorter and longer side in pixels that an image is brought to before `scale`, as large as fits in
-            both; None for its own size.
+        resize_to: Shorter and longer side in pixels; before `scale`, an image is resized to the largest size within
+            both. None for its own size.
     """
 
     size: Size
@@ -145,9 +145,9 @@ class MaskedCrops(ViewDataset):
 
 
 def distort_colours(pixels: Tensor) -> Tensor:
-    """Return (3, H, W) uint8 pixels with the photometric distortion of the papers' programs.
+    """Return (3, H, W) uint8 pixels with the photometric distortion of the papers' code.
 
-    Liu et al., "SSD: Single Shot MultiBox Detector", ECCV 2016, as programs for segmentation have it: brightness is
+    Liu et al., "SSD: Single Shot MultiBox Detector", ECCV 2016, as code for segmentation implements it: brightness is
     added, contrast and saturation are multiplied, the hue turns, and the contrast comes second or last. Each change
     happens with a probability of one half.
     """

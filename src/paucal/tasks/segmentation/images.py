@@ -45,7 +45,7 @@ def pin_paths(settings: SegmentSettings) -> SegmentSettings:
     """Return settings with absolute paths, and refuse an output folder among the images or masks.
 
     Raises:
-        UserError: The output would be there.
+        UserError: The output folder lies among them.
     """
     changes: dict[str, Any] = {}
     for name in PATHS:
@@ -89,7 +89,7 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
 
 
 def _split(settings: SegmentSettings, images: ImageSet) -> Split:
-    """Divide the images so that each part has its share of every class in the masks."""
+    """Split the images so that each split has its share of every class in the masks."""
     shares = {
         name: value for name in ("val_fraction", "test_fraction") if (value := getattr(settings, name)) is not None
     }
@@ -100,7 +100,7 @@ def _split(settings: SegmentSettings, images: ImageSet) -> Split:
             )
         return read_split(Path(settings.split), images)
     assert images.multi_hot is not None
-    present = np.flatnonzero((images.multi_hot == 1).any(0))  # classes without a pixel cannot be divided
+    present = np.flatnonzero((images.multi_hot == 1).any(0))  # classes without a pixel cannot be split
     shown = replace(
         images, classes=tuple(images.classes[place] for place in present), multi_hot=images.multi_hot[:, present]
     )

@@ -1,4 +1,4 @@
-"""`paucal segment`: what is its own in the life of a run, and the function for Python."""
+"""`paucal segment`: the steps of a run that differ from other tasks, and the function for Python."""
 
 import os
 import time
@@ -46,10 +46,10 @@ from paucal.training.schedules import LinearWarmup
 from paucal.types import UserError
 from paucal.wording import counted
 
-# Settings of all runs that have no meaning for a folder of masks.
+# Settings shared by all tasks, but without meaning for a folder of masks.
 MEANINGLESS = ("data_root", "download", "image_column", "channels")
 LOSS = "val_loss"
-START_LR = 1e-6  # share of the peak at the first step of the warm-up, as in the papers' programs
+START_LR = 1e-6  # share of the peak at the first step of the warm-up, as in the papers' code
 FACTORS = (0.05, 20.0)  # range of the factors by which images are scaled
 TIMED_STEPS = 6  # after one warm-up step
 EPOCHS = 10  # least epochs of a short run, if the time allows
@@ -116,10 +116,10 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         return Pace(step, fast, full, CLOSING * slowdown())
 
     def fit_length(self, setup: SegmentationSetup, pace: Pace, left: float) -> Length:
-        """Return as many epochs, and crops of an image in each, as end within the time."""
+        """Return the epochs, and the crops of each image per epoch, that fit in the time."""
         settings, counts = setup.settings, setup.data.counts()
         training = left - pace.ending(counts)
-        one_crop = pace.step * counts["train"] / settings.effective_batch  # of each image
+        one_crop = pace.step * counts["train"] / settings.effective_batch  # seconds with one crop of each image
         evaluation = pace.evaluation(counts)
         is_given = not setup.origin["crops"].startswith(("auto:", "default"))
         crops, epochs = fill_time(training, one_crop, evaluation, settings.crops, is_given)
@@ -142,7 +142,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         return Length(planned, reasons, text, epochs * epoch + pace.ending(counts), LONGER * steps)
 
     def loader(self, setup: SegmentationSetup, start: int) -> TrainLoader:
-        """Return the loader of training crops, starting at a forward pass."""
+        """Return the loader of training crops from forward pass `start` on."""
         settings, preprocessing = setup.settings, setup.card.preprocessing
         transform = CropTransform(crop_options(settings), Normalisation(preprocessing.mean, preprocessing.std))
         crops = MaskedCrops(setup.data.images, setup.segmented.masks, transform, settings.seed)

@@ -60,7 +60,7 @@ class SegmentationCard(ModelCard):
         coding: Meaning of the values in its training masks; predicted masks have the same values.
         overlap: Share of a window that the next window covers again.
         whole: Whether the network sees a whole image at once instead of windows.
-        resize_to: Shorter and longer side in pixels that images are brought to; None for their own size.
+        resize_to: Shorter and longer side in pixels that resized images fit in; None for their own size.
     """
 
     task: ClassVar[str] = SEGMENTATION
@@ -138,7 +138,7 @@ class SegmentationModel:
 
     @property
     def reading(self) -> Reading:
-        """How images are read: at their own size, with the range of values of the training."""
+        """How images are read: at their own size, with the value range of the training images."""
         return replace(self.card.preprocessing.reading, side=None)
 
     def window_options(self, scales: tuple[float, ...] = (1.0,), mirror: bool = False) -> WindowOptions:
@@ -181,7 +181,7 @@ def load_segmenter(run: str | os.PathLike[str] | RunFolder, device: torch.device
         device: Device of the model.
 
     Raises:
-        UserError: There is no such run, another verb made it, it has no saved model yet, or its files do not fit.
+        UserError: There is no such run, another command made it, it has no saved model yet, or its files do not fit.
 
     Example:
         >>> model = load_segmenter("runs/1")  # doctest: +SKIP

@@ -74,7 +74,7 @@ class UperHead(nn.Module):
 
 
 class PyramidPooling(nn.Module):
-    """The deepest map fused with its averages over a few large cells.
+    """Fuses the deepest map with its averages over a few large cells.
 
     Args:
         channels: Channels of the map.

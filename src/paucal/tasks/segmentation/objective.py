@@ -14,7 +14,7 @@ from paucal.tasks.segmentation.network import SegmentationNetwork
 from paucal.types import Batch, DataRequest, GroupScale, GroupScales, LossTerms, Progress
 
 BACKBONE = "backbone"
-PREFIX = "network.maps.backbone.model."  # of the backbone's parameters
+PREFIX = "network.maps.backbone.model."  # of the names of the backbone's parameters
 
 
 class PixelObjective(Objective):
@@ -77,10 +77,10 @@ class PixelObjective(Objective):
         return BACKBONE if label == MAIN and name.startswith(PREFIX) else label
 
     def group_scales(self, progress: Progress) -> GroupScales:
-        """Return the factors of the fine-tuning, multiplied by the backbone's own factor."""
+        """Return the factors of the backbone's layers, with learning rates multiplied by `backbone_lr`."""
         scales = {BACKBONE: GroupScale(), **self.tuner.scales(progress)}
         return {name: GroupScale(scale.lr * self.backbone_lr, scale.weight_decay) for name, scale in scales.items()}
 
     def before_step(self, progress: Progress) -> None:
-        """Freeze what the fine-tuning keeps frozen."""
+        """Keep frozen layers unchanged."""
         self.tuner.before_step(progress)

@@ -21,7 +21,7 @@ SHOWN_SIDE = 320  # longer side of an image in a comparison, in pixels
 GAP, LINE, LEGEND = 6, 14, 18  # gap, line of text and line of a legend, in pixels
 COLUMNS = ("image", "labels", "predicted", "mistakes")
 NARROWEST = 56  # least width of a column for its title, in pixels
-MOST_NAMES, MOST_LETTERS = 12, 24  # in a legend
+MOST_NAMES, MOST_LETTERS = 12, 24  # names in a legend, and letters of each
 MOST_CROPS = 8
 IGNORED_COLOUR = (128, 128, 128)
 WRONG, RIGHT = (214, 39, 40), (44, 160, 44)
@@ -31,7 +31,7 @@ def write_mask(folder: Path, key: str, classes: NDArray[np.integer], coding: Mas
     """Write class numbers as a PNG with the values of the training masks, and return its path.
 
     Args:
-        folder: Folder of the masks; subfolders are made as the key has them.
+        folder: Folder of the masks; the key's subfolders are created in it.
         key: Key of the image, with forward slashes.
         classes: (H, W) class numbers.
         coding: Values of the training masks.
@@ -53,14 +53,14 @@ def png_path(folder: Path, key: str) -> Path:
 
 
 def class_colours(coding: MaskCoding) -> NDArray[np.uint8]:
-    """Return the (K, 3) colours of the classes: those of masks in colour, else those of PASCAL VOC, black first."""
+    """Return the (K, 3) colours of the classes: those in coloured masks, else PASCAL VOC's, black first."""
     if coding.kind == "colour":
         return np.asarray([unpack_colour(value) for value in coding.values], dtype=np.uint8)
     return np.asarray([voc_colour(number) for number in range(coding.count)], dtype=np.uint8)
 
 
 def voc_colour(number: int) -> tuple[int, int, int]:
-    """Return the colour of a class in PASCAL VOC's palette; its bits are those of the class number.
+    """Return the colour of a class in PASCAL VOC's palette, made of the bits of the class number.
 
     Example:
         >>> [voc_colour(number) for number in range(4)]
@@ -124,7 +124,7 @@ def draw_comparison(
 
 
 def stack_pictures(pictures: Sequence[Image.Image]) -> Image.Image:
-    """Put one or more pictures below each other."""
+    """Stack one or more pictures vertically."""
     width = max(picture.width for picture in pictures)
     sheet = Image.new("RGB", (width, sum(picture.height + GAP for picture in pictures)), "white")
     top = 0

@@ -1,4 +1,4 @@
-"""Rules of `paucal segment`: settings chosen from the data, for 30 images on a CPU up to the papers' data sets."""
+"""Rules by which `paucal segment` chooses settings, from 30 images on a CPU up to the papers' data sets."""
 
 from paucal.rules import machine, resolve
 from paucal.rules.facts import DataAndMachine, describe_undertrained
@@ -8,13 +8,13 @@ from paucal.rules.resolve import Choice
 
 CPU_MODEL, GPU_MODEL = "tf_efficientnet_lite0", "swin_tiny_patch4_window7_224"
 FEW, SOME = 100, 500  # training images
-STEPS = 40  # least optimizer steps of an epoch, as it ends with a validation
-MOST_CROPS = 64  # of an image in an epoch
+STEPS = 40  # least optimizer steps of an epoch, since it ends with a validation
+MOST_CROPS = 64  # crops of an image in an epoch
 CELL = 32  # pixels of a cell of the deepest map; sides of crops are multiples of it
 
 
 def model(facts: DataAndMachine) -> Choice:
-    """Take the model of the trained start, else a small network on a CPU and the papers' backbone on a GPU."""
+    """Take the model of the pretrained weights, else a small network on a CPU and the papers' backbone on a GPU."""
     if facts.start is not None and facts.start.model is not None:
         return facts.start.model, f"the model of {facts.start.where}"
     if facts.device == "cpu":
@@ -43,7 +43,7 @@ def crop_side(device: str, median_side: int) -> tuple[int, str]:
 
 
 def batch_size(facts: DataAndMachine) -> Choice:
-    """Take the papers' 16 on a GPU and 4 on a CPU, as more steps are better than larger ones."""
+    """Take the papers' 16 on a GPU and 4 on a CPU, since more steps are better than larger ones."""
     if facts.device == "cpu":
         return 4, "many small steps: on a CPU a crop takes the same time in any batch"
     return 16, "the papers' batch"
@@ -59,7 +59,7 @@ def width(facts: DataAndMachine) -> Choice:
 
 
 def crops(facts: DataAndMachine, batch_size: int, accumulate: int) -> Choice:
-    """Take so many crops that an epoch is long enough for a validation after it."""
+    """Take enough crops per image that a validation after each epoch is worth its time."""
     wanted = -(-STEPS * batch_size * accumulate // max(facts.n_train, 1))
     count = max(1, min(MOST_CROPS, wanted))
     return count, f"about {STEPS} steps between two validations" if count > 1 else "once an epoch"
@@ -103,7 +103,7 @@ def freeze(facts: DataAndMachine) -> Choice:
 
 
 def scale(facts: DataAndMachine) -> Choice:
-    """Take the papers' half to double, and less for few images."""
+    """Take the papers' scales from half to double, and a narrower range for few images."""
     if facts.n_train <= FEW:
         return [0.7, 1.4], f"{facts.n_train} training images: sizes in the test images are likely to be similar"
     return [0.5, 2.0], "the papers' range"

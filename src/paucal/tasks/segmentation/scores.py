@@ -18,7 +18,7 @@ from paucal.metrics.measures import PixelScores, value_of
 from paucal.runs import csv_text, write_text
 from paucal.wording import percent
 
-DRAWS = 2000  # of the bootstrap
+DRAWS = 2000  # resampled sets of images in the bootstrap
 MOST_SHOWN_CLASSES = 30  # rows in the terminal
 METRICS = "segmentation.json"
 
@@ -44,7 +44,7 @@ class Tally:
 
     @property
     def mean_iou(self) -> float:
-        """Mean over the classes labelled or predicted in this image; NaN if no pixel is labelled."""
+        """Mean IoU over the classes labelled or predicted in this image; NaN if no pixel is labelled."""
         return value_of(PixelScores([self.confusion]).mean_iou, 1)
 
 
@@ -139,7 +139,7 @@ def plain_scores(tallies: Iterable[Tally]) -> dict[str, float]:
 
 
 def segmentation_report(tallies: Iterable[Tally], classes: Sequence[str], seed: int = 0) -> SegmentationReport:
-    """Return the scores over a set of images, with 95 % intervals of the bootstrap over images.
+    """Return the scores over a set of images, with 95 % intervals from a bootstrap over images.
 
     Raises:
         ValueError: There is no image.
@@ -185,7 +185,7 @@ def report_table(report: SegmentationReport) -> Table:
 
 
 def write_scores(folder: Path, report: SegmentationReport, tallies: Sequence[Tally], keys: Sequence[str]) -> None:
-    """Write the scores into a folder as JSON, and those of classes and of images as CSV.
+    """Write the scores into a folder as JSON, and the scores of classes and of images as CSV.
 
     Args:
         folder: Existing folder.

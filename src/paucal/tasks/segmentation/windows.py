@@ -26,8 +26,8 @@ class WindowOptions:
         mirror: Whether the mirror image is averaged too.
         batch: Windows per forward pass.
         whole: Whether the network sees the whole image at once instead of windows.
-        resize_to: Shorter and longer side in pixels that the image is brought to before `scales`, as large as fits in
-            both; None for its own size.
+        resize_to: Shorter and longer side in pixels; before `scales`, the image is resized to the largest size within
+            both. None for its own size.
     """
 
     size: Size
@@ -90,7 +90,7 @@ def window_logits(network: nn.Module, image: Tensor, options: WindowOptions) -> 
 
 
 def window_starts(length: int, window: int, overlap: float) -> list[int]:
-    """Return where windows begin along a side: in equal strides, the last window moved back to end with the image.
+    """Return the start of each window along a side: equal strides, but the last window ends with the image.
 
     Args:
         length: Length of the side in pixels; at least that of a window.
@@ -107,7 +107,7 @@ def window_starts(length: int, window: int, overlap: float) -> list[int]:
 
 
 def fitting_scale(size: Size, sides: Size | None) -> float:
-    """Return the factor that brings an image to a shorter and a longer side, as large as fits in both.
+    """Return the factor that resizes an image to the largest size within a shorter and a longer side.
 
     Args:
         size: (height, width) of the image in pixels.

@@ -1,4 +1,4 @@
-"""Images with masks or boxes in `paucal check`: how they are opened, and findings on them."""
+"""Opening of images with masks or boxes for `paucal check`, and findings on them."""
 
 import os
 import re
@@ -32,11 +32,11 @@ from paucal.wording import counted, percent
 MASKS, BAD_MASKS, BOXES, SMALL_CROPS = "masks", "bad-masks", "boxes", "small-crops"
 # Findings on labels of whole images, which do not apply to images with masks or boxes.
 OF_CLASSIFIERS = ("imbalance", "alike-with-other-labels", "small-images")
-SCARCE = 0.001  # share of the labelled pixels; a class with fewer is hardly learnt
+SCARCE = 0.001  # share of the labelled pixels; a class below it is hardly learned
 BAD_BOXES = "bad-boxes"
-FEW = 10  # boxes; a class with fewer is hardly learnt, and its score is chance
+FEW = 10  # boxes; a class with fewer is hardly learned, and its score is mostly chance
 TINY = 8.0  # pixels of the shorter side: one or two cells of the finest feature map
-SMALL, LARGE = 32.0**2, 96.0**2  # pixels: COCO's limits of the areas of small and large objects
+SMALL, LARGE = 32.0**2, 96.0**2  # square pixels: areas that bound COCO's medium objects
 SHOWN = 12  # classes named in a finding
 _WITH_ADVICE = re.compile(r"(.*): ([a-z][^:'\"{}]*)", re.DOTALL)  # no colon within a quoted value
 MOST = 0.5  # share of images without a box above which they were probably never annotated
@@ -54,7 +54,7 @@ def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | Non
 
     An error that `paucal segment` would raise is a finding.
     """
-    root = Path(os.path.expanduser(settings.data))  # pathlib's raises where there is no such user
+    root = Path(os.path.expanduser(settings.data))  # Path.expanduser raises an error for an unknown user
     places = [None if text is None else Path(os.path.expanduser(text)) for text in (settings.images, settings.masks)]
     given = (settings.images, settings.masks, settings.mask_values, settings.ignore)
     if not any(one is not None for one in given) and not _has_masks(root):
@@ -76,14 +76,14 @@ def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | Non
 
 
 def for_masks(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings, for images with masks or boxes without those on labels of whole images."""
+    """Return findings; for images with masks or boxes, leave out those that only apply to labels of whole images."""
     if not any(finding.name in (MASKS, BOXES) for finding in findings):
         return list(findings)
     return [finding for finding in findings if finding.name not in OF_CLASSIFIERS]
 
 
 def crop_findings(opening: Sequence[Finding], survey: Survey, device: str) -> list[Finding]:
-    """Return a finding on images of less than half the side of the crops that `paucal segment` would choose.
+    """Return a finding on images whose side is below half that of the crops that `paucal segment` would choose.
 
     Args:
         opening: Findings of opening the set; without masks there is no finding.
@@ -200,7 +200,7 @@ def _has_classes(data: str) -> bool:
 
 
 def box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> list[Finding]:
-    """Return what is wrong with boxes, or good to know of them."""
+    """Return findings on boxes: mistakes, and useful facts."""
     places = {key: place for place, key in enumerate(keys)}
     known = [annotated for annotated in annotations if annotated.key in places]
     corners = [np.asarray(annotated.boxes, dtype=np.float64).reshape(-1, 4) for annotated in known]
@@ -219,7 +219,7 @@ def box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> 
         *_marked(at, [_outside(*two) for two in zip(known, corners, strict=True)], *_OUTSIDE),
         *_marked(at, [_tiny(side) for side in sides], *_TINY),
         *_marked(at, [_repeated(*two) for two in zip(known, corners, strict=True)], *_REPEATED),
-        *_bare([place for place, boxes in zip(at, corners, strict=True) if not len(boxes)], len(known)),
+        *_images_without_boxes([place for place, boxes in zip(at, corners, strict=True) if not len(boxes)], len(known)),
     ]
 
 
@@ -233,7 +233,7 @@ def _class_findings(found: Sequence[AnnotatedImage], keys: Sequence[str]) -> lis
 
 
 def _learnt(found: Sequence[AnnotatedImage]) -> Counter[str]:
-    """Count the boxes of each class that are learnt: none of crowds, none marked as difficult."""
+    """Count the boxes of each class that are used in training: neither crowds nor boxes marked as difficult."""
     return Counter(name for one in found for name, many in zip(one.names, one.crowd, strict=True) if not many)
 
 
@@ -259,7 +259,7 @@ def _few(found: Sequence[AnnotatedImage]) -> list[Finding]:
 
 
 def _marked(at: Sequence[int], marks: Sequence[np.ndarray], name: str, words: str, advice: str) -> list[Finding]:
-    """Return a finding on the boxes that are marked, with their images."""
+    """Return a finding on the boxes that `marks` selects, with their images."""
     count = sum(int(mark.sum()) for mark in marks)
     if not count:
         return []
@@ -270,7 +270,7 @@ def _marked(at: Sequence[int], marks: Sequence[np.ndarray], name: str, words: st
 
 
 def _outside(one: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
-    """Return which boxes have nothing of the image in them, as far as its file says how large it is."""
+    """Return a mask of the boxes wholly outside the image; without a stated size, only its left and top edges count."""
     height, width = one.size or (np.inf, np.inf)
     return (boxes[:, 0] >= width) | (boxes[:, 1] >= height) | (boxes[:, 2] <= 0) | (boxes[:, 3] <= 0)
 
@@ -280,7 +280,7 @@ def _tiny(sides: np.ndarray) -> np.ndarray:
 
 
 def _repeated(one: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
-    """Return which boxes are those of one before them, to a pixel, with the same class."""
+    """Return a mask of the boxes that repeat an earlier box of the same class, after rounding to whole pixels."""
     seen: set[tuple[object, ...]] = set()
     marks = np.zeros(len(boxes), dtype=np.bool_)
     for place, (name, box) in enumerate(zip(one.names, np.round(np.nan_to_num(boxes)).tolist(), strict=True)):
@@ -290,7 +290,7 @@ def _repeated(one: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
     return marks
 
 
-def _bare(places: Sequence[int], total: int) -> list[Finding]:
+def _images_without_boxes(places: Sequence[int], total: int) -> list[Finding]:
     if not places:
         return []
     many = len(places) > MOST * total

@@ -1,4 +1,4 @@
-"""Labels that are probably wrong, found with frozen features: of a run, of available weights, or plain pixels."""
+"""Search for probably wrong labels with frozen features from a run, from available weights, or from plain pixels."""
 
 import warnings
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from paucal.types import UserError
 from paucal.verbs.check.settings import CheckSettings
 
 Advance = Callable[[int, int], None]
-USUAL, FOR_SMALL, SMALL = 160, 128, 64  # pixels: usual input size, that for small images, and the side of these
+USUAL, FOR_SMALL, SMALL = 160, 128, 64  # pixels: usual input size, size for small images, most for a small image
 PIXELS = 16  # side to which images are reduced without weights
 FOLDS = 5
 
@@ -78,7 +78,7 @@ class FeatureReader:
         """
         if self.module is None or self.preprocess is None:
             return _pixels(reduce_images(images, 4 * PIXELS), indices, progress)
-        images = reduce_images(images, 2 * max(self.preprocess.image_size))  # as a run keeps its images
+        images = reduce_images(images, 2 * max(self.preprocess.image_size))  # as for a run
         transform = ReducedInput(self.preprocess.transform(), detail)
         if self.preprocess.channels == RGB != images.reading.channels:  # the weights get the first three channels
             images = replace(images, store=RgbStore(images.store))
@@ -108,7 +108,7 @@ class ReducedInput:
 
 
 def weights_at_hand() -> Trained | None:
-    """Return the first trained weights that need no network; None if there are none."""
+    """Return the first trained weights that need no download; None if there are none."""
     return next((weights for weights in TRAINED if weights.device == "cpu" and at_hand(weights)), None)
 
 
@@ -181,13 +181,13 @@ def find_suspects(
     seed: int,
     console: Console,
 ) -> tuple[list[SuspectLabel], float]:
-    """Return labels that are probably wrong, the most suspect first, and the share of labels that were predicted.
+    """Return labels that are probably wrong, the most suspect first, and the share of labels predicted correctly.
 
     Args:
         images: Set of images.
         indices: (N,) positions of labelled images.
         features: (N, D) features of these images.
-        groups: (N,) group numbers; a group stays in one fold, since a copy would give the label away.
+        groups: (N,) group numbers; each stays in one fold, since a copy in another fold would give the label away.
         seed: Seed of the folds.
         console: Console that shows progress.
     """
@@ -241,5 +241,5 @@ def out_of_fold(
 def _folds(labels: NDArray[np.int64], groups: NDArray[np.int64], seed: int) -> list[tuple[NDArray, NDArray]]:
     folds = StratifiedGroupKFold(min(FOLDS, len(np.unique(groups))), shuffle=True, random_state=seed % 2**32)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # on classes with fewer images than folds, which is fine here
+        warnings.simplefilter("ignore", UserWarning)  # classes with fewer images than folds are fine here
         return [pair for pair in folds.split(labels, labels, groups) if len(pair[0]) and len(pair[1])]

@@ -1,4 +1,4 @@
-"""`paucal.check`: the contents of a data set, and what is wrong with it."""
+"""`paucal.check`: the contents of a data set and the problems in it."""
 
 import os
 import time
@@ -63,7 +63,7 @@ _AT_ONCE = 1 << 14  # pairs whose features are held at a time
 
 @shows_settings(CheckSettings)
 def check(data: str | os.PathLike[str] = "digits", **settings: Any) -> CheckResult:
-    """Read every image of a set once, and report its contents and what is wrong; the same as `paucal check`.
+    """Read every image of a set once, and report the contents of the set and its problems; the same as `paucal check`.
 
     Args:
         data: Anything that `paucal.train`, `paucal.segment` or `paucal.detect` takes, or a folder of images without
@@ -133,12 +133,12 @@ def show(result: CheckResult, console: Console) -> None:
 
 
 def divide(images: ImageSet, seed: int, verb: str = "train") -> tuple[CheckedSet, list[Finding]]:
-    """Return a set with its own parts, or with those that a run would cut, and findings on them.
+    """Return a set with its own train, val and test split, or with the split a run would make, and findings on it.
 
     Args:
         images: The set.
-        seed: Seed of the cut.
-        verb: Verb that would cut it: "train", "detect" or "segment".
+        seed: Seed of the split.
+        verb: Verb whose run would make the split: "train", "detect" or "segment".
     """
     declared = np.asarray(images.declared, dtype="<U6")
     own, whole = len(set(images.declared)) > 1, np.where(declared == "", "train", declared)
@@ -156,7 +156,7 @@ def without_unreadable(
 ) -> tuple[ImageSet, Survey, list[Finding]]:
     """Return a set, its survey and its findings without the images that a run would leave out.
 
-    If no image is readable nothing is left out, since a run would be refused.
+    If no image is readable, nothing is left out, since no run would start.
     """
     good = survey.readable
     if len(good) in (0, len(images)):
@@ -245,7 +245,7 @@ def as_pictures(images: ImageSet, channels: int | None) -> tuple[ImageSet, list[
 
     Args:
         images: Opened images.
-        channels: Number of channels given by the user; None counts them.
+        channels: Number of channels set by the user; None to read it from the images.
     """
     found: list[Finding] = []
     try:

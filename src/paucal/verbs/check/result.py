@@ -38,11 +38,11 @@ class CheckResult:
     """Result of a check.
 
     Attributes:
-        checked: Set and its parts.
+        checked: Set and its split into train, val and test.
         facts: Counts, sizes, modes and brightness, as plain values.
         findings: Findings, the gravest first.
         suspects: Labels that are probably wrong, the most suspect first; None if labels were not checked.
-        judged_by: Features that the labels were checked with, and their agreement with the labels; "" without a check.
+        judged_by: Features used to check the labels, and their agreement with the labels; "" without a check.
         folder: Folder of the page; None without one.
         said: Lines that the command line prints beside the table.
     """
@@ -57,7 +57,7 @@ class CheckResult:
 
     @property
     def misleads(self) -> bool:
-        """Whether training on these images would mislead, or could not begin."""
+        """Whether training on these images would give misleading scores, or could not start."""
         return misleads(self.findings)
 
     def of(self, name: str) -> Finding | None:
@@ -180,7 +180,7 @@ def _sizes(sizes: np.ndarray) -> dict[str, Any]:
     order = np.argsort(areas, kind="stable")
     return {
         "smallest": sizes[order[0]].tolist(),
-        "median": np.median(sizes, axis=0).astype(np.int64).tolist(),  # of the heights, and of the widths
+        "median": np.median(sizes, axis=0).astype(np.int64).tolist(),  # median height and median width
         "largest": sizes[order[-1]].tolist(),
         "different": len(np.unique(sizes, axis=0)),
         "median_short_side": int(np.median(sizes.min(axis=1))),
@@ -195,10 +195,10 @@ def _spread(values: np.ndarray) -> dict[str, float]:
 
 
 def require_ours(folder: Path) -> None:
-    """Refuse a folder in which files that are not of a check would be replaced.
+    """Refuse a folder in which files that no check has written would be replaced.
 
     Raises:
-        UserError: It has a page but no JSON of a check, or something of these names is not a file.
+        UserError: It has a page but no JSON of a check, or something with the name of either is not a file.
     """
     there = [name for name in (PAGE, VALUES, SHEET) if (folder / name).exists()]
     if there and not (folder / VALUES).is_file():
@@ -284,7 +284,7 @@ def _thumb(result: CheckResult, position: int, caption: str | None = None) -> Th
 
 
 def thumbnail(store: Store, position: int, side: int = TILE) -> Image.Image | None:
-    """Return an image within a square, with its own shape on white; None if it cannot be read."""
+    """Return an image scaled to fit in a square, with white margins; None if it cannot be read."""
     try:
         picture = store.read(position)
     except UnreadableImage:
@@ -302,7 +302,7 @@ def as_jpeg(picture: Image.Image) -> bytes:
 
 
 def contact_sheet(images: ImageSet, seed: int = 0) -> Image.Image:
-    """Draw ten random images of each of the first sixty classes, a row each; of an unlabelled set sixty images."""
+    """Draw ten random images of each of the first sixty classes, one row per class; sixty images if unlabelled."""
     generator = np.random.default_rng(seed)
     rows: list[tuple[str, list[int]]] = []
     if images.classes:

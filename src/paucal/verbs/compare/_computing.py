@@ -27,11 +27,11 @@ from paucal.verbs.eval.settings import EvalSettings, OpeningSettings
 
 MULTI_SCALE = "mean_iou_scales"
 PLACES = ("data", "data_root", "device", "workers", "download")  # settings that do not change the scores
-TEST_FRACTION = 0.2  # for data sets without a test part
+TEST_FRACTION = 0.2  # for data sets without test images
 
 
 def work_silently(folder: str, led: bool = False) -> bool:
-    """Work at a grid without printing, as workers that are started elsewhere do; see `work`."""
+    """Work on a grid without printing, as workers that are started elsewhere do; see `work`."""
     return work(Path(folder), train_cell, led=led)
 
 
@@ -51,7 +51,7 @@ def train_cell(cell: Cell, threads: int, console: Console | None = None) -> bool
     """Train and evaluate a cell as its verb and settings say; a `Compute`.
 
     Raises:
-        UserError: The data or a setting is invalid, or another process trains this run.
+        UserError: The data or a setting is invalid, or another process is training this run.
     """
     torch.set_num_threads(threads)
     quiet = SilentConsole() if console is None else CellConsole(console)
@@ -66,7 +66,7 @@ def train_cell(cell: Cell, threads: int, console: Console | None = None) -> bool
 
 
 def _settle_start(cell: Cell, threads: int) -> bool:
-    """Wait for the cell that this one starts from, or compute it; return False if a signal stopped that.
+    """Wait for the cell that this one starts from, or compute it; return False if a signal stopped this.
 
     Starts are settled before the cells that need them. But while a worker is busy, the grid may grow by a seed whose
     start another call has not trained yet.
@@ -85,7 +85,7 @@ def _train(cell: Cell, console: Console) -> bool:
     """Train a run to its end; return False if a signal stopped it."""
     run, job = cell.run, job_of(cell.verb)
     end = time.monotonic() + SILENCE + 2 * BEAT
-    while is_locked(run.path) and time.monotonic() < end:  # by a dead worker on another machine
+    while is_locked(run.path) and time.monotonic() < end:  # perhaps by a dead worker on another machine
         time.sleep(1.0)
     if run.last.exists():
         return not isinstance(resume(job, run.path, console), Stopped)
@@ -100,7 +100,7 @@ def _train(cell: Cell, console: Console) -> bool:
 def _evaluate(cell: Cell, console: Console) -> None:
     """Evaluate a cell's finished run, or its model, and store the scores in the cell's folder.
 
-    The cell has settings of `paucal eval`, and for a pre-trained backbone "on", the DATA of the evaluation.
+    The cell has settings of `paucal eval` and, for a pre-trained backbone, "on": the DATA of the evaluation.
 
     Raises:
         UserError: The images cannot be used, or the model is missing.
@@ -131,7 +131,7 @@ def _feature_scores(cell: Cell, model: str, own: Mapping[str, Any], console: Con
     data = own.pop("on", None) or cell.settings.get("data", "digits")
     places = {name: cell.settings[name] for name in ("data_root", "download") if name in cell.settings}
     images = find_data(data, OpeningSettings(data=data, data_root=places.get("data_root")))
-    # A set without a test part is split; the backbone has not seen its labels.
+    # A data set without test images is split; the backbone has not seen its labels.
     split = {"test_fraction": TEST_FRACTION} if set(images.declared) <= {"", "train"} else {}
     settings = EvalSettings(**{**_machine(cell), **places, **split, **own, "seed": cell.seed})
     protocols: list[Protocol] = [name for name in PROTOCOLS if name in settings.protocols]

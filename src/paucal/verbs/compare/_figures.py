@@ -18,7 +18,7 @@ MAX_NAME = 44  # characters of an arm's name
 
 
 def differences_figure(findings: Findings) -> Figure | None:
-    """Draw every difference: a dot per seed, and the intervals over seeds, over images, and for both; None without."""
+    """Draw every difference: a dot per seed, and intervals over seeds, images, and both; None if there is none."""
     gains = [(arm, arm.gain) for arm in findings.arms if arm.gain is not None]
     if not gains:
         return None

@@ -38,15 +38,15 @@ def work(
     pause: float = PAUSE,
     led: bool = False,
 ) -> bool:
-    """Work at a grid until every cell is done or has failed, in this worker or another one.
+    """Work on a grid until every cell is done or has failed, in this worker or another one.
 
     Args:
         folder: Folder of the grid.
         compute: Function that computes a cell.
         report: Called with the grid after each cell and while other workers are busy.
         pause: Seconds between two checks.
-        led: Whether a leading process started this one, which then stops after its cell if the leader is gone. A call
-            by a user continues after its terminal is closed.
+        led: Whether a leading process started this worker, which then stops after its cell if the leader is gone. A
+            worker that a user started continues after its terminal is closed.
 
     Returns:
         Whether the grid is settled; False if a signal stopped this worker or the leader is gone.
@@ -98,7 +98,7 @@ def lock_cell(cell: Cell) -> Iterator[bool]:
     lock = RunLock(cell.folder, "the cell")
     try:
         lock.acquire()
-    except UserError:  # another worker has it
+    except UserError:  # another worker holds the lock
         yield False
         return
     try:
@@ -108,7 +108,7 @@ def lock_cell(cell: Cell) -> Iterator[bool]:
 
 
 def _may_try(cell: Cell) -> bool:
-    """Count the workers that started at the same saved state, and fail the cell if there are too many."""
+    """Count the workers that started from the same saved state, and fail the cell if there are too many."""
     folder = RunFolder(cell.folder)
     try:
         state = str(cell.run.last.stat().st_mtime_ns)

@@ -148,7 +148,7 @@ class Slurm:
 
 
 class Ray:
-    """Workers that are tasks of a Ray cluster: that of RAY_ADDRESS, or one on this machine.
+    """Workers that are tasks of a Ray cluster: the cluster at RAY_ADDRESS, or a new one on this machine.
 
     Args:
         folder: Folder of the grid, on a shared disk.
@@ -205,7 +205,7 @@ class Ray:
 
 
 def task_resources(cluster: Mapping[str, float], threads: int, device: str | None) -> dict[str, int]:
-    """Return the resources of each task; the cluster may have others than this machine.
+    """Return the resources of each task; the cluster's may differ from this machine's.
 
     Example:
         >>> task_resources({"CPU": 64.0, "GPU": 8.0}, 4, None), task_resources({"CPU": 2.0}, 4, "cpu")
@@ -216,7 +216,7 @@ def task_resources(cluster: Mapping[str, float], threads: int, device: str | Non
 
 
 def slurm_options(words: Sequence[str]) -> dict[str, str | int]:
-    """Return options given as NAME=VALUE, numbers as numbers.
+    """Parse options of the form NAME=VALUE; values that are numbers are converted.
 
     Raises:
         UserError: A word has another form.
@@ -235,7 +235,7 @@ def slurm_options(words: Sequence[str]) -> dict[str, str | int]:
 
 
 def _task(folder: str, environment: Mapping[str, str]) -> bool:
-    """Work at a grid in a process that Ray has started."""
+    """Work on a grid in a process that Ray has started."""
     os.environ.update(environment)
     return work_silently(folder)
 

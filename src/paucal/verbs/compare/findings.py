@@ -20,7 +20,7 @@ from paucal.types import UserError
 from paucal.verbs.compare.grid import Cell, Grid, State, cells_of, compared_cells, state_of, validation_score
 from paucal.verbs.compare.settings import Arm, baseline_of, short_names
 
-MAX_BYTES = 1 << 30  # of a table of predictions: a million images with a hundred classes
+MAX_BYTES = 1 << 30  # of a table of predictions, enough for a million images with a hundred classes
 SCORE_FILES = {"detect": "evaluation/detection/metrics.json", "segment": "evaluation/test/segmentation.json"}
 Scores = Mapping[str, Mapping[str, float]]
 
@@ -38,7 +38,7 @@ class Outcome:
         seconds: Seconds of the run.
         epochs: Number of epochs.
         parameters: Number of parameters of the model.
-        macs: Multiply-adds for one image without those of attention; None if they cannot be counted.
+        macs: Multiply-adds for one image, without the products of attention; None if they cannot be counted.
     """
 
     cell: Cell
@@ -68,7 +68,7 @@ class ArmOutcome:
         expected: Number of seeds of the grid.
         scores: Scores over seeds by name; empty without a finished run.
         baseline: Name of the arm that it is compared with; "" for the first one.
-        gain: Gain in accuracy over the baseline on the common seeds; None without any.
+        gain: Gain in accuracy over the baseline on the common seeds; None without a common seed.
         rate: Chosen learning rate; None if it was not searched.
     """
 
@@ -195,7 +195,7 @@ def _read_hits(run: RunFolder) -> dict[str, bool]:
 
 
 def gain_over(first: Mapping[int, Outcome], second: Mapping[int, Outcome]) -> Difference | None:
-    """Return the gain in accuracy of one arm over another on their common seeds; None without any.
+    """Return the gain in accuracy of one arm over another on their common seeds; None if there are none.
 
     Raises:
         UserError: Runs with the same seed were tested on different images.
@@ -219,7 +219,7 @@ def gain_over(first: Mapping[int, Outcome], second: Mapping[int, Outcome]) -> Di
 
 
 def scores_of(cell: Cell) -> Scores:
-    """Return the scores of a finished cell of another verb than `paucal train`.
+    """Return the scores of a finished cell of a verb other than `paucal train`.
 
     Returns:
         By name, the score of the run ("trained") and, for frozen features, that of random weights ("random"). They come

@@ -64,7 +64,7 @@ class Grid:
     verb: str = "train"
 
     def settings_of(self, arm: Arm) -> dict[str, Any]:
-        """Return all settings of an arm, without those of methods and losses that it does not use."""
+        """Return all settings of an arm, except settings of methods and losses that it does not use."""
         values = {**self.shared, **arm.settings}
         if self.verb != "train":
             return values
@@ -196,7 +196,7 @@ class Cell:
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether the cell has an evaluation beside the run's own."""
+        """Whether the cell has an evaluation in addition to the run's own."""
         return self.verb == EVAL or EVALUATION in self.settings
 
     @property
@@ -286,7 +286,7 @@ def compared_cells(grid: Grid) -> list[Cell]:
 
 
 def chosen_rate(trials: list[Cell]) -> float | None:
-    """Return the rate whose run has the best validation score, the first of equals.
+    """Return the rate whose run has the best validation score; of several such rates, the first.
 
     None until all trials are done, or if all of them failed.
     """
@@ -311,7 +311,7 @@ def validation_score(run: RunFolder) -> float:
 
 
 def start_of(cell: Cell) -> Cell | None:
-    """Return the cell of a study's starts, with the same seed, that a cell starts from.
+    """Return the cell whose run a cell starts from, with the same seed, in the grids of a study's starts.
 
     None for random or published weights.
 

@@ -1,4 +1,4 @@
-"""What the verbs of a grid differ in: the job that makes a run, its images, and the seconds that it takes."""
+"""The differences between the verbs of a grid: the job that makes a run, its images, and the seconds that it takes."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,9 +24,9 @@ from paucal.verbs.eval.images import find_data
 from paucal.verbs.eval.settings import OpeningSettings
 
 TIMED_STEPS = 2  # after one warm-up step
-MAX_READ = 2000  # images whose bytes are hashed; of the others only name, class, part and size
+MAX_READ = 2000  # images whose bytes are hashed; of the others, only name, class, split and size
 OPENING_SECONDS = 4.0  # seconds of a classification run beside training: opening images, pictures, the page
-PRETRAINING_SECONDS = 20.0  # of a pre-training run, with the evaluation of its features
+PRETRAINING_SECONDS = 20.0  # the same for a pre-training run, including the evaluation of its features
 
 
 def job_of(verb: str) -> AnyJob:
@@ -53,7 +53,7 @@ class GridImages:
 
     Attributes:
         verb: Verb that makes the runs.
-        images: Images with their labels and declared parts.
+        images: Images with their labels and declared splits.
         annotations: Function that yields boxes or masks as bytes; None without any.
     """
 
@@ -66,7 +66,7 @@ class GridImages:
 
     @property
     def training(self) -> int:
-        """Number of images of the train part, or of all images if no part is declared."""
+        """Number of images of the train split, or of all images if no split is declared."""
         return self.images.declared.count("train") or len(self.images)
 
     def fingerprint(self) -> str:
@@ -112,7 +112,7 @@ def open_images(verb: str, settings: Mapping[str, Any], console: Console) -> Gri
         segmented = open_segmentation_data(SegmentSettings(data=settings["data"]), console.progress, None)
 
         def masks() -> Iterator[bytes]:
-            yield segmented.masked.pixels.tobytes()  # of each class in every image
+            yield segmented.masked.pixels.tobytes()  # pixels of each class in every image
             chosen = evenly_spaced(len(segmented.images), MAX_READ).tolist()
             yield from (segmented.masks.read(index).tobytes() for index in chosen)
 
@@ -121,9 +121,9 @@ def open_images(verb: str, settings: Mapping[str, Any], console: Console) -> Gri
 
 
 def fingerprint(images: ImageSet) -> str:
-    """Return a digest of the names, classes and parts of all images, of their sizes, and of the bytes of up to 2000.
+    """Return a digest of the names, classes, splits and sizes of all images, and of the bytes of up to 2000 images.
 
-    It is the same wherever the set is copied to.
+    It stays the same if the data set is copied to another place.
     """
     digest = hashlib.blake2b(digest_size=12)
     digest.update(repr(images.classes).encode())

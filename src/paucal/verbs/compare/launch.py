@@ -46,7 +46,7 @@ class Comparison:
 
     @property
     def scores(self) -> dict[str, Repeated]:
-        """Test accuracy over seeds, by the name of the way to train."""
+        """Test accuracy over seeds, by the name of the arm."""
         return {outcome.arm.name: outcome.top1 for outcome in self.findings.arms if outcome.top1 is not None}
 
     @property

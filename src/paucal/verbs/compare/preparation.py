@@ -48,7 +48,7 @@ def prepare_grid(
         shared: Settings of all runs, as given.
         command: Command to store with the grid.
         console: Console for progress.
-        images: Images of the runs, with the verb that makes them; by default those of `paucal train`.
+        images: Images of the runs, with the verb that makes the runs; by default images of `paucal train`.
         seconds: Function that returns the expected seconds of a run with given settings; by default the run is
             assembled and a few of its steps are timed.
         before: Called with the new grid after all checks, before workers can see it.
@@ -111,7 +111,7 @@ def _pin(verb: str, values: Mapping[str, Any], data_root: str | None = None) -> 
 
     Args:
         verb: Verb of the grid.
-        values: Settings of an arm, or those of all runs.
+        values: Settings of an arm, or settings that all runs share.
         data_root: Folder of published sets that all runs share.
     """
     own = verb_settings(values)

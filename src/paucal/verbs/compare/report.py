@@ -22,7 +22,7 @@ from paucal.wording import counted, percent
 
 PAGE, COMMANDS = "comparison.html", "commands.txt"
 SAME_TIME = 1.05  # ratio up to which two times count as equal
-MANY = 3  # differences from which the sentence on multiple comparisons is shown
+MANY = 3  # number of differences from which the sentence on multiple comparisons is shown
 NOTES = (
     "mean and sd: of the test accuracy over seeds, with n - 1 in the denominator.",
     "difference: in percentage points, paired by seed and by test image. Three intervals of 95 %: what other seeds "
@@ -160,7 +160,7 @@ def fairness(findings: Findings) -> list[str]:
     if findings.grid.rates:
         rates = ", ".join(f"{rate:g}" for rate in findings.grid.rates)
         lines.append(
-            f"The learning rate of each way was chosen among {rates} by the validation images of seed "
+            f"The learning rate of each way was chosen from {rates} on the validation images of seed "
             f"{findings.grid.seeds[0]}, the same for all ways."
         )
     else:

@@ -45,7 +45,7 @@ def run_workers(grid: Grid, asked: GridSettings, again: str, console: Console) -
         Whether all cells are settled.
 
     Raises:
-        KeyboardInterrupt: It was stopped, and has printed how to resume.
+        KeyboardInterrupt: The user stopped it; how to resume it has been printed.
     """
     if asked.retry and (failed := [cell for cell in cells_of(grid) if state_of(cell).name == "failed"]):
         for cell in failed:

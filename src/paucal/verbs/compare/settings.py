@@ -18,7 +18,7 @@ REFUSED = ("fold", "folds", "time_limit", "devices", "nodes", "strategy", "sync_
 
 @dataclass(frozen=True)
 class GridSettings:
-    """What is compared with what, and who computes it."""
+    """The arms of a comparison, and the workers that compute them."""
 
     methods: list[str] | None = option(
         "methods, each with the losses beside it: supervised drloc token-labeling+drloc; the first is what the others "
@@ -57,7 +57,7 @@ class Arm:
         model: Model as given; None if it is chosen from the data.
         share: Share of the training images as given; None for all of them.
         settings: Settings of the grid's verb in which the arm differs.
-        against: Way that it is compared with; "" for the first.
+        against: `way` of the arm that it is compared with; "" for the first arm.
     """
 
     way: str
@@ -78,7 +78,7 @@ def make_arms(asked: GridSettings, named: Mapping[str, Mapping[str, Any]]) -> tu
 
     Args:
         asked: Methods, models and shares.
-        named: Settings of further ways by name.
+        named: Settings of further arms by name.
 
     Raises:
         UserError: Something is given twice, or a share is invalid.

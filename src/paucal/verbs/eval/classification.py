@@ -1,4 +1,4 @@
-"""The classifier of a run evaluated on labelled images: what `paucal eval` does without --protocol."""
+"""The evaluation of a run's classifier on labelled images, which `paucal eval` does without --protocol."""
 
 import json
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class ClassifiedSet:
         data: Name of the data set.
         report: Scores with intervals, scores by class, and the confusion of classes.
         folder: Folder of the tables and pictures.
-        real: Accuracy on `real_labels`; None if they were not given.
+        real: Accuracy on `real_labels`; None if no such file was given.
     """
 
     data: str
@@ -124,7 +124,7 @@ def _score_real_labels(
 def _choose(
     folder: RunFolder, target: str | None, settings: EvalSettings, model: TrainedModel, console: Console
 ) -> Chosen:
-    """Return images with labels in the model's order of classes, the chosen positions, and training labels."""
+    """Return images with labels in the model's class order, the chosen positions, and the labels of training images."""
     reading = model.card.preprocessing.reading
     opening = LabelledDataSettings(**{name: getattr(settings, name) for name in setting_fields(LabelledDataSettings)})
     with console.progress("reading images") as advance:

@@ -1,4 +1,4 @@
-"""`paucal eval` of a detector: its scores on images with boxes."""
+"""`paucal eval` for a detector: its scores on images with boxes."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ class DetectedSet:
 
 
 def evaluate_detector(model: str, data: Sequence[str], settings: EvalSettings, console: Console) -> list[DetectedSet]:
-    """Evaluate the detector of a run on sets of images with boxes; by default on its own test images.
+    """Evaluate the detector of a run on sets of images with boxes, by default on the run's own test images.
 
     Raises:
         UserError: The run does not exist, its detector does not know a class of the boxes, or there are no images to
@@ -75,7 +75,7 @@ def evaluate_detector(model: str, data: Sequence[str], settings: EvalSettings, c
 def _open_images(
     run: RunFolder, target: str | None, settings: EvalSettings, card: DetectorCard, console: Console
 ) -> tuple[BoxedImages, NDArray[np.int64]]:
-    """Return images with the detector's labels, and the positions of those to evaluate on."""
+    """Return images with the detector's labels, and the positions of the images to evaluate on."""
     location = target if target is not None else run.settings.get("data")
     if not isinstance(location, str):
         raise UserError(f"{str(run.path)!r} does not say on which images it was trained: give DATA.")

@@ -1,4 +1,4 @@
-"""Frozen backbones evaluated on data sets, with one table and its pictures: `paucal eval --protocol knn ...`."""
+"""Evaluation of frozen backbones on data sets, with a table and pictures: `paucal eval --protocol knn ...`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -63,8 +63,8 @@ from paucal.verbs.eval.settings import EvalSettings, FrozenSettings
 
 SUITE = "table9"
 REPORTS = {"train": write_report, "pretrain": write_pretraining_report}  # by the verb of the run
-MOST_COMPARED = MOST_MODELS - 2  # beside the evaluated model and the random one
-MATCHED_IMAGES = 2  # images whose matches are drawn, for every kind of second view
+MOST_COMPARED = MOST_MODELS - 2  # besides the evaluated model and the random model
+MATCHED_IMAGES = 2  # number of images whose matches are drawn, for every kind of second view
 CHANGE_TITLES: dict[Change, str] = {"mirror": "mirrored", "crop": "cropped"}
 
 
@@ -73,8 +73,8 @@ class FrozenTable:
     """Scores of frozen backbones on data sets.
 
     Attributes:
-        rows: All lines: data set, protocol and measure, with the score of every model and the gains of the first.
-        about: Stored facts on models, data and settings, of JSON types.
+        rows: All lines: data set, protocol and measure, with every model's score and the first model's gains.
+        about: Stored facts about models, data and settings, of JSON types.
         folder: Folder of the table.
     """
 
@@ -91,18 +91,18 @@ def evaluate_frozen(
     folder: Path,
     console: Console,
 ) -> FrozenTable:
-    """Evaluate a model, those to compare it with and the random one; print and store the table.
+    """Evaluate a model, the models to compare it with and a random model; print and store the table.
 
     Args:
         model: Run folder, weights file or timm model.
-        data: Sources of images; none for the run's own, "table9" for all of its sets that are there.
+        data: Sources of images; empty for the run's own images, "table9" for all of its sets that are available.
         protocols: Protocols to run.
         settings: Settings of the protocols, the images and the machine.
         folder: Folder of the table.
         console: Prints notes and the table.
 
     Raises:
-        UserError: A model or a data set is not there, or does not suit a protocol; or a model lacks the features.
+        UserError: A model or a data set does not exist or does not suit a protocol, or a model lacks the features.
     """
     _check_settings(settings)
     run = find_run(model)
@@ -116,7 +116,7 @@ def evaluate_frozen(
     for opened in _open_sets(data, run, settings, console, _reading(subjects)):
         images = _without_seen(opened, model, console)
         remarks_on_seen = _say_seen(images, [model, *(settings.compare or [])], console)
-        # A suite has sets whose images have several classes each, which not all protocols suit.
+        # A suite includes sets whose images have several classes each, and not all protocols suit those sets.
         suited: list[Protocol] = [name for name in protocols if images.labels.ndim == 1 or name in SEVERAL_CLASSES]
         used: Sequence[Protocol] = suited if SUITE in data else protocols
         outcomes = {
@@ -155,12 +155,12 @@ def _check_settings(settings: FrozenSettings) -> None:
 def _open_subjects(
     model: str, settings: EvalSettings, protocols: Sequence[Protocol], console: Console
 ) -> list[FrozenBackbone]:
-    """Open and print the models; refuse features that one of them lacks before any image is read."""
+    """Open and print the models; refuse features that a model lacks, before any image is read."""
     names = [model, *(settings.compare or [])]
     runs = [find_run(name) is not None for name in names]
 
     def open_one(name: str, is_run: bool) -> FrozenBackbone:
-        # Beside a timm model a run keeps its own size; if all are runs, --img-size has no meaning and is refused.
+        # A run compared with a timm model keeps its own size; if all models are runs, --img-size is refused.
         own = is_run and not all(runs)
         return open_frozen(
             name,
@@ -186,7 +186,7 @@ def _open_subjects(
 
 
 def _with_own_names(subjects: Sequence[FrozenBackbone]) -> list[FrozenBackbone]:
-    """Return the models with different names, which are the columns of the table."""
+    """Return the models with unique names, which become the columns of the table."""
     taken, named = {FLOOR}, []
     for subject in subjects:
         numbered = (f"{subject.name} ({number})" for number in count(2))
@@ -218,9 +218,9 @@ def _options(settings: EvalSettings, first: FrozenBackbone) -> ProtocolOptions:
 
 
 def _reading(subjects: Sequence[FrozenBackbone]) -> Reading:
-    """Return how images are read for all models: as the one with the largest input needs them.
+    """Return how images are read for all models: at the resolution that the model with the largest input needs.
 
-    Values of more than 8 bits are read as for the first model, which the others are compared with.
+    Values of more than 8 bits are read as for the first model, with which the others are compared.
     """
     inputs = [subject.preprocessing for subject in subjects]
     if len({preprocessing.channels for preprocessing in inputs}) > 1:
@@ -234,7 +234,7 @@ def _reading(subjects: Sequence[FrozenBackbone]) -> Reading:
 def _open_sets(
     data: Sequence[str], run: RunFolder | None, settings: EvalSettings, console: Console, reading: Reading
 ) -> Iterator[EvaluationData]:
-    """Open one data set after the other; missing sets of a suite are left out with a note."""
+    """Open the data sets one by one; missing sets of a suite are skipped with a note."""
     others = [target for target in data if target != SUITE]
     for target in ([*TABLE9, *others] if SUITE in data else others) or [None]:
         try:
@@ -255,7 +255,7 @@ def _without_seen(data: EvaluationData, model: str, console: Console) -> Evaluat
     """Leave out the test images whose labels the model has seen, with a note.
 
     Raises:
-        UserError: It has seen the labels of all, or its run's split cannot be read.
+        UserError: The model has seen the labels of all test images, or its run's split cannot be read.
     """
     run = find_run(model) or run_behind(model)
     if run is None:
@@ -274,10 +274,10 @@ def _without_seen(data: EvaluationData, model: str, console: Console) -> Evaluat
 
 
 def _say_seen(data: EvaluationData, models: Sequence[str], console: Console) -> dict[str, list[str]]:
-    """Print how many test images the pre-training of each model has seen; return the sentences by model.
+    """Print how many test images were used in the pre-training of each model; return the sentences by model.
 
     Raises:
-        UserError: A model has seen the labels of some.
+        UserError: A model has seen the labels of some test images.
     """
     runs, test = {name: find_run(name) or run_behind(name) for name in models}, data.parts["test"]
     for name, run in runs.items():
@@ -314,7 +314,7 @@ def _about(
 
 
 def _update_report(run: RunFolder, say: Callable[[str], None]) -> None:
-    """Write the report of a run of `paucal train` or `paucal pretrain` again, if there is one.
+    """Rewrite the report of a run of `paucal train` or `paucal pretrain`, if there is one.
 
     If it cannot be written, the evaluation still succeeds, since the scores are stored.
     """
@@ -328,7 +328,7 @@ def _update_report(run: RunFolder, say: Callable[[str], None]) -> None:
 
 
 def _draw_scores(folder: Path, rows: Sequence[Row], level: float) -> None:
-    """Draw the scores beside their table; without a share among them there is no picture."""
+    """Draw the scores into the folder of the table; nothing is drawn if no score is a share."""
     drawn = shown_rows(rows)
     if drawn:
         save_figure(folder / SCORES_PICTURE, protocols_figure(drawn, level))
@@ -355,14 +355,14 @@ def _draw_matches(
             for change in options.changes
         ]
         save_figure(folder / MATCHES_PICTURE, matches_sheet(pairs))
-    except Exception as problem:  # any error: the scores are worth more than the picture
+    except Exception as problem:  # any error: the scores matter more than the picture
         reason = str(problem).split("\n")[0].rstrip(".") or type(problem).__name__
         say(f"note: which cells match is not drawn ({reason}).")
         _remove_matches(folder)
 
 
 def _remove_matches(folder: Path) -> None:
-    """Remove the picture of an earlier model, which would be taken for this one's."""
+    """Remove the picture of an earlier model, which would be mistaken for that of this model."""
     with suppress(OSError):
         (folder / MATCHES_PICTURE).unlink(missing_ok=True)
 
@@ -381,11 +381,11 @@ def _matched_pair(subject: FrozenBackbone, data: EvaluationData, index: int, cha
 
 
 def scored_pairs(matches: Correspondence, geometry: Sequence[Tensor]) -> tuple[Correspondence, Tensor]:
-    """Return the pairs that the protocol scores, the surest whose place the second view shows, and which are right.
+    """Return the pairs that the protocol scores (the surest whose place is in the second view), and which are right.
 
     Args:
         matches: All cells of the first view with their matches, the surest first.
-        geometry: (2, 3) of both views.
+        geometry: (2, 3) geometry of both views.
     """
     grid, (rows, columns) = matches.grids
     first, second = matches.first.cpu(), matches.second.cpu()

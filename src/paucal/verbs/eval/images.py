@@ -1,4 +1,4 @@
-"""The images that a model is evaluated on, none that it was trained on or chosen by, and the folders of the results."""
+"""The choice of images to evaluate a model on, without its training images, and the folders of the results."""
 
 import os
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ from paucal.verbs.eval.settings import EvalSettings, FrozenSettings, OpeningSett
 from paucal.wording import counted
 
 TEST = "test"
-OPENING = ("label_column", "label_separator", "image_column", "channels", "classes")  # how a run's data is opened
+OPENING = ("label_column", "label_separator", "image_column", "channels", "classes")  # settings to open a run's data
 MASKS = "masks"  # folder of predicted masks
 
 
@@ -57,7 +57,7 @@ class ChosenImages:
 
 
 def say_notes(console: Console, images: ImageSet, reading: Reading, chosen: ChosenImages) -> None:
-    """Print what is odd about the chosen images, beside what was printed when they were opened."""
+    """Print notes on the chosen images, in addition to the notes printed when they were opened."""
     for note in (*depth_notes(images, reading), *chosen.notes):
         console.say(f"note: {note}")
 
@@ -65,8 +65,8 @@ def say_notes(console: Console, images: ImageSet, reading: Reading, chosen: Chos
 def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: str | None) -> ChosenImages:
     """Choose the images to evaluate a run's model on.
 
-    If all images are the run's own, wherever they lie, they have the parts of the run. Otherwise those are left out
-    that the run, or one it began with, has learned from with their labels.
+    If all images are the run's own, wherever they are stored, they have the splits of the run. Otherwise, images whose
+    labels were used to train or select the run or an earlier run it started from are left out.
 
     Args:
         run: Run that made the model.
@@ -75,7 +75,7 @@ def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: st
         target: DATA as it was given; None for the run's own images.
 
     Raises:
-        UserError: No image is left, DATA has no such part, or the run's split cannot be read.
+        UserError: No image is left, DATA has no such split, or the run's split cannot be read.
     """
     if target is None:
         own = ChosenImages(read_split(run.split, images).indices(part or TEST))
@@ -97,7 +97,7 @@ def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: st
 
 
 def own_parts(history: Sequence[LearnedImages], identities: Identities) -> NDArray[np.str_] | None:
-    """Return the part of each image in a run, (N,), if all images are the run's own; None for other images."""
+    """Return the split of each image in a run, (N,), if all images are the run's own; otherwise None."""
     if not history or not history[0].labelled or not len(identities.images):
         return None
     parts = history[0].parts_of(identities)
@@ -105,7 +105,7 @@ def own_parts(history: Sequence[LearnedImages], identities: Identities) -> NDArr
 
 
 def seen_with_labels(history: Sequence[LearnedImages], identities: Identities) -> NDArray[np.bool_]:
-    """Return which images a run, or one it began with, has learned from with their labels, (N,)."""
+    """Return which images' labels were used to train or select a run or an earlier run it started from, (N,)."""
     seen = np.zeros(len(identities.images), dtype=bool)
     for learned in history:
         if learned.labelled:
@@ -114,7 +114,7 @@ def seen_with_labels(history: Sequence[LearnedImages], identities: Identities) -
 
 
 def is_same_place(run: RunFolder, target: str, settings: LabelledDataSettings) -> bool:
-    """Return whether DATA is the place that a run was trained on, to be opened as the run opened it.
+    """Return whether DATA is the data that a run was trained on, to be opened with the same settings.
 
     Raises:
         UserError: The run's settings cannot be read.
@@ -129,7 +129,7 @@ def is_same_place(run: RunFolder, target: str, settings: LabelledDataSettings) -
 
 
 def _declared(images: ImageSet, part: str | None, target: str) -> NDArray[np.int64]:
-    """Return the positions of the images that a set declares for a part, of its test images, or of all."""
+    """Return the positions of the images declared for a split (by default the test images), or of all images."""
     declared, held_out = np.asarray(images.declared, dtype="<U6"), held_out_part(images.declared)
     wanted = held_out if part in (None, TEST) else part
     if part is not None and not (declared == (wanted or TEST)).any():
@@ -178,18 +178,18 @@ def open_data(
     console: Console,
     reading: Reading = WHOLE,
 ) -> EvaluationData:
-    """Open a data set for frozen features, with the parts of the run if all images are the run's own.
+    """Open a data set for frozen features, with the splits of the run if all images are the run's own.
 
     Args:
         target: DATA as it was given; None for the run's own images.
         run: Run that is evaluated; None for a weights file or a timm model.
-        choice: Metric, most images and seed.
+        choice: Metric, maximum number of images and seed.
         opening: Place and format of the images.
         console: Shows a progress bar.
-        reading: How much of the images the models need.
+        reading: How images are read, as the models need them.
 
     Raises:
-        UserError: The data set is not there, or lacks a part.
+        UserError: The data set does not exist, or lacks a split.
     """
     with console.progress("reading images") as advance:
         if target is not None and (folder := _voc_folder(target, opening)) is not None:
@@ -209,7 +209,7 @@ def find_data(target: str, opening: OpeningSettings) -> ImageSet:
     """Open a data set without reading its pixels.
 
     Raises:
-        UserError: It is not there.
+        UserError: The data set does not exist.
     """
     if (folder := _voc_folder(target, opening)) is not None:
         return open_voc(folder).images
@@ -217,7 +217,7 @@ def find_data(target: str, opening: OpeningSettings) -> ImageSet:
 
 
 def _voc_folder(target: str, opening: OpeningSettings) -> Path | None:
-    """Return the folder of VOC2007 if a target means it; a path that exists wins, unless a data root is given."""
+    """Return the folder of VOC2007 if the target is VOC2007; an existing path takes precedence without a data root."""
     path = Path(target)
     if target == VOC_NAME and (opening.data_root is not None or not path.exists()):
         return find_voc(opening.data_root, opening.download)
@@ -225,9 +225,9 @@ def _voc_folder(target: str, opening: OpeningSettings) -> Path | None:
 
 
 def _parts_of_run(run: RunFolder, images: ImageSet, target: str | None) -> Split | None:
-    """Return the parts that images have in a run, if all are its own; None where they have to be drawn.
+    """Return the splits of images in a run, if all images are the run's own; None if splits have to be drawn.
 
-    A run that has learned without labels has no parts, and no label has leaked.
+    A pre-training run has no splits and has seen no labels, so drawing new splits leaks none.
     """
     if run.config.is_file() and run.verb == "pretrain":
         return None
@@ -244,12 +244,13 @@ def check_places(model: str, data: Sequence[str], settings: EvalSettings, more: 
 
     Args:
         model: Model that is evaluated.
-        data: Images to evaluate it on; none for its own.
+        data: Images to evaluate it on; empty for its own.
         settings: Settings of the evaluation.
         more: Further names that are written there, see `check_results`.
 
     Raises:
-        UserError: A place cannot be written, lies among the images or holds something else; or there is no such run.
+        UserError: A place cannot be written to, lies among the images or contains other files; or the run does not
+            exist.
     """
     frozen = any(name != "classification" for name in settings.protocols)
     places = [table_folder(model, settings)] if frozen else []
@@ -277,7 +278,7 @@ def report_folder(run: RunFolder, target: str | None, data: Sequence[str], setti
     part = settings.part or "test"
     name = part if target is None else _folder_name(target, data) + (f"-{settings.part}" if settings.part else "")
     if settings.scales or (settings.mirror and task_of(str(run.path)) == SEGMENTATION):
-        name = f"{name}-scales"  # beside the results of the run itself
+        name = f"{name}-scales"  # a separate folder from the run's own results
     if settings.output is None:
         return run.evaluation(name)
     output = named_path(settings.output)
@@ -285,7 +286,7 @@ def report_folder(run: RunFolder, target: str | None, data: Sequence[str], setti
 
 
 def _folder_name(target: str, targets: Sequence[str]) -> str:
-    """Return a name for the results on a set, different from those of parts and of other sets."""
+    """Return a folder name for the results on a set, different from the names of splits and of other sets."""
     path = Path(os.path.realpath(target))
     alike = sum(Path(os.path.realpath(other)).stem == path.stem for other in targets) > 1
     return f"{path.parent.name}-{path.stem}" if alike or path.stem in PARTS else path.stem

@@ -1,4 +1,4 @@
-"""`paucal.evaluate`: a trained model on labelled images, or any frozen backbone by the papers' protocols."""
+"""`paucal.evaluate`: evaluate a trained model on labelled images, or any frozen backbone with published protocols."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -37,8 +37,8 @@ class Finding:
         score: Name of the score.
         model: Name of the model; the evaluated one comes first.
         value: Share in [0, 1], distance in pixels (correspondence), or nats (loss).
-        low: Lower end of the interval; None where the images allow no statement.
-        high: Upper end of the interval; None where the images allow no statement.
+        low: Lower end of the interval; None if the images allow no statement.
+        high: Upper end of the interval; None if the images allow no statement.
     """
 
     data: str
@@ -61,7 +61,7 @@ class Evaluation:
         frozen: Table of frozen features; None if it was not requested.
         detection: Scores of a detector on each data set; empty for other models.
         segmentation: Scores of a segmentation network on each data set; empty for other models.
-        said: Lines that the command line prints beside its tables: notes, warnings, folders of the results.
+        said: Lines that the command line prints besides its tables: notes, warnings, folders of the results.
     """
 
     model: str
@@ -73,15 +73,15 @@ class Evaluation:
 
     @property
     def findings(self) -> list[Finding]:
-        """Every number that the command line prints, in its order; `pandas.DataFrame` takes them as they are."""
+        """Every number that the command line prints, in the same order; `pandas.DataFrame` takes the list as it is."""
         return [Finding(data, *line, model, s.value, s.low, s.high) for data, line, model, s in self._scores()]
 
     def score(self, protocol: str = "classification", data: str | None = None) -> Score:
-        """Return the model's first printed score by a protocol, with its interval.
+        """Return the model's first printed score for a protocol, with its interval.
 
         Args:
             protocol: Name of the protocol; the score is the accuracy (mAP for several labels) for "classification",
-                and that of the usual setting for the others.
+                and the score of the usual setting for the other protocols.
             data: Name of the data set; None for the first.
 
         Raises:
@@ -94,7 +94,7 @@ class Evaluation:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The scores on the first data set, as the verb that trained gives them; empty for frozen features."""
+        """The scores on the first data set, as returned by the training verb; empty for frozen features."""
         if self.detection:
             return dict(self.detection[0].metrics)
         if self.segmentation:
@@ -121,7 +121,7 @@ class Evaluation:
 
 @shows_settings(EvalSettings)
 def evaluate(subject: Source, /, data: Source | Sequence[Source] | None = None, **settings: Any) -> Evaluation:
-    """Evaluate a model on labelled images, on boxes or on masks; the same as `paucal eval`.
+    """Evaluate a model on images with labels, boxes or masks; the same as `paucal eval`.
 
     Args:
         subject: A run or its folder; for frozen features also a weights file or the name of a timm model.
@@ -130,10 +130,10 @@ def evaluate(subject: Source, /, data: Source | Sequence[Source] | None = None, 
             `output`.
 
     Returns:
-        The reports and the table, which are stored as well.
+        The reports and the table, which are also stored.
 
     Raises:
-        UserError: A model or a data set is not there, or does not suit a protocol.
+        UserError: A model or a data set does not exist, or does not suit a protocol.
         TypeError: A setting does not exist.
 
     Example:
@@ -149,7 +149,7 @@ def evaluate(subject: Source, /, data: Source | Sequence[Source] | None = None, 
 
 
 def evaluate_model(model: str, data: Sequence[str], settings: EvalSettings, console: Console) -> Evaluation:
-    """Evaluate a model by all requested protocols; print and store the results; see `evaluate`."""
+    """Evaluate a model with all requested protocols; print and store the results; see `evaluate`."""
     check_ranges(settings)
     requested = settings.protocols
     if settings.real_labels is not None and (len(data) > 1 or "classification" not in requested):
@@ -181,7 +181,7 @@ def evaluate_model(model: str, data: Sequence[str], settings: EvalSettings, cons
 def _evaluate_places(
     model: str, data: Sequence[str], task: str, settings: EvalSettings, console: Console
 ) -> Evaluation:
-    """Evaluate a detector by boxes, or a segmentation network by masks."""
+    """Evaluate a detector on boxes, or a segmentation network on masks."""
     if settings.protocol is not None:
         raise UserError(
             f"--protocol is for classifiers and frozen features, and {model} is for {task}: leave it out, or evaluate "
@@ -191,7 +191,7 @@ def _evaluate_places(
         if getattr(settings, name):
             raise UserError(f"{flag(name)} is for classifiers, and {model} is for {task}: leave it out.")
     check_places(model, data, settings, [MASKS] if task == SEGMENTATION else [])
-    # Imported only here, since these load the libraries that score boxes and masks.
+    # Imported only here, since these modules load the libraries that score boxes and masks.
     if task == DETECTION:
         from paucal.verbs.eval.detection import evaluate_detector
 

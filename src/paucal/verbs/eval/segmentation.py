@@ -1,4 +1,4 @@
-"""`paucal eval` of a run of `paucal segment`: its network evaluated on images with masks."""
+"""`paucal eval` for a run of `paucal segment`: the evaluation of its network on images with masks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -52,12 +52,12 @@ class SegmentedSet:
 
 
 def evaluate_segmenter(model: str, data: Sequence[str], settings: EvalSettings, console: Console) -> list[SegmentedSet]:
-    """Evaluate the network of a run on each set of images with masks; without a set, on the run's own images.
+    """Evaluate the network of a run on each set of images with masks; by default on the run's own images.
 
-    The windows and scales are those of the run's test, unless others are given.
+    The windows and scales are the same as in the run's test, unless others are given.
 
     Raises:
-        UserError: There is no such run, masks have unknown values, or there is no image to evaluate on.
+        UserError: The run does not exist, masks have unknown values, or there is no image to evaluate on.
     """
     check_factors("scales", settings.scales)
     run = open_model_folder(model)
@@ -89,7 +89,7 @@ def _stored(run: RunFolder) -> SegmentSettings:
 def _opened(
     target: str, model: SegmentationModel, settings: EvalSettings, ignore: list[int] | None, console: Console
 ) -> SegmentationData:
-    """Open other images with masks; the values mean what they meant in the training."""
+    """Open other images with masks, whose values have the same meaning as in training."""
     pairs = find_pairs(Path(target))
     with console.progress("reading images") as advance:
         images = decoded(images_of_pairs(pairs, target), settings, model.reading, advance)

@@ -1,4 +1,4 @@
-"""Attention maps, heads and their spread: `--show attention`, `heads`, `rollout`, `entropy` and others.
+"""Attention maps, heads and their entropies: `--show attention`, `heads`, `rollout`, `entropy` and others.
 
 The entropy of heads is averaged over a set of images, for one model or several.
 """
@@ -31,13 +31,13 @@ from paucal.types import UserError
 from paucal.verbs.explain.inputs import Viewed, stacked, stem, view_of
 from paucal.verbs.explain.settings import CELL, ExplainSettings
 
-SHOWN_LAYERS = 4  # one from the middle of each quarter of the depth: 2, 5, 8 and 11 of 12, as in DHVT's figures 3 to 5
-EVERY = "all"  # as --layer
-MOST_TOKENS = 900  # of a matrix that can be drawn
+SHOWN_LAYERS = 4  # the middle layer of each quarter of the depth: 2, 5, 8 and 11 of 12, as in DHVT's figures 3 to 5
+EVERY = "all"  # value of --layer
+MOST_TOKENS = 900  # in a matrix that can be drawn
 
 
 def heads_view(model: TrainedModel, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
-    """Draw the heads of layers for some queries: by default the class token, or else the middle of the image."""
+    """Draw the heads of layers for some queries: by default the class token, or without one the middle of the image."""
     maps = read_attention(model.module, stacked([image], model))
     places = _places(maps, settings.layer) or [len(maps) - 1]
     labels = [f"attention_layer_{place + 1}" for place in places] if len(places) > 1 else ["attention"]
@@ -60,7 +60,7 @@ def rollout_view(model: TrainedModel, image: Viewed, settings: ExplainSettings) 
 
 
 def features_figures(model: TrainedModel, batch: Sequence[Viewed]) -> Iterator[tuple[str, Figure]]:
-    """Draw the last features of images as colours, which mean the same in all images of the batch."""
+    """Draw the last features of images as colours that mean the same in all images of the batch."""
     for image, colours in zip(batch, feature_colours(model.module, stacked(batch, model)).cpu(), strict=True):
         yield f"{stem(image.name)}_features", features_figure(image.picture, colours)
 
@@ -103,7 +103,7 @@ def _spread(depth: int) -> list[int]:
 
 
 def _places(maps: Sequence[AttentionMap], asked: Sequence[int | str] | None) -> list[int]:
-    """Return the layers that are asked for, counted from 0 and in the order of the network; [] where none are named.
+    """Return the requested layers, counted from 0 and in the order of the network; [] if none are named.
 
     Raises:
         UserError: there is no such layer.
@@ -132,12 +132,12 @@ def _tokens(asked: list[str] | None, layer: AttentionMap) -> list[Token]:
 
 
 class Entropies:
-    """Mean entropies of all heads, added up batch by batch.
+    """Mean entropies of all heads, accumulated batch by batch.
 
     Args:
         model: Model that the images are prepared for.
-        against: Names of others; each sees the same parts of the images at its own size.
-        device: Device of the others.
+        against: Names of other models; each gets the same parts of the images at its own input size.
+        device: Device of the other models.
 
     Attributes:
         images: Number of images added so far.
@@ -168,11 +168,11 @@ class Entropies:
         self.images += len(batch)
 
     def means(self) -> dict[str, dict[str, Tensor]]:
-        """Return model -> layer -> (heads,) bits."""
+        """Return the mean entropies: model -> layer -> (heads,) bits."""
         return {name: {layer: s / self.images for layer, s in sums.items()} for name, sums in self._sums.items()}
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
-        """Yield the heads of every layer for each model, and the last layers of several models side by side."""
+        """Yield a figure of all heads for each model, and one of the last layers if there are several models."""
         means = self.means()
         for name, layers in means.items():
             label = "entropy" if len(means) == 1 else f"entropy_{name}"
@@ -183,7 +183,7 @@ class Entropies:
             yield "entropy_ranked", ranked_entropy_figure(last, most, self.images)
 
     def table(self) -> str:
-        """Return all numbers as CSV: model, layer, head (from 1), bits, and the bits of even attention."""
+        """Return all numbers as CSV: model, layer, head (from 1), bits, and the bits of uniform attention."""
         written = io.StringIO()
         rows = csv.writer(written, lineterminator="\n")
         rows.writerow(("model", "layer", "head", "bits", "even_bits"))

@@ -1,4 +1,4 @@
-"""Where a model looked for a class, and why not for another: `--show attribution`."""
+"""Which parts of an image speak for a class: `--show attribution`."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from paucal.explain.attribution.methods import METHODS, attribute, best_method, methods_of
 from paucal.explain.figures.attribution import Explained
-from paucal.explain.figures.pictures import spoken
+from paucal.explain.figures.pictures import readable_name
 from paucal.explain.prepared import explainable, run
 from paucal.explain.scores import on_cells
 from paucal.models.trained import TrainedModel
@@ -15,11 +15,11 @@ from paucal.types import UserError
 from paucal.verbs.explain.inputs import Viewed, stacked
 from paucal.wording import did_you_mean
 
-MOST_CELLS = 56  # along a side, of a grid that is drawn cell by cell
+MOST_CELLS = 56  # largest side of a grid that is drawn cell by cell
 
 
 def choose_method(model: TrainedModel, asked: str) -> tuple[str, str]:
-    """Return the method, and the sentence that says why.
+    """Return the method, and a sentence that gives the reason for it.
 
     Raises:
         UserError: there is no such method, or the model lacks what it needs.
@@ -44,7 +44,7 @@ _NEEDS = {"attention": "attention", "rules": "a ViT, DeiT, LV-ViT or DHVT"}
 
 
 def class_numbers(model: TrainedModel, names: Sequence[str] | None) -> list[int] | None:
-    """Return the numbers of classes given by name; None for the likeliest of each image.
+    """Return the numbers of classes given by name; None for the likeliest classes of each image.
 
     Raises:
         UserError: the model knows no such class.
@@ -52,7 +52,7 @@ def class_numbers(model: TrainedModel, names: Sequence[str] | None) -> list[int]
     model.require_classifier()
     if names is None:
         return None
-    words = [spoken(one) for one in model.classes]
+    words = [readable_name(one) for one in model.classes]
     return [_class_number(name, model.classes, words) for name in names]
 
 
@@ -72,7 +72,7 @@ def _class_number(name: str, classes: Sequence[str], words: Sequence[str]) -> in
 
 
 def _drawn(maps: Tensor) -> Tensor:
-    """Return maps of pixels averaged over cells, as they are scored; single pixels are noise to the eye."""
+    """Return maps of pixels averaged over cells, as for their scores, since single pixels look like noise."""
     return on_cells(maps) if max(maps.shape[1:]) > MOST_CELLS else maps
 
 
@@ -95,7 +95,7 @@ def explain_batch(
             image.name,
             image.picture,
             torch.stack([one[index] for one in maps]),
-            tuple(spoken(model.classes[number]) for number in chosen[index].tolist()),
+            tuple(readable_name(model.classes[number]) for number in chosen[index].tolist()),
             tuple(shares[index, chosen[index]].tolist()),
         )
         for index, image in enumerate(batch)

@@ -1,6 +1,6 @@
 """Cells of images: predicted offsets (`--show localization`), classes (`tokens`) and matches (`matches`).
 
-The localization head stays behind when a model is deployed; it is read from the checkpoint of the run's best epoch.
+Deployed models lack the localization head; it is read from the checkpoint of the run's best epoch.
 """
 
 import re
@@ -36,7 +36,7 @@ def open_localizer(name: TrainedModel | str, model: TrainedModel) -> DrLoc:
     """Return the run's DrLoc term with its trained heads.
 
     Raises:
-        UserError: the model is no run, was trained without DrLoc, or its checkpoint is gone.
+        UserError: the model is not a run, was trained without DrLoc, or its checkpoint is gone.
     """
     if isinstance(name, TrainedModel):
         raise UserError("--show localization reads the head from the run: give the run's folder instead of a model.")
@@ -62,7 +62,7 @@ def open_localizer(name: TrainedModel | str, model: TrainedModel) -> DrLoc:
 
 @torch.no_grad()
 def look(term: DrLoc, model: TrainedModel, image: Viewed) -> OffsetView:
-    """Return what the head of the last grid says about all pairs of cells of an image."""
+    """Return the offsets that the head of the last grid predicts for all pairs of cells of an image."""
     with explainable(model.module) as module:
         backbone = FeatureBackbone(module, model.card.preprocessing.image_size)
         grid = term.pooled(backbone(stacked([image], model), term.request).grids[-1]).float()
@@ -85,7 +85,7 @@ def _is_signed(options: DrLocOptions) -> bool:
 def localization_figures(
     term: DrLoc, model: TrainedModel, image: Viewed, tokens: Sequence[str] | None
 ) -> Iterator[tuple[str, Figure]]:
-    """Draw one pair of cells and the mean error over the grid; it starts at the first cell given, or the middle."""
+    """Draw one pair of cells, which starts at the first given cell or the middle, and the mean error over the grid."""
     view = look(term, model, image)
     rows, columns = view.grid
     found = next(filter(None, map(CELL.fullmatch, tokens or ())), None)
@@ -97,11 +97,11 @@ def localization_figures(
 
 
 def _in_cells(outputs: tuple[Tensor, Tensor], options: DrLocOptions, size: tuple[int, int]) -> Tensor:
-    """Return offsets (pairs, 2) in cells from the head's outputs (1, pairs, C), of whatever form its loss trains."""
+    """Return offsets (pairs, 2) in cells from the head's outputs (1, pairs, C), in whichever form its loss uses."""
     still = torch.zeros(1, 1, 2, 2, dtype=torch.long)
     if options.mode in ("l1", "signed"):
         step = still.clone()
-        step[0, 0, 0] = 1  # one cell down and to the right: what a cell is on the scale of the targets
+        step[0, 0, 0] = 1  # one cell down and to the right: the size of a cell on the scale of the targets
         zero, one = (
             pair_targets(pair, *size, target=options.target, scale=options.scale)[0, 0].to(outputs[0])
             for pair in (still, step)
@@ -116,10 +116,10 @@ def _in_cells(outputs: tuple[Tensor, Tensor], options: DrLocOptions, size: tuple
 
 
 class TokenViews:
-    """Asks models at every cell, as token labeling asks its teacher.
+    """Classifies every cell with several models, as token labeling does with its teacher.
 
     Args:
-        models: (title, model) of each; all know the classes of the last, which images are prepared for.
+        models: (title, model) pairs; all know the classes of the last model, for which images are prepared.
     """
 
     def __init__(self, models: list[tuple[str, TrainedModel]]) -> None:
@@ -144,10 +144,10 @@ class TokenViews:
 
 
 def open_token_views(model: TrainedModel, teacher: str | None, device: str) -> TokenViews:
-    """Open the model's token predictions, and those of a teacher beside them.
+    """Open a model, and a teacher if given, to show their token predictions side by side.
 
     Raises:
-        UserError: a model cannot be asked at single cells, or the teacher does not know the model's classes.
+        UserError: a model cannot classify single cells, or the teacher does not know the model's classes.
     """
     model.require_classifier()
     if teacher is None:
@@ -166,7 +166,7 @@ def mirror_hits(found: Correspondence) -> Tensor:
 
 
 def matches_figures(model: TrainedModel, pair: list[Viewed]) -> Iterator[tuple[str, Figure]]:
-    """Draw the matches of two images, or of one and its mirror image."""
+    """Draw the matches of two images, or of one image and its mirror image."""
     first = pair[0]
     if len(pair) == 2:
         second = pair[1]

@@ -1,4 +1,4 @@
-"""The model and the images of a call, the images as the model's input and as people see them."""
+"""The model and the images of a call, each image as the model's input and as a picture for people."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from paucal.types import UserError
 
 @dataclass(frozen=True, eq=False)
 class Viewed:
-    """One image.
+    """One image to explain.
 
     Attributes:
         name: Name of the image, for titles and files.
@@ -36,10 +36,10 @@ class Viewed:
 def read_images(
     sources: Sequence[str | ImageInMemory], model: TrainedModel, on_bad: str, console: Console
 ) -> tuple[int, Iterator[Viewed]]:
-    """Return how many images there are at most, and an iterator that holds one at a time.
+    """Return the largest possible number of images, and an iterator that holds one image at a time.
 
     Raises:
-        UserError: there is nothing at a path, or an image cannot be read.
+        UserError: a path does not exist or holds no image, or an image cannot be read.
     """
     reading = model.card.preprocessing.reading
     opened = open_sources(sources, console, reading)
@@ -70,12 +70,12 @@ def batched(images: Iterator[Viewed], size: int) -> Iterator[list[Viewed]]:
 
 
 def stacked(batch: Sequence[Viewed], model: TrainedModel) -> Tensor:
-    """Return the model's input (B, 3, H, W) on its device."""
+    """Return images as one input (B, 3, H, W) on the model's device."""
     return torch.stack([image.view for image in batch]).to(model.device)
 
 
 def view_of(images: Tensor, model: TrainedModel, other: TrainedModel) -> Tensor:
-    """Return the input (B, 3, H, W) of a model as another one is fed: the same part of the image at its own size."""
+    """Convert an input (B, 3, H, W) of `model` to one of `other`: the same part of the images at the other's size."""
     mine, its = model.card.preprocessing, other.card.preprocessing
     images = images.to(other.device)
     if (mine.mean, mine.std) != (its.mean, its.std):
@@ -89,5 +89,5 @@ def view_of(images: Tensor, model: TrainedModel, other: TrainedModel) -> Tensor:
 
 
 def stem(name: str) -> str:
-    """Return an image's name without its ending, as the beginning of its pictures' names."""
+    """Return an image's name without its ending, for the start of its pictures' names."""
     return Path(name).stem or name

@@ -40,8 +40,8 @@ class Explanations:
 
     Attributes:
         folder: Folder of the pictures.
-        pictures: Their files, in the order they were drawn.
-        method: Method of attribution; None where none was drawn.
+        pictures: Files of the pictures, in the order they were drawn.
+        method: Method of attribution; None if no attribution was drawn.
         said: Lines that the command line prints.
     """
 
@@ -55,7 +55,7 @@ class Explanations:
 def explain_images(
     model: TrainedModel | str | os.PathLike[str], images: Source | Sequence[Source], /, **settings: Any
 ) -> Explanations:
-    """Draw what a model sees in images; the same as `paucal explain`. Arrays instead of pictures: `paucal.explain`.
+    """Draw what a model sees in images; the same as `paucal explain`. For arrays use `paucal.explain`.
 
     Args:
         model: A run, the name of a timm model with published weights, or a model that `paucal.load` has loaded.
@@ -81,7 +81,7 @@ def explain_images(
 def explain_all(
     name: TrainedModel | str, sources: Sequence[str | ImageInMemory], settings: ExplainSettings, console: Console
 ) -> Explanations:
-    """Draw everything that is asked for; see `explain_images`."""
+    """Draw all requested views; see `explain_images`."""
     check_ranges(settings)
     views = _views(settings)
     require_use(views, settings)
@@ -122,7 +122,7 @@ def _views(settings: ExplainSettings) -> list[str]:
 
 
 class _Extra:
-    """What is drawn once, from all images, and what some views need beside the model."""
+    """Figures that are drawn once, from all images, and objects that some views need beside the model."""
 
     def __init__(self) -> None:
         self.sheet: list[Explained] = []
@@ -143,7 +143,7 @@ class _Extra:
 
 
 def _opened(views: Sequence[str], name: TrainedModel | str, model: TrainedModel, settings: ExplainSettings) -> _Extra:
-    """Open what some views need beside the model, before any work is done."""
+    """Open the objects that some views need beside the model, before any work is done."""
     extra = _Extra()
     if set(views) & NEEDS_ATTENTION:
         require_attention(model.module)

@@ -1,4 +1,4 @@
-"""Where pictures go: a folder of their own, names that are fit for files and never taken twice."""
+"""Writing pictures: a folder of their own, and valid file names that are never used twice."""
 
 import re
 from collections.abc import Sequence
@@ -20,15 +20,15 @@ _ODD = re.compile(r"[^\w.-]+")
 
 
 def settle_folder(output: str | None, sources: Sequence[Any], default: Path = DEFAULT) -> Path:
-    """Return the folder for what a verb writes, which is empty or not there yet.
+    """Return the folder for the output of a verb, which is empty or does not exist yet.
 
     Args:
         output: Folder that the user has given; None for the next number in `default`.
-        sources: Images, PIL images among them, beside which nothing is written.
+        sources: Images as paths or PIL images, and folders of images, in which nothing is written.
         default: A folder of numbered folders.
 
     Raises:
-        UserError: it holds something, cannot be written, or lies among the images.
+        UserError: the folder is not empty, cannot be written, or lies among the images.
     """
     path = _next(default) if output is None else named_path(output)
     for source in sources:
@@ -49,11 +49,11 @@ class Pictures:
     """Writes figures into a folder.
 
     Args:
-        folder: Made with the first picture.
+        folder: Folder, made with the first picture.
         kind: "png", "svg" or "both".
 
     Attributes:
-        written: The files so far.
+        written: Files written so far.
     """
 
     def __init__(self, folder: Path, kind: Literal["png", "svg", "both"]) -> None:
@@ -62,7 +62,7 @@ class Pictures:
         self._taken: set[str] = set()
 
     def write(self, label: str, figure: Figure) -> None:
-        """Write a figure under a name made of its label."""
+        """Write a figure under a name made from its label."""
         self.folder.mkdir(parents=True, exist_ok=True)
         stem = self._name(label)
         for kind in self.kinds:
@@ -72,7 +72,7 @@ class Pictures:
             self.written.append(path)
 
     def write_table(self, name: str, text: str) -> None:
-        """Write the numbers behind a figure beside it; `name` is a plain word that no image's pictures have."""
+        """Write the numbers of a figure beside it; `name` is a plain word that is not the name of a picture."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.folder / f"{name}.csv", text)
 

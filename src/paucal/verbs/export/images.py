@@ -1,4 +1,4 @@
-"""Real images for an export: those that it is compared on, and those that ranges are read from."""
+"""Real images for an export: for comparing it with the original, and for calibrating 8-bit activations."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ from paucal.runner.input_images import open_sources, read_all
 from paucal.runs import RunFolder
 from paucal.types import UserError
 
-NOISE = 16  # pictures on which a model without images is compared
-CALIBRATING = 100  # training images from which the ranges of 8-bit activations are read
+NOISE = 16  # number of noise pictures on which a model is compared if there are no images
+CALIBRATING = 100  # number of training images from which the ranges of 8-bit activations are measured
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +29,8 @@ class Pictures:
 
     Attributes:
         pictures: Pictures of any sizes.
-        labels: (N,) in the order of the model's classes; None where they are not known.
-        what: They are, for people.
+        labels: (N,) in the order of the model's classes; None if they are not known.
+        what: Description of the images for people.
     """
 
     pictures: list[Image.Image]
@@ -39,10 +39,10 @@ class Pictures:
 
 
 def compared_images(run: RunFolder, data: str | None, most: int, model: TrainedModel, console: Console) -> Pictures:
-    """Return images to compare an export on: those given, or the run's test images (validation where it has none).
+    """Return images to compare an export on: the given images, or the run's test images (else validation images).
 
     Raises:
-        UserError: there are none, or the run's are gone.
+        UserError: there are no images, or the run's images are gone.
     """
     if data is not None:
         found = [picture for _, picture in islice(_given(data, model, console), most)]
@@ -55,7 +55,7 @@ def compared_images(run: RunFolder, data: str | None, most: int, model: TrainedM
     split = read_split(run.split, images)
     part = next((name for name in ("test", "val", "train") if len(split.indices(name))), "train")
     part_rows = split.indices(part)
-    rows = part_rows[evenly_spaced(len(part_rows), most)].tolist()  # images of a class lie together
+    rows = part_rows[evenly_spaced(len(part_rows), most)].tolist()  # images of the same class are adjacent
     pictures = [images.store.read(row) for row in rows]
     labels = None if model.card.several else torch.from_numpy(images.labels[rows])
     return Pictures(pictures, labels, f"{part} images")
@@ -65,7 +65,7 @@ def calibrating_images(run: RunFolder, model: TrainedModel, console: Console) ->
     """Yield training images of a run.
 
     Raises:
-        UserError: they are gone, or the model lies there without its run.
+        UserError: the images are gone, or the model's folder is not a run.
     """
     if not run.config.exists():
         raise UserError(f"--int8 needs the training images of a run, and {run.path} is a model alone: give its run.")
@@ -76,7 +76,7 @@ def calibrating_images(run: RunFolder, model: TrainedModel, console: Console) ->
 
 
 def _noise(model: TrainedModel, count: int) -> list[Image.Image]:
-    """Return pictures of random pixels, as the model reads its images."""
+    """Return pictures of random pixels, in the format in which the model reads images."""
     generator, fed = np.random.default_rng(0), model.card.preprocessing
     shape = (*fed.image_size, fed.channels)
     return [convert_image(generator.integers(0, 256, shape, dtype=np.uint8), fed.reading) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""`paucal.export_model`: files that other programs run, each compared with the model that it was made from."""
+"""`paucal.export_model`: files that other programs can run, each compared with the original model."""
 
 import json
 import os
@@ -29,15 +29,15 @@ from paucal.verbs.export.images import Pictures, calibrating_images, compared_im
 from paucal.verbs.export.settings import FORMATS, ExportSettings
 from paucal.wording import counted, percent
 
-ALIKE = 1e-3  # of probabilities: an export that differs by more is none
-ALIKE_PIXELS = 0.05  # where the preprocessing is inside, which rounds a few pixels otherwise
+ALIKE = 1e-3  # largest allowed difference of a probability; an export that differs by more is refused
+ALIKE_PIXELS = 0.05  # the same for exports with preprocessing, which rounds a few pixels differently
 DEFAULT = Path("exports")
 PACKAGES = ("paucal", "torch", "timm", "onnx", "onnxscript", "onnxruntime")
 
 
 @dataclass(frozen=True)
 class Export:
-    """What was written.
+    """The result of an export.
 
     Attributes:
         folder: Folder of the files.
@@ -54,18 +54,18 @@ class Export:
 
 @shows_settings(ExportSettings)
 def export_model(run: str | os.PathLike[str], /, **settings: Any) -> Export:
-    """Write the model of a run for other programs; the same as `paucal export`.
+    """Write the model of a run in formats for other programs; the same as `paucal export`.
 
-    Every file is compared with the model on real images before it is written: largest difference of a probability,
-    agreement of classes, speed, and accuracy where the labels are known.
+    Before a file is written, it is compared with the model on real images: the largest difference of a probability,
+    agreement of classes, speed, and accuracy if the labels are known.
 
     Args:
         run: A run or its folder.
         **settings: Any field of `paucal.verbs.export.settings.ExportSettings`.
 
     Raises:
-        UserError: there is no such run, a package is missing, the network cannot be written in a format, or what was
-            written answers otherwise than the model.
+        UserError: there is no such run, a package is missing, the network cannot be written in a format, or the
+            answers of an export differ from those of the model.
         TypeError: a setting does not exist.
 
     Example:
@@ -80,14 +80,18 @@ def export_model(run: str | os.PathLike[str], /, **settings: Any) -> Export:
 
 
 def export_all(run: str, settings: ExportSettings, console: Console) -> Export:
-    """Write and compare everything that is asked for; see `export_model`."""
+    """Write and compare all requested formats; see `export_model`."""
     check_ranges(settings)
     formats = _formats(settings)
     folder = open_model_folder(run)
     model = load_trained(folder).require_classifier()
     place = settle_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
     graph = graph_of(model, settings.with_preprocessing)
-    graphs = _graphs(folder, model, graph, formats, settings, console) if set(formats) - {"safetensors"} else iter(())
+    graphs = (
+        _exported_files(folder, model, graph, formats, settings, console)
+        if set(formats) - {"safetensors"}
+        else iter(())
+    )
     looked = None
     written: list[Path] = []
     comparisons: dict[str, Comparison] = {}
@@ -126,10 +130,10 @@ def _formats(settings: ExportSettings) -> Sequence[str]:
     return chosen
 
 
-Made = tuple[str, bytes, Any, bool]  # file name, content, what computes it, whether it must give the same answers
+Made = tuple[str, bytes, Any, bool]  # file name, content, network that runs it, whether it must give the same answers
 
 
-def _graphs(
+def _exported_files(
     run: RunFolder,
     model: TrainedModel,
     graph: Graph,
@@ -161,7 +165,7 @@ class _Looked:
             self.original: Tensor = answers(model, model.module, images.pictures, False, advance)
 
     def beside(self, network: Any, console: Console, name: str) -> Comparison:
-        """Return how an export answers for the same images."""
+        """Return the comparison of an export with the original on the same images."""
         with console.progress(f"comparing {name}") as advance:
             found = answers(self.model, network, self.images.pictures, self.pixels, advance)
         first = self.images.pictures[0]

@@ -1,4 +1,4 @@
-"""`paucal.label`: label maps from a teacher, or from published ones."""
+"""`paucal.label`: label maps from a teacher, or from published maps."""
 
 import os
 from dataclasses import replace
@@ -25,7 +25,7 @@ from paucal.verbs.label.settings import LabelSettings
 
 @shows_settings(LabelSettings)
 def label(data: str | os.PathLike[str], **settings: Any) -> Labeled:
-    """Make label maps with a trained classifier: its classes at every cell of every image; the same as `paucal label`.
+    """Make label maps: the predictions of a trained classifier at every cell of every image; same as `paucal label`.
 
     Args:
         data: Folder of images, Parquet, a list file, the name of a published set, or "digits".
@@ -36,7 +36,7 @@ def label(data: str | os.PathLike[str], **settings: Any) -> Labeled:
         The folder of maps, as `paucal.train(..., labels=...)` takes it, and facts about them.
 
     Raises:
-        UserError: The teacher has other classes or its accuracy is too low, or the folder holds something else.
+        UserError: The teacher has other classes or its accuracy is too low, or the folder holds other files.
         TypeError: A setting does not exist.
 
     Example:

@@ -1,4 +1,4 @@
-"""Label maps from a run, a published classifier or published maps: what `paucal label` does.
+"""The work of `paucal label`: label maps from a run, a published classifier or published maps.
 
 One process at a time may write into a folder, since two would each see the other's maps as missing.
 """
@@ -34,7 +34,7 @@ from paucal.verbs.label.settings import LEVEL
 from paucal.wording import counted, percent
 
 SAMPLE = 1000  # labelled images that the teacher is tested on
-ALONE = 0.8  # share of the accuracy on whole images that single cells should keep
+ALONE = 0.8  # share of its accuracy on whole images that a teacher should keep on the mean over the cells
 WHAT = "the folder of label maps"
 
 
@@ -94,7 +94,7 @@ def label_images(
     """Test a teacher on labelled images, then write its map of every image.
 
     Args:
-        images: Set of images; if it has labels the teacher is tested on some of them first.
+        images: Set of images; if it has labels, the teacher is first tested on some of the images.
         teacher: Teacher as `open_teacher` returns it.
         output: Folder for the maps; unfinished maps are completed.
         console: Console for messages.
@@ -189,7 +189,7 @@ def _test_teacher(images: ImageSet, teacher: Teacher, device: torch.device, batc
 
 
 def _sample(images: ImageSet, teacher: Teacher) -> NDArray[np.int64]:
-    """Return positions spread over the set, of images that the teacher was not trained on if there are any."""
+    """Return positions spread over the set, only of images that the teacher was not trained on if there are any."""
     seen = teacher.trained_on(images)
     new = [index for index, key in enumerate(images.keys) if key not in seen]
     pool = np.asarray(new or range(len(images)), dtype=np.int64)
@@ -220,15 +220,15 @@ def convert_published(
 ) -> Labeled:
     """Convert published maps, one file per image, to a folder of label maps.
 
-    They keep their raw logits, in which classes that are left out count as zero, and cover the central square of each
-    image; the rest of the image is left out of the loss.
+    The maps keep their raw logits, where a missing class counts as zero, and cover the central square of each image;
+    the rest of the image is left out of the loss.
 
     Args:
         images: Set of images; only images that have a map are kept, and all training images must have one.
         folder: Class folders with one file per image.
         output: Folder for the maps; unfinished maps are completed.
         console: Console for messages.
-        classes: Names of the maps' classes in the order of their numbers; by default those of the set.
+        classes: Names of the maps' classes in the order of their numbers; by default the classes of the set.
         min_accuracy: Share of a sample of labelled images that the mean over the cells must get right.
 
     Raises:
@@ -285,7 +285,7 @@ def writing_maps(output: Path, console: Console, title: str) -> Iterator[Advance
     """Lock a folder of maps for writing, with a progress bar; yield the function that advances the bar.
 
     Raises:
-        UserError: Another process writes there, or has taken over since.
+        UserError: Another process writes there, or has taken over the lock in the meantime.
     """
     with sole_writer(output, WHAT) as lock, console.progress(title) as advance:
 

@@ -1,4 +1,4 @@
-"""What a classifier says about images: as values, as CSV and as JSON."""
+"""The predictions of a classifier for images: as values, as CSV and as JSON."""
 
 import csv
 import io
@@ -18,15 +18,15 @@ from paucal.models.card import ModelCard
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What a classifier says about one image.
+    """The prediction of a classifier for one image.
 
     Attributes:
         path: Path of the image; None for an image given as pixels.
         classes: K names.
-        shares: (K,) float32 probabilities on the CPU, which sum to 1, or of a model that gives several labels one for
-            each class.
-        thresholds: (K,) probabilities from which on such a model answers with a class; None where it gives one label.
-        features: (D,) float32, what the classifier was given; None where they were not asked for.
+        shares: (K,) float32 probabilities on the CPU. They sum to 1, except for a model that gives several labels,
+            where each class has its own probability.
+        thresholds: (K,) least probabilities with which such a model predicts a class; None for a single label.
+        features: (D,) float32, the input of the classifier; None if not requested.
     """
 
     path: str | None
@@ -47,7 +47,7 @@ class Prediction:
 
     @cached_property
     def labels(self) -> list[str]:
-        """The names of the classes that the image is said to be of: one, or any number above their thresholds."""
+        """The names of the predicted classes: one, or any number of classes that reach their thresholds."""
         if self.thresholds is None:
             return [self.predicted]
         return list(compress(self.classes, marked(self.shares, self.thresholds).tolist()))
@@ -58,7 +58,7 @@ class Prediction:
         return dict(zip(self.classes, self.shares.tolist(), strict=True))
 
     def top(self, count: int) -> list[tuple[str, float]]:
-        """Return the likeliest classes with their probabilities, falling; all where there are fewer."""
+        """Return the likeliest classes (all if there are fewer) with their probabilities, in descending order."""
         order = self.shares.argsort(descending=True, stable=True)[:count].tolist()
         return [(self.classes[place], float(self.shares[place])) for place in order]
 
@@ -66,13 +66,13 @@ class Prediction:
 def csv_lines(rows: Iterable[Prediction], card: ModelCard, top_k: int | None = None) -> Iterator[str]:
     """Yield one line per image: path, class, confidence, and a probability per class.
 
-    Of a model that gives several labels there are all that reach their threshold, with ";" between them, and no
-    confidence.
+    For a model that gives several labels, the line has all classes that reach their threshold, with ";" between them,
+    and no confidence.
 
     Args:
-        rows: The answers.
+        rows: The predictions.
         card: Card of the model.
-        top_k: Name only so many of the likeliest classes, in the place of a column for each.
+        top_k: Number of likeliest classes to name, instead of a column for each class.
     """
     several, top = card.several, None if top_k is None else min(top_k, len(card.classes))
     answers = ["labels"] if several else ["predicted", "confidence"]
@@ -88,7 +88,7 @@ def csv_lines(rows: Iterable[Prediction], card: ModelCard, top_k: int | None = N
 
 
 def json_lines(rows: Iterable[Prediction], top_k: int | None = None) -> Iterator[str]:
-    """Yield a list with a mapping per image, of the same; a piece of text for each."""
+    """Yield a JSON list, piece by piece: for each image a mapping with the same content as in `csv_lines`."""
     one, several = ("path", "predicted", "confidence"), ("path", "labels")
     empty = True
     for row in rows:

@@ -1,4 +1,4 @@
-"""A model asked about many pictures, a batch at a time."""
+"""Run a model on many pictures, a batch at a time."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -21,14 +21,14 @@ from paucal.verbs.predict.settings import PredictSettings
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """What a model says about pictures that follow each other.
+    """The outputs of a model for consecutive pictures.
 
     Attributes:
-        names: N paths; None of pictures that were given in memory.
-        stamps: N, see `Pictures.stamp`.
-        problems: N; why a picture could not be read, None of the M that could.
+        names: N paths; None for pictures that were given in memory.
+        stamps: N stamps, see `Pictures.stamp`.
+        problems: N reasons why a picture could not be read; None for the M that could.
         shares: (M, K) float32 probabilities.
-        features: (M, D) float32; None where they are not asked for.
+        features: (M, D) float32; None if not requested.
     """
 
     names: Sequence[str | None]
@@ -46,7 +46,7 @@ class Block:
         return [problem is None for problem in self.problems]
 
     def predictions(self, card: ModelCard) -> list[Prediction]:
-        """Return the answers for the pictures that could be read."""
+        """Return the predictions for the pictures that could be read."""
         rows = self.features if self.features is not None else [None] * len(self.shares)
         return [
             Prediction(name, card.classes, shares, card.thresholds, features)
@@ -63,10 +63,10 @@ def ask(
     start: int = 0,
     features: bool = False,
 ) -> Iterator[Block]:
-    """Yield what a model says, batch after batch, while a bar shows how far it is.
+    """Yield the outputs of a model, batch after batch, with a progress bar.
 
-    Batches are cut by the pictures that can be read, from `start` on: whoever goes on after a whole batch has the same
-    batches, and so the same numbers, as if there had been no pause.
+    Batches count only pictures that can be read, from `start` on. A call that resumes after a whole batch thus has the
+    same batches, and the same numbers, as a call without interruption.
 
     Raises:
         UserError: a picture cannot be read and is not to be skipped, or the model has no features.
@@ -84,7 +84,7 @@ def ask(
 def _batches(
     pictures: Pictures, settings: PredictSettings, console: Console, start: int
 ) -> Iterator[tuple[int, list[Image.Image | UnreadableImage]]]:
-    """Yield the position of the first picture of a batch and what was read, with whatever could not be in between."""
+    """Yield the position of the first picture of a batch, and its pictures, unreadable ones included."""
     first, read, readable = start, [], 0
     for position in range(start, len(pictures)):
         found = pictures.read_or_skip(position, settings.on_bad_image, console)
@@ -110,7 +110,7 @@ def _answer(
     shares, features = torch.empty(0, len(model.classes)), None
     if readable and model.classes:
         shares = model.probabilities(readable)
-    elif readable:  # a backbone alone, which has features only
+    elif readable:  # a backbone without a classifier gives only features
         shares = torch.empty(len(readable), 0)
         with torch.inference_mode():
             model.module(model.prepared(readable))

@@ -1,4 +1,4 @@
-"""`paucal predict`: images classified into files, or onto standard output, going on where a stopped call was."""
+"""`paucal predict`: images classified into files, or onto standard output, resuming where an earlier call stopped."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -22,14 +22,14 @@ from paucal.wording import counted
 def predict_to_files(
     source: str, paths: Sequence[str], settings: PredictSettings, wanted: AnswerSettings, console: Console
 ) -> Iterator[str]:
-    """Classify images and write what is asked for; of a model without a classifier the features alone.
+    """Classify images and write the requested files; a model without a classifier gives only features.
 
     Returns:
-        The answers as pieces of text where no file takes them; none where one does.
+        The answers as pieces of text; none if they are written to a file.
 
     Raises:
-        UserError: the model or an image is not there, cannot be read or does not fit what is asked for; a file exists
-            or cannot be written; unfinished answers of a stopped call are of another model or of other images.
+        UserError: the model or an image does not exist, cannot be read or does not fit the request; a file exists or
+            cannot be written; unfinished answers of a stopped call are of another model or of other images.
     """
     check_ranges(settings)
     check_ranges(wanted)
@@ -60,7 +60,7 @@ def _features_only(wanted: AnswerSettings) -> bool:
 
 
 def _about(source: str, settings: PredictSettings, targets: Targets) -> dict[str, Any]:
-    """Return what the numbers of an answer depend on, to the last digit."""
+    """Return everything that the numbers of an answer depend on, down to their last digit."""
     return {
         "model": model_digest(source),
         "--mirror": settings.mirror,
@@ -78,7 +78,7 @@ def _fill(
     console: Console,
     targets: Targets,
 ) -> None:
-    """Answer what has no answer yet."""
+    """Classify the images that have no answer yet."""
     start = journal.resume(pictures)
     if start:
         console.say(f"{start} of {counted(len(pictures), 'image')} have their answers in {journal.folder}: going on")
@@ -96,7 +96,7 @@ def _fill(
 
 
 def _tell_skipped(journal: Journal, settings: PredictSettings, console: Console) -> None:
-    """Name what an earlier call has skipped, or refuse to leave it out where this one may not."""
+    """Name the images that an earlier call skipped; raise an error if this call may not skip images."""
     for problem in (problem for block in journal.blocks() for problem in block.problems):
         if problem is not None and settings.on_bad_image == "refuse":
             raise UserError(f"{problem}; leave it out with --on-bad-image skip.")
@@ -107,7 +107,7 @@ def _tell_skipped(journal: Journal, settings: PredictSettings, console: Console)
 def _timed(
     model: TrainedModel, pictures: Pictures, settings: PredictSettings, console: Console, start: int, targets: Targets
 ) -> Iterator[Block]:
-    """Yield blocks, and say at the end how many images there were, how fast, and how many could not be read."""
+    """Yield blocks; at the end report the number of images, the speed, and how many images could not be read."""
     begun, read, skipped = time.monotonic(), 0, 0
     for block in ask(model, pictures, settings, console, start=start, features=targets.features is not None):
         read += len(block.shares)

@@ -1,4 +1,4 @@
-"""Answers on the disk as they come, so that a stopped call can go on where it was."""
+"""Answers stored on the disk as they are computed, so that a stopped call can be resumed."""
 
 import json
 import os
@@ -35,13 +35,13 @@ _SCHEMA = pa.schema(
 class Journal:
     """A folder of Arrow streams, one for each call that has worked on the same answers.
 
-    A block is added as a whole; the end of a stream that was torn off with its process is not read. Numbers are kept as
-    they are, so that what is written of a journal does not tell how often its making was interrupted.
+    A block is added as a whole; a block that is incomplete because its process died is not read. Numbers are stored
+    exactly, so that the files written from a journal do not depend on how often the work was interrupted.
 
     Args:
         folder: Folder beside the file of the answers.
-        classes: K of the model.
-        about: Everything that the answers depend on, by the name that users know it by.
+        classes: Number of classes, K.
+        about: Everything that the answers depend on, by the names that users know.
     """
 
     def __init__(self, folder: Path, classes: int, about: Mapping[str, Any]) -> None:
@@ -69,17 +69,17 @@ class Journal:
 
     def __exit__(self, *exc_info: object) -> None:
         while self._stack:
-            with suppress(OSError):  # a full disk has been told of
+            with suppress(OSError):  # a full disk has already been reported
                 self._stack.pop().close()
         self._lock.release()
-        with suppress(OSError):  # what holds answers stays
+        with suppress(OSError):  # a folder that holds answers stays
             self.folder.rmdir()
 
     def resume(self, pictures: Pictures) -> int:
-        """Return how many pictures have their answers.
+        """Return how many of the pictures have their answers already.
 
         Raises:
-            UserError: other pictures have them.
+            UserError: the answers are those of other pictures.
         """
         for block in self.blocks():
             for name, stamp in zip(block.names, block.stamps, strict=True):
@@ -93,7 +93,7 @@ class Journal:
         return self.done
 
     def add(self, block: Block) -> None:
-        """Keep a block.
+        """Store a block.
 
         Raises:
             OSError: the disk is full.
@@ -106,10 +106,10 @@ class Journal:
         self.done += len(block)
 
     def blocks(self) -> Iterator[Block]:
-        """Yield all blocks that are kept.
+        """Yield all stored blocks.
 
         Raises:
-            UserError: they do not fit the model.
+            UserError: the blocks do not fit the model.
         """
         for path in self._parts():
             for block in _read(path):
@@ -118,7 +118,7 @@ class Journal:
                 yield block
 
     def remove(self) -> None:
-        """Remove what is kept, once it has been written elsewhere."""
+        """Remove the stored blocks, once they have been written elsewhere."""
         while self._stack:
             self._stack.pop().close()
         for path in self._parts():
@@ -137,7 +137,7 @@ class Journal:
         self._stack.append(self._writer)
 
     def _check(self) -> None:
-        """Refuse a folder of something else, or of answers that depend on something else."""
+        """Refuse a folder with other files, or with answers of another model or other settings."""
         names = {path.name for path in self.folder.iterdir()} - {LOCK}
         others = sorted(names - {path.name for path in self._parts()})
         if [name for name in others if not name.startswith(f".{LOCK}")]:
@@ -170,13 +170,13 @@ def _batch(block: Block) -> pa.RecordBatch:
 
 
 def _lists(rows: Tensor, counts: np.ndarray) -> pa.ListArray:
-    """Return a list for each picture, empty for those that could not be read."""
+    """Return a list for each picture, empty if it could not be read."""
     offsets = np.concatenate([[0], np.cumsum(counts * rows.shape[1])]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows.contiguous().numpy().reshape(-1)))
 
 
 def _read(path: Path) -> Iterator[Block]:
-    """Yield the whole blocks of a stream."""
+    """Yield the complete blocks of a stream."""
     try:
         with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
             if not reader.schema.equals(_SCHEMA):
@@ -188,7 +188,7 @@ def _read(path: Path) -> Iterator[Block]:
                 except (StopIteration, pa.ArrowException, OSError, EOFError):
                     return
                 yield _block(batch)
-    except (pa.ArrowException, OSError, EOFError):  # torn off before its first block
+    except (pa.ArrowException, OSError, EOFError):  # the stream ends before its first block
         return
 
 

@@ -37,17 +37,17 @@ def predict(
         model: A run, its folder, or a model that `paucal.load` has loaded, which stays on the device it is on.
         images: Image files, folders (searched to any depth), Parquet files, patterns such as "photos/*.jpg", PIL
             images, and arrays (H, W) or (H, W, C) of as many channels as the model reads; one or several of them.
-        features: Keep with each prediction what the classifier was given of its image.
+        features: Whether to keep the input of the classifier with each prediction.
         **settings: Any field of `paucal.verbs.predict.settings.PredictSettings`: `batch_size`, `device`,
             `mirror`, `on_bad_image`.
 
     Returns:
-        A prediction for each image, in the order given, those of folders sorted by name. Images that are skipped are
-        warned of in the log "paucal".
+        A prediction for each image, in the order given; images of a folder are sorted by name. Skipped images give a
+        warning in the log "paucal".
 
     Raises:
-        UserError: there is no such run, it has no classifier, or an image is not there or cannot be read; or its
-            features are asked of an ONNX model.
+        UserError: there is no such run, it has no classifier, or an image does not exist or cannot be read;
+            or features of an ONNX model are requested.
         TypeError: a setting does not exist.
 
     Example:
@@ -57,7 +57,7 @@ def predict(
     """
     sources = list_sources(images)
     chosen = from_python(PredictSettings, settings, "paucal.predict", "predict")
-    check_ranges(chosen)  # before a model is loaded for nothing
+    check_ranges(chosen)  # so that no model is loaded in vain
     if isinstance(model, TrainedModel) and settings.get("device") is not None:
         raise UserError(f"--device is {chosen.device!r}, and the model is loaded on {model.device}: leave it out.")
     if not sources:
@@ -73,7 +73,7 @@ def classify_all(
     console: Console,
     features: bool = False,
 ) -> list[Prediction]:
-    """Classify everything that some sources hold; see `predict`."""
+    """Classify all images of the sources; see `predict`."""
     check_ranges(settings)
     asked, pictures, settings = open_pictures(model, sources, settings, console)
     blocks = ask(asked, pictures, settings, console, features=features)
@@ -83,10 +83,10 @@ def classify_all(
 def open_pictures(
     model: TrainedModel, sources: Sequence[str | ImageInMemory], settings: PredictSettings, console: Console
 ) -> tuple[TrainedModel, Pictures, PredictSettings]:
-    """Return the model as the settings want it asked, the pictures as it reads them, and the settings with a batch.
+    """Return the model prepared for the settings, the pictures it reads, and the settings with a batch size.
 
     Raises:
-        UserError: there is no image at a place, a batch cannot fit in the memory, or a setting is of other models.
+        UserError: a source holds no image, a batch does not fit in memory, or a setting is for other models.
     """
     if settings.scales is not None:
         raise UserError("--scales is of models that give every pixel a class, and this one classifies: leave it out.")

@@ -61,11 +61,11 @@ def predict_masks(
             `on_bad_image`.
 
     Returns:
-        A prediction for each image, in the order given, those of folders sorted by name.
+        A prediction for each image, in the order given; images of a folder are sorted by name.
 
     Raises:
-        UserError: There is no such run, it is no segmentation run, an image is missing or cannot be read, or the output
-            folder is not empty.
+        UserError: There is no such run, it is not a segmentation run, an image is missing or cannot be read, or the
+            output folder is not empty.
         TypeError: A setting does not exist.
     """
     sources = [source for source in list_sources(images) if isinstance(source, str)]

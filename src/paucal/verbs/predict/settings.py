@@ -30,7 +30,7 @@ _FILES = "what is written"
 
 @dataclass(frozen=True)
 class AnswerSettings:
-    """What `paucal predict` writes; functions of Python return the same as values."""
+    """What `paucal predict` writes; the Python functions return it as values."""
 
     format: Literal["csv", "json"] | None = option(
         "form of the answers; of a detector json is COCO's; by default what --output ends in, else csv", group=_FILES

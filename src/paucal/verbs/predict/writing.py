@@ -1,4 +1,4 @@
-"""Files that `paucal predict` writes: answers, features and a contact sheet, from blocks that may be on the disk."""
+"""Files that `paucal predict` writes: answers, features and a contact sheet, from blocks in memory or on the disk."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -35,12 +35,12 @@ SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
 NONE = "none of the classes"
 _GAP, _HEADING, _CAPTION = 6, 22, 16
 _QUALITY = 88
-Row = tuple[str, int, list[tuple[int, float]]]  # heading, images in all, positions with probabilities
+Row = tuple[str, int, list[tuple[int, float]]]  # heading, number of images, positions and probabilities of those shown
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Where the answers go; None where a file is not asked for."""
+    """The files for the answers; None for a file that is not requested."""
 
     form: TableForm
     top_k: int | None
@@ -50,12 +50,12 @@ class Targets:
 
     @property
     def first(self) -> Path | None:
-        """The file beside which unfinished work is kept; a sheet alone is not worth it."""
+        """The file beside which unfinished work is kept; for a sheet alone none is kept."""
         return self.output or self.features
 
 
 def check_targets(wanted: AnswerSettings, sources: Iterable[str]) -> Targets:
-    """Return where the answers go.
+    """Return the files for the answers.
 
     Raises:
         UserError: a file exists, cannot be written, or would lie among the images.
@@ -81,7 +81,7 @@ def answer_text(blocks: Iterable[Block], card: ModelCard, targets: Targets) -> I
 
 
 def write_all(blocks: Blocks, card: ModelCard, pictures: Pictures, targets: Targets, console: Console) -> None:
-    """Write the files that are asked for: the answers last, so that a call that was stopped before can go on."""
+    """Write the requested files, the answers last, so that a call that is stopped before can be resumed."""
     if targets.sheet is not None:
         rows = sheet_rows(blocks(), card)
         if len(rows) > MOST_ROWS:
@@ -93,7 +93,7 @@ def write_all(blocks: Blocks, card: ModelCard, pictures: Pictures, targets: Targ
         write_atomically(targets.features, lambda file: _write_features(file, blocks()))
     if targets.output is not None:
         pieces = answer_text(blocks(), card, targets)
-        # Paths may be any bytes: JSON has escapes for them, and in CSV the bytes themselves lead to the image.
+        # Paths may be any bytes: JSON gets escapes for them; CSV keeps the bytes, which lead to the image.
         errors = "backslashreplace" if targets.form == "json" else "surrogateescape"
         write_atomically(targets.output, lambda file: file.writelines(piece.encode(errors=errors) for piece in pieces))
 
@@ -101,7 +101,7 @@ def write_all(blocks: Blocks, card: ModelCard, pictures: Pictures, targets: Targ
 def _write_features(file: object, blocks: Iterable[Block]) -> None:
     """Write `path` and `features`, a list of float32 for each image that could be read.
 
-    The rows of a file are compressed in groups whose size does not depend on that of the batches.
+    The rows of a file are compressed in groups whose size does not depend on the batch size.
     """
     schema = pa.schema({"path": pa.string(), "features": pa.list_(pa.field("element", pa.float32()))})
     waiting: list[pa.Table] = []
@@ -124,12 +124,12 @@ def _feature_table(block: Block, schema: pa.Schema) -> pa.Table:
 
 
 def _text(name: str | None) -> str | None:
-    """Return a path as UTF-8, which Parquet asks for; bytes that are none become escapes."""
+    """Return a path as text that is valid UTF-8, as Parquet requires; other bytes become escapes."""
     return None if name is None else os.fsencode(name).decode(errors="backslashreplace")
 
 
 def _apart(text: str | None, sources: Iterable[str], flag: str, endings: tuple[str, ...]) -> Path | None:
-    """Return the path of a file that must not lie among the images, where the next look would take it for one."""
+    """Return the path of a file that must not lie among the images, where a later call would take it for an image."""
     if text is None:
         return None
     path = named_path(text, flag)
@@ -146,7 +146,7 @@ def _apart(text: str | None, sources: Iterable[str], flag: str, endings: tuple[s
 def sheet_rows(blocks: Iterable[Block], card: ModelCard) -> list[Row]:
     """Return which images stand for each class, most frequent classes first, images evenly spread by probability.
 
-    An image with several labels stands in the row of each, one without in a last row of its own.
+    An image with several labels is in the row of each; images without a label share a last row.
     """
     held: dict[int, list[tuple[NDArray[np.int64], NDArray[np.float32]]]] = {}
     start = 0
@@ -162,12 +162,12 @@ def sheet_rows(blocks: Iterable[Block], card: ModelCard) -> list[Row]:
 
 
 def draw_sheet(rows: list[Row], read: Callable[[int], Image.Image], advance: Callable[[int, int], None]) -> Image.Image:
-    """Draw the rows, at most sixty; each image in its own shape on white, its probability below.
+    """Draw at most sixty rows; each image keeps its proportions on white, with its probability below.
 
     Args:
         rows: Rows of `sheet_rows`.
-        read: Returns the image at a position; one that can no longer be read leaves its place empty.
-        advance: Function that is called with (tiles drawn, tiles in all).
+        read: Returns the image at a position; an image that can no longer be read leaves its place empty.
+        advance: Function that is called with (tiles drawn, total number of tiles).
     """
     shown, total = rows[:MOST_ROWS], sum(len(row[2]) for row in rows[:MOST_ROWS])
     height = _HEADING + TILE + _CAPTION + _GAP
@@ -187,13 +187,13 @@ def draw_sheet(rows: list[Row], read: Callable[[int], Image.Image], advance: Cal
 
 
 def save_sheet(page: Image.Image, path: Path) -> Callable[[object], None]:
-    """Return what writes a sheet into an open file, in the format that the path's ending says."""
+    """Return a function that writes a sheet into an open file, in the format of the path's ending."""
     kind = SUFFIXES[path.suffix.lower()]
     return lambda file: page.save(file, kind, **({"quality": _QUALITY} if kind == "JPEG" else {}))  # type: ignore[arg-type]
 
 
 def _members(shares: NDArray[np.float32], card: ModelCard) -> dict[int, NDArray[np.int64]]:
-    """Return the rows of each class that is an answer; -1 for those without one."""
+    """Return the rows of `shares` by their predicted classes; rows without one are under -1."""
     if card.thresholds is None:
         answers = np.zeros(shares.shape, dtype=bool)
         answers[np.arange(len(shares)), shares.argmax(1)] = True

@@ -27,12 +27,12 @@ from paucal.wording import counted, percent
 
 SHOWN = ("state", "method", "model", "data", "seed", "epochs", "val", "test", "time", "size", "changed")
 WIDEST = 10_000  # characters
-SPARED = ("changed", "size", "time", "seed", "epochs", "method", "data")  # in a narrow terminal, the first one first
+SPARED = ("changed", "size", "time", "seed", "epochs", "method", "data")  # what a narrow terminal leaves out first
 NUMBERS = ("val", "test", "size", "seed", "epochs")
 
 
-LONG_AGO = 30 * 86400.0  # seconds after which nobody is expected to go on with a stopped run
-JUST_NOW = 600.0  # seconds in which a run that was begun may be at work on a machine that cannot be seen
+LONG_AGO = 30 * 86400.0  # seconds after which nobody is expected to resume a stopped run
+JUST_NOW = 600.0  # seconds in which a run that was started may still be running on another machine
 _OWN = ("output", "overwrite", "time_limit", "workers", "device")  # settings that do not tell runs apart
 
 
@@ -57,10 +57,10 @@ def list_runs(folder: str | os.PathLike[str] = DEFAULT, **settings: Any) -> list
 
 
 def chosen_runs(folder: Path, settings: RunsSettings) -> list[ListedRun]:
-    """Return the runs that are meant, and write them to a file where one is given."""
+    """Return the runs that the settings select, and write them to a file if one is given."""
     path = None if settings.output is None else check_table(settings.output)[0]
     if path is not None and path.suffix.lower() not in FORMS:
-        raise UserError(f"--output: {settings.output!r} ends in neither .csv nor .json, which says what is written.")
+        raise UserError(f"--output: {settings.output!r} must end in .csv or .json: the ending sets the format.")
     everything = with_leftovers(runs_below(folder))
     runs = [run for run in everything if run.deletable] if settings.deletable else everything
     runs = matching(runs, settings.where or ())
@@ -97,7 +97,7 @@ def show(runs: Sequence[ListedRun], folder: Path, settings: RunsSettings, consol
 def _fitting(
     runs: Sequence[ListedRun], names: Sequence[str], spared: Sequence[str], console: Console
 ) -> tuple[Table, list[str]]:
-    """Return a table that fits the terminal, without the columns that can be spared where there is no room for all."""
+    """Return a table that fits the terminal, and the names of the columns that had to be left out."""
     left_out: list[str] = []
     unbounded = console.terminal.options.update(width=WIDEST)
     while True:
@@ -165,11 +165,11 @@ def _write(path: Path, runs: Sequence[ListedRun], columns: Sequence[str]) -> Non
 
 
 def with_leftovers(runs: Sequence[ListedRun], now: float | None = None) -> list[ListedRun]:
-    """Return runs with the reason why each can be deleted; those that another run needs have none.
+    """Return runs with the reason why each can be deleted; runs that another run needs have no reason.
 
     Args:
-        runs: All of a place, so that what they need of each other is known.
-        now: Seconds since 1970; by default the clock.
+        runs: All runs of a folder, so that it is known which of them need each other.
+        now: Seconds since 1970; by default the current time.
     """
     now = time.time() if now is None else now
     needed = _needed(runs)
@@ -190,13 +190,13 @@ def _reason(run: ListedRun, same: ListedRun | None, needed: set[Path], now: floa
 
 
 def _of_comparison(run: ListedRun) -> bool:
-    """Return whether a run is a cell of a comparison, which without it would train it again."""
+    """Return whether a run is a cell of a comparison; if it were deleted, the comparison would train it again."""
     above = run.path.resolve().parents
     return len(above) > 2 and is_grid(above[2])
 
 
 def _needed(runs: Sequence[ListedRun]) -> set[Path]:
-    """Return the folders that other runs name in their settings: what they began with, teachers, guides."""
+    """Return the folders that other runs name in their settings: initial models, teachers, guides."""
     named = set()
     for run in runs:
         for name, value in run.settings.items():
@@ -207,6 +207,6 @@ def _needed(runs: Sequence[ListedRun]) -> set[Path]:
 
 
 def _identity(run: ListedRun) -> str:
-    """Return what is equal for runs that do the same."""
+    """Return a text that is equal for runs with the same verb and settings."""
     kept: Mapping[str, Any] = {name: value for name, value in run.settings.items() if name not in _OWN}
     return json.dumps([run.verb, kept], sort_keys=True, default=str)

@@ -1,4 +1,4 @@
-"""The runs below a folder: what they are, what they have achieved, and which of them are listed in which order."""
+"""The runs below a folder: their settings and scores, and how they are filtered and sorted."""
 
 import fnmatch
 import operator
@@ -16,10 +16,11 @@ from paucal.runs.lock import is_locked
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
-# Where the scores of a run stand, by what it has made; one without a classifier has those of its monitor and its judge.
+# Summary entries with the scores of a run, by the kind of its model; a run without a classifier has the scores of its
+# monitor and those of its frozen features.
 VALIDATED = ("kept_val_top1", "best_val_top1", "best_val_mean_iou", "best_val_ap", "knn_end")
 TESTED = ("test_top1", "test_mean_iou", "test_ap", "judged_linear", "judged_knn")
-DEPTH = 5  # folders between the place that is given and a run: those of a comparison lie three down
+DEPTH = 5  # levels below the given folder at which runs are found; the runs of a comparison are three levels down
 
 
 _CONDITION = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)\s*(!=|>=|<=|=|>|<)\s*(.+)", re.DOTALL)
@@ -28,19 +29,19 @@ HEADINGS = ("run", "state", "verb", "method", "val", "test", "time", "size", "ch
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run.
+    """A run in the list.
 
     Attributes:
         path: Path of the run's folder.
-        name: Relative to the folder that is listed.
+        name: Path relative to the listed folder.
         state: "finished", "running", "stopped" with a saved state, or "begun" without one.
         verb: Verb that made the run.
         settings: Stored settings.
         summary: Summary of a finished run, with the scores of frozen features ("judged_linear"); empty before.
         size: Bytes on the disk.
         changed: Time of the last change in the folder, in seconds since 1970.
-        deletable: Why it can be deleted; "" where nothing says so.
-        problem: Why it cannot be read; "" else.
+        deletable: Why the run can be deleted; "" if there is no reason to.
+        problem: Why the run cannot be read; "" if it can.
     """
 
     path: Path
@@ -55,7 +56,7 @@ class ListedRun:
     problem: str = ""
 
     def value(self, name: str) -> Any:
-        """Return one of the run's numbers or words by its heading, or by the name of a setting or summary entry."""
+        """Return a value of the run by its heading, or by the name of a setting or summary entry."""
         known = {
             "run": self.name,
             "state": self.state,
@@ -73,12 +74,12 @@ class ListedRun:
         return self.settings[name] if name in self.settings else self.summary.get(name)
 
     def but(self, **changes: Any) -> "ListedRun":
-        """Return the run with changes."""
+        """Return a copy of the run with some attributes changed."""
         return replace(self, **changes)
 
 
 def list_runs(root: Path) -> list[ListedRun]:
-    """Return all runs below a folder, the oldest first; one that is a run itself is listed alone.
+    """Return all runs below a folder, the oldest first; if the folder is a run itself, only this run.
 
     Raises:
         UserError: there is no such folder.
@@ -91,13 +92,13 @@ def list_runs(root: Path) -> list[ListedRun]:
 
 def _folders(path: Path, depth: int) -> Iterator[Path]:
     if (path / MARKER).is_file():
-        yield path  # what lies within, such as trials, is the run's own
+        yield path  # runs inside it, such as trials, are part of this run
         return
     if depth == 0:
         return
     try:
         children = sorted(child for child in path.iterdir() if child.is_dir() and not child.is_symlink())
-    except OSError:  # it may not be looked into
+    except OSError:  # no permission to read it
         return
     for child in children:
         if child.suffix != ASIDE:
@@ -120,7 +121,7 @@ def _listed(path: Path, root: Path) -> ListedRun:
 
 
 def _judged(path: Path) -> dict[str, float]:
-    """Return what the frozen features of a run of a study are worth, as a judge beside it has stored."""
+    """Return the scores of the frozen features of a run of a study, from the file beside the run."""
     if not (path.parent / SCORES).is_file():
         return {}
     scores = read_scores(path.parent)
@@ -136,7 +137,7 @@ def _state(run: RunFolder) -> str:
 
 
 def _disk(path: Path) -> tuple[int, float]:
-    """Return the bytes of a folder and the time of the last change in it."""
+    """Return the size of a folder in bytes and the time of the last change in it."""
     size, changed = 0, path.stat().st_mtime
     for folder, _, files in os.walk(path):
         for file in files:
@@ -161,14 +162,14 @@ _ORDER: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def matching(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[ListedRun]:
-    """Return the runs of which all conditions hold; a run that lacks what is asked for does not match.
+    """Return the runs that meet all conditions; a run that lacks the value of a condition does not match.
 
     Args:
         runs: Runs to choose from.
-        conditions: NAME and VALUE with one of = != > < >= <= between; after = and != a word may have wildcards.
+        conditions: NAME and VALUE with one of = != > < >= <= in between; the VALUE of = and != may have wildcards.
 
     Raises:
-        UserError: a condition cannot be read, or names what no run has.
+        UserError: a condition cannot be parsed, or no run has a value of that name.
     """
     for condition in conditions:
         holds = _test(condition, runs)
@@ -177,7 +178,7 @@ def matching(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[Liste
 
 
 def ordered(runs: Sequence[ListedRun], by: str) -> list[ListedRun]:
-    """Return runs in order of one of their values, with a "-" before it the largest first; runs without it come last.
+    """Return runs sorted by a value, in descending order with a "-" before its name; runs without it come last.
 
     Raises:
         UserError: no run has such a value.
@@ -194,7 +195,7 @@ def require_known(name: str, runs: Sequence[ListedRun], flag: str) -> None:
     """Refuse a name that no run has a value for.
 
     Raises:
-        UserError: it is none.
+        UserError: no run has a value for the name.
     """
     known = {*HEADINGS, *(key for run in runs for key in (*run.settings, *run.summary))}
     if runs and name not in known:

@@ -9,7 +9,7 @@ _GROUP = "listing"
 
 @dataclass(frozen=True)
 class RunsSettings:
-    """What is listed, and in which order."""
+    """Which runs are listed, and in which order."""
 
     sort: str | None = option(
         "by this: any heading, setting or entry of a summary; with a '-' before it the largest first", group=_GROUP

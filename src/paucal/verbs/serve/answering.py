@@ -1,4 +1,4 @@
-"""What a model says about one picture: classes, whether it is like the training images, and why."""
+"""Answers for one picture: its classes, the evidence for them, and whether it is like the training images."""
 
 import base64
 import io
@@ -22,17 +22,17 @@ from paucal.verbs.explain.attribution import choose_method, explain_batch
 from paucal.verbs.explain.inputs import Viewed
 from paucal.verbs.serve.familiar import features_of
 
-MOST_PIXELS = 64_000_000  # more than any camera in a pocket has
-SHOWN = 10  # classes
-EXPLAINED = 2  # classes, side by side
+MOST_PIXELS = 64_000_000  # more than a phone camera takes
+SHOWN = 10  # classes that are shown
+EXPLAINED = 2  # classes whose evidence is shown side by side
 
 
 class Answerer:
-    """Answers for one picture at a time, whatever thread asks.
+    """Answers for one picture at a time, even if called from several threads.
 
     Args:
         model: Model with a classifier.
-        known: Detector of pictures unlike the training images; None if unknown.
+        known: Detector of pictures unlike the training images; None if there is none.
     """
 
     def __init__(self, model: TrainedModel, known: Familiarity | None) -> None:
@@ -43,17 +43,17 @@ class Answerer:
         self._reader = ClassifierInputs(model.module) if can_read else None
 
     def answer(self, content: bytes, name: str, explain: bool) -> dict[str, Any]:
-        """Return plain values for an encoded picture.
+        """Return the answer for an encoded picture, as plain values.
 
         Args:
-            content: The file.
+            content: Bytes of the image file.
             name: Name of the picture in messages.
             explain: Whether to draw the evidence for the likeliest classes, which takes several times as long.
 
         Raises:
             UserError: the picture cannot be read, or is too large.
         """
-        with self._lock:  # decoding too: of large pictures, one at a time is in memory
+        with self._lock:  # decoding too, so that only one large picture at a time is in memory
             picture = self._decoded(content, name)
             shares = self.model.probabilities([picture])[0]
             order = shares.argsort(descending=True, stable=True)[:SHOWN].tolist()
@@ -76,7 +76,7 @@ class Answerer:
             }
 
     def _note(self, content: bytes, name: str) -> str:
-        """Return what the answer suffers from; "" for nothing that is known."""
+        """Return a warning that the answer may be poor; "" if no reason is known."""
         if not has_other_depth(content, name, self._reading):
             return ""
         return f"{describe_depth(self._reading, 'The picture has')}. The answer means little."

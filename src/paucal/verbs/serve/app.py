@@ -1,4 +1,4 @@
-"""The web application: our page and one endpoint that answers for a picture, behind a check of every request."""
+"""The web application: our page and one endpoint that classifies a picture; every request is checked."""
 
 import asyncio
 from collections.abc import Collection
@@ -15,10 +15,10 @@ from starlette.routing import Route
 from paucal.types import UserError
 from paucal.verbs.serve.answering import Answerer
 
-MOST_WAITING = 16  # pictures that are held at once
+MOST_WAITING = 16  # pictures held in memory at once
 PATIENCE = 30.0  # seconds in which a picture must arrive
 LONGEST_NAME = 200
-KINDS = ("image/", "application/octet-stream")  # what a foreign page may not send without being asked first
+KINDS = ("image/", "application/octet-stream")  # types that a page of another site cannot send without a CORS preflight
 FILES = {
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
@@ -53,12 +53,12 @@ def host_name(header: str) -> str:
 class Guard:
     """An ASGI application around another one.
 
-    A page of another site can lead its own name to this machine's address (DNS rebinding); its requests still carry
-    that name, and are refused.
+    A page of another site can point its own host name at this machine's address (DNS rebinding); its requests still
+    carry that name, and are refused.
 
     Args:
         app: Application to protect.
-        hosts: Names by which this server may be asked for; None for any.
+        hosts: Host names that requests may use for this server; None for any.
     """
 
     def __init__(self, app: Any, hosts: Collection[str] | None) -> None:
@@ -83,7 +83,7 @@ class Guard:
 
 
 class Refused(Exception):
-    """A request that gets no answer.
+    """A request is refused.
 
     Args:
         status: HTTP status.
@@ -104,8 +104,8 @@ def make_app(
         answerer: Source of the answers.
         title: Title of the page.
         most_bytes: Largest picture that is accepted, in bytes.
-        hosts: Names by which the server may be asked for; None for any.
-        most_waiting: Pictures that are held at once; more are turned away with status 503.
+        hosts: Host names that requests may use for the server; None for any.
+        most_waiting: Number of pictures held in memory at once; more are refused with status 503.
     """
     held = 0
 
@@ -146,10 +146,10 @@ def _file(name: str, kind: str) -> Any:
 
 
 async def _body(request: Request, most: int) -> bytes:
-    """Return what was sent, never holding more than `most` bytes of it.
+    """Return the body of a request, never holding more than `most` bytes of it.
 
     Raises:
-        Refused: it is too large, too slow, empty, or not sent as a picture.
+        Refused: the body is too large, too slow, empty, or not sent as a picture.
     """
     too_large = Refused(413, f"the picture is larger than {most / 1e6:.3g} MB, the most that is taken (--max-upload).")
     if not request.headers.get("content-type", "").startswith(KINDS):

@@ -1,4 +1,4 @@
-"""What a run's training images look like to its model: read once, and kept with the run."""
+"""The features of a run's training images, computed once and stored with the run."""
 
 import hashlib
 from pathlib import Path
@@ -30,7 +30,7 @@ BATCH = 32
 
 
 def familiarity_of(run: RunFolder, model: TrainedModel, console: Console) -> Familiarity | None:
-    """Return what tells images like a run's from others, kept in its folder; None, said, where it cannot be known."""
+    """Return a detector of images unlike a run's, stored in its folder; None, with a note, if that is impossible."""
     if linear_classifier(model.module) is None:
         console.say("note: this model has no linear classifier, so nothing is said on how unlike a picture is")
         return None
@@ -77,13 +77,13 @@ def _measured(run: RunFolder, model: TrainedModel, console: Console) -> Familiar
 
 
 def _weights_key(run: RunFolder) -> str:
-    """Return what the kept features belong to: another model of the same run has others."""
+    """Return a hash of the weights to which the stored features belong."""
     with run.weights.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read(path: Path, key: str) -> Familiarity | None:
-    """Return what is kept; None where nothing is, or it is damaged or of other weights: it is measured anew then."""
+    """Return what is stored; None if it is missing, damaged or of other weights, and must be computed again."""
     try:
         if require_regular(path).stat().st_size > MOST_BYTES:
             return None
@@ -99,7 +99,7 @@ def _read(path: Path, key: str) -> Familiarity | None:
 
 
 def _write(path: Path, found: Familiarity, key: str) -> None:
-    """Keep it; a run that cannot be written to is served all the same."""
+    """Store the detector in the run; a run that cannot be written to is served without."""
     tensors = {"features": found.features.contiguous(), "limit": torch.tensor([found.limit])}
     content = safetensors.torch.save(tensors, metadata={"weights": key})
     try:

@@ -19,7 +19,7 @@ OPEN_CONNECTIONS = 128
 
 
 def serve(source: str, settings: ServeSettings, console: Console) -> None:
-    """Answer until the user interrupts.
+    """Serve a page until the user interrupts.
 
     Args:
         source: A run, an exported folder, or an ONNX file.
@@ -27,7 +27,7 @@ def serve(source: str, settings: ServeSettings, console: Console) -> None:
         console: Console that shows the address.
 
     Raises:
-        UserError: there is no such model, the address cannot be had, or the extra `serve` is missing.
+        UserError: there is no such model, the address cannot be used, or the extra `serve` is missing.
     """
     check_ranges(settings)
     try:
@@ -40,7 +40,7 @@ def serve(source: str, settings: ServeSettings, console: Console) -> None:
     from paucal.verbs.serve.familiar import familiarity_of
 
     model = load_model(source, settings.device).require_classifier()
-    with _listening(settings.host, settings.port) as listener:  # before the minute that the images may take
+    with _listening(settings.host, settings.port) as listener:  # before the minute that reading the images may take
         known = familiarity_of(open_run(Path(source)), model, console) if _is_run(source) else None
         app = make_app(
             Answerer(model, known), _title(source, model), settings.max_upload * 10**6, _hosts(settings.host)
@@ -66,7 +66,7 @@ def _title(source: str, model: TrainedModel) -> str:
 
 
 def _hosts(host: str) -> tuple[str, ...] | None:
-    """Return the names in whose requests this server is meant: its own, and on this machine those of the machine."""
+    """Return the host names that requests may use: the server's own, and if it is local all names of this machine."""
     if host in EVERYWHERE:
         return None
     try:
@@ -80,7 +80,7 @@ def _listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens at an address.
 
     Raises:
-        UserError: it is taken, not of this machine, or not allowed.
+        UserError: the address is taken, not of this machine, or not allowed.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

@@ -1,4 +1,4 @@
-"""`paucal.shard`: images written as shards, for sets too large to be read file by file."""
+"""`paucal.shard`: writes images as shards, for sets too large to be read file by file."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ from paucal.wording import counted, was
 
 MIB = 2**20
 _SAMPLE = 64
-_TAR_OVERHEAD = 2560  # most bytes of an image and its label in a tar file beyond the image's own
+_TAR_OVERHEAD = 2560  # most bytes that an image and its label take in a tar file, not counting the image itself
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Sharded:
 
 @shows_settings(ShardSettings)
 def shard(data: str | os.PathLike[str], **settings: Any) -> Sharded:
-    """Write the images of a set into shards, each part of it into its own, in random order; the same as `paucal shard`.
+    """Write a set into shards in random order, with separate shards for train, val and test; same as `paucal shard`.
 
     Images keep their bytes. Each is decoded once, so that the shards hold no unreadable image. The folder appears only
     when it is complete.
@@ -162,7 +162,7 @@ def _put_in_place(folder: Path, target: Path) -> None:
 
 
 def _require_disk_space(images: ImageSet, folder: Path) -> None:
-    """Refuse a set that does not fit on the disk, judged by a sample of the images."""
+    """Refuse a set that does not fit on the disk; its size is estimated from a sample of the images."""
     sizes = []
     for position in images.sample(_SAMPLE).tolist():
         store, place = locate(images.store, position)

@@ -1,7 +1,7 @@
 """Scaled dot-product attention on two paths with equal outputs: a fused kernel, and explicit weights.
 
-Every attention layer of ours follows timm's convention, so that what reads timm's attention reads ours: an
-attribute `fused_attn`, and on the explicit path the weights pass through the submodule `attn_drop`.
+Every attention layer of ours follows timm's convention, so that tools for timm's attention work on ours: an attribute
+`fused_attn`, and on the explicit path the weights pass through the submodule `attn_drop`.
 """
 
 import torch
@@ -21,7 +21,7 @@ def attend(
         bias: Added to the logits, of a shape that broadcasts to (..., N, M), -inf where a key is hidden; or None.
         scale: Factor on the products of queries and keys.
         fused: Whether the fused kernel may be used; it is used where it is faster.
-        drop: Dropout of the weights, which sees them on the explicit path.
+        drop: Dropout module that the weights pass through on the explicit path.
 
     Returns:
         (..., N, e).
@@ -36,7 +36,7 @@ def attend(
 
 
 def biased(weights: Tensor, bias: Tensor) -> Tensor:
-    """Return weights + bias, in the memory of the weights where the sum is not of a wider kind.
+    """Return weights + bias, in place unless the sum has a wider dtype.
 
     The weights are the largest tensor of a layer, and a second one costs a CPU more time than the sum.
     """
@@ -44,10 +44,10 @@ def biased(weights: Tensor, bias: Tensor) -> Tensor:
 
 
 def is_fused_faster(query: Tensor, bias: Tensor | None) -> bool:
-    """Tell whether the fused kernel is the faster path on this device.
+    """Return whether the fused kernel is the faster path on this device.
 
-    On a CPU it falls back to a slow path where the bias needs a gradient. Else, in float32 with 4 to 64 queries, it is
-    about as fast in evaluation (0.84 to 2.6 times) and 1.3 to 3.9 times as fast in training.
+    On a CPU it falls back to a slow path where the bias needs a gradient. Otherwise, in float32 with 4 to 64 queries,
+    it is about as fast in evaluation (0.84 to 2.6 times) and 1.3 to 3.9 times as fast in training.
     """
     return query.device.type != "cpu" or bias is None or not (bias.requires_grad and torch.is_grad_enabled())
 

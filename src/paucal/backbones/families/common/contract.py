@@ -1,6 +1,6 @@
 """What timm expects of every model, written once for the families of this package.
 
-timm's own models each repeat this part (see `timm.models.vision_transformer`); the behaviour is theirs.
+timm's own models each repeat this code (see `timm.models.vision_transformer`); the behaviour is the same.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 Indices = int | Sequence[int] | None
-DEIT_CROP = 224 / 256  # of DeiT's program and those made from it
+DEIT_CROP = 224 / 256  # centre crop over resized side, in DeiT's code and code derived from it
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
@@ -23,7 +23,7 @@ def configuration(first_conv: str, classifier: str | tuple[str, ...] = "head", *
 
     Args:
         first_conv: Dotted name of the layer that reads the image.
-        classifier: Dotted names of the layers that give the logits.
+        classifier: Dotted names of the layers that produce the logits.
         changes: Entries that differ, for instance `input_size=(3, 32, 32)` or `fixed_input_size=True` for models
             that need `img_size` when they are built.
     """
@@ -51,15 +51,15 @@ def register_variants(
     out_indices: int | Sequence[int] = (0, 1, 2, 3),
     changes: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda arguments: {},
 ) -> None:
-    """Register the variants of a family with timm, as `register_model` does with one function for each.
+    """Register the variants of a family with timm; its `register_model` would need a function for each.
 
     Args:
         module: `__name__` of the family's module, whose `default_cfgs` describe the variants.
         kind: The class of the models.
         variants: Constructor arguments by registered name; the user's arguments override them.
         filter_fn: timm's `checkpoint_filter_fn` of the family.
-        out_indices: Levels that `features_only` gives; a number is the last ones, 3 for timm's ViT.
-        changes: Returns what constructor arguments change in a variant's configuration.
+        out_indices: Levels that `features_only` gives; a number stands for the last n (3 in timm's ViT).
+        changes: Returns the changes that constructor arguments make to a variant's configuration.
     """
     for name, settings in variants.items():
         register_model(_variant(module, name, kind, settings, filter_fn, out_indices, changes))
@@ -92,10 +92,10 @@ def _variant(
 
 
 def take_indices(count: int, indices: Indices) -> list[int]:
-    """Return which of `count` levels are asked for: all (None), the last n (a number), or those listed.
+    """Return the selected ones of `count` levels: all (None), the last n (a number), or the listed indices.
 
     Raises:
-        ValueError: a level that does not exist.
+        ValueError: a level does not exist.
 
     Example:
         >>> take_indices(4, None), take_indices(4, 2), take_indices(4, [0, -1])
@@ -125,7 +125,7 @@ class Classifying(nn.Module):
         grad_checkpointing: Whether blocks are computed again in the backward pass to save memory.
     """
 
-    pools: tuple[str, ...] = ("avg", "")  # of `global_pool`
+    pools: tuple[str, ...] = ("avg", "")  # allowed values of `global_pool`
     norm: nn.Module
     feature_info: list[dict[str, Any]]
 
@@ -140,11 +140,11 @@ class Classifying(nn.Module):
         self.head = new_classifier(num_features, num_classes)
 
     def get_classifier(self) -> nn.Module | tuple[nn.Module, ...]:
-        """Return the last linear layer, an identity where there are no classes; all of them where there are several."""
+        """Return the last linear layer, an identity if there are no classes; a tuple where there are several."""
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the classifier by a fresh one on the same device, and the pooling where one is given."""
+        """Replace the classifier by a fresh one on the same device, and the pooling if one is given."""
         self.num_classes = num_classes
         if global_pool is not None:
             self.global_pool = self._checked_pool(global_pool)
@@ -159,11 +159,11 @@ class Classifying(nn.Module):
         raise NotImplementedError
 
     def pool(self, x: Tensor) -> Tensor:
-        """Return one feature (B, C) of what `forward_features` gives."""
+        """Return one feature (B, C) from the output of `forward_features`."""
         raise NotImplementedError
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Return the logits of `forward_features`' output; the pooled feature with `pre_logits`."""
+        """Return the logits from the output of `forward_features`, or with `pre_logits` the pooled feature."""
         x = self.head_drop(self.pool(x) if self.global_pool else x)
         return x if pre_logits else self.head(x)
 
@@ -189,7 +189,7 @@ def new_classifier(features: int, classes: int) -> nn.Module:
 
 
 def init_linear(module: nn.Module) -> None:
-    """Initialise a linear layer as all four papers do: truncated normal of 0.02, biases zero."""
+    """Initialise a linear layer as all four papers do: truncated normal with deviation 0.02, biases zero."""
     if isinstance(module, nn.Linear):
         init_table(module.weight)
         if module.bias is not None:
@@ -197,7 +197,7 @@ def init_linear(module: nn.Module) -> None:
 
 
 def init_table(table: Tensor) -> None:
-    """Draw tokens or positions as all four papers do: truncated normal of 0.02."""
+    """Draw tokens or positions as all four papers do: truncated normal with deviation 0.02."""
     if not table.is_meta:  # without values there is nothing to draw, and trying takes 15 ms
         trunc_normal_(table, std=0.02)
 
@@ -221,7 +221,7 @@ def to_tokens(cells: Tensor) -> Tensor:
 
 
 class _Contexts:
-    """What stands around the two passes: nothing, and `untouched` norms."""
+    """The contexts of a checkpoint's two passes: none for the first, `untouched` norms for the second."""
 
     def __init__(self, norms: Sequence[_BatchNorm]) -> None:
         self.norms = norms
@@ -233,9 +233,9 @@ class _Contexts:
 def recompute(block: nn.Module, *arguments: Any) -> Any:
     """Run a block and, in the backward pass, run it again instead of keeping what it computed.
 
-    The second pass of a batch norm in training would move its running statistics again, so that a model with
-    checkpoints would end with other statistics than one without; here it does not. (Compiled code needs no such care:
-    there a buffer changes once.)
+    In training, the second pass would update the running statistics of batch norms again, so a model with checkpoints
+    would end with other statistics than one without; here it does not. (Compiled code needs no such care: there a
+    buffer changes once.)
     """
     norms = [part for part in block.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
     if not norms or torch.compiler.is_compiling():
@@ -245,7 +245,7 @@ def recompute(block: nn.Module, *arguments: Any) -> Any:
 
 @contextmanager
 def untouched(norms: Sequence[_BatchNorm]) -> Iterator[None]:
-    """Let batch norms change copies of their running statistics instead of the statistics."""
+    """Let batch norms update copies of their running statistics instead of the originals."""
     own = [dict(norm.named_buffers(recurse=False)) for norm in norms]
     try:
         for norm, buffers in zip(norms, own, strict=True):

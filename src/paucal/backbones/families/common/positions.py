@@ -1,12 +1,12 @@
-"""Learned position tables of a grid of cells, for images of other sizes: the one place where they are resampled.
+"""Resample learned position tables for images of other sizes; all families do so through this module.
 
-Each family keeps to one filter, for checkpoints of square and of other grids, for `set_input_size` and for images of
-other sizes in a forward pass. All are bicubic:
+Each family uses one filter everywhere: for checkpoints of square and other grids, in `set_input_size`, and for images
+of other sizes in a forward pass. All filters are bicubic:
 
 - the papers' families (`antialias_positions = False`: LV-ViT, DHVT, T2T-ViT, EsViT's transformers) without
-  antialiasing, as their published programs have it;
-- timm's own models, and ours that are timm's in other sizes, with it, which is timm's way. In timm that also changes
-  the kernel, so that tables differ where they are enlarged, too.
+  antialiasing, as in their published code;
+- timm's own models, and ours that are timm's in other sizes: with antialiasing, as in timm. It also changes timm's
+  kernel, so enlarged tables differ too.
 """
 
 import math
@@ -27,10 +27,10 @@ def resample_positions(table: Tensor, before: Size, after: Size, prefix: int = 1
     """Return a position table (1, P + H * W, C) for another grid, its first P entries untouched.
 
     Args:
-        table: Entries row by row, after those of prefix tokens.
+        table: Entries row by row, after those of the prefix tokens.
         before: (rows, columns) of the table.
-        after: (rows, columns) that are wanted.
-        prefix: P, entries that stand for no cell.
+        after: (rows, columns) wanted.
+        prefix: P, the number of entries that stand for no cell.
         antialias: The family's choice, see `antialiases`.
     """
     return resample_abs_pos_embed(table, list(after), list(before), num_prefix_tokens=prefix, antialias=antialias)
@@ -44,7 +44,7 @@ def resample_map(table: Tensor, after: Size, antialias: bool) -> Tensor:
 def with_fitting_positions(state: Mapping[str, Tensor], own: Tensor, grid: Size) -> dict[str, Tensor]:
     """Return a state dict whose table "pos_embed", made for square images of another size, is resampled.
 
-    A table that fits already, or is none of a square grid with a class entry, is left alone.
+    A table that fits already, or is not that of a square grid with a class entry, is left alone.
 
     Args:
         state: Tensors by name.
@@ -61,7 +61,7 @@ def with_fitting_positions(state: Mapping[str, Tensor], own: Tensor, grid: Size)
 
 
 def record_input_size(model: nn.Module, img_size: Size) -> None:
-    """Tell timm about a change of size, so that it saves with a model what would build it again."""
+    """Tell timm about a change of size, so that it saves the arguments that rebuild the model."""
     try:
         from timm.models._input import update_model_input_size
     except ImportError:  # older versions save only what the model was built with

@@ -1,4 +1,4 @@
-"""The frame of a backbone of several stages with coarser and coarser grids: CvT, ViL."""
+"""The base class of backbones with several stages of ever coarser grids: CvT, ViL."""
 
 from typing import Any, Literal
 
@@ -9,10 +9,10 @@ from paucal.backbones.families.common.contract import Classifying, Indices, take
 
 
 class StagedBackbone(Classifying):
-    """Stages one after the other, then `norm`; the mean of the cells or the class token is classified.
+    """A sequence of stages, then `norm`; the mean of the cells or the class token is classified.
 
-    A stage takes a map (B, C, H, W) and returns its own map and the prefix tokens (B, P, C) that it worked with, or
-    None. Prefix tokens end with their stage; those of the last one reach the final norm.
+    A stage takes a map (B, C, H, W) and returns its own map and its prefix tokens (B, P, C), or None. Prefix tokens are
+    dropped after their stage; those of the last stage reach the final norm.
 
     Attributes:
         num_prefix_tokens: Prefix tokens of the last stage.
@@ -66,18 +66,18 @@ class StagedBackbone(Classifying):
 
         Args:
             x: Images (B, in_chans, H, W).
-            indices: Stages: all (None), the last n (a number), or those listed.
+            indices: Stages: all (None), the last n (a number), or a list of indices.
             norm: Apply the final norm to the last stage's map.
-            stop_early: Compute no stage after the last that is asked for.
+            stop_early: Compute no stage after the last requested one.
             output_fmt: "NCHW" only.
             intermediates_only: Leave out the final features.
 
         Returns:
-            (final features, list of (B, C, H, W)), or the list. The final features are normed where the last stage
-            was reached.
+            (final features, list of (B, C, H, W)), or the list. The final features are normed if the last stage was
+            reached.
 
         Raises:
-            ValueError: another output format.
+            ValueError: `output_fmt` is not "NCHW".
         """
         if output_fmt != "NCHW":
             raise ValueError(f"output_fmt is {output_fmt!r}; maps come as 'NCHW'")
@@ -97,7 +97,7 @@ class StagedBackbone(Classifying):
     def prune_intermediate_layers(
         self, indices: Indices = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop the stages after the last one asked for, on request the final norm and the classifier as well."""
+        """Drop the stages after the last requested one, and optionally the final norm and the classifier."""
         wanted = take_indices(len(self.stages), indices)
         self.stages = self.stages[: max(wanted) + 1]
         if prune_norm:
@@ -115,8 +115,8 @@ class StagedBackbone(Classifying):
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return how parameters are grouped by depth, for layer-wise learning rates.
 
-        The patch embedding and the tokens of a later stage belong to the stage's first block, as in timm's ViT the
-        positions do to the stem.
+        The patch embedding and the tokens of a later stage belong to the stage's first block, just as positions belong
+        to the stem in timm's ViT.
         """
         if coarse:
             blocks: list[Any] = [(r"^stages\.(\d+)", None), (r"^norm", (99999,))]

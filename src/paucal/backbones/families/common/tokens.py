@@ -1,4 +1,4 @@
-"""The frame of a transformer of equal blocks on one grid of tokens: DHVT, LV-ViT, T2T-ViT."""
+"""The base class of transformers of equal blocks on one grid of tokens: DHVT, LV-ViT, T2T-ViT."""
 
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ def require_sound(embed_dim: int, depth: int, num_heads: int, mlp_ratio: float) 
     """Check the numbers that describe the blocks.
 
     Raises:
-        ValueError: they make no model.
+        ValueError: no model can be built from them.
     """
     if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
         raise ValueError(f"embed_dim is {embed_dim} for {num_heads} heads; it must be a multiple of the heads")
@@ -25,8 +25,8 @@ def require_sound(embed_dim: int, depth: int, num_heads: int, mlp_ratio: float) 
 class TokenBackbone(Classifying):
     """Tokens from `embed`, then `blocks`, then `norm`; the class token or the mean of the cells is classified.
 
-    A family gives `embed`, sets `blocks` (called with the tokens and their grid) and `norm`, and says where a
-    gradient checkpoint would not do.
+    A family defines `embed`, sets `blocks` (called with the tokens and their grid) and `norm`, and overrides
+    `run_block` where a plain gradient checkpoint would be wrong.
 
     Attributes:
         embed_dim: Channels of the tokens.
@@ -64,7 +64,7 @@ class TokenBackbone(Classifying):
         raise NotImplementedError
 
     def run_block(self, block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
-        """Apply one block, within a gradient checkpoint where these are on."""
+        """Apply one block, within a gradient checkpoint if these are on."""
         if self.grad_checkpointing and self.training:
             return checkpoint(block, x, grid)
         return block(x, grid)
@@ -90,14 +90,14 @@ class TokenBackbone(Classifying):
         output_fmt: Literal["NCHW", "NLC"] = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """Return what blocks give, as timm's transformers do.
+        """Return the outputs of blocks, as timm's transformers do.
 
         Args:
             x: Images (B, in_chans, H, W).
-            indices: Blocks: all (None), the last n (a number), or those listed.
-            return_prefix_tokens: Give (map, prefix tokens) pairs.
+            indices: Blocks: all (None), the last n (a number), or a list of indices.
+            return_prefix_tokens: Return (map, prefix tokens) pairs.
             norm: Apply the final norm to each.
-            stop_early: Compute no block after the last that is asked for.
+            stop_early: Compute no block after the last requested one.
             output_fmt: "NCHW" for maps (B, C, H, W), "NLC" for tokens (B, H * W, C).
             intermediates_only: Leave out the final features.
 
@@ -122,7 +122,7 @@ class TokenBackbone(Classifying):
     def prune_intermediate_layers(
         self, indices: Indices = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop the blocks after the last one asked for, on request the final norm and the classifier as well."""
+        """Drop the blocks after the last requested one, and optionally the final norm and the classifier."""
         wanted = take_indices(len(self.blocks), indices)
         self.blocks = self.blocks[: max(wanted) + 1]
         if prune_norm:

@@ -1,8 +1,8 @@
-"""Cut maps that do not divide into windows, in the order of Swin's papers: pad, shift, windows.
+"""Cut maps of any size into windows in the order of Swin's papers: pad, shift, cut.
 
-Cells are padded at the right and the bottom to whole windows, and the padded map is shifted cyclically, so that cells
-wrap round to the other border and are kept apart there by a mask. (timm shifts before it pads, which puts other cells
-side by side: Swin in EsViT at 96 pixels, and detection, are not the papers' models there.)
+Maps are padded at the right and the bottom to whole windows, then shifted cyclically. Cells that wrap round to the
+other border are masked from their new neighbours. (timm shifts before it pads, which makes other cells neighbours: with
+timm, Swin in EsViT at 96 pixels and in detection differs from the papers' models.)
 """
 
 from functools import lru_cache
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 Size = tuple[int, int]
-_CACHED = 32  # masks; a model needs up to four per image size, which all of its blocks share
+_CACHED = 32  # masks kept; a model needs up to four per image size, shared by all of its blocks
 
 
 class Windows(NamedTuple):
@@ -38,12 +38,12 @@ class Windows(NamedTuple):
 
     @property
     def counts(self) -> Size:
-        """How many windows lie one below another, and side by side."""
+        """(rows, columns) of windows."""
         return self.padded[0] // self.window[0], self.padded[1] // self.window[1]
 
     @property
     def needs_mask(self) -> bool:
-        """Whether cells of one window must be kept apart."""
+        """Whether some cells of a window must not see each other."""
         return any(self.shift) or (self.hides_padding and self.padded != self.size)
 
     def shrunk(self) -> "Windows":
@@ -73,7 +73,7 @@ def lay_out(x: Tensor, windows: Windows, fill: Tensor | None = None) -> Tensor:
 
 
 def take_back(x: Tensor, windows: Windows) -> Tensor:
-    """Return what `lay_out` made of a map (B, H, W, C), without padding and in its place."""
+    """Undo `lay_out`: shift back, remove the padding and return the map (B, H, W, C)."""
     x = x.roll(windows.shift, (1, 2)) if any(windows.shift) else x
     return x if windows.padded == windows.size else x[:, : windows.size[0], : windows.size[1]]
 
@@ -81,14 +81,15 @@ def take_back(x: Tensor, windows: Windows) -> Tensor:
 def kept_apart(windows: Windows, like: Tensor) -> Tensor:
     """Return which cells of a window must not see each other, (windows, queries, keys), True where hidden.
 
-    Cells that only the cyclic shift has brought together are kept apart; padding sees what it likes, since nothing
-    reads it, so that no query is left without a key. Kept for the last sizes, for all models of the process.
+    Cells that only the cyclic shift has brought together are hidden from each other. Padding may see everything, since
+    nothing reads its output; so no query is left without a key. Masks are cached for the most recent sizes, for all
+    models of the process.
 
     Args:
         windows: Windows that the map was cut into.
-        like: A tensor of the device.
+        like: A tensor on the wanted device.
     """
-    # A mask made while a program is traced, or of another kind of tensor, must not be met again outside.
+    # A mask made during tracing, or of another tensor type, must not be reused outside.
     if torch.compiler.is_compiling() or type(like) is not Tensor:
         return _kept_apart(windows, like.device)
     return _remembered(windows, like.device)

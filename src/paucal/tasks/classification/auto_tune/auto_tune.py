@@ -26,7 +26,7 @@ from paucal.types import UserError
 FEWEST_IMAGES = 100
 MAX_EPOCHS = 20
 SCRATCH_EPOCHS = 300
-REPORT_SECONDS = 6.0  # pictures and the page at the end, on a core of their own
+REPORT_SECONDS = 6.0  # for the pictures and the page at the end, on an idle core
 
 
 def auto_tune(run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
@@ -47,7 +47,7 @@ def auto_tune(run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
         _train_directly(state)
         return True
     finally:
-        state.save()  # the time spent, also after a signal
+        state.save()  # stores the time spent, also after a signal
 
 
 def _train_directly(state: TuneState) -> None:

@@ -26,7 +26,7 @@ from paucal.tasks.classification.auto_tune.state import TuneState
 # Largest share of the time for features of the training images; tuning sees all of them anyway.
 PROBE_SHARE = 0.2
 EPOCHS_LEFT = 3  # epochs of tuning that a candidate must leave time for
-TUNING_COST = 2.0  # a training step of an image, in forward passes
+TUNING_COST = 2.0  # cost of training on an image, in forward passes
 # Limits of the comparison: users wait for the first model, and tuning needs the time.
 RACE_SHARE, RACE_SECONDS, RACE_IMAGES = 0.05, 60.0, 300
 LARGER = 1.5  # assumed time of the next candidate, as a multiple of the last one's
@@ -59,7 +59,7 @@ def frozen_features(
 
 
 def compare_candidates(state: TuneState) -> None:
-    """Compare the candidates on a part of the training images by cross-validation, and take the best."""
+    """Compare the candidates by cross-validation on some of the training images, and take the best."""
     setup, steps = state.setup, []
     train = torch.from_numpy(setup.data.part("train"))
     labels = torch.from_numpy(setup.data.images.targets).long()[train]
@@ -82,7 +82,7 @@ def compare_candidates(state: TuneState) -> None:
         steps.append(TuneStep(name, head.cross_validated or 0.0, time.monotonic() - start_time, {"images": len(rows)}))
         if _affordable_winner(state, steps).name == name and trial_setup is not setup:
             state.setup = trial_setup
-        # By the last candidate's time: timing a few images says little on a busy machine.
+        # Estimated from the last candidate's time, since timing a few images says little on a busy machine.
         if sum(step.seconds for step in steps) + LARGER * steps[-1].seconds > limit:
             break
     format_score = setup.data.primary_metric.format_score
@@ -110,10 +110,10 @@ def _affordable_winner(state: TuneState, race: Sequence[TuneStep]) -> TuneStep:
 
 
 def affordable(race: Sequence[TuneStep], left: float, seen: float) -> Sequence[TuneStep]:
-    """Return the candidates that can process `seen` images in the seconds left; the fastest one if none can.
+    """Return the candidates that can process `seen` images in `left` seconds; the fastest candidate if none can.
 
-    On 5,000 small images, a network that was 50 % slower and five points better left no time for tuning: 74.9 % of the
-    test images, against 84.2 % after tuning the faster one.
+    On 5,000 small images, a network that was 50 % slower and five points better left no time for tuning: its test
+    accuracy was 74.9 %, against 84.2 % after tuning the faster network.
     """
     fast_enough = [step for step in race if step.seconds / step.details["images"] * seen <= left]
     return fast_enough or [min(race, key=lambda step: step.seconds)]
@@ -154,7 +154,7 @@ class Fitted:
     Attributes:
         head: Linear head.
         score: Score on the validation images; from cross-validation where there are none.
-        images: Training images that it was fitted to.
+        images: Number of training images that it was fitted to.
         seconds: Seconds of one image through the frozen network.
     """
 

@@ -54,7 +54,7 @@ def fit_head(
     """Fit logistic regression to standardised features, and fold the standardisation into its weights.
 
     For several labels, each class has its own regression. The penalty is chosen by cross-validation within the
-    training images; of equal scores the stronger penalty wins.
+    training images; if scores are equal, the stronger penalty wins.
 
     Args:
         features: (N, D) features of the training images.
@@ -79,7 +79,7 @@ def fit_head(
 def _choose(
     standard: Tensor, labels: Tensor, n_classes: int, seed: int, strengths: Sequence[float]
 ) -> tuple[float, float | None]:
-    """Return the best penalty and its score; large sets use a part, since the optimum is flat and fits are slow."""
+    """Return the best penalty and its score; large sets use a subset, since the optimum is flat and fits are slow."""
     if (labels.ndim == 1 and int((labels.unique(return_counts=True)[1] > 1).sum()) < 2) or len(labels) < FOLDS:
         return DEFAULT_STRENGTH, None
     some = stratified(labels, MOST_COMPARED, seed)
@@ -101,7 +101,7 @@ def _choose(
 def _fit(features: Tensor, labels: Tensor, n_classes: int, strength: float) -> LinearClassifier:
     if labels.ndim == 1:
         return fit_logistic(features, labels, n_classes, strength, SOLVER)
-    # All classes in one fit, which is K times as fast. A class without images gets a very low bias; `fit_logistic`
+    # One fit for all classes is K times as fast. A class without images gets a very low bias; `fit_logistic`
     # would refuse it.
     return LinearClassifier(*fit_independent(features, labels, strength, SOLVER.max_iterations, SOLVER.tolerance))
 

@@ -36,12 +36,12 @@ class TuneRecord:
         candidates: timm names of the pretrained weights to compare.
         budget: Seconds that the whole run may take; 0 for no limit.
         spent: Seconds spent so far, over all calls.
-        race: Comparison of the candidates on a part of the images, one step per candidate.
+        race: Comparison of the candidates on a subset of the images, one step per candidate.
         probe: Linear head on frozen features; None before it is fitted.
         sizes: Seconds per training image, by image size and frozen stages; None where a step exceeds the memory.
         tuning: Image size, seconds of an epoch and trial steps of each preset; None where it exceeds time or memory.
         trials: Short trainings, one per preset that was tried.
-        plan: Sentence about what follows and how long it takes; "" before it is decided.
+        plan: Sentence about the remaining training and its duration; "" before it is decided.
         tune: Whether fine-tuning follows the probe.
     """
 

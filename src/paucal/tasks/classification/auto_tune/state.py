@@ -44,12 +44,12 @@ class TuneState:
         return time.monotonic() - self.start_time
 
     def final_eval_seconds(self, shrink: float = 1.0) -> float:
-        """Return the seconds of the evaluations after training, for images of a share of the probe's pixels."""
+        """Return the seconds of the evaluations after training, for images with `shrink` times the probe's pixels."""
         test = shrink * self.image_seconds * len(self.setup.data.part("test"))
         return test + (1 + (self.setup.settings.soup or 0)) * self.eval_seconds(shrink)  # see `finish_model`
 
     def eval_seconds(self, shrink: float = 1.0) -> float:
-        """Return the seconds of one validation, for images of a share of the probe's pixels."""
+        """Return the seconds of one validation, for images with `shrink` times the probe's pixels."""
         return shrink * self.image_seconds * len(self.setup.data.part("val"))
 
     def left(self, shrink: float = 1.0) -> float:
@@ -71,7 +71,7 @@ class TuneState:
         return replace(changed, plan=replace(changed.plan, deadline=setup.plan.deadline))
 
     def adopt(self, setup: TrainingSetup, reasons: Mapping[str, str]) -> None:
-        """Make a setup that of the run, and store its settings with the reasons."""
+        """Use a setup for the rest of the run, and store its settings with the reasons."""
         origin = {**setup.origin, **{name: f"auto: {reason}" for name, reason in reasons.items()}}
         self.setup = replace(setup, origin=origin)
         store_changes(self.run, setup.settings, origin)

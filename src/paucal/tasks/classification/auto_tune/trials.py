@@ -53,7 +53,7 @@ class TuningPreset:
     passes: int = 6
 
 
-# Measured in docs/which_model.md: each of the first two won by far on a set on which the other lost.
+# Measured in docs/which_model.md: each of the first two presets won by far on a data set on which the other lost.
 KEEPING = "norms still"
 WITH_BATCH_NORM = (
     TuningPreset(
@@ -163,7 +163,7 @@ def best_trial(trials: Sequence[TuneStep], images: int) -> int:
     evaluated on few images. In one case the first lost by four of 81 images, and won by three points after all epochs.
 
     Args:
-        trials: Trials, that of the default preset first.
+        trials: Trials, with the default preset's first.
         images: Number of validation images.
     """
     best = max(range(len(trials)), key=lambda number: (trials[number].score, -trials[number].details["loss"]))

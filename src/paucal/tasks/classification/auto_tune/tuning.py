@@ -1,4 +1,4 @@
-"""Choice of the fine-tuning preset: what each one costs on this machine, a short trial of each, and the best one."""
+"""Choose the fine-tuning preset: measure the cost of each on this machine, try each briefly, and take the best."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -73,7 +73,7 @@ class CostEstimate:
     shrink: float = 1.0
 
     def observed(self, seconds: float, eval_seconds: float, per_epoch: int) -> "CostEstimate":
-        """Return the cost corrected by the time of a trial, which had many more steps than were timed before it.
+        """Return the cost corrected by the time of a trial, which has many more steps than the timing before it.
 
         Args:
             seconds: Seconds of the trial's steps and the validation after them.
@@ -116,8 +116,8 @@ def choose_preset(state: TuneState) -> tuple[TuningPreset, CostEstimate] | None:
 def _too_short_for_trials(state: TuneState, presets: Sequence[TuningPreset]) -> bool:
     """Return whether trials would leave too few epochs of the first preset at the probe's image size.
 
-    On 3,068 photographs and a slow core, three trials left three epochs at 160 pixels: 91.9 % of the validation images,
-    against 94 % after six epochs at 224 pixels.
+    On 3,068 photographs and a slow core, three trials left time for three epochs at 160 pixels: the accuracy on the
+    validation images was 91.9 %, against 94 % after six epochs at 224 pixels.
     """
     if not is_timed(state.setup):
         return False
@@ -130,7 +130,7 @@ def _too_short_for_trials(state: TuneState, presets: Sequence[TuningPreset]) -> 
 def _epoch(state: TuneState, seconds: float, side: Sequence[int]) -> float:
     """Return the seconds of an epoch, with its validation, from the seconds per training image."""
     counts = state.setup.data.counts()
-    return seconds * counts["train"] + state.eval_seconds(_shrink(state, side))
+    return seconds * counts["train"] + state.eval_seconds(_pixel_ratio(state, side))
 
 
 def _use_first_preset(state: TuneState, preset: TuningPreset) -> tuple[TuningPreset, CostEstimate] | None:
@@ -150,7 +150,7 @@ def _skip_trials(
 
 
 def _open_presets(setup: TrainingSetup) -> Sequence[TuningPreset]:
-    """Return the presets without the settings that the user gave; a single one if nothing is left open."""
+    """Return the presets without the settings that the user gave; a single preset if nothing is left open."""
     free = [
         replace(preset, settings={name: value for name, value in preset.settings.items() if is_free(setup, name)})
         for preset in presets_for(setup.objective.deployable())
@@ -166,7 +166,7 @@ def _trial_of(state: TuneState, preset: TuningPreset, cost: CostEstimate) -> Tun
         return done[preset.name]
     _prepare_head(state, cost.side)  # only now: a head needs the features of all images
     trial_setup = state.reassemble(img_size=cost.side, epochs=1, freeze_epochs=0, **preset.settings)
-    # If an earlier trial had to be shorter than planned, this one is shortened by as much.
+    # If an earlier trial had to be shorter than planned, this one is shortened in proportion.
     shares = [one.details["steps"] / state.record.tuning[one.name]["steps"] for one in state.record.trials]
     steps = max(1, int(cost.steps * min([1.0, *shares])))
     trial = run_trial(
@@ -201,16 +201,16 @@ def _estimate_cost(state: TuneState, preset: TuningPreset, count: int) -> CostEs
         side, epoch = choice
         steps = per_epoch = max(1, state.setup.plan.steps_per_epoch)
         if is_timed(state.setup):
-            steps = min(steps, int(TRIAL_SHARE * state.left(_shrink(state, side)) * per_epoch / max(epoch, 1e-9)))
+            steps = min(steps, int(TRIAL_SHARE * state.left(_pixel_ratio(state, side)) * per_epoch / max(epoch, 1e-9)))
         state.save(tuning={**known, preset.name: {"side": side, "epoch": epoch, "steps": steps}})
     stored = state.record.tuning[preset.name]
     if stored is None:
         return None
     side = list(stored["side"])
-    return CostEstimate(side, float(stored["epoch"]), int(stored["steps"]), _shrink(state, side))
+    return CostEstimate(side, float(stored["epoch"]), int(stored["steps"]), _pixel_ratio(state, side))
 
 
-def _shrink(state: TuneState, side: Sequence[int]) -> float:
+def _pixel_ratio(state: TuneState, side: Sequence[int]) -> float:
     native = state.setup.settings.img_size
     return (side[0] / native[0]) ** 2
 
@@ -223,7 +223,7 @@ def _choose_side(state: TuneState, preset: TuningPreset, share: float) -> tuple[
     found: tuple[list[int], float] | None = None
     least = 1 if setup.plan.steps_per_epoch >= LONG_EPOCH else MIN_EPOCHS
     for side in sides(native, fixed):
-        shrink = _shrink(state, side)
+        shrink = _pixel_ratio(state, side)
         fitted = side == native or (state.run.path / head_file(side)).exists()
         head = 0.0 if fitted else shrink * state.image_seconds * (counts["train"] + counts["val"])
         seconds = _image_seconds(state, preset, side)
@@ -242,7 +242,7 @@ def sides(native: Sequence[int], fixed: bool) -> list[list[int]]:
     """Return the image sizes to try for tuning, largest first.
 
     Args:
-        native: Side, or height and width, that the weights were trained at, in pixels.
+        native: Side, or height and width, of the images that the weights were trained on, in pixels.
         fixed: Whether only the native size is allowed.
     """
     if fixed or len(native) > 1:
@@ -252,7 +252,7 @@ def sides(native: Sequence[int], fixed: bool) -> list[list[int]]:
 
 
 def _image_seconds(state: TuneState, preset: TuningPreset, side: list[int]) -> float | None:
-    """Return the seconds per training image of a size, measured once; None if a step exceeds the memory."""
+    """Return the seconds per training image at an image size, measured once; None if a step exceeds the memory."""
     frozen = preset.settings.get("freeze")
     name = "x".join(map(str, side)) + ("" if frozen is None else f", {frozen} stages frozen")
     if name not in state.record.sizes:
@@ -284,7 +284,7 @@ def _takes_any_size(setup: TrainingSetup) -> bool:
 
 
 def _prepare_head(state: TuneState, side: list[int]) -> None:
-    """Fit and store the head that tuning starts from at another size than the probe's, unless it exists."""
+    """Fit and store a head for tuning at an image size other than the probe's, unless it is already stored."""
     setup, name = state.setup, head_file(side)
     if side == list(setup.settings.img_size) or (state.run.path / name).exists():
         return

@@ -1,7 +1,7 @@
-"""Cascade R-CNN's heads, which torchvision lacks: three heads in a row, each with a higher overlap for hits.
+"""Cascade R-CNN's heads, which torchvision lacks: three heads in a row, with rising overlaps required for hits.
 
 Cai and Vasconcelos, CVPR 2018, section 4; overlaps, loss weights and weights of box targets as in the reference
-programs. Each head refines the boxes for the next one, without a gradient between them.
+code. Each head refines the boxes for the next one, without a gradient between them.
 
 With masks it is Cascade Mask R-CNN (Cai and Vasconcelos, TPAMI 2021, section 5), in the variant with mask layers in
 each of the three heads (figure 6d), as in the published detectors with Swin Transformers: the masks of each head learn
@@ -30,7 +30,7 @@ class CascadeHeads(nn.Module):
 
     In training, each head learns from the regions that the previous one has refined, and from the objects' own boxes.
     Predictions average the probabilities or the logits of the three heads, and take the boxes of the last. With
-    corrections per class, the next head gets the box of the object's class or, in the background, of the likeliest.
+    corrections per class, the next head gets the box for the object's class; for background, for the likeliest class.
 
     Args:
         make_head: Function that builds a head from the smallest overlap of a hit and the weights of its box targets.
@@ -69,7 +69,7 @@ class CascadeHeads(nn.Module):
         sizes: list[tuple[int, int]],
         targets: Targets | None = None,
     ) -> tuple[Targets, dict[str, Tensor]]:
-        """Return the detections or, given targets, the losses; arguments as those of torchvision's heads."""
+        """Return the detections or, given targets, the losses; arguments as in torchvision's heads."""
         if targets is not None:
             return [], self._losses(features, proposals, sizes, targets)
         logits, deltas = self.heads[0].predict(features, proposals, sizes)
@@ -109,7 +109,7 @@ class CascadeHeads(nn.Module):
 
 
 def likeliest_class(logits: Tensor) -> Tensor:
-    """Return (N,) int64, the likeliest class of objects given (N, K + 1) logits, the background first."""
+    """Return the likeliest object class, (N,) int64, from (N, K + 1) logits in which the background comes first."""
     return logits[:, 1:].argmax(1) + 1
 
 

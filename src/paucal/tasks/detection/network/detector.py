@@ -32,8 +32,8 @@ from paucal.types import UserError
 
 GROUPS = 32
 HIT, POSITIVE_SHARE, NMS = 0.5, 0.25, 0.5
-CASCADE_BETA = 1.0  # of smooth L1, as in the paper of Cascade R-CNN
-LOSS_NAMES = {"loss_objectness": "object", "loss_rpn_box_reg": "proposal"}  # for torchvision's
+CASCADE_BETA = 1.0  # beta of smooth L1, as in the paper of Cascade R-CNN
+LOSS_NAMES = {"loss_objectness": "object", "loss_rpn_box_reg": "proposal"}  # our names of torchvision's losses
 
 
 class Detector(nn.Module):

@@ -1,6 +1,6 @@
 """The table of region heads, and the options of a detector.
 
-Light to import, since the help of settings lists the choices.
+The module is light to import, since the help of settings lists the choices.
 """
 
 from collections.abc import Callable, Mapping
@@ -81,12 +81,12 @@ class DetectorOptions:
         box_loss: Loss of the heads' boxes: smooth L1, L1, or GIoU of the corrected boxes with weight 10.
         proposal_loss: Loss of the proposals' boxes.
         candidates: Regions of each map that are compared before proposals are chosen; 0 for as many as `proposals`.
-        matching: Boxes that learn an object in addition to those that overlap it enough. "torchvision": the anchor
-            with the largest overlap with it, which learns the object that this anchor overlaps most. "anchors": the
-            anchor with the largest overlap, from 0.3 on, which learns this object. "regions": also the region with the
-            largest overlap, from the overlap of a hit on.
-        pooling: How a region is read from a map: at 2x2 points of each of its cells, or exactly aligned at as many
-            points as it covers.
+        matching: Boxes that learn an object in addition to the boxes that overlap it enough. "torchvision": the anchor
+            with the largest overlap, although it learns the object that it overlaps most. "anchors": the anchor with
+            the largest overlap, if at least 0.3, which learns this object. "regions": also the region with the largest
+            overlap, if that is enough for a hit.
+        pooling: How a region is read from a map: at 2x2 points of each of its cells, or exactly aligned, at
+            more points for larger cells.
         pyramid_norm: Norm after each convolution of the pyramid.
     """
 

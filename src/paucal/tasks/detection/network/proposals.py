@@ -19,8 +19,8 @@ class ObjectMatcher(Matcher):
     """torchvision's matcher, which also assigns to each object the regions with the largest overlap with it.
 
     Differs from torchvision's own "low-quality matches": there, such a region learns the object that the region
-    overlaps most, which may be another one. Here it learns the object that it was chosen for, as in the published
-    programs; if it was chosen for several objects, the last of them.
+    overlaps most, which may be another object. Here it learns the object that it was chosen for (the last one if
+    there are several), as in the published code.
 
     Args:
         hit: Smallest overlap at which a region learns an object.

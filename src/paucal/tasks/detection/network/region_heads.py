@@ -1,8 +1,8 @@
 """torchvision's heads that classify regions, correct their boxes and predict masks, with a choice of losses.
 
 Regions are read from the map of the pyramid whose cells suit their size. The mask layers are those of He et al., ICCV
-2017, figure 4 (right): four convolutions, one that doubles the cells, and a mask of 28 cells for each class, of which
-only the one of the object's class learns.
+2017, figure 4 (right): four convolutions, one that doubles the cells, and a mask of 28 cells per side for each class.
+Only the mask of the object's class is trained.
 """
 
 import math
@@ -29,9 +29,9 @@ Targets = list[dict[str, Tensor]]
 
 
 class AlignedPooling(nn.Module):
-    """Reads regions without a shift of half a cell, at as many points per cell as it covers cells of the map.
+    """Reads regions without a shift of half a cell; a cell is read at as many points as it covers cells of the map.
 
-    These are `aligned` and the adaptive sampling of the published programs, which torchvision's `MultiScaleRoIAlign`
+    These are `aligned` and the adaptive sampling of the published code, which torchvision's `MultiScaleRoIAlign`
     does not offer.
 
     Args:
@@ -46,7 +46,7 @@ class AlignedPooling(nn.Module):
         self._level_of = LevelMapper(first, last, USUAL_SIDE, USUAL_LEVEL)
 
     def forward(self, features: Mapping[str, Tensor], boxes: list[Tensor], sizes: Sequence[tuple[int, int]]) -> Tensor:
-        """Return (regions, channels, cells, cells) of all images; arguments as those of torchvision's pooling.
+        """Return (regions, channels, cells, cells) of all images; arguments as in torchvision's pooling.
 
         Args:
             features: (B, channels, H, W) maps by their number.
@@ -166,7 +166,7 @@ class RegionHeads(RoIHeads):
         return [clip_boxes_to_image(corners, size) for corners, size in zip(split, sizes, strict=True)]
 
     def _box_loss(self, deltas: Tensor, labels: Tensor, targets: Tensor, regions: Tensor) -> Tensor:
-        """Return the loss of the (N, 4) corrections of hits over the number of all regions."""
+        """Return the loss of the (N, 4) corrections of hits, divided by the number of all regions."""
         hits = labels > 0
         if self.box_loss == "giou":
             ours, theirs = (self.box_coder.decode_single(each[hits], regions[hits]) for each in (deltas, targets))
