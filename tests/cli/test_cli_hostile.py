@@ -136,7 +136,7 @@ def test_data_root__that_is_missing_is_said(tmp_path, capsys):
         (["train", "-b", str(2**31)], "--batch-size is 2147483648, expected a number between 1 and 1,048,576"),
         (["train", "-b", str(2**70)], "--batch-size is"),
         (["train", "--epochs", "9" * 400], "--epochs is 999"),
-        (["train", "--epochs", "9" * 5000], "--epochs: the value does not fit"),
+        (["train", "--epochs", "9" * 5000], "--epochs: expected a whole number"),
         (["train", "--accumulate", str(2**63)], "--accumulate is"),
         (["train", "--repeats", str(2**31)], "--repeats is"),
         (["train", "--few-labels", str(2**63)], "--few-labels is"),

@@ -65,6 +65,8 @@ def _parts(hint: Any) -> tuple[list[type], list[str]]:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         parts = [_parts(member) for member in typing.get_args(hint)]
         return [kind for kinds, _ in parts for kind in kinds], [word for _, words in parts for word in words]
+    if typing.get_origin(hint) is list:
+        return _parts(typing.get_args(hint)[0])
     return ([] if hint is type(None) else [hint]), []
 
 

@@ -46,7 +46,7 @@ TINY = {"epochs": 1, "batch_size": 8, "workers": 0, "device": "cpu"}
     ],
 )
 def test_run__crops_as_its_weights_do(settings, start, ratio, chosen):
-    fed = preprocessing(TrainSettings(**settings), OWN, start)
+    fed = preprocessing(TrainSettings(**{"img_size": [224], **settings}), OWN, start)
     assert (fed.crop_ratio, fed.interpolation) == (ratio, chosen)
     assert (fed.mean, fed.std) == (OWN.mean, OWN.std)
 

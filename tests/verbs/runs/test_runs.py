@@ -145,7 +145,7 @@ def test_command__shows_and_writes_and_deletes_nothing(runs, tmp_path, capsys):
     assert [row["run"] for row in listed] == ["grid/cells/a/run", "1"]
     assert sorted(runs.rglob("*")) == before
     assert "no folder" in failure(capsys, "runs", tmp_path / "nowhere")
-    assert "neither .csv nor .json" in failure(capsys, "runs", runs, "--output", tmp_path / "table.txt")
+    assert "must end in .csv or .json" in failure(capsys, "runs", runs, "--output", tmp_path / "table.txt")
     (runs / "2" / "config.yaml").write_text("[")
     assert call("runs", runs) == 0
     assert "2 cannot be read" in capsys.readouterr().out
