@@ -16,6 +16,7 @@ from paucal.runner.memory_check import check_batch_memory, check_memory, check_s
 from paucal.types import UserError
 
 GIB = 2**30
+RESOLVED = {"device": "cpu", "devices": 1, "precision": "32-true"}
 
 
 @pytest.fixture(autouse=True)
@@ -49,20 +50,18 @@ def test_check_room__refuses_steps_that_cannot_fit_and_says_what_would():
     with pytest.raises(
         UserError, match=r"64 images of 1024x1024 .* at least 1\d\d GiB.*has 8 GiB: give --batch-size 3 "
     ):
-        check_memory(TrainSettings(batch_size=64, device="cpu", devices=1), spec)
+        check_memory(TrainSettings(batch_size=64, **RESOLVED), spec)
     assert time.monotonic() - begin < 60
-    assert "at least" in check_memory(TrainSettings(batch_size=3, device="cpu", devices=1), spec)[0]
+    assert "at least" in check_memory(TrainSettings(batch_size=3, **RESOLVED), spec)[0]
     with pytest.raises(UserError, match="8 GiB: lower --img-size, or choose"):
-        check_memory(
-            TrainSettings(batch_size=1, device="cpu", devices=1), BackboneSpec("resnet50", 10, image_size=(4096, 4096))
-        )
+        check_memory(TrainSettings(batch_size=1, **RESOLVED), BackboneSpec("resnet50", 10, image_size=(4096, 4096)))
 
 
 def test_check_room__knows_that_sgd_keeps_one_moment_less(monkeypatch):
     monkeypatch.setattr(memory_check, "available_memory", lambda: 12 * GIB)
 
     def least(optimizer):
-        settings = PretrainSettings(batch_size=5, device="cpu", devices=1, optimizer=optimizer)
+        settings = PretrainSettings(batch_size=5, **RESOLVED, optimizer=optimizer)
         spec = BackboneSpec("vit_large_patch16_224", 0, image_size=(448, 448))
         return float(re.search(r"at least (\S+) GiB", check_memory(settings, spec)[0])[1])
 
@@ -72,7 +71,7 @@ def test_check_room__knows_that_sgd_keeps_one_moment_less(monkeypatch):
 
 def test_check_room__says_nothing_of_usual_steps():
     spec = BackboneSpec("resnet18", 10, image_size=(224, 224))
-    assert check_memory(TrainSettings(batch_size=64, device="cpu", devices=1), spec) == []
+    assert check_memory(TrainSettings(batch_size=64, **RESOLVED), spec) == []
 
 
 def test_check_batch__counts_the_pixels_alone():
