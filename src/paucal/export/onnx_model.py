@@ -32,8 +32,8 @@ def to_onnx(program: ExportedProgram, graph: Graph, card: ModelCard) -> bytes:
     Raises:
         UserError: the packages are not installed, the network has an operation that ONNX lacks, or it is too large.
     """
-    onnx = _needed("onnx", "--format onnx")
-    _needed("onnxscript", "--format onnx")
+    onnx = _import_optional("onnx", "--format onnx")
+    _import_optional("onnxscript", "--format onnx")
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about its own deprecated functions
@@ -88,7 +88,7 @@ class OnnxNetwork(nn.Module):
 
     def __init__(self, content: bytes) -> None:
         super().__init__()
-        runtime = _needed("onnxruntime", "an ONNX model")
+        runtime = _import_optional("onnxruntime", "an ONNX model")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 4  # its warnings would bypass Python and go to the terminal
@@ -153,7 +153,7 @@ def _require_fit(path: Path, network: OnnxNetwork, card: ModelCard) -> None:
         )
 
 
-def _needed(name: str, what: str) -> ModuleType:
+def _import_optional(name: str, what: str) -> ModuleType:
     try:
         if name == "onnx":
             import onnx

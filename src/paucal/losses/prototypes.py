@@ -65,7 +65,7 @@ def prototype_cross_entropy(
 ) -> Tensor:
     """Return the weighted cross-entropy from teacher to student, summed over rows and averaged over images.
 
-    Computed in float32 for all inputs; under autocast on CUDA with factors in half precision, see above.
+    Inputs are converted to float32. Under autocast on CUDA the matrix product has half-precision inputs, see above.
 
     Args:
         student: (B, R, D), rows that get gradient.

@@ -130,7 +130,7 @@ def warnings(files: RunFiles, summary: PretrainingSummary) -> list[str]:
     """Return what a careful reader should know before using the backbone; often empty."""
     sentences = []
     if summary.verdict is not None:
-        sentences.append(f"{_capital(summary.verdict['sentence'])} {summary.verdict['advice']}")
+        sentences.append(f"{_capitalised(summary.verdict['sentence'])} {summary.verdict['advice']}")
     scores = knn(files)
     if scores and summary.knn_start is not None and scores[-1][1] <= summary.knn_start:
         sentences.append(
@@ -177,5 +177,5 @@ def _text(value: Any) -> str | None:
     return None if value is None else str(value)[:MAX_TEXT]
 
 
-def _capital(sentence: str) -> str:
+def _capitalised(sentence: str) -> str:
     return sentence[:1].upper() + sentence[1:]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-# In images shown: ten passes over 10,000 small photographs hardly beat random weights, a hundred over 5,000 clearly do.
+# Counted in images seen: 10 passes over 10,000 small photographs barely beat random weights; 100 over 5,000 clearly do.
 UNDERTRAINED = 300_000
 
 

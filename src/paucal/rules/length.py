@@ -104,9 +104,9 @@ def lr(
     return chosen, f"{peak:g} at batch {anchor} ({source}), times sqrt({batch}/{anchor})"
 
 
-def min_lr(lr: float | None) -> Choice:
+def min_lr(lr: float) -> Choice:
     """A hundredth of the peak."""
-    return (lr or 0.0) / 100, "a hundredth of the peak, as in the paper"
+    return lr / 100, "a hundredth of the peak, as in the paper"
 
 
 def warmup_epochs(init: str | None, epochs: int | None) -> Choice:

@@ -42,7 +42,7 @@ OTHER_FORMS = {
 def resolve_output(settings: S, reads: Iterable[str], console: Console) -> S:
     """Check the output folder of a run before any work is done, and return the settings with its absolute path.
 
-    A run that a killed call had set aside is moved back first.
+    If an interrupted command left the previous run set aside, that run is moved back first.
 
     Raises:
         UserError: The folder is not writable, is inside the images, or holds something that may not be replaced.

@@ -166,11 +166,11 @@ def _check_number(name: str, value: float, bounds: Mapping[str, Any]) -> None:
     if high is None:
         words = f"at most {LARGEST:g}" if value > LARGEST else f"at least {low:g}"
     else:
-        words = f"between {_plain(low)} and {_plain(high)}"
+        words = f"between {_format_number(low)} and {_format_number(high)}"
     raise UserError(f"{flag(name)} is {value}, expected {'0 for none or ' * bounds['or_zero']}a number {words}.")
 
 
-def _plain(number: float) -> str:
+def _format_number(number: float) -> str:
     return f"{number:,}" if number >= 10_000 else f"{number:g}"
 
 

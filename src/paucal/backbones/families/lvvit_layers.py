@@ -166,7 +166,7 @@ class LvVitAttention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (B, N, C) of tokens (B, N, C)."""
+        """Apply the layer to tokens (B, N, C); the shape stays the same."""
         query, key, value = split_heads(self.qkv(x), 3, self.num_heads)
         x = attend(query, key, value, None, self.scale, self.fused_attn, self.attn_drop)
         return self.proj_drop(self.proj(join_heads(x)))

@@ -98,10 +98,10 @@ class VilAttention(nn.Module):
 class FullAttention(VilAttention):
     """Attention of all tokens to all tokens.
 
-    On another grid than the table's, the bias of an offset is looked up in the table, where the farthest entry stands
-    for all farther offsets ("lookup"); or the matrix of biases between all pairs of cells is resized bicubically as if
-    it were a picture ("picture"). The latter has no geometric meaning, but EsViT's code does it for crops of 96 pixels,
-    and its weights were trained that way.
+    A grid of another size than the table's has two options. "lookup" takes the bias of each offset from the table, and
+    the farthest entry for offsets beyond it. "picture" resizes the matrix of biases between all pairs of cells
+    bicubically, like an image; this has no geometric meaning, but EsViT's code does it for crops of 96 pixels, and its
+    weights were trained that way.
     """
 
     def __init__(self, settings: AttentionSettings, table_grid: Grid, bias_resize: str = "lookup") -> None:

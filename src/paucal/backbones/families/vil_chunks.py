@@ -69,7 +69,7 @@ def sparse_pairs(grid: Grid, window: int, mode: Mode, like: Tensor, whole: bool 
 
 
 def grid_offsets(grid: Grid, table: Grid, like: Tensor) -> Tensor:
-    """Return indices (H * W, H * W) of the offsets between all cells in a table made for a grid of size `table`.
+    """Return (H * W, H * W) indices into a bias table built for a grid of size `table`, one per pair of cells.
 
     The table has (2 Ht - 1) (2 Wt - 1) entries. An offset beyond the table takes the farthest entry in its direction.
     """

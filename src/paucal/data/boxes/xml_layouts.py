@@ -38,7 +38,7 @@ _ROOT = re.compile(rb"<([A-Za-z_][\w.:-]*)")
 
 
 def find_voc(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return the XML files that describe one image, and all XML files beside them, which must be damaged ones."""
+    """Return the XML files that describe one image, and other XML files in their folders, presumably damaged ones."""
     roots = {file: _root_name(tree, file) for file in files if file.lower().endswith(XML)}
     folders = {file.rpartition("/")[0] for file, root in roots.items() if root == "annotation"}
     return [file for file, root in roots.items() if file.rpartition("/")[0] in folders and root != "annotations"]

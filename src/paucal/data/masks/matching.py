@@ -250,7 +250,7 @@ class _Matching:
 
 
 class _Index:
-    """Index of images by their names, with and without words for images."""
+    """Index of images by file name, both as it is and without words such as "image"."""
 
     def __init__(self, images: Iterable[tuple[Place, File]]) -> None:
         self._exact: dict[tuple[Place, str], list[File]] = defaultdict(list)

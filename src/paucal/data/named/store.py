@@ -143,11 +143,11 @@ def _by_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSet:
     }
     missing = [lists.files[part] for part, file in files.items() if file is None]
     if len(missing) == len(files):
-        note = f"{entry.title}: the parts are ours; for the {lists.title} {_put(lists, root)}"
-        hints = replace(images.hints, official_parts=_put(lists, root))
+        note = f"{entry.title}: the parts are ours; for the {lists.title} {_where_to_put(lists, root)}"
+        hints = replace(images.hints, official_parts=_where_to_put(lists, root))
         return replace(images, notes=(*images.notes, note), hints=hints)
     if missing:
-        raise UserError(f"the lists of {entry.title} lack {' and '.join(missing)}: {_put(lists, root)}.")
+        raise UserError(f"the lists of {entry.title} lack {' and '.join(missing)}: {_where_to_put(lists, root)}.")
     parts = _parts({part: file for part, file in files.items() if file is not None}, entry, lists, images, root)
     declared = [parts[place] for place in sorted(parts)]
     chosen = images.select(np.asarray(sorted(parts), dtype=np.int64))
@@ -181,7 +181,7 @@ def _parts(files: Mapping[str, Path], entry: NamedSet, lists: Lists, images: Ima
     return parts
 
 
-def _put(lists: Lists, root: Path) -> str:
+def _where_to_put(lists: Lists, root: Path) -> str:
     return f"put {' and '.join(lists.files.values())} of {lists.archive} into {root / lists.folders[0]}"
 
 

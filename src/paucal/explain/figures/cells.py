@@ -148,7 +148,7 @@ class OffsetView:
     signed: bool
 
     def error_map(self) -> Tensor:
-        """Return for each cell the mean error of the pairs in which it is the first, in cells, (rows, columns)."""
+        """Return a (rows, columns) map: the mean error, in cells, over the pairs in which each cell comes first."""
         return (self.predicted - self.true).abs().sum(2).mean(1).unflatten(0, self.grid)
 
     def mean_error(self) -> float:

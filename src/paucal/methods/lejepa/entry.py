@@ -40,9 +40,9 @@ def lr(
     ), f"{peak:g} at batch {BATCH} ({source}), times sqrt({batch}/{BATCH})"
 
 
-def min_lr(lr: float | None) -> Choice:
+def min_lr(lr: float) -> Choice:
     """A thousandth of the peak."""
-    return (lr or 0.0) / 1000, AUTHORS
+    return lr / 1000, AUTHORS
 
 
 def warmup_epochs(epochs: int | None) -> Choice:

@@ -88,9 +88,9 @@ def backbone_lr(facts: DataAndMachine) -> Choice:
     return 0.1, f"a tenth of the head's, to change {facts.start.where} little"
 
 
-def min_lr(lr: float | None) -> Choice:
+def min_lr(lr: float) -> Choice:
     """Take a hundredth of the peak."""
-    return (lr or 0.0) / 100, "a hundredth of the peak"
+    return lr / 100, "a hundredth of the peak"
 
 
 def freeze(facts: DataAndMachine) -> Choice:

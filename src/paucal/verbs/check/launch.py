@@ -101,9 +101,9 @@ def check_set(settings: CheckSettings, console: Console) -> CheckResult:
     checked, dividing = divide(images, settings.seed, _verb(opening))
     pairs, reader = similar_pairs(survey, reduce_images(images, CANDIDATE_SIDE).store), None
     if settings.labels or (pairs and (settings.model or weights_at_hand())):
-        reader = open_reader(settings, _side(survey))
+        reader = open_reader(settings, _median_short_side(survey))
     if reader is not None and reader.trained:
-        pairs = _confirm_pairs(pairs, reader, images, settings, console, max(1, _side(survey) // 2))
+        pairs = _confirm_pairs(pairs, reader, images, settings, console, max(1, _median_short_side(survey) // 2))
     found = [
         *opening,
         *channels,
@@ -185,7 +185,7 @@ def _verb(opening: Sequence[Finding]) -> str:
 def _small(checked: CheckedSet, survey: Survey) -> list[Finding]:
     """Return findings on images far below the input size of `paucal train`, except in a set of tiny images."""
     good = survey.readable
-    if not len(good) or not checked.images.classes or _side(survey) <= SIDES[0]:
+    if not len(good) or not checked.images.classes or _median_short_side(survey) <= SIDES[0]:
         return []
     prepared = SplitImages(checked.images, Split(checked.parts, checked.cut_by))
     return size_findings(survey.sizes[good], min(chosen_image_size(prepared)), good)
@@ -268,7 +268,7 @@ def _place(settings: CheckSettings) -> Path | None:
     return path
 
 
-def _side(survey: Survey) -> int:
+def _median_short_side(survey: Survey) -> int:
     good = survey.readable
     return int(np.median(survey.sizes[good].min(axis=1))) if len(good) else USUAL_SIDE
 

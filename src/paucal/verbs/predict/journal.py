@@ -101,7 +101,7 @@ class Journal:
         self._lock.check()
         if not self._stack:
             self._open()
-        self._writer.write_batch(_batch(block))
+        self._writer.write_batch(_record_batch(block))
         self._file.flush()
         self.done += len(block)
 
@@ -156,7 +156,7 @@ class Journal:
             )
 
 
-def _batch(block: Block) -> pa.RecordBatch:
+def _record_batch(block: Block) -> pa.RecordBatch:
     names = [None if name is None else os.fsencode(name) for name in block.names]
     counts = np.asarray(block.readable, dtype=np.int32)
     columns = [

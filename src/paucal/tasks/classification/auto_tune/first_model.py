@@ -23,7 +23,7 @@ from paucal.tasks.classification.auto_tune.probe import Head, fit_head, head_sco
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.state import TuneState
 
-# Largest share of the time for features of the training images; tuning sees all of them anyway.
+# Largest share of the time budget for extracting training features; tuning uses all training images anyway.
 PROBE_SHARE = 0.2
 EPOCHS_LEFT = 3  # epochs of tuning that a candidate must leave time for
 TUNING_COST = 2.0  # cost of training on an image, in forward passes
