@@ -209,7 +209,7 @@ class _Bench:
 
     def _measured(self, row: Row, base: Row, same: bool) -> Pace:
         two = self._base_step(base)
-        one = two if same else self._make_step(row)
+        one = two if same else self._step(row)
         seconds = in_turns(one, two, self._effort.pairs)
         rate = spread([self._effort.images / own for own, _ in seconds])
         return Pace(rate, None if same else spread([other / own for own, other in seconds]))
@@ -217,13 +217,13 @@ class _Bench:
     def _base_step(self, base: Row) -> Step:
         key = self._key(base)
         if self._kept is None or self._kept[0] != key:
-            self._kept = (key, self._make_step(base))
+            self._kept = (key, self._step(base))
         return self._kept[1]
 
     def _key(self, row: Row) -> tuple[Any, ...]:
         return row.model, row.args
 
-    def _make_step(self, row: Row) -> Step:
+    def _step(self, row: Row) -> Step:
         model = self._study.models[row.model]
         size = (model.side, model.side)
         words = [*model.full.args, *row.args]
