@@ -73,8 +73,9 @@ def test_few_labels__are_those_of_the_cpu():
 def test_linear_probe__is_that_of_the_cpu():
     (features, labels), val = blobs(4, 120), blobs(4, 40, seed=1)
     settings = ProbeSettings(epochs=5, batch=32)
-    expected = fit_probe(cached_batches(features, labels, settings), val, 4, settings)
-    found = fit_probe(cached_batches(features.to(DEVICE), labels, settings), (val[0].to(DEVICE), val[1]), 4, settings)
+    here, there = (cached_batches(one, labels, settings) for one in (features, features.to(DEVICE)))
+    expected = fit_probe(here, here, val, 4, settings)
+    found = fit_probe(there, there, (val[0].to(DEVICE), val[1]), 4, settings)
     assert found.classifier.weight.device.type == DEVICE
     for rate, score in expected.scores.items():
         assert found.scores[rate] == pytest.approx(score, abs=0.06)
@@ -114,7 +115,7 @@ def test_eval__classifies_as_on_the_cpu(things, tmp_path):
         rows = csv.DictReader((output / "predictions.csv").read_text().splitlines())
         answers.append({row["key"]: row["predicted"] for row in rows})
     assert answers[0].keys() == answers[1].keys()
-    assert len(answers[0]) == 36
+    assert len(answers[0]) == 6  # the run's test images
     assert sum(answers[0][path] != answers[1][path] for path in answers[0]) <= 1
 
 

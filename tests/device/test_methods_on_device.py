@@ -75,7 +75,7 @@ def test_batch_size_auto__trains(method, things, tmp_path):
     settings = yaml.safe_load((run / "config.yaml").read_text())
     reason = settings["origin"]["batch_size"]
     assert ("fits in the memory" in reason) == (DEVICE == "cuda")
-    assert ("only a GPU's memory is tried" in reason) == (DEVICE != "cuda")
+    assert ("only the memory of a GPU is tested" in reason) == (DEVICE != "cuda")
 
 
 def test_run__without_flags_takes_the_device(things, tmp_path):
