@@ -6,6 +6,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ import training
 from device_state import Piece, Row, Session
 from measuring import interleaved, peak_memory, spread, synchronize
 from paucal.backbones import BackboneSpec
+from paucal.cores import usable_cores
 from paucal.objectives import Supervised
 from paucal.training import largest_batch
 from paucal.types import Batch
@@ -119,22 +121,15 @@ def loaders(session: Session) -> Parts:
     sides = {"cifar10": 32} if session.toy else {"cifar10": 32, "clothing": 224}
     return {
         f"{name} at {side}, {count} processes": partial(_loaded, session, name, side, count)
+        for count in reversed(counts)  # the more processes, the shorter and the more telling
         for name, side in sides.items()
-        for count in counts
     }
 
 
 def _loaded(session: Session, name: str, side: int, workers: int) -> Row:
     images, batch, epochs = (64, 8, 3) if session.toy else (3000, 128, 4)
     options = Namespace(size=side, batch=batch, epochs=epochs, workers=workers, device=session.device)
-    folder = session.work / f"png-{name}-{images}"
-    if not folder.exists():
-        source = session.source(name)
-        assert source is not None
-        draft = folder.with_suffix(".part")
-        shutil.rmtree(draft, ignore_errors=True)  # of a call that was cut short
-        training.export(str(source / "train.parquet"), images, draft)
-        draft.rename(folder)
+    folder = _exported(session, name, images)
     count = images // batch
     plain = training.plain_loader(folder, options)
     again = (pair for _ in range(epochs) for pair in plain)
@@ -143,6 +138,19 @@ def _loaded(session: Session, name: str, side: int, workers: int) -> Row:
         "plain": training.loading_speeds(_moved(again, session.device), count, options),
     }
     return {"images_per_second": {way: spread(values) for way, values in speeds.items()}, "settings": vars(options)}
+
+
+def _exported(session: Session, name: str, images: int) -> Path:
+    """Return a folder of some images of a set, written when it is first asked for."""
+    folder = session.work / f"png-{name}-{images}"
+    if not folder.exists():
+        source = session.source(name)
+        assert source is not None
+        draft = folder.with_suffix(".part")
+        shutil.rmtree(draft, ignore_errors=True)  # of a call that was cut short
+        training.export(str(source / "train.parquet"), images, draft)
+        draft.rename(folder)
+    return folder
 
 
 def _moved(batches: Iterable[Any], device: str) -> Iterator[Any]:
@@ -158,6 +166,31 @@ def _moved(batches: Iterable[Any], device: str) -> Iterator[Any]:
 def loaders_summary(parts: Mapping[str, Row]) -> Row:
     """Ours alone."""
     return {name: row["images_per_second"]["ours"]["median"] for name, row in parts.items()}
+
+
+def whole_epochs(session: Session) -> Parts:
+    """Training beside timm's parts in a plain loop."""
+    small = ["patch_size=4", "embed_dim=64", "depth=6", "num_heads=2"]
+    cases = {"ViT of 0.3 M at 32": ("cifar10", 32, "vit_tiny_patch16_224", small)}
+    if not session.toy:
+        cases["Swin-T at 224"] = ("clothing", 224, SWIN, [])
+    return {name: partial(_trained, session, *case) for name, case in cases.items()}
+
+
+def _trained(session: Session, name: str, side: int, model: str, arguments: list[str]) -> Row:
+    sizes = {"images": 64, "batch": 8, "epochs": 3, "turns": 1} if session.toy else {"images": 3000, "batch": 128}
+    options = Namespace(
+        **{"model": model, "model_args": arguments, "size": side, "epochs": 5, "turns": 2, **sizes},
+        workers=0 if session.toy else min(15, usable_cores() - 1),
+        device=session.device,
+        precision="bf16",
+    )
+    return {**training.measure(_exported(session, name, options.images), options), "settings": vars(options)}
+
+
+def whole_epochs_summary(parts: Mapping[str, Row]) -> Row:
+    """How many times as fast ours is, in whole epochs and in loading alone."""
+    return {name: {key: row[f"{key}_ratio"]["median"] for key in ("speed", "loading")} for name, row in parts.items()}
 
 
 def targets(session: Session) -> Parts:
@@ -182,7 +215,8 @@ def _searched(session: Session, name: str, precision: str) -> Row:
     objective = Supervised(BackboneSpec(options.model, 100, image_size=(side, side)).build(drop_path_rate=0.2))
 
     def make(size: int) -> Batch:
-        return Batch(torch.arange(size), [torch.randn(size, 3, side, side)], torch.arange(size) % 100)
+        few = torch.randn(4, 3, side, side)  # to draw thousands takes longer than the search
+        return Batch(torch.arange(size), [few.repeat(size // 4, 1, 1, 1)], torch.arange(size) % 100)
 
     begin = time.perf_counter()
     found = largest_batch(objective, make, sizes, torch.device(session.device), precision)
@@ -236,6 +270,14 @@ PIECES = (
     Piece("esvit_step", "a step of EsViT against the published program's", 1, steps, steps_summary),
     Piece("backbones", "our backbones against plain ones, eager and compiled", 10, families, families_summary),
     Piece("loaders", "images a second to the device", 4, loaders, loaders_summary, ("cifar10", "clothing")),
+    Piece(
+        "epochs",
+        "whole training epochs beside a plain loop",
+        2,
+        whole_epochs,
+        whole_epochs_summary,
+        ("cifar10", "clothing"),
+    ),
     Piece("token_labels", "making label maps and targets", 0.5, targets),
     Piece("batch_size", "the search for the largest batch, Swin-T at 224 pixels", 1.5, search, search_summary),
     Piece("memory", "memory and speed of a step of Swin-T at 224 pixels", 1.5, memory, memory_summary),

@@ -35,6 +35,7 @@ class Session:
         copies: where changed results are copied as well; None for nowhere.
         deadline: value of `time.monotonic()` at which the call ends.
         minutes: the length of a whole call.
+        without: a word; parts with it in their name are left to a later call. None for no such word.
     """
 
     device: str
@@ -45,6 +46,7 @@ class Session:
     copies: Path | None
     deadline: float
     minutes: float
+    without: str | None = None
 
     @property
     def left(self) -> float:
@@ -105,9 +107,10 @@ def stored_parts(piece: Piece, session: Session, retry: bool = False) -> dict[st
 
 
 def waiting(piece: Piece, session: Session, retry: bool = False) -> list[str]:
-    """Return the names of the parts that are still to be measured."""
+    """Return the names of the parts that this call still has to measure."""
     done = stored_parts(piece, session, retry)
-    return [name for name in piece.parts(session) if name not in done]
+    left_out = session.without
+    return [name for name in piece.parts(session) if name not in done and (left_out is None or left_out not in name)]
 
 
 def measure(piece: Piece, session: Session, retry: bool = False, say: Callable[[str], None] = print) -> bool:
@@ -118,7 +121,7 @@ def measure(piece: Piece, session: Session, retry: bool = False, say: Callable[[
     parts = piece.parts(session)
     done = {name: row for name, row in stored_parts(piece, session, retry).items() if name in parts}
     each = 60 * piece.minutes / max(len(parts), 1)
-    for name in [name for name in parts if name not in done]:
+    for name in waiting(piece, session, retry):
         # A part longer than a call either goes on from where it was, or is begun with all the time there is.
         if session.left < (0 if session.toy else min(each, 30 * session.minutes)):
             return False

@@ -5,7 +5,7 @@
 
 K = 65,536 prototypes, 2 global crops of 49 cells and 8 local ones of 9, features of 768 channels, as for Swin-T. The
 values of both ways are compared first. Peak memory is that of a process of its own that makes one step, less what it
-had before (on a GPU: what the allocator held at most). Where the plain way does not fit, its memory is computed from
+had before; on a GPU, of its allocator during one step. Where the plain way does not fit, its memory is computed from
 the tensors it keeps (scores, and two of their size per pair for the backward pass) and marked so.
 """
 
@@ -125,6 +125,7 @@ def peak_of(way: str, images: int, options: argparse.Namespace) -> int:
     given = Inputs(images, options.device, options.prototypes)
     step = under_precision(STEPS[way](given), options)
     if options.device == "cuda":
+        under_precision(lambda: given.goal[0] @ given.goal[0].T, options)()  # takes the libraries' own memory
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         step()
@@ -142,7 +143,13 @@ def resident(name: str) -> int:
 
 
 def child_peak(way: str, images: int, options: argparse.Namespace) -> int | None:
-    """Return what `peak_of` measures in a process of its own; None where it does not fit."""
+    """Return what `peak_of` measures, in a process of its own unless a GPU counts it; None where it does not fit."""
+    if options.device == "cuda":
+        torch.cuda.empty_cache()
+        try:
+            return peak_of(way, images, options)
+        except torch.OutOfMemoryError:
+            return None
     words = [sys.executable, __file__, "--child", way, "--images", str(images), "--prototypes", str(options.prototypes)]
     words += ["--device", options.device, "--precision", options.precision]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

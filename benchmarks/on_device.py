@@ -2,7 +2,7 @@
 
     python benchmarks/on_device.py --list
     python benchmarks/on_device.py                       # again and again, until it says that all is done
-    python benchmarks/on_device.py --only drloc_overhead memory --minutes 9
+    python benchmarks/on_device.py --only drloc_overhead memory --minutes 9 --without compiled
     python benchmarks/on_device.py --toy --work /tmp/toy --results /tmp/toy    # on any CPU, tiny: tries the script
 
 Every part is stored as it ends, in `on_device_DEVICE_PIECE.json` with versions, device and spread; a stored part is not
@@ -66,7 +66,8 @@ def go(pieces: list[Piece], session: Session, retry: bool) -> int:
             return GO_ON
         if any(FAILED in row for row in stored_parts(piece, session).values()):
             code = FAULTS
-    print("all is done" if code == DONE else "all is done, but some parts failed: --retry measures them again")
+    done = "all is done" if session.without is None else f"all is done without {session.without!r}"
+    print(done if code == DONE else f"{done}, but some parts failed: --retry measures them again")
     return code
 
 
@@ -74,7 +75,10 @@ def options_of(words: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="say what there is to measure, and how far it is")
-    parser.add_argument("--only", nargs="+", choices=[piece.name for piece in PIECES], help="these pieces")
+    parser.add_argument("--only", nargs="+", choices=[piece.name for piece in PIECES], help="these pieces, so ordered")
+    parser.add_argument(
+        "--without", metavar="WORD", help="leave out parts with this word in their name, for a later call"
+    )
     parser.add_argument("--minutes", type=float, default=9.0, help="length of this call")
     parser.add_argument("--toy", action="store_true", help="everything tiny, to try the script")
     parser.add_argument("--retry", action="store_true", help="measure what failed again")
@@ -102,8 +106,10 @@ def main(words: list[str] | None = None) -> int:
         options.copy_to,
         time.monotonic() + 60 * options.minutes,
         options.minutes,
+        options.without,
     )
-    pieces = [piece for piece in PIECES if options.only is None or piece.name in options.only]
+    names = {piece.name: piece for piece in PIECES}
+    pieces = list(PIECES) if options.only is None else [names[name] for name in dict.fromkeys(options.only)]
     if options.list:
         print(listing(pieces, session))
         return DONE

@@ -15,7 +15,7 @@ from PIL import Image
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "on_device.py"
 ALONE = [
     *("drloc_overhead", "esvit_loss", "esvit_step", "backbones", "loaders", "token_labels", "batch_size", "memory"),
-    "throughput",
+    *("epochs", "throughput"),
 ]
 SPREAD = {"median", "lower_quartile", "upper_quartile"}
 
@@ -109,6 +109,15 @@ def test_parts__that_are_stored_are_not_measured_again(sets, tmp_path):
     listed = call(sets, tmp_path, "--list")[1]
     assert "4 of 4" in next(line for line in listed.splitlines() if line.startswith("memory"))
     assert "0 of 1" in next(line for line in listed.splitlines() if line.startswith("esvit_50000"))
+
+
+@pytest.mark.slow
+def test_call__leaves_out_parts_and_keeps_the_given_order(sets, tmp_path):
+    code, printed = call(sets, tmp_path, "--only", "memory", "batch_size", "--without", "bf16")
+    assert (code, "all is done without 'bf16'" in printed) == (0, True), printed
+    assert printed.index("memory:") < printed.index("batch_size:")
+    stored = result(tmp_path, "memory")
+    assert (list(stored["parts"]), stored["complete"]) == (["fp32"], False)
 
 
 @pytest.mark.slow
