@@ -35,7 +35,7 @@ def test_each_layout__is_recognised_and_train_says_its_name(tmp_path: Path, name
     found = find_boxes(root)
     assert found is not None
     assert found.name == name
-    with pytest.raises(UserError, match=rf"tells boxes \(.*\) as {name}, and no classes of images: `paucal detect`"):
+    with pytest.raises(UserError, match=rf"has boxes \(.*\) as {name}, and no classes of images: `paucal detect`"):
         open_images(root)
     assert len(open_images(root, labelled=False)) == 6
 
@@ -65,7 +65,7 @@ def test_archives__are_read_as_the_folder_they_were_made_of(tmp_path: Path, name
     for position in range(3):
         stores = [tree.store([plain.images[position].key]), packed.store([described.images[position].key])]
         assert stores[0].read(0).tobytes() == stores[1].read(0).tobytes()
-    with pytest.raises(UserError, match=f"tells boxes as {name}"):
+    with pytest.raises(UserError, match=f"has boxes as {name}"):
         open_images(file)
 
 
@@ -76,7 +76,7 @@ def test_archives_in_a_folder_and_compressed_ones__are_named(tmp_path: Path):
         UserError, match=r"boxes as Pascal VOC's XML in archives \(0\.tar\), .*: give one archive as DATA"
     ):
         read_boxes(tmp_path / "tars")
-    with pytest.raises(UserError, match=r"tells boxes \(0\.tar\) as Pascal VOC's XML in archives"):
+    with pytest.raises(UserError, match=r"has boxes \(0\.tar\) as Pascal VOC's XML in archives"):
         open_images(tmp_path / "tars")
     shutil.move(file, tmp_path / "set.tar.gz")
     with pytest.raises(UserError, match="compressed as a whole"):
@@ -106,7 +106,7 @@ def test_layouts_that_are_not_read__are_called_by_their_names(tmp_path: Path, na
     Image.new("RGB", (30, 30)).save(tmp_path / "set/a.png")
     with pytest.raises(UserError, match=rf"has boxes as {name}.* writes? them .*not read: convert them to COCO's JSON"):
         read_boxes(tmp_path / "set")
-    with pytest.raises(UserError, match=f"tells boxes .* as {name}"):
+    with pytest.raises(UserError, match=f"has boxes .* as {name}"):
         open_images(tmp_path / "set")
 
 
@@ -142,7 +142,7 @@ def test_class_folders__stay_classes_whatever_lies_beside(tmp_path: Path):
 def test_folders_of_images_and_labels__are_no_classes(tmp_path: Path):
     root = write_yolo(tmp_path / "set", "images", "labels")
     Image.new("RGB", (9, 9)).save(root / "labels/overview.png")
-    with pytest.raises(UserError, match=r"tells boxes \(labels\) as YOLO's text files"):
+    with pytest.raises(UserError, match=r"has boxes \(labels\) as YOLO's text files"):
         open_images(root)
 
 
@@ -150,7 +150,7 @@ def test_annotation_files_alone__give_their_images(tmp_path: Path):
     root = write_coco(tmp_path / "set", 6).parent
     Image.new("RGB", (9, 9)).save(root / "more.png")
     assert len(open_images(root / "_annotations.coco.json", labelled=False)) == 6
-    with pytest.raises(UserError, match="tells boxes as COCO's JSON"):
+    with pytest.raises(UserError, match="has boxes as COCO's JSON"):
         open_images(root / "_annotations.coco.json")
     table = write_tables(tmp_path / "table", PIXELS, {}) / "boxes.csv"
     table.write_text("filename,class,xmin,ymin,xmax,ymax\nimages/0.png,a,1,2,3,4\nimages/1.png,b,1,2,3,4\n")

@@ -193,10 +193,3 @@ def test_images_outside_of_parts__are_named_and_make_parts_void(tmp_path):
     pairs = find_pairs(tmp_path)
     assert [pair.part for pair in pairs.pairs] == ["", ""]
     assert "1 image is in no folder of a part" in pairs.notes[0]
-
-
-def test_annotations_of_other_kinds__are_named(tmp_path):
-    folder(tmp_path, "images/a.png")
-    (tmp_path / "instances.json").write_text("{}")
-    with pytest.raises(UserError, match=r"outlines in other files \(1 \.json\) are not read here: draw a mask"):
-        find_pairs(tmp_path)

@@ -141,11 +141,11 @@ def test_folders_of_parts_beside_others__are_classes_with_a_note(make_folder):
         (("all/a/1.png", "all/b/1.png"), r"only one class \('all'\).*did you mean .*photos/all\?"),
         (
             ("Image/1.png", "label/1.png"),
-            r"has masks among its images, 1 mask \('label/1\.png' of 'Image/1\.png'\): `paucal segment`",
+            r"has 1 mask \('label/1\.png' of 'Image/1\.png'\), and no classes of images: `paucal segment`",
         ),
         (
             ("train/imgs/1.png", "train/masks/1.png", "val/imgs/2.png", "val/masks/2.png"),
-            "has masks among its",
+            r"has 2 masks \(",
         ),
         (("1.png", "2.png"), "has images but no class folders; expected photos/<class>/<image>"),
         (

@@ -101,7 +101,7 @@ def test_voc__of_boxes_without_lists_of_classes_says_what_to_do(tmp_path):
     folder(tmp_path, "JPEGImages/1.png")
     (tmp_path / "Annotations").mkdir()
     (tmp_path / "Annotations/1.xml").write_text("<annotation/>")
-    with pytest.raises(UserError, match=r"tells boxes \(Annotations\) .* write a table of image_path,label"):
+    with pytest.raises(UserError, match=r"has boxes \(Annotations\) .* write a table of image_path,label"):
         open_images(tmp_path)
     assert len(open_images(tmp_path, labelled=False)) == 1
 
@@ -109,7 +109,7 @@ def test_voc__of_boxes_without_lists_of_classes_says_what_to_do(tmp_path):
 def test_coco__boxes_without_classes_of_images_say_what_to_do(tmp_path):
     folder(tmp_path / "c", "train/1.jpg", "valid/2.jpg")
     (tmp_path / "c/train/_annotations.coco.json").write_text("{}")
-    with pytest.raises(UserError, match=r"tells boxes \(train/_annotations\.coco\.json\) .* write a table of"):
+    with pytest.raises(UserError, match=r"has boxes \(train/_annotations\.coco\.json\) .* write a table of"):
         open_images(tmp_path / "c")
     assert len(open_images(tmp_path / "c", labelled=False)) == 2
     folder(tmp_path / "d", "train/a/1.jpg", "train/b/2.jpg")

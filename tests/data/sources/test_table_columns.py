@@ -116,7 +116,7 @@ def test_columns__of_marks_are_named(opened):
 def test_boxes__in_a_table_are_named(opened):
     box = {"xmin": [0] * 8, "ymin": [0] * 8, "xmax": [5] * 8, "ymax": [5] * 8}
     twice = [f"{number // 2}.png" for number in range(8)]
-    with pytest.raises(UserError, match="tells boxes as a CSV of boxes, and no classes of images"):
+    with pytest.raises(UserError, match="has boxes as a CSV of boxes, and no classes of images"):
         opened({"filename": twice, "width": [12] * 8, "height": [8] * 8, "class": AB, **box})
     spans = {"x": [0] * 8, "y": [0] * 8, "w": [5] * 8, "h": [5] * 8}
     with pytest.raises(UserError, match=r"several rows for '0\.png', and columns of boxes \(x, y, w, h\):"):

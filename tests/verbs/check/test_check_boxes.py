@@ -138,7 +138,7 @@ def test_boxes_of_an_image_that_is_not_there__are_no_classes_of_their_folders(tm
     found = paucal.check(file.parent)
     assert found.misleads
     assert "nowhere.png" in texts(found, "bad-boxes")[0]
-    with pytest.raises(UserError, match="tells boxes"):
+    with pytest.raises(UserError, match="has boxes"):
         open_images(file.parent)
 
 

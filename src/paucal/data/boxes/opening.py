@@ -20,7 +20,7 @@ from paucal.data.images import ImageSet
 from paucal.data.sources.archive import ARCHIVE_SUFFIXES
 from paucal.data.sources.folder import IMAGE_FOLDERS
 from paucal.data.splits.part_names import part_of_folders
-from paucal.types import UserError
+from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, was
 
 # In order of preference, for sets that have the same boxes in several layouts.
@@ -127,21 +127,6 @@ def find_unsupported_files(tree: Tree) -> AnnotationFiles | None:
         return None
     advice = "give one archive as DATA, or unpack them"
     return inside and AnnotationFiles(f"{inside.name} in archives", archives[:1], advice=advice)
-
-
-def refuse_boxes(place: Path) -> None:
-    """Refuse images with boxes where images with classes are expected.
-
-    Raises:
-        UserError: The place has boxes in a layout of the table, or in an unsupported layout.
-    """
-    if found := find_boxes(place):
-        shown = f" ({found.shown})" if place.is_dir() else ""
-        raise UserError(
-            f"{place} tells boxes{shown} as {found.name}, and no classes of images: `paucal detect` learns "
-            "boxes; to classify, write a table of image_path,label with the classes that each image shows, such as "
-            "'cat;dog'."
-        )
 
 
 def read_boxes(place: Path) -> tuple[Tree, AnnotationSet]:
@@ -254,7 +239,7 @@ def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
     layouts = [layout for layout in LAYOUTS if file.suffix.lower() in layout.suffixes]
     _refuse_unsupported(folder_tree(file.parent, [file.name]))
     if not layouts:
-        raise UserError(f"{str(file)!r} is no folder, no archive and no file of boxes: expected {EXPECTED}.")
+        raise NoLabelsError(f"{str(file)!r} is no folder, no archive and no file of boxes: expected {EXPECTED}.")
     # A damaged file has no layout; reading it in the first layout reports the damage.
     here = folder_tree(file.parent)
     layout = next((layout for layout in layouts if layout.find(here, [file.name])), layouts[0])
@@ -286,7 +271,7 @@ def _refuse_without_boxes(tree: Tree, found: Sequence[AnnotationFiles]) -> NoRet
     files = tree.ending(".json")
     if len(files) == 1:
         coco.read(tree, files)  # raises with the reason why this file has no boxes
-    raise UserError(f"{tree.shown!r} has no annotations of boxes: expected {EXPECTED}.")
+    raise NoLabelsError(f"{tree.shown!r} has no annotations of boxes: expected {EXPECTED}.")
 
 
 def _refuse_unsupported(tree: Tree) -> None:

@@ -1,8 +1,7 @@
 """Pairs of images and masks, found in the folder layouts and naming schemes of published sets."""
 
-import os
 import unicodedata
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -20,7 +19,7 @@ from paucal.data.masks.naming import (
 from paucal.data.masks.part_lists import read_part_lists
 from paucal.data.sources.folder import find_images
 from paucal.data.splits.part_names import part_among_words
-from paucal.types import UserError
+from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted
 
 _JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
@@ -91,7 +90,7 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
         _require_folder(data, "DATA")
         sides = tell_sides(find_images(data))
         if not sides.images or not sides.masks:
-            raise UserError(_lacking(data, sides))
+            raise NoLabelsError(_lacking(data, sides))
         return _paired(data, data, sides, [data])
     for flag, folder in (("--images", images), ("--masks", masks)):
         _require_folder(folder, flag)
@@ -250,22 +249,10 @@ def _parts(matches: Matches, sides: Sides, bases: Iterable[Path]) -> tuple[dict[
 
 def _lacking(data: Path, sides: Sides) -> str:
     """Return the error message for a folder without masks, or with masks but no images."""
-    lacking = "images" if not sides.images else "masks"
-    others = Counter(
-        os.path.splitext(name)[1].lower() for _, _, names in os.walk(data) for name in names if not name.startswith(".")
-    )
-    least = {".json": 1, ".xml": 1, ".txt": max(2, len(sides.images) // 2)}  # a single text file may say anything
-    kinds = [f"{others[suffix]} {suffix}" for suffix, count in least.items() if others[suffix] >= count]
-    if kinds and lacking == "masks":
-        return (
-            f"DATA: {str(data)!r} has no masks in it; boxes or outlines in other files ({', '.join(kinds)}) are not "
-            "read here: draw a mask of each image, with a value for each class, or train a detector with `paucal "
-            "detect`."
-        )
     return (
-        f"DATA: {str(data)!r} has no {lacking} in it: expected a folder of images (images, JPEGImages, ...) and one of "
-        "masks (masks, labels, annotations, ...) with files of the same names, or masks beside their images "
-        "(NAME_mask.png); or name the folders with --images and --masks."
+        f"DATA: {str(data)!r} has no {'masks' if sides.images else 'images'} in it: expected a folder of images "
+        "(images, JPEGImages, ...) and one of masks (masks, labels, annotations, ...) with files of the same names, or "
+        "masks beside their images (NAME_mask.png); or name the folders with --images and --masks."
     )
 
 

@@ -80,15 +80,6 @@ def without_masks(images: ImageSet) -> ImageSet:
     return images.select(kept, f"{masks.describe()} {was(len(masks.keys))} left out")
 
 
-def refuse_masks(images: ImageSet) -> None:
-    """Refuse images with masks where images with classes are expected."""
-    if masks := masks_among(images.keys, images.store):
-        raise UserError(
-            f"{images.location} has masks among its images, {masks.describe()}: `paucal segment` learns from masks; to "
-            "classify, remove the masks, or rename folders that are classes nevertheless."
-        )
-
-
 def _may_have_masks(keys: Sequence[str]) -> bool:
     """Whether a quick check of some of the names allows for masks; a set may have millions of images."""
     folders = {key.rpartition("/")[0] for key in keys}

@@ -7,15 +7,16 @@ from typing import Any, Literal
 import numpy as np
 from sklearn.datasets import load_digits
 
-from paucal.data.boxes.opening import STRUCTURE, find_boxes, open_boxed_images, refuse_boxes
+from paucal.data.boxes.opening import STRUCTURE, find_boxes, open_boxed_images
 from paucal.data.classes import with_plain_classes
 from paucal.data.images import Hints, ImageSet
-from paucal.data.masks.recognition import refuse_masks, without_masks
+from paucal.data.masks.recognition import without_masks
 from paucal.data.named.table import NAMED, is_named
+from paucal.data.recognition import refuse_masks, refuse_other_kinds, refuse_structure
 from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, is_remote
 from paucal.data.shards.opening import find_shards, is_shard, open_shards
 from paucal.data.sources.archive import ARCHIVE_SUFFIXES, COMPRESSED, open_archive
-from paucal.data.sources.folder import IMAGE_SUFFIXES, open_folder
+from paucal.data.sources.folder import IMAGE_SUFFIXES, ignored, open_folder
 from paucal.data.sources.joining import join_sets, roots_of
 from paucal.data.sources.parquet import (
     find_parquet,
@@ -91,9 +92,10 @@ def open_images(
     if not labelled:
         return without_masks(images)
     if len(images.classes) < 2 or {name.lower() for name in images.classes} & set(STRUCTURE):
-        refuse_boxes(Path(location).expanduser())
+        refuse_other_kinds(Path(location).expanduser(), "train")
     if images.stream is None:
         refuse_masks(images)
+    refuse_structure(Path(location).expanduser(), images.classes)
     images = with_plain_classes(images)
     if len(images.classes) < 2:
         path, only = Path(images.location if is_remote(location) else location).expanduser(), "".join(images.classes)
@@ -126,7 +128,7 @@ def _open_piece(location: str | Path, options: SourceOptions) -> ImageSet:
         return images
     except UserError:
         if options.labelled:
-            refuse_boxes(path)
+            refuse_other_kinds(path, "train")
         elif path.is_file() and find_boxes(path):
             return open_boxed_images(path)
         raise
@@ -184,6 +186,7 @@ def _open_classes(path: Path, _: Any, options: SourceOptions) -> ImageSet:
         tables = find_tables(path, options)
         if not tables:
             refuse_masks(open_folder(path, labelled=False))
+            refuse_structure(path, tuple(_subfolders(path)))
             raise
         return open_tables(tables, options)
     # Train/val/test folders without classes look like classes themselves.
@@ -277,6 +280,10 @@ def _near_names(path: Path) -> str:
     names += [] if path.name != str(path) else [*NAMED, BUILT_IN]
     near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(near)}?" if near else "; check the spelling."
+
+
+def _subfolders(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not ignored(entry.name))
 
 
 def _deeper(path: Path) -> str:

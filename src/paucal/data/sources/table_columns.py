@@ -29,6 +29,7 @@ FOLD_COLUMNS = ("fold", "folds", "kfold", "cv_fold")
 BOX_COLUMNS = (
     *(("xmin", "ymin", "xmax", "ymax"), ("x_min", "y_min", "x_max", "y_max"), ("x1", "y1", "x2", "y2")),
     *(("left", "top", "right", "bottom"), ("x", "y", "w", "h"), ("x", "y", "width", "height"), ("bbox",), ("objects",)),
+    ("region_shape_attributes",),
     *(("bbox_x", "bbox_y", "bbox_width", "bbox_height"), ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")),
 )
 SPLIT_CSV_COLUMNS = ["key", "label", "class", "split"]  # header of split.csv: "label" is a number, "class" a name
@@ -116,7 +117,7 @@ def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -
             notes.append(f"the classes are in the column {first[named]!r}; {first[label]!r} has their numbers")
         return replace(columns, label=named, notes=tuple(notes))
     marks = class_columns(cells, len(first), (image, split, *(place for place, _ in flags)))
-    if not marks:
+    if not marks or columns.boxes:
         what = f"; {columns.boxes} describe boxes, which paucal detect learns" if columns.boxes else ""
         raise UserError(
             f"{file} has no column of classes that is known, and no column of 1 and 0 for each class (its columns: "

@@ -16,6 +16,7 @@ from paucal.data.channels.decoding import array_shape
 from paucal.data.classes import alike_names
 from paucal.data.decode import ambiguity_note, read_orientation
 from paucal.data.images import ImageSet
+from paucal.data.recognition import other_kinds_named
 from paucal.data.stores import EncodedStore
 from paucal.reading import named_path
 from paucal.tasks.detection.masks import RunLengths, masks_of_outlines
@@ -97,7 +98,8 @@ def open_boxed(location: str | Path, outlines: bool = True) -> BoxedImages:
     path = named_path(str(location), "DATA")
     if not path.exists():
         raise UserError(f"there is no file or folder {str(location)!r}: give a folder of images with boxes.")
-    tree, annotations = read_boxes(path)
+    with other_kinds_named(path, "detect"):
+        tree, annotations = read_boxes(path)
     if not outlines:
         annotations = replace(annotations, images=[replace(image, outlines=[]) for image in annotations.images])
     return check_annotations(tree, annotations)

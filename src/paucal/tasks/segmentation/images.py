@@ -12,6 +12,7 @@ from paucal.data.images import ImageSet
 from paucal.data.masks.coding import read_class_names
 from paucal.data.masks.masked_images import MaskedImages, MaskStore, images_of_pairs, read_masks, require_enough
 from paucal.data.masks.pairs import find_pairs
+from paucal.data.recognition import other_kinds_named
 from paucal.data.splits.split import Split, make_split
 from paucal.data.splits.split_csv import read_split
 from paucal.models.saved import stored_card
@@ -75,7 +76,8 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
         )
     places = (None if value is None else Path(value) for value in (settings.images, settings.masks))
     location = settings.data or settings.images or ""
-    pairs = find_pairs(Path(location), *places)
+    with other_kinds_named(Path(location), "segment"):
+        pairs = find_pairs(Path(location), *places)
     card = stored_card(run, SegmentationCard)
     reading = card.preprocessing.reading if card is not None else WHOLE
     with bars("reading images") as advance:

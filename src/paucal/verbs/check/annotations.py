@@ -19,6 +19,7 @@ from paucal.data.masks.coding import read_class_names
 from paucal.data.masks.masked_images import MaskedImages, images_of_pairs, read_masks, require_enough
 from paucal.data.masks.pairs import Pairs, find_pairs
 from paucal.data.masks.recognition import masks_among
+from paucal.data.recognition import other_kinds_named, recognise
 from paucal.data.sources.folder import find_images
 from paucal.data.sources.opening import open_images
 from paucal.data.stores import FileStore
@@ -29,7 +30,7 @@ from paucal.types import UserError
 from paucal.verbs.check.settings import CheckSettings
 from paucal.wording import counted, percent
 
-MASKS, BAD_MASKS, BOXES, SMALL_CROPS = "masks", "bad-masks", "boxes", "small-crops"
+MASKS, BAD_MASKS, BOXES, SMALL_CROPS, ALSO_BOXES = "masks", "bad-masks", "boxes", "small-crops", "also-boxes"
 # Findings on labels of whole images, which do not apply to images with masks or boxes.
 OF_CLASSIFIERS = ("imbalance", "alike-with-other-labels", "small-images")
 SCARCE = 0.001  # share of the labelled pixels; a class below it is hardly learned
@@ -57,10 +58,12 @@ def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | Non
     root = Path(os.path.expanduser(settings.data))  # Path.expanduser raises an error for an unknown user
     places = [None if text is None else Path(os.path.expanduser(text)) for text in (settings.images, settings.masks)]
     given = (settings.images, settings.masks, settings.mask_values, settings.ignore)
-    if not any(one is not None for one in given) and not _has_masks(root):
+    is_asked = settings.verb == "segment" or any(one is not None for one in given)
+    if settings.verb not in (None, "segment") or not (is_asked or _has_masks(root)):
         return None
     try:
-        pairs = find_pairs(root, *places)
+        with other_kinds_named(root, "segment"):
+            pairs = find_pairs(root, *places)
     except UserError as problem:
         return _without_masks(places[0] or root, problem), [refusal_finding(BAD_MASKS, problem)]
     images = images_of_pairs(pairs, str((places[0] or root).resolve()))
@@ -72,7 +75,10 @@ def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | Non
         require_enough(masked)
     except UserError as problem:
         return images, [_masks_finding(pairs), refusal_finding(BAD_MASKS, problem)]
-    return _described(masked, pairs)
+    masked_images, findings = _described(masked, pairs)
+    if settings.verb is None and settings.images is None:
+        findings += _also_boxes(root)
+    return masked_images, findings
 
 
 def for_masks(findings: Sequence[Finding]) -> list[Finding]:
@@ -166,22 +172,26 @@ def _described(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[Findi
     return replace(masked.images, classes=names, multi_hot=rows[:, present]), findings
 
 
-def open_with_boxes(data: str) -> tuple[ImageSet, list[Finding]] | None:
+def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | None:
     """Open a location with boxes in any layout that `paucal detect` knows; None for any other location.
 
     An error that `paucal detect` would raise is a finding.
     """
+    data, is_asked = settings.data, settings.verb == "detect"
     place = Path(os.path.expanduser(data))
+    if settings.verb not in (None, "detect") or (is_asked and not place.exists()):
+        return None
     try:
         found = find_boxes(place)
     except UserError:  # a damaged archive, which is reported when the images are opened
         return None
-    if found is None or (found.are_among_classes and _has_classes(data)):
+    if not is_asked and (found is None or (found.are_among_classes and _has_classes(data))):
         return None
     try:
-        tree, annotations = read_boxes(place)
+        with other_kinds_named(place, "detect"):
+            tree, annotations = read_boxes(place)
     except UserError as problem:
-        return None if _has_classes(data) else _without_boxes(place, problem)
+        return None if not is_asked and _has_classes(data) else _without_boxes(place, problem)
     images = annotations.images
     try:
         boxed = check_annotations(tree, annotations).images
@@ -189,6 +199,12 @@ def open_with_boxes(data: str) -> tuple[ImageSet, list[Finding]] | None:
         boxed = without_labels(tree, annotations)
         return boxed, [*_class_findings(images, boxed.keys), _refused(problem), *box_findings(images, boxed.keys)]
     return boxed, [*_class_findings(images, boxed.keys), *box_findings(images, boxed.keys)]
+
+
+def _also_boxes(place: Path) -> list[Finding]:
+    """Return a note on boxes in a set whose masks are checked."""
+    boxes = recognise(place).get("detect")
+    return [Finding(ALSO_BOXES, "note", f"there are also {boxes}: --verb detect checks those")] if boxes else []
 
 
 def _has_classes(data: str) -> bool:

@@ -193,7 +193,7 @@ def _small(checked: CheckedSet, survey: Survey) -> list[Finding]:
 
 def _open(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
     """Open a set with its labels, or with the classes of its masks or boxes, or else unlabelled."""
-    masked = open_masked(settings) or open_with_boxes(settings.data)
+    masked = open_masked(settings) or open_with_boxes(settings)
     if masked is not None:
         return masked
     try:

@@ -18,6 +18,9 @@ class CheckSettings(MaskFileSettings, LabelledDataSettings):
         "use only the classes named in this file, or in 'imagenet100'; of masks their names, as in paucal segment",
         group="data",
     )
+    verb: Literal["train", "detect", "segment"] | None = option(
+        "check as this verb reads the set; by default the verb that its layout suggests", group="data"
+    )
     labels: bool = option(
         "list labels that are probably wrong, from models that have not seen them; takes minutes", False, group=_GROUP
     )

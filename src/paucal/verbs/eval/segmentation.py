@@ -8,6 +8,7 @@ import numpy as np
 
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
+from paucal.data.recognition import other_kinds_named
 from paucal.data.splits.split import Split
 from paucal.runner.console import Console
 from paucal.runner.images import decoded
@@ -90,7 +91,8 @@ def _opened(
     target: str, model: SegmentationModel, settings: EvalSettings, ignore: list[int] | None, console: Console
 ) -> SegmentationData:
     """Open other images with masks, whose values have the same meaning as in training."""
-    pairs = find_pairs(Path(target))
+    with other_kinds_named(Path(target), "segment"):
+        pairs = find_pairs(Path(target))
     with console.progress("reading images") as advance:
         images = decoded(images_of_pairs(pairs, target), settings, model.reading, advance)
     with console.progress("reading masks") as advance:
