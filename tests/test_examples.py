@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 
 import paucal
-from fuzz.flags import flags_of
+from fuzz.flags import flags_of, spellings_of
 from paucal.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(module.name for module in pkgutil.walk_packages(paucal.__path__, "paucal."))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TASKS = (
+    *("training", "check", "predicting", "detecting", "segmenting", "explaining", "comparing", "pretraining"),
+    *("labelling", "export", "serve", "large_sets", "clusters"),
+)
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -50,16 +54,58 @@ def test_pages__links_lead_somewhere():
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def links_of(page: Path) -> set[Path]:
+    return {(page.parent / target).resolve() for target in re.findall(r"\]\(([^)#]+)", page.read_text())}
+
+
 def test_index__leads_to_every_page():
     docs = ROOT / "docs"
-    linked = {(docs / target).resolve() for target in re.findall(r"\]\(([^)#]+)", (docs / "index.md").read_text())}
-    assert {page for page in docs.rglob("*.md") if page.name != "index.md"} <= linked
+    linked = links_of(docs / "index.md") | links_of(docs / "lab/index.md")
+    assert {page for page in docs.rglob("*.md") if page != docs / "index.md"} <= linked
+
+
+def test_lab__pages_have_a_date_and_a_verdict():
+    pages = [page for page in sorted((ROOT / "docs/lab").glob("*.md")) if page.name != "index.md"]
+    for page in pages:
+        assert re.match(r"2026-\d\d-\d\d-", page.name), page
+        assert "**Verdict:**" in page.read_text(), page
+
+
+def test_pages__of_a_task_are_short():
+    for name in TASKS:
+        text = re.sub(r"^```.*?^```", "", (ROOT / f"docs/{name}.md").read_text(), flags=re.DOTALL | re.MULTILINE)
+        assert len(re.findall(r"\w[\w'.%-]*", text)) <= 900, name
 
 
 def commands() -> list[list[str]]:
-    """The commands of the README, as words after `paucal`."""
-    lines = re.findall(r"^uv run (paucal [^#\n]*)", (ROOT / "README.md").read_text(), re.MULTILINE)
-    return [shlex.split(line)[1:] for line in lines]
+    """Commands of the README and of the page with every method, as words after `paucal`, without those on photos."""
+    text = (ROOT / "README.md").read_text() + (ROOT / "docs/every_method.md").read_text()
+    lines = [shlex.split(line)[1:] for line in re.findall(r"^uv run (paucal [^#\n]*)", text, re.MULTILINE)]
+    return [words for words in lines if "photos/" not in words]
+
+
+def shown_commands() -> list[tuple[str, list[str]]]:
+    """Every command that a page shows in a block, as words after `paucal`."""
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"^ *```\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE):
+            for line in re.findall(r"^ *(?:uv run )?paucal ([a-z](?:.*\\\n)*.*)", block, re.MULTILINE):
+                found.append((page.name, shlex.split(line.replace("\\\n", " ").split(" -- ")[0], comments=True)))
+    return found
+
+
+@pytest.mark.parametrize("page", sorted({name for name, _ in shown_commands()}))
+def test_pages__commands_name_verbs_and_flags_that_there_are(page):
+    for verb, *words in [words for name, words in shown_commands() if name == page]:
+        flags = {word.split("=")[0] for word in words if re.match(r"--[a-z]|-[a-z]$", word)}
+        assert flags <= spellings_of(verb), (verb, words)
+
+
+def test_readme__is_short_and_says_the_two_commands():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) < 600
+    assert "\nuv run paucal train\n" in text
+    assert "`uv run pytest -n auto`" in text
 
 
 def test_readme__commands_name_verbs_and_flags_that_there_are():

@@ -37,6 +37,12 @@ def flags_of(verb: str) -> tuple[Flag, ...]:
 
 
 @cache
+def spellings_of(verb: str) -> frozenset[str]:
+    """Return all spellings of the flags of a verb, such as `-b` and `--batch-size`."""
+    return frozenset(spelling for action in _parser_of(verb)._actions for spelling in action.option_strings)
+
+
+@cache
 def named_flags() -> tuple[tuple[str, Flag], ...]:
     """Return every (verb, flag) with a name."""
     return tuple((verb, flag) for verb in VERBS for flag in flags_of(verb) if flag.name)

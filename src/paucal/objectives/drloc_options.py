@@ -74,7 +74,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 }
 _LEAST = {"weight": 0, "alpha": 0, "n_pairs": 1, "hidden": 1, "warmup_epochs": 0, "seed": 0}
 
-# The method as in the paper and in the authors' code; docs/drloc.md lists every difference.
+# The method as in the paper and in the authors' code; docs/reference/drloc_options.md lists every difference.
 PRESETS = {
     "paper": DrLocOptions(
         mode="l1",

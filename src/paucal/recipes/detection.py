@@ -3,7 +3,7 @@
 The settings are those of DrLoc's supplement, section 4.1 (tables 10 and 11), which follows Swin's code. EsViT's table 4
 gives no setting; its supervised row equals the "3x" of Swin's code. Values that the text does not give are those of
 Swin's code: 500 steps of warm-up from a thousandth of the rate, no clipping, all layers learning at one rate, and the
-settings of the two detectors. `docs/detecting.md` lists the remaining differences.
+settings of the two detectors. `docs/reference/detector.md` lists the remaining differences.
 """
 
 from typing import Any

@@ -17,7 +17,7 @@ QUICK_MODEL = "resnet10t"  # timm's name
 QUICK = (
     "from scratch on a processor the quickest to learn from photographs; at 64 pixels it makes many passes in the time "
     "of few over larger ones"
-)  # docs/which_model.md: in equal time dhvt_mini at 64 pixels and this model at 96 learned less
+)  # docs/lab/, a good model in minutes: in equal time dhvt_mini at 64 pixels and this model at 96 learned less
 MANY_CLASSES = 1000
 Sides = Sequence[int] | None
 

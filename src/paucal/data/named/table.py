@@ -320,7 +320,7 @@ NAMED: dict[str, NamedSet] = {
         folder="ucf101",
         unpacked=("ucf101/ucfTrainTestlist", "ucf101/UCF-101"),
         fetchable=False,
-        obstacle="its frames have to be taken out of videos (docs/data.md says how)",
+        obstacle="its frames have to be taken out of videos (docs/published_sets.md says how)",
         note="the parts are those of the first of the three official splits",
     ),
     "hateful_memes": NamedSet(

@@ -53,7 +53,8 @@ class TuningPreset:
     passes: int = 6
 
 
-# Measured in docs/which_model.md: each of the first two presets won by far on a data set on which the other lost.
+# Measured (docs/lab/, a good model in minutes): each of the first two presets won by far on a data set on which the
+# other lost.
 KEEPING = "norms still"
 WITH_BATCH_NORM = (
     TuningPreset(

@@ -1,5 +1,6 @@
 """Brings the pictures of benchmarks, which pages show from outside this folder, into the site."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
 RESULTS = "benchmarks/results"
+OUTSIDE = re.compile(rf"\]\(((?:\.\./)*)\.\./{RESULTS}/")  # one step more than the page is deep leads out of docs/
 
 
 def on_files(files: Files, config: Any, **_: Any) -> Files:
@@ -18,4 +20,4 @@ def on_files(files: Files, config: Any, **_: Any) -> Files:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Point to them."""
-    return markdown.replace(f"](../{RESULTS}/", f"]({RESULTS}/")
+    return OUTSIDE.sub(rf"](\1{RESULTS}/", markdown)
