@@ -21,6 +21,7 @@ import numpy as np
 import yaml
 from PIL import Image
 
+from data.boxes.written import region, short_task, task
 from paucal.data.dataset import SampleKey
 from paucal.data.splits.split import make_split
 from paucal.tasks.detection.batches import BoxedDataset
@@ -482,6 +483,31 @@ def cvat(maker: Maker) -> Made:
     return Made(file if maker.chance(0.3) else maker.root, maker.items, has_parts=how != "none")
 
 
+def label_studio(maker: Maker) -> Made:
+    """One JSON, in the long or the short form, whose images may have been uploaded or lie in a storage."""
+    no_crowds(maker)
+    with_polygons(maker)
+    short, by_part = maker.chance(0.3), maker.chance(0.3)
+    start = maker.random.choice(
+        ["/data/upload/7/", "upload/7/1234abcd-", "/data/local-files/?d=", "s3://bucket/a/", ""]
+    )
+    groups: dict[str, list[dict]] = {}
+    for item in maker.items:
+        item.save(maker.root, f"images/{item.name}")
+        results = []
+        for label, left, top, right, bottom, _ in item.boxes:
+            kind = "polygon" if item.polygons else "rectangle"
+            results.append(region((label, left, top, right, bottom), item.size, kind))
+        path = start + (item.name.replace("%", "%25").replace("#", "%23") if "://" in start else item.name)
+        made = (short_task if short else task)(path, results)
+        groups.setdefault(maker.spelling[item.part] if by_part else "export", []).append(made)
+    for name, tasks in groups.items():
+        maker.write(maker.root / f"{name}.json", json.dumps(tasks, ensure_ascii=maker.chance(0.5)))
+    maker.decoys([maker.root])
+    alone = len(groups) == 1 and not by_part and maker.chance(0.3)
+    return Made(maker.root / "export.json" if alone else maker.root, maker.items, has_parts=by_part, rounding=2e-2)
+
+
 def table(maker: Maker) -> Made:
     """A CSV with a row for each box: in pixels, or in shares as Open Images writes it; of all or of each part."""
     shares, by_part = maker.chance(0.4), maker.chance(0.5)
@@ -519,7 +545,7 @@ def table(maker: Maker) -> Made:
 
 LAYOUTS = (
     *(coco_single, coco_parts, coco_annotations, voc_folders, voc_parts, voc_beside),
-    *(yolo, labelme, cvat, table),
+    *(yolo, labelme, cvat, table, label_studio),
 )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from paucal.data.boxes.opening import LAYOUTS, STRUCTURE, find_boxes
+from paucal.data.boxes.opening import LAYOUTS, STRUCTURE, find_boxes, open_tagged_images
 from paucal.data.boxes.tree import Tree, is_archive, open_tree
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet, evenly_spaced
@@ -117,7 +117,7 @@ def _seen(kind: Kind, place: Path) -> str:
 
 
 def _see_boxes(place: Path) -> str:
-    found = find_boxes(place)
+    found = None if open_tagged_images(place) is not None else find_boxes(place)
     shown = f" ({found.shown})" if found and place.is_dir() else ""
     return f"boxes{shown} as {found.name}" if found else ""
 
@@ -133,6 +133,8 @@ def _see_masks(place: Path) -> str:
 def _see_classes(place: Path) -> str:
     if place.is_dir() and (tables := find_tables(place, SourceOptions())):
         return f"a table of classes ({next(iter(tables.values())).name})"
+    if (images := open_tagged_images(place)) is not None:
+        return f"labels of whole images ({images.notes[0]})"
     names = (open_archive(place) if is_archive(place) else open_folder(place)).classes
     are_parts = all(any(tells_part(name, part) for part in set(PARTS.values())) for name in names)
     if len(names) < 2 or are_parts or {name.lower() for name in names} & set(STRUCTURE):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from data.boxes.written import PIXELS, write_cvat, write_labelme, write_tables, write_yolo
+from data.boxes.written import PIXELS, write_cvat, write_label_studio, write_labelme, write_tables, write_yolo
 from paucal.data.boxes.opening import LAYOUTS, find_boxes, read_boxes, root_of_set
 from paucal.data.sources.opening import open_images
 from paucal.types import UserError
@@ -20,6 +20,7 @@ SETS = {
     "COCO's JSON": lambda root: write_coco(root).parent,
     "CVAT's XML for images": lambda root: write_cvat(root),
     "LabelMe's JSON": lambda root: write_labelme(root),
+    "Label Studio's JSON": lambda root: write_label_studio(root),
     "YOLO's text files": lambda root: write_yolo(root),
     "a CSV of boxes": lambda root: write_tables(root, PIXELS, {"boxes.csv": range(6)}),
 }
@@ -85,7 +86,6 @@ def test_archives_in_a_folder_and_compressed_ones__are_named(tmp_path: Path):
 
 UNREAD = {
     "the VGG Image Annotator": ("via.json", '{"a.png1": {"regions": [{"shape_attributes": {"name": "rect"}}]}}'),
-    "Label Studio": ("export.json", '[{"annotations": [{"result": [{"value": {"rectanglelabels": ["cat"]}}]}]}]'),
     "Supervisely": ("ann/a.png.json", '{"objects": [{"classTitle": "cat", "points": {}}]}'),
     "Create ML": ("a.json", '[{"image": "a.png", "annotations": [{"label": "x", "coordinates": {"x": 1}}]}]'),
     "Datumaro": ("default.json", '{"items": [{"annotations": [{"type": "bbox", "label_id": 0, "bbox": [1]}]}]}'),

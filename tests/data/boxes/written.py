@@ -76,6 +76,43 @@ def write_cvat(root: Path, kind: str = "box", subset: bool = False, extra: str =
     return root
 
 
+def region(row: tuple, size: tuple[int, int], kind: str = "rectangle") -> dict[str, Any]:
+    """Return the result of a region as Label Studio writes it."""
+    name, left, top, right, bottom = row
+    x, y, across, down = (
+        100 * value / side for value, side in zip((left, top, right - left, bottom - top), size * 2, strict=True)
+    )
+    value: dict[str, Any] = {"x": x, "y": y, "width": across, "height": down, "rotation": 0}
+    if kind == "polygon":
+        value = {"points": [[x, y], [x + across, y], [x + across, y + down], [x, y + down]], "closed": True}
+    value[f"{kind}labels"] = [name]
+    stated = {"original_width": size[0], "original_height": size[1], "image_rotation": 0}
+    return {**stated, "type": f"{kind}labels", "value": value, "id": name, "from_name": "label", "to_name": "image"}
+
+
+def task(image: str, results: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    return {"id": 1, "data": {"image": image}, "annotations": [{"result": results, **more}], "predictions": []}
+
+
+def short_task(image: str, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a task in the short form, JSON-MIN."""
+    label = [{**one["value"], **{name: one[name] for name in one if name.startswith("orig")}} for one in results]
+    return {"image": image, "id": 1, "label": label, "annotator": 1, "created_at": "2024-01-01T00:00:00Z"}
+
+
+def write_label_studio(
+    root: Path, kind: str = "rectangle", name: str = "/data/upload/1/{}.png", short: bool = False
+) -> Path:
+    (root / "images").mkdir(parents=True, exist_ok=True)
+    tasks = []
+    for n, (image, rows) in enumerate(pictures(6)):
+        image.save(root / "images" / f"{n}.png")
+        results = [region(row, image.size, kind) for row in rows]
+        tasks.append((short_task if short else task)(name.format(n), results))
+    (root / "project-1-at-2024.json").write_text(json.dumps(tasks))
+    return root
+
+
 PIXELS = ["filename", "width", "height", "class", "xmin", "ymin", "xmax", "ymax"]
 SHARES = ["ImageID", "Source", "LabelName", "Confidence", "XMin", "XMax", "YMin", "YMax", "IsGroupOf"]
 

@@ -38,6 +38,7 @@ class AnnotatedImage:
         outlines: Outline of each box in the form of COCO's "segmentation"; a false value for a box without outline, and
             an empty list if no box has an outline.
         mark: The file's own word for boxes flagged in `crowd`.
+        tags: Labels of the whole image.
     """
 
     key: str
@@ -49,6 +50,7 @@ class AnnotatedImage:
     source: str = ""
     outlines: list[Any] = field(default_factory=list)
     mark: str = "a crowd"
+    tags: list[str] = field(default_factory=list)
 
     def add(self, box: Corners, name: str, crowd: bool = False, outline: Any = None) -> None:
         """Add an object."""

@@ -11,7 +11,7 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from paucal.data.boxes import coco, labelme, table, xml_layouts, yolo
+from paucal.data.boxes import coco, label_studio, labelme, table, xml_layouts, yolo
 from paucal.data.boxes.annotations import AnnotationSet, Layout
 from paucal.data.boxes.naming import LABEL_FOLDERS, MissingImage
 from paucal.data.boxes.parts import with_parts
@@ -19,14 +19,16 @@ from paucal.data.boxes.tree import Tree, ascii_bytes, folder_tree, is_archive, o
 from paucal.data.images import ImageSet
 from paucal.data.sources.archive import ARCHIVE_SUFFIXES
 from paucal.data.sources.folder import IMAGE_FOLDERS
+from paucal.data.sources.labels import from_names
 from paucal.data.splits.part_names import part_of_folders
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, was
 
 # In order of preference, for sets that have the same boxes in several layouts.
 LAYOUTS: tuple[Layout, ...] = (
-    *(xml_layouts.VOC, coco.LAYOUT, xml_layouts.CVAT, labelme.LAYOUT, yolo.LAYOUT, table.LAYOUT),
+    *(xml_layouts.VOC, coco.LAYOUT, xml_layouts.CVAT, labelme.LAYOUT, label_studio.LAYOUT, yolo.LAYOUT, table.LAYOUT),
 )
+TAGGED = (xml_layouts.CVAT.name, label_studio.LAYOUT.name)  # layouts that may have labels of whole images
 EXPECTED = "; ".join(layout.expected for layout in LAYOUTS)
 SUFFIXES = tuple(dict.fromkeys(suffix for layout in LAYOUTS for suffix in layout.suffixes))
 STRUCTURE = (*IMAGE_FOLDERS, *LABEL_FOLDERS, "imagesets")
@@ -53,7 +55,6 @@ def _entries(*names: str) -> re.Pattern[bytes]:
 UNSUPPORTED: tuple[UnsupportedLayout, ...] = (
     UnsupportedLayout("the VGG Image Annotator (VIA)", (".json",), _entries("shape_attributes")),
     UnsupportedLayout("the VGG Image Annotator (VIA)", (".csv",), re.compile(rb"region_shape_attributes")),
-    UnsupportedLayout("Label Studio", (".json",), re.compile(rb'"(?:rectanglelabels|polygonlabels|brushlabels)"\s*:')),
     UnsupportedLayout("Supervisely", (".json",), _entries("objects", "classTitle")),
     UnsupportedLayout("Create ML", (".json",), _entries("annotations", "coordinates", "label")),
     UnsupportedLayout("Datumaro", (".json",), _entries("items", "annotations", "bbox", "label_id")),
@@ -86,7 +87,7 @@ class AnnotationFiles:
     def shown(self) -> str:
         """Folder of the files, or the first file, for messages."""
         folders = {file.rpartition("/")[0] for file in self.files}
-        is_many = self.name not in (coco.LAYOUT.name, xml_layouts.CVAT.name, table.LAYOUT.name)
+        is_many = self.name not in (coco.LAYOUT.name, table.LAYOUT.name, *TAGGED)
         return "".join(folders) if len(folders) == 1 and is_many and folders != {""} else self.files[0]
 
     @property
@@ -161,6 +162,34 @@ def open_boxed_images(place: Path) -> ImageSet:
         UserError: As for `read_boxes`.
     """
     return without_labels(*read_boxes(place))
+
+
+def open_tagged_images(place: Path) -> ImageSet | None:
+    """Return the images of annotation files that have labels of whole images and no boxes; None for other places.
+
+    Raises:
+        UserError: As for `read_boxes`.
+    """
+    found = find_boxes(place)
+    if found is None or found.name not in TAGGED:
+        return None
+    tree, annotations = read_boxes(place)
+    tags = [image.tags for image in annotations.images]
+    if any(image.boxes for image in annotations.images) or not any(tags):
+        return None
+    several = any(len(set(names)) > 1 for names in tags)
+    kept = [place for place, names in enumerate(tags) if names or several]
+    labels = from_names([tags[place] for place in kept], several, f"as {found.name} has them")
+    images = without_labels(tree, annotations).select(np.asarray(kept, dtype=np.int64))
+    bare = len(tags) - len(kept)
+    notes = [f"{counted(bare, 'image')} without a label {was(bare)} left out"] if bare else []
+    return replace(
+        images,
+        classes=labels.classes,
+        labels=labels.numbers,
+        multi_hot=labels.multi_hot,
+        notes=(f"read from {found.shown}", *images.notes, *notes, *labels.notes),
+    )
 
 
 def without_labels(tree: Tree, annotations: AnnotationSet) -> ImageSet:

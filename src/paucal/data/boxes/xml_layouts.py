@@ -207,8 +207,10 @@ def _cvat_images(
         size = (int(sides[0]), int(sides[1])) if all(side.isdecimal() and int(side) > 0 for side in sides) else None
         image = AnnotatedImage(key, size=size, declared=part_of_name(item.get("subset") or "") or part, source=file)
         for shape in item:
-            if shape.tag != "tag":  # a tag is a label of the whole image
+            if shape.tag != "tag":
                 _add_cvat_shape(image, shape, place, unread)
+            elif name := plain_name(shape.get("label") or ""):
+                image.tags.append(name)
         images.append(image)
     return images
 

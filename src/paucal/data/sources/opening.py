@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from sklearn.datasets import load_digits
 
-from paucal.data.boxes.opening import STRUCTURE, find_boxes, open_boxed_images
+from paucal.data.boxes.opening import STRUCTURE, find_boxes, open_boxed_images, open_tagged_images
 from paucal.data.classes import with_plain_classes
 from paucal.data.images import Hints, ImageSet
 from paucal.data.masks.recognition import without_masks
@@ -92,7 +92,7 @@ def open_images(
     if not labelled:
         return without_masks(images)
     if len(images.classes) < 2 or {name.lower() for name in images.classes} & set(STRUCTURE):
-        refuse_other_kinds(Path(location).expanduser(), "train")
+        images = _open_otherwise(Path(location).expanduser()) or images
     if images.stream is None:
         refuse_masks(images)
     refuse_structure(Path(location).expanduser(), images.classes)
@@ -127,11 +127,22 @@ def _open_piece(location: str | Path, options: SourceOptions) -> ImageSet:
             raise UserError(f"{path} is neither a folder, nor {', nor '.join(nouns)}; give one of these.")
         return images
     except UserError:
-        if options.labelled:
-            refuse_other_kinds(path, "train")
+        if options.labelled and (images := _open_otherwise(path)) is not None:
+            return images
         elif path.is_file() and find_boxes(path):
             return open_boxed_images(path)
         raise
+
+
+def _open_otherwise(path: Path) -> ImageSet | None:
+    """Open a place that is no folder of classes by the labels of whole images in its annotation files, or refuse it.
+
+    Raises:
+        UserError: It has boxes or masks.
+    """
+    if (images := open_tagged_images(path)) is None:
+        refuse_other_kinds(path, "train")
+    return images
 
 
 def _open_named(name: str, _: Any, options: SourceOptions) -> ImageSet:

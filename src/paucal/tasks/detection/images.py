@@ -20,7 +20,7 @@ from paucal.data.recognition import other_kinds_named
 from paucal.data.stores import EncodedStore
 from paucal.reading import named_path
 from paucal.tasks.detection.masks import RunLengths, masks_of_outlines
-from paucal.types import UserError
+from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted
 
 SMALLEST = 1e-3  # pixels; a box with a shorter side has no area
@@ -100,6 +100,8 @@ def open_boxed(location: str | Path, outlines: bool = True) -> BoxedImages:
         raise UserError(f"there is no file or folder {str(location)!r}: give a folder of images with boxes.")
     with other_kinds_named(path, "detect"):
         tree, annotations = read_boxes(path)
+        if not any(image.boxes for image in annotations.images) and any(image.tags for image in annotations.images):
+            raise NoLabelsError(f"{path} has labels of whole images, and no boxes: `paucal train` learns classes.")
     if not outlines:
         annotations = replace(annotations, images=[replace(image, outlines=[]) for image in annotations.images])
     return check_annotations(tree, annotations)

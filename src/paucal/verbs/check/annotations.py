@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from paucal.data.boxes.annotations import AnnotatedImage
-from paucal.data.boxes.opening import find_boxes, read_boxes, without_labels
+from paucal.data.boxes.opening import find_boxes, open_tagged_images, read_boxes, without_labels
 from paucal.data.boxes.tree import is_archive
 from paucal.data.checking.findings import Finding, refusal_finding
 from paucal.data.checking.survey import Survey
@@ -183,6 +183,8 @@ def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
         return None
     try:
         found = find_boxes(place)
+        if not is_asked and found is not None and open_tagged_images(place) is not None:
+            return None
     except UserError:  # a damaged archive, which is reported when the images are opened
         return None
     if not is_asked and (found is None or (found.are_among_classes and _has_classes(data))):
