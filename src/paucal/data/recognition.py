@@ -131,7 +131,10 @@ def _see_masks(place: Path) -> str:
 
 
 def _see_classes(place: Path) -> str:
-    if place.is_dir() and (tables := find_tables(place, SourceOptions())):
+    found = find_boxes(place)  # a table of boxes has columns of images and classes too
+    boxes = set(found.files) if found else set()
+    tables = find_tables(place, SourceOptions()) if place.is_dir() else {}
+    if tables and not {table.relative_to(place).as_posix() for table in tables.values()} & boxes:
         return f"a table of classes ({next(iter(tables.values())).name})"
     if (images := open_tagged_images(place)) is not None:
         return f"labels of whole images ({images.notes[0]})"

@@ -175,3 +175,69 @@ def test_tables__refuse_what_cannot_be_meant(tmp_path: Path, line: str, words: s
     (root / "boxes.csv").write_text(",".join(PIXELS) + "\n0.png,96,64,a,1,2,30,40\n" + line + "\n")
     with pytest.raises(UserError, match=words):
         read_boxes(root)
+
+
+def spans(row: tuple) -> str:
+    left, top, right, bottom = row[1:]
+    return f"{left},{top},{right - left},{bottom - top}"
+
+
+# A header and the lines of a box, as tools and competitions write them, given the name of an image, its size and a row.
+FORMS = {
+    "x y w h": ("image,label,x,y,w,h", lambda n, size, row: f"{n}.png,{row[0]},{spans(row)}"),
+    "corner and span": (
+        "image_name,label_name,bbox_x,bbox_y,bbox_width,bbox_height,image_width,image_height",
+        lambda n, size, row: f"{n}.png,{row[0]},{spans(row)},{size[0]},{size[1]}",
+    ),
+    "width of the box": ("path,class,xmin,ymin,width,height", lambda n, size, row: f"{n}.png,{row[0]},{spans(row)}"),
+    "list of spans": (
+        "image_id,width,height,bbox,class",
+        lambda n, size, row: f'{n},{size[0]},{size[1]},"[{spans(row)}]",{row[0]}',
+    ),
+    "list of edges": (
+        "image_id,bbox,class",
+        lambda n, size, row: f'{n},"({row[1]}.0 {row[2]}.0 {row[3]}.0 {row[4]}.0)",{row[0]}',
+    ),
+    "keras-retinanet": ("", lambda n, size, row: f"images/{n}.png,{row[1]},{row[2]},{row[3]},{row[4]},{row[0]}"),
+    "makesense": ("", lambda n, size, row: f"{row[0]},{spans(row)},{n}.png,{size[0]},{size[1]}"),
+    "automl": (
+        "",
+        lambda n, size, row: (
+            f"TRAIN,gs://bucket/a/{n}.png,{row[0]},{row[1] / size[0]},{row[2] / size[1]},,,"
+            f"{row[3] / size[0]},{row[4] / size[1]},,"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tables__of_tools_and_competitions(tmp_path: Path, form: str):
+    header, line = FORMS[form]
+    root = write_tables(tmp_path / "set", PIXELS, {})
+    lines = [header] if header else []
+    lines += [line(n, image.size, row) for n, (image, rows) in enumerate(pictures(6)) for row in rows]
+    (root / "boxes.csv").write_text("\n".join(lines) + "\n")
+    described = read_boxes(root)[1]
+    require_read(described)
+    assert {one.declared for one in described.images} == ({"train"} if form == "automl" else {""})
+    words = {
+        "list of spans": "left, top, width, height, as in COCO's JSON",
+        "list of edges": "left, top, right, bottom",
+    }
+    assert described.notes == ((f"the boxes of boxes.csv are read as {words[form]}",) if form in words else ())
+
+
+def test_tables__without_classes_have_one(tmp_path: Path):
+    root = write_tables(tmp_path / "set", PIXELS, {})
+    (root / "train.csv").write_text("image_id,xmin,ymin,xmax,ymax,source\n0,1,2,30,40,x\n1,,,,,y\n")
+    described = read_boxes(root)[1]
+    assert [(one.names, one.boxes) for one in described.images] == [(["object"], [(1, 2, 30, 40)]), ([], [])]
+    assert "train.csv has no column of classes, so all boxes are of one class, 'object'" in described.notes
+
+
+@pytest.mark.parametrize("cell", ["[1, 2, 3]", "all of it", "[1, 2, 3, x]"])
+def test_tables__refuse_lists_that_are_no_boxes(tmp_path: Path, cell: str):
+    root = write_tables(tmp_path / "set", PIXELS, {})
+    (root / "boxes.csv").write_text(f'image_id,bbox,class\n0,"[1, 2, 30, 40]",a\n1,"{cell}",a\n')
+    with pytest.raises(UserError, match=r"line 3 of .* expected names and four numbers"):
+        read_boxes(root)

@@ -119,13 +119,18 @@ def test_boxes__in_a_table_are_named(opened):
     with pytest.raises(UserError, match="has boxes as a CSV of boxes, and no classes of images"):
         opened({"filename": twice, "width": [12] * 8, "height": [8] * 8, "class": AB, **box})
     spans = {"x": [0] * 8, "y": [0] * 8, "w": [5] * 8, "h": [5] * 8}
-    with pytest.raises(UserError, match=r"several rows for '0\.png', and columns of boxes \(x, y, w, h\):"):
+    with pytest.raises(UserError, match="has boxes as a CSV of boxes, and no classes of images"):
         opened({"filename": twice, "class": AB, **spans})
+    others = {"bbox_x": [0] * 8, "bbox_y": [0] * 8, "bbox_width": [5] * 8, "bbox_height": [5] * 8}
+    assert told(opened({"filename": FILES, "class": AB, **others}), "the boxes (bbox_x, bbox_y, bbox_width")
     images = opened({"filename": FILES, "class": AB, **box})
     assert labels_of(images)[:2] == [["a"], ["b"]]
     assert told(images, "the boxes (xmin, ymin, xmax, ymax) are not read")
-    with pytest.raises(UserError, match=r"its rows look like boxes \(0\.png, 0, 1, 2, 3, a\): paucal detect learns"):
-        opened({"0.png": twice[1:], **{str(n): [5] * 7 for n in range(4)}, "a": AB[1:]})
+    unnamed = {"0.png": twice[1:], **{str(n): [5] * 7 for n in range(4)}, "a": AB[1:]}
+    with pytest.raises(UserError, match="has boxes as a CSV of boxes, and no classes of images"):
+        opened(unnamed)
+    with pytest.raises(UserError, match=r"its rows look like boxes \(0\.png, 0, 1, 2, 3, 4, a\): paucal detect learns"):
+        opened({**{name: unnamed[name] for name in ("0.png", "0", "1", "2", "3")}, "4": [5] * 7, "a": AB[1:]})
 
 
 def test_rows__with_more_cells_than_names_are_refused(opened):

@@ -1,10 +1,11 @@
-"""Boxes from CSV tables with a row for each box, in pixels (TensorFlow) or as shares of the image (Open Images)."""
+"""Boxes from CSV tables with a row for each box: edges, or a corner with width and height, in pixels or in shares."""
 
 import csv
 import io
 import math
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from paucal.data.boxes.annotations import (
@@ -19,6 +20,7 @@ from paucal.data.boxes.annotations import (
 from paucal.data.boxes.naming import ImageNames, MissingImage
 from paucal.data.boxes.tree import Tree
 from paucal.data.classes import plain_name
+from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import PARTS, part_of_file
 from paucal.reading import decode_text
 from paucal.types import UserError
@@ -26,28 +28,42 @@ from paucal.types import UserError
 TABLES = (".csv", ".tsv")
 MOST_BYTES = 1 << 30
 HEAD = 1 << 14  # bytes that hold the column names
+HEAD_ROWS = 20  # rows that are searched for a complete one if there are no column names
+ROUNDING = 1.02  # share of a side that the edge of a box may reach
+ONE_CLASS = "object"  # class of all boxes in a table without classes
 DELIMITERS = ",;\t|"
 # Column names in lower case, without "_", "-", "." and spaces.
 COLUMNS = {
     "image": ("filename", "file", "imageid", "image", "imagepath", "imagename", "path", "filepath", "img", "imgpath"),
     "name": ("class", "label", "labelname", "classname", "category", "categoryname", "name", "species", "target"),
-    "left": ("xmin", "x1", "left", "bboxx1", "bboxxmin", "xtl"),
-    "top": ("ymin", "y1", "top", "bboxy1", "bboxymin", "ytl"),
+    "left": ("xmin", "x1", "left", "bboxx1", "bboxxmin", "xtl", "x", "bboxx", "bboxleft"),
+    "top": ("ymin", "y1", "top", "bboxy1", "bboxymin", "ytl", "y", "bboxy", "bboxtop"),
     "right": ("xmax", "x2", "right", "bboxx2", "bboxxmax", "xbr"),
     "bottom": ("ymax", "y2", "bottom", "bboxy2", "bboxymax", "ybr"),
-    "width": ("width", "imagewidth", "imgwidth"),
-    "height": ("height", "imageheight", "imgheight"),
+    "across": ("w", "bboxwidth", "bboxw", "boxwidth", "width"),
+    "down": ("h", "bboxheight", "bboxh", "boxheight", "height"),
+    "bbox": ("bbox", "box", "boundingbox"),
+    "width": ("imagewidth", "imgwidth", "width"),
+    "height": ("imageheight", "imgheight", "height"),
     "part": ("split", "part", "subset", "set"),
     "crowd": ("isgroupof", "iscrowd", "difficult"),
 }
-EDGES = ("left", "top", "right", "bottom")
-NEEDED = ("image", "name", *EDGES)
+# Sets of columns that give a box, the surest first. Spans are a corner, and the width and height of the box.
+EDGES, SPANS, LISTS = ("left", "top", "right", "bottom"), ("left", "top", "across", "down"), ("bbox",)
+FORMS = (EDGES, SPANS, LISTS)
+# Tables without column names: kinds of the cells (i image, n number, p part, w another word, - empty), and columns.
+UNNAMED = {
+    "innnn[wn]": ("image", *EDGES, "name"),  # keras-retinanet
+    "[wn]nnnninn": ("name", *SPANS, "image", "width", "height"),  # makesense.ai
+    "piwnn--nn-*": ("part", "image", "name", "left", "top", "", "", "right", "bottom"),  # AutoML Vision
+}
 _SIGNS = re.compile(r"[\s_.-]")
+_LIST = re.compile(r"[\[({]?\s*([^,\s]+)[,\s]+([^,\s]+)[,\s]+([^,\s]+)[,\s]+([^,\s\])}]+)\s*[\])}]?")
 Columns = Mapping[str, int]
 
 
 class _Row(NamedTuple):
-    """A row of a table; `box` is None if its cells are empty, which means an image without objects."""
+    """A row of a table; `box` holds four numbers as they are given, or None for an image without objects."""
 
     line: int
     image: str
@@ -65,10 +81,11 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
         if not file.lower().endswith(TABLES):
             continue
         try:
-            head = decode_text(tree.peek(file, HEAD).partition(b"\n")[0], file).text
-        except UserError:
+            head = decode_text(tree.peek(file, HEAD)[:HEAD].rpartition(b"\n")[0] or tree.peek(file, HEAD), file).text
+            rows = list(islice(_cells(head, file), HEAD_ROWS))
+        except (UserError, csv.Error):
             continue
-        if columns_of(next(_cells(head, file), [])) is not None:
+        if rows and (columns_of(rows[0]) or _columns_of_unnamed(rows)):
             tables.append(file)
     return tables
 
@@ -83,13 +100,19 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     images: dict[str, AnnotatedImage] = {}
     notes: list[str] = []
     for file in files:
-        rows, note = _rows(tree, file)
-        notes += [note] if note else []
+        rows, form, more = _rows(tree, file)
         keys = _keys(tree, names, file, rows)
-        in_shares = _are_shares(rows, tree.place_of(file))
         of_file: dict[str, AnnotatedImage] = {}
         unique = list(dict.fromkeys(keys))
         store = tree.store(unique)
+        if form == LISTS:
+            sizes = {key: store.size(place) for place, key in enumerate(unique)}
+            form, note = _form_of_lists(rows, [sizes[key] for key in keys], file)
+            more.append(note)
+        if form == SPANS:
+            rows = [row if row.box is None else row._replace(box=_with_edges(row.box)) for row in rows]
+        notes += more
+        in_shares = _are_shares(rows, tree.place_of(file))
         sizes = {key: store.size(place) for place, key in enumerate(unique)} if in_shares else {}
         for row, key in zip(rows, keys, strict=True):
             if key not in of_file:
@@ -105,7 +128,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
 
 LAYOUT = Layout(
     name="a CSV of boxes",
-    expected="a CSV with a row for each box (filename, class, xmin, ymin, xmax, ymax)",
+    expected="a CSV with a row for each box (filename, class, xmin, ymin, xmax, ymax; or x, y, w, h; or bbox)",
     suffixes=TABLES,
     find=find,
     read=read,
@@ -117,7 +140,35 @@ def columns_of(cells: Sequence[str]) -> Columns | None:
     names = [_SIGNS.sub("", cell).lower() for cell in cells]
     present = {kind: [name for name in known if name in names] for kind, known in COLUMNS.items()}
     columns = {kind: names.index(found[0]) for kind, found in present.items() if found}
-    return columns if set(NEEDED) <= columns.keys() else None
+    form = next((form for form in FORMS if set(form) <= columns.keys()), None)
+    if form is None or "image" not in columns:
+        return None
+    spans = {columns[kind] for kind in ("across", "down")} if form == SPANS else set()
+    others = {kind for one in FORMS for kind in one} - set(form)
+    return {
+        kind: place for kind, place in columns.items() if kind not in others and (kind in form or place not in spans)
+    }
+
+
+def _columns_of_unnamed(rows: Sequence[Sequence[str]]) -> Columns | None:
+    """Return the columns of a table without column names, from its first complete row; None for other tables."""
+    for row in rows:
+        shape = "".join(map(_kind_of_cell, row))
+        for pattern, columns in UNNAMED.items():
+            if re.fullmatch(pattern, shape):
+                return {kind: place for place, kind in enumerate(columns) if kind}
+    return None
+
+
+def _kind_of_cell(cell: str) -> str:
+    cell = cell.strip()
+    if not cell:
+        return "-"
+    if cell.lower().endswith(IMAGE_SUFFIXES):
+        return "i"
+    if parse_number(cell) is not None:
+        return "n"
+    return "p" if cell.lower() in PARTS or cell.lower() == "unassigned" else "w"
 
 
 def _cells(text: str, file: str) -> Any:  # the type of csv's reader has no name
@@ -126,42 +177,50 @@ def _cells(text: str, file: str) -> Any:  # the type of csv's reader has no name
     return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
 
 
-def _rows(tree: Tree, file: str) -> tuple[list[_Row], str]:
-    """Return the rows of a table, and a note if its encoding was guessed."""
+def _rows(tree: Tree, file: str) -> tuple[list[_Row], tuple[str, ...], list[str]]:
+    """Return the rows of a table, the columns that give its boxes, and notes."""
     content = tree.text(file, MOST_BYTES)
     place = tree.place_of(file)
     part = part_of_file(file)
     rows: list[_Row] = []
-    columns: Columns | None = None
+    notes = [content.note] if content.note else []
+    first = list(islice(_cells(content.text, file), HEAD_ROWS))
+    named = columns_of(first[0]) if first else None
+    columns = named or _columns_of_unnamed(first)
+    if columns is None:
+        raise UserError(f"{place!r} has no columns of an image, a class and the edges of a box: add them.")
+    form = next(form for form in FORMS if set(form) <= columns.keys())
+    if "name" not in columns:
+        notes.append(f"{file} has no column of classes, so all boxes are of one class, {ONE_CLASS!r}")
     cells = _cells(content.text, file)
     try:
-        for row in cells:
-            if columns is None:
-                columns = columns_of(row)
-                if columns is None:
-                    raise UserError(f"{place!r} has no columns of an image, a class and the edges of a box: add them.")
-            elif any(cell.strip() for cell in row):
+        for row in islice(cells, 1 if named else 0, None):
+            if any(cell.strip() for cell in row):
                 if len(row) <= max(columns.values()):
                     raise UserError(f"line {cells.line_num} of {place!r} has {len(row)} cells, too few: correct it.")
-                named = {kind: row[column].strip() for kind, column in columns.items()}
-                rows.append(_row(named, cells.line_num, place, part))
+                by_kind = {kind: row[column].strip() for kind, column in columns.items()}
+                rows.append(_row(by_kind, form, cells.line_num, place, part))
     except csv.Error as problem:
         raise UserError(f"{place!r} cannot be read as a table ({problem}): save it as CSV again.") from None
-    return rows, content.note
+    return rows, form, notes
 
 
-def _row(cells: Mapping[str, str], line: int, place: str, part: str) -> _Row:
+def _row(cells: Mapping[str, str], form: Sequence[str], line: int, place: str, part: str) -> _Row:
     where = f"line {line} of {place!r}"
-    edges = [cells[edge] for edge in EDGES]
+    edges = [cells[kind] for kind in form]
+    if form == LISTS:
+        listed = _LIST.fullmatch(edges[0])
+        edges = list(listed.groups()) if listed else [edges[0]] * 4
+    name = cells.get("name", ONE_CLASS)
     numbers = [parse_number(edge) for edge in edges]
     is_empty = all(number is None or math.isnan(number) for number in numbers) and not any(map(_is_word, edges))
-    if not cells["image"] or (not is_empty and (None in numbers or not cells["name"])):
+    if not cells["image"] or (not is_empty and (None in numbers or not name)):
         raise UserError(
-            f"{where} has the image {cells['image'][:80]!r}, the class {cells['name'][:80]!r} and the edges "
+            f"{where} has the image {cells['image'][:80]!r}, the class {name[:80]!r} and the edges "
             f"{', '.join(edges)[:80]!r}, expected names and four numbers: correct it."
         )
     named_part = cells.get("part", "").lower()
-    if named_part and named_part not in PARTS:
+    if named_part and named_part not in PARTS and named_part != "unassigned":
         raise UserError(f"{where} has the part {named_part[:80]!r}, expected train, val or test: correct it.")
     sides = parse_number(cells.get("height", "")), parse_number(cells.get("width", ""))
     height, width = (int(side) if side and math.isfinite(side) else 0 for side in sides)
@@ -169,12 +228,34 @@ def _row(cells: Mapping[str, str], line: int, place: str, part: str) -> _Row:
     return _Row(
         line,
         cells["image"],
-        plain_name(cells["name"]),
+        plain_name(name),
         None if is_empty else (left, top, right, bottom),
         (height, width) if min(height, width) > 0 else None,
         PARTS.get(named_part, part),
         cells.get("crowd", "").lower() in ("1", "true"),
     )
+
+
+def _with_edges(box: Corners) -> Corners:
+    left, top, across, down = box
+    return left, top, left + across, top + down
+
+
+def _form_of_lists(rows: Sequence[_Row], sizes: Sequence[tuple[int, int]], file: str) -> tuple[tuple[str, ...], str]:
+    """Return whether boxes in lists are edges or spans, by what keeps all of them within their images, and a note."""
+    boxes = [(row.box, size) for row, size in zip(rows, sizes, strict=True) if row.box is not None]
+    are_spans = all(_is_within(_with_edges(box), size) for box, size in boxes)
+    are_edges = all(_is_within(box, size) for box, size in boxes)
+    form = EDGES if are_edges and not are_spans else SPANS
+    meaning = "left, top, right, bottom" if form == EDGES else "left, top, width, height, as in COCO's JSON"
+    return form, f"the boxes of {file} are read as {meaning}"
+
+
+def _is_within(box: Corners, size: tuple[int, int]) -> bool:
+    """Return whether a box ends after it begins, and within an image of (height, width), up to rounding."""
+    left, top, right, bottom = box
+    height, width = (1, 1) if max(box) <= 1 else size
+    return left <= right <= ROUNDING * width and top <= bottom <= ROUNDING * height
 
 
 def _is_word(edge: str) -> bool:
