@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,7 +36,13 @@ MOST_CLASSES = 255
 SPREAD, FEW_LEVELS = 8, 32  # least distance between the grey levels of classes, and their largest number
 MIDDLE = 128  # lowest grey level that counts as marked
 MOST_BYTES = 1 << 20  # for a file of class names
-HEADINGS = {"name", "class", "label", "r", "g", "b", "red", "green", "blue", "value", "index", "id", "color", "colour"}
+HEADINGS = {
+    *("name", "class", "label", "r", "g", "b", "red", "green", "blue", "value", "index", "id", "color", "colour"),
+    *("class_name", "label_name", "pixel value", "class_id", "label_id"),
+}
+# Rows without commas: CVAT's `road:128,64,128::`, and CamVid's `128 64 128  road`.
+_CVAT_ROW = re.compile(r"(?P<name>[^:]+):(?P<r>\d+),(?P<g>\d+),(?P<b>\d+):[^:]*:[^:]*")
+_SPACED_ROW = re.compile(r"(?P<r>\d+)\s+(?P<g>\d+)\s+(?P<b>\d+)\s+(?P<name>\S.*)")
 
 
 @dataclass(frozen=True)
@@ -142,7 +149,7 @@ def read_class_names(path: Path) -> NamedClasses:
     """Read a text file with one name per line, or a CSV of names with a value (two columns) or a colour (four columns).
 
     A header line is recognised by its words ("name", "r", "g", "b", "value", ...); the name may be in the first or in
-    the last column.
+    the last column. CVAT's `labelmap.txt` and CamVid's `label_colors.txt` are read too.
 
     Raises:
         UserError: The file is missing or is not text, a row has another form, or a name or a value occurs twice.
@@ -152,7 +159,7 @@ def read_class_names(path: Path) -> NamedClasses:
     except FileNotFoundError:
         raise UserError(f"--classes: there is no such file: {str(path)!r}; check the path.") from None
     try:
-        rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text, newline=""))]
+        rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(_with_commas(text), newline=""))]
     except csv.Error as problem:
         raise UserError(f"--classes: {str(path)!r} cannot be read ({problem}); give one name a line.") from None
     rows = [row for row in rows if any(row)]
@@ -172,6 +179,16 @@ def read_class_names(path: Path) -> NamedClasses:
     values = tuple(int(pack_colours(numbers)) if colours else numbers[0] for _, numbers in classes)  # type: ignore[arg-type]
     _refuse_twice(values, path)
     return NamedClasses(names, values, colours, note)
+
+
+def _with_commas(text: str) -> str:
+    """Return CVAT's or CamVid's table as rows of names and colours; any other text as it is."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    for form in (_CVAT_ROW, _SPACED_ROW):
+        rows = [form.fullmatch(line) for line in lines]
+        if rows and all(rows):
+            return "\n".join('"{name}",{r},{g},{b}'.format(**row.groupdict()) for row in rows if row)
+    return text
 
 
 def _read_row(row: list[str], path: Path) -> tuple[str, list[int]]:

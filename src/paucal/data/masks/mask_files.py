@@ -64,7 +64,7 @@ def read_mask(path: Path, name: str, most: int | None = None) -> RawMask:
     """Read a mask file and turn it upright; its values stay as they are stored.
 
     A colour image whose channels are equal everywhere counts as grey, as does an image with one bit per pixel (0 and
-    1). Transparency is dropped.
+    1). Transparency is dropped, unless it alone says what is marked, since all pixels have one colour.
 
     Args:
         path: Path of the file.
@@ -93,6 +93,8 @@ def _stored_values(image: Image.Image) -> tuple[NDArray[np.int32], str, int]:
         return np.asarray(image).astype(np.int32), GREY, 1
     if mode in ("P", "PA"):
         return np.asarray(image.getchannel(0)).astype(np.int32), PALETTE, 8
+    if mode in ("RGBA", "LA") and (marked := _marked_by_transparency(image)) is not None:
+        return marked, GREY, 8
     if mode in ("L", "LA", "La"):
         return np.asarray(image.getchannel(0)).astype(np.int32), GREY, 8
     if mode.startswith("I"):
@@ -104,6 +106,15 @@ def _stored_values(image: Image.Image) -> tuple[NDArray[np.int32], str, int]:
     if (rgb[..., 0] == rgb[..., 1]).all() and (rgb[..., 0] == rgb[..., 2]).all():
         return rgb[..., 0].astype(np.int32), GREY, 24
     return pack_colours(rgb), COLOUR, 8
+
+
+def _marked_by_transparency(image: Image.Image) -> NDArray[np.int32] | None:
+    """Return the opacity of an image of one colour that is transparent somewhere; None for any other image."""
+    values = np.asarray(image)
+    colours, opacity = values[..., :-1], values[..., -1]
+    if opacity.min() == 255 or (colours != colours[0, 0]).any():
+        return None
+    return opacity.astype(np.int32)
 
 
 def _palette(image: Image.Image) -> NDArray[np.int32]:

@@ -13,6 +13,7 @@ from paucal.data.checking.findings import Finding
 from paucal.data.decode import Orientation, UnreadableImage, ambiguity_note, read_orientation
 from paucal.data.images import ImageSet
 from paucal.data.masks.coding import IGNORED, Coding, MaskCoding, NamedClasses, find_coding, require_fit
+from paucal.data.masks.found_names import find_names
 from paucal.data.masks.mask_files import FileFacts, MaskFacts, count_values, read_mask
 from paucal.data.masks.pairs import Pairs
 from paucal.data.stores import FileStore
@@ -144,13 +145,16 @@ def read_masks(
     sizes = np.asarray([images.store.size(index) for index in range(total)], dtype=np.int64)
     orientations = [_orientation(pairs.root / key, size) for key, size in zip(images.keys, sizes.tolist(), strict=True)]
     facts, smaller, ambiguous = _measure_files(files, orientations, lambda done: report(done, 2 * total))
+    found_notes: list[str] = []
+    if named is None and given is None:
+        named, found_notes = find_names(facts, pairs, ignore, coding)
     if coding is None:
         coding = find_coding(facts, given, ignore, named)
     else:
         require_fit(coding, facts, ignore)
     _require_joinable(files, coding)
     masks, pixels = _decode_all(files, sizes, coding, lambda done: report(total + done, 2 * total))
-    notes = [*images.notes, f"masks: {coding.describe()}"]
+    notes = [*images.notes, f"masks: {coding.describe()}", *found_notes]
     if smaller:
         text = counted(len(smaller), "mask is smaller than its image", "masks are smaller than their images")
         shown = smaller[0] + (", ..." if smaller[1:] else "")
