@@ -11,6 +11,7 @@ from paucal.data.splits.groups import iterative_parts
 from paucal.evaluation.protocols.classifier import LinearClassifier, draw_folds
 from paucal.evaluation.protocols.logistic import Solver, fit_independent, fit_logistic
 from paucal.metrics.measures import measure_of, value_of
+from paucal.tasks.classification.auto_tune.standardised import standardise
 
 # L2 penalties on standardised features; a few suffice, since the optimum is flat.
 STRENGTHS = (1.0, 10.0, 100.0, 1000.0)
@@ -66,13 +67,10 @@ def fit_head(
     Raises:
         UserError: The features have NaN or infinite values, or there are too few images.
     """
-    mean, deviation = features.mean(0), features.std(0)
-    deviation = torch.where(deviation > 1e-8, deviation, torch.ones_like(deviation))
-    standard = (features - mean) / deviation
-    strength, score = _choose(standard, labels, n_classes, seed, strengths)
-    fitted = _fit(standard, labels, n_classes, strength)
-    weight, bias = fitted.weight / deviation, fitted.bias.clamp(min=ABSENT)
-    bias = bias - weight @ mean.to(weight.dtype)
+    standard = standardise(features)
+    strength, score = _choose(standard.coordinates, labels, n_classes, seed, strengths)
+    fitted = fit_regression(standard.coordinates, labels, n_classes, strength)
+    weight, bias = standard.carry_back(fitted.weight, fitted.bias.clamp(min=ABSENT))
     return Head(weight.float(), bias.float(), strength, score)
 
 
@@ -89,7 +87,7 @@ def _choose(
     def score(strength: float) -> float:
         scores = torch.empty(len(truth), n_classes, dtype=torch.float64)
         for rows, others in folds:
-            fitted = _fit(features[rows], truth[rows], n_classes, strength)
+            fitted = fit_regression(features[rows], truth[rows], n_classes, strength)
             scores[others] = fitted.scores(features[others]).double()
         return _score(scores, truth)
 
@@ -98,7 +96,8 @@ def _choose(
     return strengths[best], scores[best]
 
 
-def _fit(features: Tensor, labels: Tensor, n_classes: int, strength: float) -> LinearClassifier:
+def fit_regression(features: Tensor, labels: Tensor, n_classes: int, strength: float) -> LinearClassifier:
+    """Fit logistic regression with an L2 penalty; one regression per class for (N, K) labels."""
     if labels.ndim == 1:
         return fit_logistic(features, labels, n_classes, strength, SOLVER)
     # One fit for all classes is K times as fast. A class without images gets a very low bias; `fit_logistic`

@@ -1,0 +1,50 @@
+"""Standardised features, in no more coordinates than there are images."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SMALLEST_DEVIATION = 1e-8
+JITTER = 1e-10  # relative; keeps the factorisation of dependent rows finite
+
+
+@dataclass(frozen=True)
+class Standardised:
+    """Features of zero mean and unit deviation, and coordinates of them with the same inner products.
+
+    A linear classifier with an L2 penalty, and a Gaussian one whose covariance is shrunk towards a multiple of the
+    identity, depend on inner products alone. With fewer images than features they are fitted in the coordinates, which
+    is several times as fast, and carried back to the features.
+
+    Attributes:
+        mean: (D,) means of the features.
+        deviation: (D,) standard deviations; 1 for a feature that never changes.
+        rows: (N, D) float64 standardised features.
+        coordinates: (N, min(N, D)) float64.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+    rows: Tensor
+    coordinates: Tensor
+
+    def carry_back(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (K, D) weights and (K,) biases for raw features from those for coordinates."""
+        if self.coordinates.shape[1] < self.rows.shape[1]:
+            weight = torch.linalg.solve_triangular(self.coordinates.T, weight.T, upper=True).T @ self.rows
+        weight = weight / self.deviation
+        return weight, bias - weight @ self.mean
+
+
+def standardise(features: Tensor) -> Standardised:
+    """Standardise (N, D) features over the images."""
+    values = features.double()
+    mean, deviation = values.mean(0), values.std(0)
+    deviation = torch.where(deviation > SMALLEST_DEVIATION, deviation, torch.ones_like(deviation))
+    rows = (values - mean) / deviation
+    if len(rows) >= rows.shape[1]:
+        return Standardised(mean, deviation, rows, rows)
+    products = rows @ rows.T
+    products.diagonal().add_(JITTER * products.diagonal().sum() + torch.finfo(products.dtype).tiny)
+    return Standardised(mean, deviation, rows, torch.linalg.cholesky(products))
