@@ -55,7 +55,7 @@ def make_plan(model: nn.Module, images: Tensor, hooked: HookedTensors) -> Plan:
     size = (images.shape[-2], images.shape[-1])
     handles = {name: hook_output(model, name, hooked) for name in (*block_names(model), *merging_names(model))}
     handles |= {name: hook_input(model, name, hooked) for name in final_norm_names(model)}
-    prefixes, channels_last = _prefixes(model), str(getattr(model, "output_fmt", "")).endswith("NHWC")
+    prefixes, channels_last = layout_facts(model)
     hooked.tensors = {}
     try:
         final, tensors = model.forward_features(images), hooked.tensors  # type: ignore[operator]
@@ -104,6 +104,11 @@ def _deepest_map(model: nn.Module, images: Tensor) -> Tensor:
     if not maps or maps[-1].ndim != 4:
         raise UserError(f"{model_name(model)} has no spatial grid in its last layer; {advice}.")
     return maps[-1]
+
+
+def layout_facts(model: nn.Module) -> tuple[tuple[int, ...], bool]:
+    """Return the numbers of leading tokens that outputs may have, and whether maps are (B, H, W, C)."""
+    return _prefixes(model), str(getattr(model, "output_fmt", "")).endswith("NHWC")
 
 
 def _prefixes(model: nn.Module) -> tuple[int, ...]:

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from paucal.backbones.layers import classifier_modules
+from paucal.backbones.layout import Size
 from paucal.backbones.probe import model_name
+from paucal.backbones.stage_classifier import StagePool, last_stage_maps
 from paucal.models.trained import MirrorAveraged, TrainedModel
 from paucal.types import UserError
 
@@ -83,6 +85,31 @@ class ClassifierInputs(nn.Module):
         features = torch.stack([_vectors(kept) for kept in self._kept]).mean(0)
         self._kept.clear()
         return features
+
+
+class StagedInputs(ClassifierInputs):
+    """Returns the (B, D + S) inputs of a `StageClassifier`: those of the model's own classifier come first.
+
+    Args:
+        model: A timm model; hooks stay on it until `close`.
+        image_size: (height, width) of its images in pixels.
+
+    Raises:
+        UserError: no classifier is found.
+    """
+
+    def __init__(self, model: nn.Module, image_size: Size) -> None:
+        super().__init__(model)
+        self._pool = StagePool(model, last_stage_maps(model, image_size))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return (B, D + S) for (B, C, H, W) images."""
+        return self._pool.join(super().forward(images))
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        self._pool.close()
+        super().close()
 
 
 @contextmanager

@@ -1,0 +1,150 @@
+"""A linear classifier that reads the pooled maps of a network's last stages beside its last features."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paucal.backbones.forward_hooks import HookedTensors, hook_output
+from paucal.backbones.layers import classifier_modules
+from paucal.backbones.layout import Hints, Size, last_tensor, read_layout
+from paucal.backbones.probe import layout_facts, model_name, probe_images, undisturbed
+from paucal.types import UserError
+
+STAGES = 3  # the last ones; the maps before them have few channels and helped less
+SMALLEST_VARIANCE = 1e-12  # where a map is constant, the gradient of its deviation stays finite
+_SPATIAL = {"nchw": (2, 3), "nhwc": (1, 2), "tokens": (1,)}
+
+
+@dataclass(frozen=True)
+class StageMap:
+    """How the output of a stage is read.
+
+    Attributes:
+        name: Name of the module.
+        kind: Layout of its output, see `Layout`.
+        prefix: Leading tokens that belong to no cell.
+        channels: Number of channels.
+    """
+
+    name: str
+    kind: Literal["tokens", "nhwc", "nchw"]
+    prefix: int
+    channels: int
+
+    def pooled(self, output: Any) -> tuple[Tensor, Tensor]:
+        """Return the mean and the standard deviation over the cells, (B, C) float32 each."""
+        cells = last_tensor(output).float()
+        cells = cells[:, self.prefix :] if self.kind == "tokens" else cells
+        variance, mean = torch.var_mean(cells, _SPATIAL[self.kind], correction=0)
+        return mean, variance.clamp(min=SMALLEST_VARIANCE).sqrt()
+
+
+def last_stage_maps(model: nn.Module, image_size: Size) -> tuple[StageMap, ...]:
+    """Return the maps of a model's last stages as timm lists them; none where the outputs are no grids of cells.
+
+    Args:
+        model: timm model; a black image goes through it once.
+        image_size: (height, width) in pixels.
+    """
+    listed: Any = list(getattr(model, "feature_info", None) or [])
+    modules = dict(model.named_modules())
+    names = [name for name in (entry.get("module") for entry in listed if isinstance(entry, dict)) if name in modules]
+    if len(names) != len(listed) or not names or not classifier_modules(model):
+        return ()
+    hooked = HookedTensors()
+    handles = [hook_output(model, name, hooked) for name in names[-STAGES:]]
+    hooked.tensors = {}
+    try:
+        with undisturbed(model):
+            model(probe_images(model, image_size))
+        outputs = [last_tensor(hooked.tensors.get(name)) for name in names[-STAGES:]]
+    finally:
+        for handle in handles:
+            handle.remove()
+    prefixes, channels_last = layout_facts(model)
+    maps = []
+    for name, output in zip(names[-STAGES:], outputs, strict=True):
+        layout = None
+        if isinstance(output, Tensor):
+            layout = read_layout(output.shape, image_size, prefixes, Hints(channels_last))
+        if layout is None:
+            return ()
+        channels = output.shape[1 if layout.kind == "nchw" else -1]
+        maps.append(StageMap(name, layout.kind, layout.prefix, channels))
+    return tuple(maps)
+
+
+class StagePool:
+    """Joins last features with the pooled maps of the same forward pass.
+
+    Args:
+        model: timm model; the hooks stay on it until `close`.
+        maps: Maps to read, see `last_stage_maps`.
+    """
+
+    def __init__(self, model: nn.Module, maps: Sequence[StageMap]) -> None:
+        self.maps, self._hooked = tuple(maps), HookedTensors()
+        self._handles = [hook_output(model, one.name, self._hooked) for one in maps]
+        self._hooked.tensors = {}
+
+    @property
+    def width(self) -> int:
+        """Number S of features that are joined."""
+        return 2 * sum(one.channels for one in self.maps)
+
+    def join(self, features: Tensor) -> Tensor:
+        """Return (B, D + S): (B, D) last features, the means of all maps, then their standard deviations."""
+        kept, self._hooked.tensors = self._hooked.tensors or {}, {}
+        if len(kept) < len(self.maps):
+            raise RuntimeError("the maps of the last stages are missing: run the whole network, not its classifier")
+        pooled = [one.pooled(kept[one.name]) for one in self.maps]
+        return torch.cat([features, *(mean for mean, _ in pooled), *(spread for _, spread in pooled)], 1)
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+
+class StageClassifier(nn.Linear):
+    """Linear classifier of (B, D) last features and the pooled maps of the last stages.
+
+    It takes the place of a network's own classifier, and is called with the last features like that.
+
+    Args:
+        model: timm model; hooks stay on it.
+        maps: Maps to read.
+        own_features: D.
+        classes: Number K of classes.
+
+    Shape:
+        - input: (B, D)
+        - output: (B, K)
+    """
+
+    def __init__(self, model: nn.Module, maps: Sequence[StageMap], own_features: int, classes: int) -> None:
+        pool = StagePool(model, maps)
+        super().__init__(own_features + pool.width, classes)
+        self.pool = pool
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return (B, K) logits of (B, D) last features."""
+        return F.linear(self.pool.join(input), self.weight, self.bias)
+
+
+def add_stage_classifier(model: nn.Module, image_size: Size) -> nn.Module:
+    """Replace a model's linear classifier by a `StageClassifier` with fresh weights, in place; return the model.
+
+    Raises:
+        UserError: The model has no linear classifier, or its stages are no grids of cells.
+    """
+    names, maps = classifier_modules(model), last_stage_maps(model, image_size)
+    own = model.get_submodule(names[0]) if len(names) == 1 else None
+    if not isinstance(own, nn.Linear) or not maps:
+        raise UserError(f"{model_name(model)} has no linear classifier that could read its last stages.")
+    model.set_submodule(names[0], StageClassifier(model, maps, own.in_features, own.out_features))
+    return model
