@@ -71,6 +71,15 @@ def test_lab__pages_have_a_date_and_a_verdict():
         assert "**Verdict:**" in page.read_text(), page
 
 
+def test_reference__has_every_public_name():
+    documented = set()
+    for page in (ROOT / "docs/reference").glob("*.md"):
+        for name in re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE):
+            thing = pkgutil.resolve_name(name)
+            documented |= {id(thing), *(id(getattr(thing, one)) for one in getattr(thing, "__all__", ()))}
+    assert not {name for name in paucal.__all__ if id(getattr(paucal, name)) not in documented} - {"__version__"}
+
+
 def test_pages__of_a_task_are_short():
     for name in TASKS:
         text = re.sub(r"^```.*?^```", "", (ROOT / f"docs/{name}.md").read_text(), flags=re.DOTALL | re.MULTILINE)
