@@ -87,10 +87,10 @@ def make_ordered_loader(
     workers: int = 0,
     pin_memory: bool = False,
 ) -> DataLoader[Any]:
-    """Return a loader over the samples at some positions, each once, in order."""
-    return WorkerLoader(
-        dataset, batch_sampler=_OrderedBatches(indices, batch_size), **_settings(workers, pin_memory, into_batch)
-    )
+    """Return a loader over the samples at some positions, each once, in order; at most one process per batch."""
+    batches = _OrderedBatches(indices, batch_size)
+    workers = min(workers, len(batches))
+    return WorkerLoader(dataset, batch_sampler=batches, **_settings(workers, pin_memory, into_batch))
 
 
 def inference_batch_size(image_size: tuple[int, int], device: str) -> int:
@@ -130,7 +130,7 @@ def make_eval_loader(
     labelled = bool(image_set.classes) and bool((image_set.labels[indices] >= 0).all())
     labelled = labelled or image_set.multi_hot is not None
     dataset = ViewDataset(image_set, [(transform, 1)], seed=0, labels=labelled)
-    return WorkerLoader(dataset, batch_sampler=_OrderedBatches(own, batch_size), **_settings(workers, pin_memory))
+    return make_ordered_loader(dataset, own, batch_size, collate, workers, pin_memory)
 
 
 class _OrderedBatches(Sampler[list[SampleKey]]):
