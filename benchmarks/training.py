@@ -11,6 +11,7 @@ The loaders are also measured alone: an epoch on a fast device takes as long as 
 """
 
 import argparse
+import gc
 import itertools
 import tempfile
 import time
@@ -88,6 +89,7 @@ def ours(folder: Path, options: argparse.Namespace) -> list[float]:
 def plain_loader(folder: Path, options: argparse.Namespace) -> Any:
     """Return timm's loader of one epoch of (images, labels); on a GPU the one that copies ahead."""
     size, on_gpu = (3, options.size, options.size), options.device == "cuda"
+    gc.collect()  # its processes would abort on pinned memory that is garbage; ours are guarded
     dataset: Any = create_dataset("", root=str(folder), split="train", is_training=True)
     loader = create_loader(
         dataset,

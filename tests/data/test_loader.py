@@ -1,9 +1,12 @@
 import errno
+import gc
 import multiprocessing
+import os
 import random
 import sys
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ from lightning.fabric.utilities.types import _Stateful
 
 from paucal.data.dataset import SampleKey, ViewDataset, collate
 from paucal.data.decoded.in_memory import cache_images
-from paucal.data.loader import make_eval_loader, make_train_loader
+from paucal.data.loader import make_eval_loader, make_ordered_loader, make_train_loader
 from paucal.data.processes import start_method
 from paucal.data.randomness import derive_seed
 from paucal.data.sampler import StepSampler, steps_per_epoch
@@ -299,7 +302,7 @@ def test_loaders__say_that_their_processes_cannot_be_started(problem, words, mon
     message = rf"35 loader processes could not be started \({words}\): use fewer --workers, or none"
     for loader in (
         make_train_loader(dataset, sampler, workers=35),
-        make_eval_loader(_digits(), np.arange(40), EvalTransform((16, 16), Normalisation()), 8, workers=35),
+        make_eval_loader(_digits(), np.arange(40), EvalTransform((16, 16), Normalisation()), 1, workers=35),
     ):
         with pytest.raises(UserError, match=message):
             next(iter(loader))
@@ -334,3 +337,51 @@ def test_loader__starts_its_processes_in_that_way():
     loader = make_eval_loader(_digits(), np.arange(4), view, 2, workers=1)
     assert loader.multiprocessing_context.get_start_method() == start_method()  # type: ignore[union-attr]
     assert make_eval_loader(_digits(), np.arange(4), view, 2).multiprocessing_context is None
+
+
+class Unreachable:
+    """Is part of a cycle, so that only the garbage collector frees it; notes the process that does."""
+
+    def __init__(self, notes: Path):
+        self.notes, self.self = notes, self
+
+    def __del__(self):
+        with self.notes.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+class Collecting:
+    """A dataset that collects garbage in the process that reads it."""
+
+    def __getitem__(self, key):
+        gc.collect()
+        return key.index
+
+    def __len__(self):
+        return 4
+
+
+def test_loader_process__frees_nothing_of_the_process_it_was_forked_from(tmp_path):
+    # A pinned tensor of an earlier loader would abort it: CUDA cannot be used in a forked process.
+    notes, kept = tmp_path / "notes", Unreachable(tmp_path / "notes")
+    gc.disable()
+    try:
+        Unreachable(notes)
+        loader = make_ordered_loader(Collecting(), np.arange(4), 1, list, workers=2)
+        batches = iter(loader)
+        first = next(batches)
+        assert notes.read_text().split() == [str(os.getpid())]
+        del kept  # garbage of the training process while its loaders run
+        assert [first, *batches] == [[0], [1], [2], [3]]
+    finally:
+        gc.enable()
+    gc.collect()
+    assert set(notes.read_text().split()) == {str(os.getpid())}
+
+
+def test_eval_loader__starts_no_more_processes_than_it_has_batches():
+    for batch, count in ((40, 1), (20, 2), (4, 2)):
+        transform = EvalTransform((16, 16), Normalisation())
+        assert make_eval_loader(_digits(), np.arange(40), transform, batch, workers=2).num_workers == count
+    empty = make_eval_loader(_digits(), np.arange(0), transform, 4, workers=2)
+    assert (empty.num_workers, list(empty)) == (0, [])

@@ -1,7 +1,7 @@
 """The paths that nothing but an accelerator takes, each by a test of its own.
 
 - pinned memory, copies that run ahead (`data/loader.py`, `TrainingModule.transfer_batch_to_device`, `predict_all`,
-  `extract`, `write_maps`): `test_loaders__...`, and every command below;
+  `extract`, `write_maps`): `test_loaders__...`, `test_loader_processes__...`, and every command below;
 - no wait in a step (`objectives/`, `losses/`, `backbones/`): `test_step__...`, `test_features__...` (sync debug mode);
 - scaling of float16 and `found_inf` (`training/module.py`): `test_scaler__...`, `test_nonfinite_loss__...`;
 - fused AdamW, its moments after a resume: `test_optimizer__...`, `test_training__goes_on...`;
@@ -22,10 +22,12 @@ from lightning.pytorch import Callback
 
 from contracts import toys
 from contracts.reduced_models import build, images
+from contracts.test_objectives import StopAfter
+from data.test_loader import Collecting
 from device.machine import DEVICE, marks, only
 from paucal.backbones import FeatureBackbone
 from paucal.backbones.spec import lay_out_convolutions
-from paucal.data.loader import make_train_loader
+from paucal.data.loader import make_ordered_loader, make_train_loader
 from paucal.data.sampler import StepSampler
 from paucal.losses.drloc_targets import permuted_pairs, sample_pairs
 from paucal.rules.facts import best_device
@@ -36,13 +38,17 @@ pytestmark = marks()
 
 
 class Optimizers(Callback):
-    """Keeps the optimizer and what it was told after every step."""
+    """Keeps the optimizer, where its moments lie and what it was told after every step."""
 
     def __init__(self):
-        self.optimizer, self.scales, self.devices = None, [], set()
+        self.optimizer, self.scales, self.devices, self.apart = None, [], set(), []
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.optimizer = trainer.optimizers[0]
+        for parameter, state in self.optimizer.state.items():  # after the run they lie on the CPU
+            together = {value.device for value in state.values()} == {parameter.device}
+            if not together or state["exp_avg"].stride() != parameter.stride():
+                self.apart.append(parameter.shape)
         scaler = trainer.precision_plugin.scaler if hasattr(trainer.precision_plugin, "scaler") else None
         self.scales.append(None if scaler is None else scaler.get_scale())
         self.devices |= {view.device.type for view in batch.views} | {batch.ids.device.type}
@@ -63,24 +69,33 @@ def test_loaders__pin_batches_that_go_ahead(workers):
         assert torch.equal(moved.views[0].cpu(), batch.views[0])
 
 
+@only("cuda")
+def test_loader_processes__survive_pinned_memory_that_is_garbage():
+    cycle = [torch.zeros(1 << 20).pin_memory()]
+    cycle[0].to(DEVICE, non_blocking=True)
+    cycle.append(cycle)
+    del cycle
+    loader = make_ordered_loader(Collecting(), np.arange(4), 1, list, workers=2)
+    assert list(loader) == [[0], [1], [2], [3]]
+
+
 def test_optimizer__is_fused_and_lies_with_the_weights(tmp_path):
     seen = Optimizers()
     hardware = Hardware(accelerator=DEVICE)
     toys.train(toys.make("geometry"), tmp_path, epochs=1, hardware=hardware, callbacks=[seen])
     assert seen.devices == {DEVICE}
     assert seen.optimizer.defaults["fused"]
-    for parameter, state in seen.optimizer.state.items():
-        assert {value.device for value in state.values()} == {parameter.device}
-        assert state["exp_avg"].stride() == parameter.stride()
+    assert seen.optimizer.state
+    assert not seen.apart
 
 
 @only("cuda")
 def test_scaler__goes_on_with_its_scale(tmp_path):
     first, second = Optimizers(), Optimizers()
     hardware = Hardware(accelerator=DEVICE, precision="16-mixed")
-    toys.train(toys.make("per_block"), tmp_path, epochs=1, hardware=hardware, callbacks=[first])
+    toys.train(toys.make("per_block"), tmp_path, hardware=hardware, callbacks=[first, StopAfter(6)])
     assert all(scale > 0 for scale in first.scales)
-    toys.train(toys.make("per_block"), tmp_path, epochs=2, hardware=hardware, callbacks=[second])
+    assert toys.train(toys.make("per_block"), tmp_path, hardware=hardware, callbacks=[second]).finished
     assert second.scales[0] <= first.scales[-1]
 
 

@@ -1,6 +1,7 @@
 """Data loaders: a resumable one for training, an exact one for evaluation."""
 
 import errno
+import gc
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -37,6 +38,9 @@ class WorkerLoader(DataLoader[Sample]):
                 the calling script again.
         """
         require_guard(self.num_workers)
+        if self.num_workers and self._iterator is None:
+            # A forked process inherits unreachable objects. Freeing pinned memory there would abort it.
+            gc.collect()
         try:
             return super().__iter__()
         except (OSError, RuntimeError, MemoryError) as problem:
@@ -178,7 +182,8 @@ def _settings(workers: int, pin_memory: bool, into_batch: Callable[[list[Any]], 
 
 
 def _prepare_worker(_: int) -> None:
-    """Limit a worker to one thread, and leave signals to the training process."""
+    """Limit a worker to one thread, leave signals to the training process, and keep what was inherited from it."""
+    gc.freeze()  # the objects of the training process are never freed here; see `WorkerLoader.__iter__`
     torch.set_num_threads(1)
     ignore_stop_signals()
 
