@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from paucal.losses import (
     view_pairs,
     view_targets,
 )
+from paucal.losses.prototypes import chunk_size
 from vectors import fill
 
 RECORDED = json.loads((Path(__file__).parents[1] / "vectors" / "esvit_losses.json").read_text())
@@ -228,6 +230,14 @@ def test_chunks__hold_no_more_scores_than_asked(monkeypatch):
     parts = prototype_cross_entropy(student, kernel, student, kernel, view_targets(8, 5, 5), sharpness, 110)
     assert held[1:] == [100] * 4
     torch.testing.assert_close(parts, whole)
+
+
+@pytest.mark.parametrize(("gigabytes", "scores"), [(2, 2**24), (8, 53_687_091), (80, 2**27)])
+def test_chunks__of_a_gpu_grow_with_its_memory(gigabytes, scores, monkeypatch):
+    properties = SimpleNamespace(total_memory=gigabytes << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert chunk_size(torch.device("cuda")) == scores
+    assert chunk_size(torch.device("cpu")) == 2**24
 
 
 def test_half_precision__changes_nothing_and_keeps_the_dtypes():

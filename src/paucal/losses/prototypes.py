@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CHUNK = 1 << 24  # scores of each network held at once: 64 MiB in float32
+CUDA_CHUNK = 1 << 27  # 512 MiB: a GPU is idle between products of a few images
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def prototype_cross_entropy(
     teacher_prototypes: Tensor,
     targets: Targets,
     sharpness: Sharpness,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
 ) -> Tensor:
     """Return the weighted cross-entropy from teacher to student, summed over rows and averaged over images.
 
@@ -74,15 +75,30 @@ def prototype_cross_entropy(
         teacher_prototypes: (K, D).
         targets: Pairs of rows to compare.
         sharpness: Temperatures and centre.
-        chunk: Scores of a network that are held at once; at least those of one image.
+        chunk: Scores of a network that are held at once; at least those of one image. None for `chunk_size`.
 
     Returns:
         A scalar: mean over images of sum over r and j of weight * H(p_teacher, p_student).
     """
     weights = targets.weights.expand(targets.rows.shape).to(torch.float32)
     return _Fused.apply(  # type: ignore[no-any-return]
-        student, prototypes, teacher, teacher_prototypes, targets.rows, weights, (sharpness, chunk)
+        *(student, prototypes, teacher, teacher_prototypes, targets.rows, weights),
+        (sharpness, chunk or chunk_size(student.device)),
     )
+
+
+def chunk_size(device: torch.device) -> int:
+    """Return how many scores of a network to hold at once.
+
+    About four float32 tensors of this size exist at once: on a GPU at most a tenth of its memory.
+
+    Example:
+        >>> chunk_size(torch.device("cpu")) == 2**24
+        True
+    """
+    if device.type != "cuda":
+        return CHUNK
+    return min(CUDA_CHUNK, max(CHUNK, torch.cuda.get_device_properties(device).total_memory // 160))
 
 
 class _Fused(torch.autograd.Function):
@@ -104,6 +120,7 @@ class _Fused(torch.autograd.Function):
         dtype = _factor_dtype(kind)
         # Slopes are scaled to be near 1: otherwise small weights of small probabilities would be 0 in float16.
         reach = weights.sum(-1).amax().clamp(min=torch.finfo(torch.float32).tiny)
+        weights = weights / reach
         dense, teacher_dense = prototypes.to(dtype), teacher_prototypes.to(dtype)
         wanted = ctx.needs_input_grad[:2]
         student_gradient = torch.zeros_like(student, dtype=torch.float32) if wanted[0] else None
@@ -113,7 +130,7 @@ class _Fused(torch.autograd.Function):
             for part in _parts(student, teacher, prototypes, chunk):
                 seen = student[part].flatten(0, 1).to(dtype)
                 goal, mass = _goal(teacher[part].to(dtype), teacher_dense, rows[part], weights[part], sharpness)
-                value, slope = _compared(seen, dense, goal, mass, sharpness.student_temperature, reach, any(wanted))
+                value, slope = _compared(seen, dense, goal, mass, sharpness.student_temperature, any(wanted))
                 loss += value
                 slope = slope.to(dtype)
                 if student_gradient is not None:
@@ -123,7 +140,7 @@ class _Fused(torch.autograd.Function):
         ctx.gradients = (student_gradient, dense_gradient)
         ctx.scale = reach / (sharpness.student_temperature * len(student))
         ctx.dtypes = (student.dtype, prototypes.dtype)
-        return loss / len(student)
+        return loss * reach / len(student)
 
     @staticmethod
     @once_differentiable
@@ -179,13 +196,13 @@ def _goal(
 
 
 def _compared(
-    student: Tensor, prototypes: Tensor, goal: Tensor, mass: Tensor, temperature: float, reach: Tensor, wanted: bool
+    student: Tensor, prototypes: Tensor, goal: Tensor, mass: Tensor, temperature: float, wanted: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the summed cross-entropy and its slope (b * R, K) with respect to the tempered scores, over `reach`."""
+    """Return the summed cross-entropy and its slope (b * R, K) with respect to the tempered scores."""
     scores = product(student, prototypes.T).div_(temperature)
     normaliser = scores.logsumexp(1, keepdim=True)
     aligned = torch.bmm(goal[:, None], scores[:, :, None])[:, :, 0]  # row by row, without another (b * R, K)
     value = (mass * normaliser - aligned).sum()
     if wanted:
-        scores.sub_(normaliser).exp_().mul_(mass).sub_(goal).div_(reach)
+        scores.sub_(normaliser - mass.log()).exp_().sub_(goal)  # mass * softmax - goal, in few passes
     return value, scores
