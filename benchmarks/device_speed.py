@@ -180,7 +180,7 @@ def whole_epochs(session: Session) -> Parts:
 def _trained(session: Session, name: str, side: int, model: str, arguments: list[str]) -> Row:
     sizes = {"images": 64, "batch": 8, "epochs": 3, "turns": 1} if session.toy else {"images": 3000, "batch": 128}
     options = Namespace(
-        **{"model": model, "model_args": arguments, "size": side, "epochs": 5, "turns": 2, **sizes},
+        **{"model": model, "model_args": arguments, "size": side, "epochs": 4, "turns": 2, **sizes},
         workers=0 if session.toy else min(15, usable_cores() - 1),
         device=session.device,
         precision="bf16",
