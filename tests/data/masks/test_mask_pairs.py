@@ -168,7 +168,7 @@ def test_cityscapes__has_pictures_and_instances_beside_its_masks(tmp_path):
         ([f"{file}.png" for n in "123" for file in (f"images/a0{n}", f"masks/a0{n}", f"masks/a0{n}2")], "one more of"),
         (["images/a.png", "masks/liver/a.png", "masks/lung/a.png"], "in two folders"),
         (
-            [f"{kind}.png" for n in "12" for kind in (f"images/{n}", f"masks/{n}/liver", f"masks/{n}/lung")],
+            [f"{at}.png" for n in "12" for at in (f"images/{n}", *(f"masks/{n}/{x}" for x in ("liver", "lung", n)))],
             "named like classes, 'liver', 'lung': join",
         ),
         (

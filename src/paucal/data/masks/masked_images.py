@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,7 @@ class MaskStore:
         files: Mask files of each image; several are joined.
         sizes: (N, 2) heights and widths of the upright images.
         coding: Meaning of the values.
+        numbers: Class that each file of each image marks; None if the values in the files tell the classes.
         kept: Decoded masks by position; None if they are read from their files.
     """
 
@@ -51,9 +53,10 @@ class MaskStore:
         files: Sequence[tuple[Path, ...]],
         sizes: NDArray[np.int64],
         coding: MaskCoding,
+        numbers: Sequence[tuple[int, ...]] | None = None,
         kept: dict[int, NDArray[np.uint8]] | None = None,
     ) -> None:
-        self._files, self._sizes, self._coding, self._kept = files, sizes, coding, kept
+        self._files, self._sizes, self._coding, self._numbers, self._kept = files, sizes, coding, numbers, kept
 
     def __len__(self) -> int:
         return len(self._files)
@@ -66,7 +69,18 @@ class MaskStore:
         """
         if self._kept is not None:
             return self._kept[index]
-        return join_masks([self._read_file(file, index) for file in self._files[index]])
+        return self.read_files(index)[0]
+
+    def read_files(self, index: int) -> tuple[NDArray[np.uint8], bool]:
+        """Return the class numbers of an image from its files, and whether files of two classes mark one pixel."""
+        masks = [self._read_file(file, index) for file in self._files[index]]
+        if self._numbers is None:
+            return join_masks(masks), False
+        return join_classes(masks, self._numbers[index])
+
+    def keeping(self, kept: dict[int, NDArray[np.uint8]]) -> "MaskStore":
+        """Return this store with decoded masks by position."""
+        return MaskStore(self._files, self._sizes, self._coding, self._numbers, kept)
 
     def _read_file(self, file: Path, index: int) -> NDArray[np.uint8]:
         height, width = map(int, self._sizes[index])
@@ -140,21 +154,24 @@ def read_masks(
         UserError: A mask cannot be read, differs from its image in size or shape, or has values that belong to no
             class; or the masks have different codings.
     """
-    by_key = {pair.key: pair.masks for pair in pairs.pairs}
-    files, total = [by_key[key] for key in images.keys], len(images)
+    by_key = {pair.key: pair for pair in pairs.pairs}
+    files, total = [by_key[key].masks for key in images.keys], len(images)
     sizes = np.asarray([images.store.size(index) for index in range(total)], dtype=np.int64)
     orientations = [_orientation(pairs.root / key, size) for key, size in zip(images.keys, sizes.tolist(), strict=True)]
     facts, smaller, ambiguous = _measure_files(files, orientations, lambda done: report(done, 2 * total))
-    found_notes: list[str] = []
-    if named is None and given is None:
-        named, found_notes = find_names(facts, pairs, ignore, coding)
-    if coding is None:
-        coding = find_coding(facts, given, ignore, named)
-    else:
-        require_fit(coding, facts, ignore)
-    _require_joinable(files, coding)
-    masks, pixels = _decode_all(files, sizes, coding, lambda done: report(total + done, 2 * total))
-    notes = [*images.notes, f"masks: {coding.describe()}", *found_notes]
+    marked = [by_key[key].classes for key in images.keys]
+    meaning = (_meaning_of_values if not any(marked) else _meaning_by_class)(
+        _Given(facts, pairs, given, ignore, named, coding), marked
+    )
+    coding, named, more = meaning.coding, meaning.named, meaning.notes
+    if meaning.numbers is None:
+        _require_joinable(files, coding)
+    store = MaskStore(files, sizes, meaning.of_files, meaning.numbers)
+    masks, pixels, overlaps = _decode_all(store, sizes, coding.count, lambda done: report(total + done, 2 * total))
+    if overlaps:
+        have = counted(len(overlaps), "image has pixels", "images have pixels")
+        more.append(f"{have} that several classes mark, such as {images.keys[overlaps[0]]}: the last of them counts")
+    notes = [*images.notes, f"masks: {coding.describe()}", *more]
     if smaller:
         text = counted(len(smaller), "mask is smaller than its image", "masks are smaller than their images")
         shown = smaller[0] + (", ..." if smaller[1:] else "")
@@ -163,7 +180,7 @@ def read_masks(
         notes.append(named.note)
     findings = (
         *(stray_values(facts, coding) if given is None and named is None else ()),
-        *interpolated_masks(facts, coding),
+        *(interpolated_masks(facts, coding) if meaning.numbers is None else ()),
         *inverted_masks(pixels),
         *turned_images(ambiguous, images),
     )
@@ -267,20 +284,104 @@ def join_masks(masks: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     return np.where((stacked == 1).any(0), 1, unmarked).astype(np.uint8)
 
 
+def join_classes(masks: Sequence[NDArray[np.uint8]], numbers: Sequence[int]) -> tuple[NDArray[np.uint8], bool]:
+    """Join masks of one class each; a pixel that several mark is of the last of these classes.
+
+    Args:
+        masks: (H, W) masks: 1 for marked, 0 for not, `IGNORED` for unlabelled.
+        numbers: Class of each mask.
+
+    Returns:
+        (H, W) class numbers, and whether several classes mark one pixel.
+    """
+    stacked = np.stack(masks)
+    joined = np.where((stacked == IGNORED).any(0), IGNORED, 0).astype(np.uint8)
+    for place in np.argsort(numbers):
+        joined[stacked[place] == 1] = numbers[place]
+    return joined, bool(((stacked == 1).sum(0) > 1).any())
+
+
+class _Given(NamedTuple):
+    """What is known of masks before the meaning of their values: facts of all files, and arguments of `read_masks`."""
+
+    facts: MaskFacts
+    pairs: Pairs
+    kind: Coding | None
+    ignore: Sequence[int] | None
+    named: NamedClasses | None
+    coding: MaskCoding | None
+
+
+class _Meaning(NamedTuple):
+    """The meaning of masks: of class numbers, of the values in files, and the class that each file marks, if any."""
+
+    coding: MaskCoding
+    of_files: MaskCoding
+    named: NamedClasses | None
+    notes: list[str]
+    numbers: list[tuple[int, ...]] | None = None
+
+
+def _meaning_of_values(masks: _Given, marked: Sequence[tuple[str, ...]]) -> _Meaning:
+    """Return the meaning of masks whose values tell the classes; see `read_masks`."""
+    facts, pairs, given, ignore, named, coding = masks
+    notes: list[str] = []
+    if named is None and given is None:
+        named, notes = find_names(facts, pairs, ignore, coding)
+    if coding is None:
+        coding = find_coding(facts, given, ignore, named)
+    else:
+        require_fit(coding, facts, ignore)
+    return _Meaning(coding, coding, named, notes)
+
+
+def _meaning_by_class(masks: _Given, marked: Sequence[tuple[str, ...]]) -> _Meaning:
+    """Return the meaning of masks with a file for each class.
+
+    Args:
+        masks: What is known of the masks.
+        marked: Classes that the files of each image mark.
+
+    Raises:
+        UserError: A class is not among those that are given, or files have other values than marked and not marked.
+    """
+    names = sorted({name for classes in marked for name in classes})
+    classes = ("background", *names) if masks.named is None else masks.named.names
+    if masks.coding is None and classes[0].lower() != "background":
+        classes = ("background", *classes)
+    if unknown := sorted(set(names) - set(classes)):
+        raise UserError(
+            f"masks are named after the class {unknown[0]!r}, and the classes are {', '.join(classes[:8])}: name it in "
+            "--classes, or move its masks away."
+        )
+    files = find_coding(masks.facts, masks.kind, masks.ignore)
+    if files.count != 2 or files.values[0] != 0:
+        raise UserError(
+            f"there is a mask for each class of an image, and masks have {files.count} classes ({files.describe()}): "
+            "give one mask for each image, or masks of marked and unmarked pixels."
+        )
+    numbers = [tuple(map(classes.index, of_image)) for of_image in marked]
+    coding = masks.coding or MaskCoding("index", tuple(range(len(classes))))
+    return _Meaning(coding, files, NamedClasses(classes), [f"a file for each class: {', '.join(names)}"], numbers)
+
+
 def _decode_all(
-    files: Sequence[tuple[Path, ...]], sizes: NDArray[np.int64], coding: MaskCoding, report: Callable[[int], None]
-) -> tuple[MaskStore, NDArray[np.int64]]:
-    """Return the masks, kept in memory if they fit, and the (N, K) numbers of pixels of each class in each."""
+    store: MaskStore, sizes: NDArray[np.int64], n_classes: int, report: Callable[[int], None]
+) -> tuple[MaskStore, NDArray[np.int64], list[int]]:
+    """Return the masks, kept in memory if they fit; the (N, K) numbers of pixels of each class in each; and overlaps.
+
+    The last are the positions of images with pixels that several classes mark.
+    """
     fits = int(sizes.prod(1).sum()) <= SHARE * available_memory()
-    store = MaskStore(files, sizes, coding)
-    pixels, kept = np.zeros((len(files), coding.count), dtype=np.int64), {}
-    for index in range(len(files)):
-        mask = store.read(index)
-        pixels[index] = np.bincount(mask.ravel(), minlength=IGNORED + 1)[: coding.count]
+    pixels, kept, overlaps = np.zeros((len(store), n_classes), dtype=np.int64), {}, []
+    for index in range(len(store)):
+        mask, is_overlapping = store.read_files(index)
+        overlaps += [index] if is_overlapping else []
+        pixels[index] = np.bincount(mask.ravel(), minlength=IGNORED + 1)[:n_classes]
         if fits:
             kept[index] = mask
         report(index + 1)
-    return MaskStore(files, sizes, coding, kept if fits else None), pixels
+    return store.keeping(kept) if fits else store, pixels, overlaps
 
 
 def _class_names(coding: MaskCoding) -> tuple[str, ...]:

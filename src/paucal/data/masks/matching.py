@@ -60,15 +60,19 @@ class Matches:
     lost: list[str] = field(default_factory=list)
     decoys: list[str] = field(default_factory=list)
 
-    def notes(self) -> list[str]:
-        """Return sentences on the files that are left out, and on masks that are joined."""
+    def notes(self, by_class: bool = False) -> list[str]:
+        """Return sentences on the files that are left out, and on masks that are joined.
+
+        Args:
+            by_class: Whether each mask marks a class of its own.
+        """
         notes = [
             *describe_left_out(self.alone, "image without a mask", "images without masks"),
             *describe_left_out(self.lost, "mask without an image", "masks without images"),
             *describe_left_out(self.decoys, "file beside the masks", "files beside the masks"),
         ]
         several = [key for key, masks in self.masks.items() if len(masks) > 1]
-        if several:
+        if several and not by_class:
             have = counted(len(several), "image has", "images have")
             shown = f"{list_names(self.masks[several[0]])} of {several[0]}"
             notes.append(f"{have} several masks, which are joined: a pixel that any of them marks is marked ({shown})")

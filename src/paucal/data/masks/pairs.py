@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from paucal.data.masks.by_class import match_classes
 from paucal.data.masks.matching import File, Matches, describe_left_out, match
 from paucal.data.masks.naming import (
     ends_as_masks,
@@ -33,11 +34,13 @@ class Pair:
         key: Path of the image relative to the root of the images, with forward slashes.
         masks: Mask files of the image; several are joined.
         part: Split declared by folders or lists: "train", "val", "test", or "" for none.
+        classes: Class that each mask file marks; empty if the values in the files tell the classes.
     """
 
     key: str
     masks: tuple[Path, ...]
     part: str = ""
+    classes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,7 @@ def _paired(root: Path, mask_root: Path, sides: Sides, bases: Iterable[Path]) ->
         sides: Images and masks.
         bases: Folders that may contain lists of the images of train, val or test.
     """
-    matches = match(sides.images, sides.masks)
+    matches, classes = _matched(sides)
     if not matches.masks:
         raise UserError(
             f"none of the {counted(len(sides.images), 'image')} has a mask of its name: the first image is "
@@ -201,11 +204,35 @@ def _paired(root: Path, mask_root: Path, sides: Sides, bases: Iterable[Path]) ->
     bases = [*bases, *(root / path for path in sorted(above)), *(mask_root / path for path in sorted(within))]
     parts, notes = _parts(matches, sides, bases)
     pairs = [
-        Pair(key, tuple(mask_root / mask for mask in masks), parts[key])
+        Pair(
+            key,
+            tuple(mask_root / mask for mask in masks),
+            parts[key],
+            tuple(classes[mask] for mask in masks if classes),
+        )
         for key, masks in sorted(matches.masks.items())
         if key in parts
     ]
-    return Pairs(root, tuple(pairs), (*matches.notes(), *notes))
+    return Pairs(root, tuple(pairs), (*matches.notes(bool(classes)), *notes))
+
+
+def _matched(sides: Sides) -> tuple[Matches, dict[str, str]]:
+    """Return the masks of each image, and the class of each mask if there is a file for each class.
+
+    Raises:
+        UserError: Masks match in neither way.
+    """
+    problem: UserError | None = None
+    try:
+        matches = match(sides.images, sides.masks)
+    except UserError as refused:
+        problem, matches = refused, Matches()
+    if matches.masks:
+        return matches, {}
+    by_class = match_classes(sides.images, sides.masks)
+    if by_class is None and problem is not None:
+        raise problem
+    return by_class or (matches, {})
 
 
 def _above(key: str, below: int = 0) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from paucal.data.decode import WHOLE
 from paucal.data.images import ImageSet
-from paucal.data.masks.coding import read_class_names
+from paucal.data.masks.coding import NamedClasses, read_class_names
 from paucal.data.masks.masked_images import MaskedImages, MaskStore, images_of_pairs, read_masks, require_enough
 from paucal.data.masks.pairs import find_pairs
 from paucal.data.recognition import other_kinds_named
@@ -83,6 +83,8 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
     with bars("reading images") as advance:
         images = decoded(images_of_pairs(pairs, location), settings, replace(reading, side=None), advance)
     named = None if settings.classes is None else read_class_names(Path(settings.classes))
+    if card is not None and named is None:
+        named = NamedClasses(card.classes)
     with bars("reading masks") as advance:
         masked = read_masks(images, pairs, settings.mask_values, settings.ignore, named, advance, card and card.coding)
     require_enough(masked)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from paucal.data.masks.coding import NamedClasses
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
 from paucal.data.recognition import other_kinds_named
@@ -96,7 +97,8 @@ def _opened(
     with console.progress("reading images") as advance:
         images = decoded(images_of_pairs(pairs, target), settings, model.reading, advance)
     with console.progress("reading masks") as advance:
-        masked = read_masks(images, pairs, ignore=ignore, report=advance, coding=model.card.coding)
+        named = NamedClasses(model.card.classes)
+        masked = read_masks(images, pairs, ignore=ignore, named=named, report=advance, coding=model.card.coding)
     for note in (*masked.images.notes, *masked.doubts()):
         console.say(f"note: {note}")
     split = Split(np.full(len(masked.images), "test", dtype="<U6"), "judged alone")

@@ -1,0 +1,92 @@
+"""Sets with a mask file for each class of an image, found by the names of folders or files."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import PurePosixPath
+
+from paucal.data.masks.matching import File, Matches
+from paucal.data.masks.naming import TOKENS, fold, is_decoy_folder, is_decoy_name
+
+MOST_CLASSES, FEWEST_IMAGES = 64, 2  # a name that occurs with fewer images may mean anything
+_SIGNS = re.compile(r"[\s_.,+~-]+")
+Hit = tuple[str, str]  # key of the image, name of the class
+
+
+def match_classes(images: Sequence[File], masks: Sequence[File]) -> tuple[Matches, dict[str, str]] | None:
+    """Return the masks of each image and the class of each mask; None if the set has no such masks.
+
+    The class is a folder above the masks (`masks/cat/1.png`), the end of their names (`1_cat.png`), or their name in a
+    folder for each image (`1/cat.png`). All masks have to be named in the same way.
+    """
+    for find in (_by_folder, _by_ending, _by_name):
+        hits = find(images, masks)
+        if hits is None or not _are_classes(hits.values()):
+            continue
+        of_image: dict[str, list[str]] = defaultdict(list)
+        classes = {key: name for key, (_, name) in hits.items()}
+        for key, (image, _) in hits.items():
+            of_image[image].append(key)
+        ordered = {image: sorted(keys, key=lambda key: classes[key]) for image, keys in of_image.items()}
+        alone = [image.key for image in images if image.key not in of_image]
+        return Matches(ordered, alone), classes
+    return None
+
+
+def _are_classes(hits: Iterable[Hit]) -> bool:
+    """Return whether names stand for classes: several of them, each with several images, and with one mask in each."""
+    images_of: dict[str, list[str]] = defaultdict(list)
+    for image, name in hits:
+        images_of[name].append(image)
+    alike = len({fold(name) for name in images_of}) < len(images_of)
+    decoys = [name for name in images_of if is_decoy_folder(name) or is_decoy_name(name) or name.isdigit()]
+    once = all(len(set(images)) == len(images) >= FEWEST_IMAGES for images in images_of.values())
+    return 2 <= len(images_of) <= MOST_CLASSES and once and not alike and not decoys
+
+
+def _by_folder(images: Sequence[File], masks: Sequence[File]) -> dict[str, Hit] | None:
+    at = {(image.place, fold(image.stem)): image.key for image in images}
+    hits: dict[str, Hit] = {}
+    for mask in masks:
+        places = [(mask.place[:n] + mask.place[n + 1 :], mask.place[n]) for n in range(len(mask.place))]
+        found = [(at[place, fold(mask.stem)], name) for place, name in places if (place, fold(mask.stem)) in at]
+        if len(found) != 1:
+            return None
+        image, name = found[0]
+        spelled = [part for part in PurePosixPath(mask.key).parts[:-1] if fold(part) == name]
+        hits[mask.key] = image, (spelled or [name])[-1]
+    return hits
+
+
+def _by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, Hit] | None:
+    at = {(image.place, fold(image.stem)): image.key for image in images}
+    hits: dict[str, Hit] = {}
+    for mask in masks:
+        gaps = reversed([*_SIGNS.finditer(mask.stem)])
+        found = ((at.get((mask.place, fold(mask.stem[: gap.start()]))), mask.stem[gap.end() :]) for gap in gaps)
+        image, rest = next(((image, rest) for image, rest in found if image), ("", ""))
+        name = _class_name(rest)
+        if not image or not name:
+            return None
+        hits[mask.key] = image, name
+    return hits
+
+
+def _by_name(images: Sequence[File], masks: Sequence[File]) -> dict[str, Hit] | None:
+    at: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for image in images:
+        for place in {image.place, (*image.place, fold(image.stem))}:
+            at[place].append(image.key)
+    hits: dict[str, Hit] = {}
+    for mask in masks:
+        found, name = at.get(mask.place, []), _class_name(mask.stem)
+        if len(found) != 1 or not mask.place or not name:
+            return None
+        hits[mask.key] = found[0], name
+    return hits
+
+
+def _class_name(text: str) -> str:
+    """Return the words of a name without words for masks."""
+    words = [word for word in _SIGNS.split(text) if word and not re.fullmatch(TOKENS, word, re.IGNORECASE)]
+    return " ".join(words)
