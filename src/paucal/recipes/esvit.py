@@ -176,7 +176,7 @@ RECIPES: dict[str, Recipe] = {
         "batches of 16 to 128 on one device: prototypes of length 1 held for longer, a slower teacher, a cooler end",
         "this project, after DINO's advice for small batches",
         "one device",
-        "docs/lab_notes.md",
+        "docs/lab/2026-11-21-pretraining-small.md",
         {
             "batch_size": 32,
             "learn_lengths": False,

@@ -13,9 +13,9 @@ RECIPES: dict[str, Recipe] = {
     **dhvt.RECIPES,
     "small-images": Recipe(
         "light augmentation for images of up to 64 pixels and short runs",
-        "docs/lab_notes.md, DrLoc on few images",
+        "docs/lab/2026-11-21-drloc-fifteen-epochs.md",
         "minutes on a processor for a few thousand images",
-        "docs/lab_notes.md",
+        "docs/lab/2026-11-21-drloc-fifteen-epochs.md",
         {
             "batch_size": 64,
             "crop": "padded",

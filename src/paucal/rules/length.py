@@ -14,7 +14,7 @@ from paucal.wording import counted
 PAPER_EPOCHS, MAX_EPOCHS, MIN_STEPS = 100, 300, 2500
 STEPS, HINTED_STEPS = 10, 30  # per epoch, at least; the second where the source recommends few epochs
 FEW_PASSES_STEPS = 50
-TUNING_STEPS = 100  # per epoch of fine-tuning on a CPU, which has time for the fewest epochs: docs/lab_notes.md
+TUNING_STEPS = 100  # per epoch of fine-tuning on a CPU, which has time for the fewest epochs: docs/lab/
 # Without a trial: batch norms tolerated 3e-4 and more, layer norms 1e-4 (auto_tune/trials.py).
 SHORT_TUNING = 2e-4
 SOUP = 3  # epochs; Wortsman et al. 2022 gain most from the first few

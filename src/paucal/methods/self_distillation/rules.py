@@ -67,7 +67,7 @@ def tasks(region_after: int | None, epochs: int | None) -> Choice:
     """The paper's two tasks for long runs; in short ones the region task was tried and found to harm."""
     if region_after or (epochs or 0) >= LONG:
         return "view+region", PAPER
-    return "view", f"under {LONG} epochs the region task made features worse where it was tried (docs/lab_notes.md)"
+    return "view", f"under {LONG} epochs the region task made features worse where it was tried (docs/lab/)"
 
 
 def out_dim(facts: DataAndMachine) -> Choice:
