@@ -266,8 +266,8 @@ def memory_summary(parts: Mapping[str, Row]) -> Row:
 
 PIECES = (
     Piece("drloc_overhead", "DrLoc's share of a step of Swin-T at 224 pixels", 2, overhead, overhead_summary),
-    Piece("esvit_loss", "EsViT's losses: time and memory against the plain way", 3, losses, losses_summary),
-    Piece("esvit_step", "a step of EsViT against the published program's", 1, steps, steps_summary),
+    Piece("esvit_loss", "EsViT's losses: time and memory against the plain way", 0.5, losses, losses_summary),
+    Piece("esvit_step", "a step of EsViT against the published program's", 0.2, steps, steps_summary),
     Piece("backbones", "our backbones against plain ones, eager and compiled", 10, families, families_summary),
     Piece("loaders", "images a second to the device", 4, loaders, loaders_summary, ("cifar10", "clothing")),
     Piece(
@@ -278,7 +278,7 @@ PIECES = (
         whole_epochs_summary,
         ("cifar10", "clothing"),
     ),
-    Piece("token_labels", "making label maps and targets", 0.5, targets),
-    Piece("batch_size", "the search for the largest batch, Swin-T at 224 pixels", 1.5, search, search_summary),
+    Piece("token_labels", "making label maps and targets", 0.1, targets),
+    Piece("batch_size", "the search for the largest batch, Swin-T at 224 pixels", 0.2, search, search_summary),
     Piece("memory", "memory and speed of a step of Swin-T at 224 pixels", 1.5, memory, memory_summary),
 )

@@ -1,4 +1,4 @@
-"""All measurements that wait for an accelerator, the most valuable first, in pieces that go on from call to call.
+"""All measurements that need an accelerator, the most valuable first, in pieces that go on from call to call.
 
     python benchmarks/on_device.py --list
     python benchmarks/on_device.py                       # again and again, until it says that all is done
