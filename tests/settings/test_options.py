@@ -5,9 +5,9 @@ from typing import Literal
 
 import pytest
 
-from paucal.cli.arguments import add_settings, new_parser, parse
+from paucal.cli.arguments import VerbParser, add_settings, parse
 from paucal.runner.run_folder import typed_settings
-from paucal.settings.options import EarlierName, chosen_settings, option, with_current_names
+from paucal.settings.options import EarlierName, chosen_settings, flag_words, option, with_current_names
 from paucal.settings.values import from_python
 from paucal.types import UserError
 
@@ -20,6 +20,11 @@ class Tuning:
     rate: float = option("learning rate", 0.1)
     freeze: Literal["none"] | int = option("stages", earlier=EarlierName("freeze_stages", int, {0: "none"}))
     eval_mode: bool = option("still", earlier=EarlierName("norms", Literal["learn", "still"], {"still": True}))
+
+
+@dataclass(frozen=True)
+class Report:
+    mirror: bool = option("average the answers for an image and its mirror image", False)
 
 
 def test_chosen_settings__are_those_that_a_rule_fills():
@@ -56,7 +61,7 @@ def test_earlier_name__is_checked_by_its_own_type():
 
 @pytest.mark.parametrize("words", [["--freeze-stages", "0", "--norms", "still"], ["--freeze", "none", "--eval-mode"]])
 def test_flags__of_earlier_names_are_those_of_todays(words):
-    parser = new_parser("tune", "")
+    parser = VerbParser("tune", "")
     add_settings(parser, Tuning)
     values, given = parse(parser, words)
     assert (values.freeze, values.eval_mode) == ("none", True)
@@ -64,3 +69,14 @@ def test_flags__of_earlier_names_are_those_of_todays(words):
     assert not {"freeze_stages", "norms"} & vars(values).keys()
     assert parse(parser, ["--no-eval-mode"])[0].eval_mode is False
     assert "freeze-stages" not in parser.format_help()
+
+
+def test_flags__say_false_of_every_setting_that_can_be_true():
+    parser = VerbParser("report", "")
+    add_settings(parser, Report)
+    for words, expected in (([], False), (["--mirror"], True), (["--mirror", "--no-mirror"], False)):
+        assert parse(parser, words)[0].mirror is expected
+    assert parse(parser, ["--no-mirror"])[1] == {"mirror": "flag"}
+    assert "--no-mirror" not in parser.format_help()
+    for value in (True, False):
+        assert parse(parser, flag_words("mirror", value))[0].mirror is value

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
+from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
 from paucal.explain.attribution.methods import METHODS
 from paucal.studies.reading import studies
 from paucal.verbs.explain.settings import VIEWS, ExplainSettings, require_use
@@ -14,7 +14,7 @@ DRAWN = {name: study.see for name, study in studies().items() if study.see.start
 
 
 def asked(see: str) -> ExplainSettings:
-    parser = new_parser("explain", "")
+    parser = VerbParser("explain", "")
     parser.add_argument("model", type=str)
     parser.add_argument("images", nargs="+", type=str)
     add_settings(parser, ExplainSettings)

@@ -127,11 +127,6 @@ def _usage_of(action: Action) -> str:
     return forms.get(str(action.nargs), name)
 
 
-def new_parser(verb: str, description: str) -> VerbParser:
-    """Return a parser without arguments."""
-    return VerbParser(verb, description)
-
-
 def add_settings(parser: VerbParser, settings: type, skip: Sequence[str] = ()) -> None:
     """Add one flag per field of a settings dataclass, under the fields' headings."""
     hints, chosen = typing.get_type_hints(settings), chosen_settings(settings)
@@ -169,7 +164,7 @@ def parse_run(
     Raises:
         UserError: as `parse` does.
     """
-    parser, known = new_parser(verb, description), {item.name: item for item in fields(settings)}
+    parser, known = VerbParser(verb, description), {item.name: item for item in fields(settings)}
     add_data(parser, known["data"].metadata["help"])
     parser.add_argument(
         "--resume",
@@ -203,8 +198,10 @@ def _add_flag(group: Any, item: Field, hint: Any, chosen: bool) -> Any:
     keywords: dict[str, Any] = {"help": item.metadata["help"], "default": item.default}
     inner = without_none(hint)
     if inner is bool:
-        # A value that a rule makes true or false needs a flag for each.
-        return group.add_argument(*flags, action=BooleanOptionalAction if chosen else "store_true", **keywords)
+        if chosen:  # the help shows both flags of a value that a rule makes true or false
+            return group.add_argument(*flags, action=BooleanOptionalAction, **keywords)
+        group.add_argument(flag(f"no_{item.name}"), action="store_false", dest=item.name, help=SUPPRESS)
+        return group.add_argument(*flags, action="store_true", **keywords)
     choices = _choices(inner)
     if typing.get_origin(inner) is list:
         keywords["nargs"], inner, choices = "+", typing.get_args(inner)[0], None

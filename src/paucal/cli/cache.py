@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paucal.cli.arguments import new_parser, parse
+from paucal.cli.arguments import VerbParser, parse
 
 DESCRIPTION = (
     "Show what paucal keeps between runs: decoded images, which spare every run after the first the decoding, and "
@@ -13,7 +13,7 @@ MIB = 2**20
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
-    parser = new_parser("cache", DESCRIPTION)
+    parser = VerbParser("cache", DESCRIPTION)
     parser.add_argument("--clear", action="store_true", help="remove it")
     values, _ = parse(parser, argv)
     from paucal.data.decoded.cache_folder import MOST_BYTES, OFF, VARIABLE, cache_folder, clear_cache, list_entries

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 
-from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
+from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
 from paucal.settings.groups import LABELLED
 from paucal.verbs.check.settings import CheckSettings
 
@@ -15,7 +15,7 @@ on the set would mislead or could not begin. --labels lists labels that are prob
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 1 where training would mislead."""
-    parser = new_parser("check", DESCRIPTION)
+    parser = VerbParser("check", DESCRIPTION)
     parser.add_argument(
         "data", nargs="?", type=str, default="digits", help=f"images: {LABELLED}; images with masks, or with boxes"
     )

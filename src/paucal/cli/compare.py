@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paucal.cli.arguments import add_data, add_settings, new_parser, parse
+from paucal.cli.arguments import VerbParser, add_data, add_settings, parse
 from paucal.methods.training_settings import TrainSettings
 from paucal.settings.options import setting_fields
 from paucal.types import UserError
@@ -18,7 +18,7 @@ seeds extend the grid. All other settings are those of 'paucal train' and the sa
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb and return the exit code: 1 if a run has failed, 130 if the comparison was stopped."""
-    parser = new_parser("compare", DESCRIPTION)
+    parser = VerbParser("compare", DESCRIPTION)
     train = setting_fields(TrainSettings)
     add_data(parser, train["data"].metadata["help"])
     parser.add_argument("--resume", metavar="FOLDER", help="resume a comparison as it is stored")
@@ -60,7 +60,7 @@ def named_arms(words: Sequence[str]) -> dict[str, dict[str, Any]]:
             raise UserError(f"--arms: expected 'NAME: FLAGS of paucal train', got {word[:80]!r}.")
         if name in arms:
             raise UserError(f"--arms: {name!r} is given twice: leave one out.")
-        parser = new_parser("train", "")
+        parser = VerbParser("train", "")
         add_settings(parser, TrainSettings, skip=["data", "seed", "output", "overwrite", *REFUSED])
         try:
             values, given = parse(parser, shlex.split(flags))

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from paucal.cli.arguments import ParserShown, PlainHelp, VerbParser, new_parser, parse, showing_parsers
+from paucal.cli.arguments import ParserShown, PlainHelp, VerbParser, parse, showing_parsers
 
 DESCRIPTION = """Print a script that lets your shell complete verbs, flags and their values with the Tab key.
 It says what there is in this version: make it anew after an update. Take it into use with
@@ -25,7 +25,7 @@ MODELS, DEVICE, RECIPE = ("model", "models"), "device", "recipe"
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
-    parser = new_parser("completion", DESCRIPTION)
+    parser = VerbParser("completion", DESCRIPTION)
     parser.formatter_class = _AsWritten
     parser.hints["shell"] = Shell
     parser.add_argument("shell", metavar="{bash,zsh,fish,tcsh}", help="whose script it is to be")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
+from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
 from paucal.settings.groups import LABELLED
 from paucal.verbs.eval.settings import EvalSettings
 
@@ -16,7 +16,7 @@ weights."""
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
-    parser = new_parser("eval", DESCRIPTION)
+    parser = VerbParser("eval", DESCRIPTION)
     parser.add_argument(
         "run", type=str, metavar="MODEL", help="run folder; for frozen features a file or timm model too"
     )

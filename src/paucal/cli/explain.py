@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
+from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
 from paucal.verbs.explain.settings import ExplainSettings
 
 DESCRIPTION = """Draw where a trained model looks, why it answers as it does, and what its parts have learned.
@@ -12,7 +12,7 @@ takes two images, or one, which is compared with its mirror image; --show locali
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
-    parser = new_parser("explain", DESCRIPTION)
+    parser = VerbParser("explain", DESCRIPTION)
     parser.add_argument("model", type=str, help="run folder, or a timm model with published weights")
     parser.add_argument("images", nargs="+", type=str, help="images, folders or patterns")
     add_settings(parser, ExplainSettings)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
+from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
 from paucal.verbs.export.settings import ExportSettings
 
 DESCRIPTION = """Write the model of a run for other programs: weights that timm and the Hugging Face hub read, a
@@ -11,7 +11,7 @@ torch.export program, an ONNX model, one of 8 bits. Each is compared with the mo
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
-    parser = new_parser("export", DESCRIPTION)
+    parser = VerbParser("export", DESCRIPTION)
     parser.add_argument("run", type=str, help="run folder")
     add_settings(parser, ExportSettings)
     values, _ = parse(parser, argv)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
+from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
 from paucal.settings.groups import LABELLED
 from paucal.verbs.label.settings import LabelSettings
 
@@ -14,7 +14,7 @@ labeling have published (a file for each image) are converted instead."""
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
-    parser = new_parser("label", DESCRIPTION)
+    parser = VerbParser("label", DESCRIPTION)
     parser.add_argument("data", type=str, help=f"images: {LABELLED}")
     add_settings(parser, LabelSettings, skip=["data"])
     values, _ = parse(parser, argv)

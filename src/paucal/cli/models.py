@@ -9,7 +9,7 @@ from rich.table import Table
 
 import paucal.backbones  # registers our models
 from paucal.backbones.model_table import Measured, describe, is_ours, source_of, stored
-from paucal.cli.arguments import new_parser, parse
+from paucal.cli.arguments import VerbParser, parse
 from paucal.objectives import default_weight
 from paucal.runner.plain_console import PlainConsole
 from paucal.types import UserError
@@ -25,7 +25,7 @@ assert paucal.backbones
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
-    parser = new_parser("models", DESCRIPTION)
+    parser = VerbParser("models", DESCRIPTION)
     parser.add_argument("pattern", nargs="?", type=str, default="*", help="names to list")
     parser.add_argument("--ours", action="store_true", help="list only what paucal adds to timm")
     values, _ = parse(parser, argv)

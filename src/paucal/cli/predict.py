@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
+from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
 from paucal.types import UserError
 from paucal.verbs.predict.settings import AnswerSettings, PredictSettings
 
@@ -21,7 +21,7 @@ OF_CLASSIFIERS = ("top_k", "features", "sheet")  # settings that only classifier
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
-    parser = new_parser("predict", DESCRIPTION)
+    parser = VerbParser("predict", DESCRIPTION)
     parser.add_argument("run", type=str, help="run folder")
     parser.add_argument("paths", nargs="+", type=str, help="images, folders or patterns")
     add_settings(parser, AnswerSettings)

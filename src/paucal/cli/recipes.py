@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from paucal.cli.arguments import new_parser, parse
+from paucal.cli.arguments import VerbParser, parse
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parse(
-        new_parser(
+        VerbParser(
             "recipes", "List the named settings of 'paucal train', 'pretrain', 'segment' and 'detect' --recipe NAME."
         ),
         argv,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
+from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
 from paucal.verbs.runs.settings import RunsSettings
 
 DESCRIPTION = """List runs with their settings, state and scores, those of comparisons too.
@@ -13,7 +13,7 @@ saved nothing, that a newer run has repeated, or that were stopped long ago; not
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
-    parser = new_parser("runs", DESCRIPTION)
+    parser = VerbParser("runs", DESCRIPTION)
     parser.add_argument("folder", nargs="?", type=str, default="runs", metavar="FOLDER", help="that holds the runs")
     add_settings(parser, RunsSettings)
     values, _ = parse(parser, _joined(argv))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
+from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
 from paucal.verbs.serve.settings import ServeSettings
 
 DESCRIPTION = """Open a page in your browser to try a model on: drop a picture and see its classes with calibrated
@@ -11,7 +11,7 @@ probabilities, whether it is like the training images, and what spoke for the an
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
-    parser = new_parser("serve", DESCRIPTION)
+    parser = VerbParser("serve", DESCRIPTION)
     parser.add_argument("run", type=str, help="run folder, exported folder, or .onnx file")
     add_settings(parser, ServeSettings)
     values, _ = parse(parser, argv)

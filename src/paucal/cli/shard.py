@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
+from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
 from paucal.settings.groups import LABELLED
 from paucal.verbs.shard.settings import ShardSettings
 
@@ -14,7 +14,7 @@ thousand images on a disk there is no need for it: paucal decodes such a set onc
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
-    parser = new_parser("shard", DESCRIPTION)
+    parser = VerbParser("shard", DESCRIPTION)
     parser.add_argument("data", type=str, help=f"images: {LABELLED}")
     parser.add_argument("output", type=str, help="new or empty folder for the shards, or a URL such as s3://bucket/set")
     add_settings(parser, ShardSettings, skip=["data", "output"])

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from paucal.cli.arguments import add_settings, new_parser, parse
+from paucal.cli.arguments import VerbParser, add_settings, parse
 from paucal.settings.options import setting_fields
 from paucal.studies.settings import StudySettings
 from paucal.types import UserError
@@ -16,7 +16,7 @@ not repeated: the same command resumes a study that was stopped."""
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb and return the exit code: 1 if a run has failed, 130 if the study was stopped."""
-    parser = new_parser("study", DESCRIPTION)
+    parser = VerbParser("study", DESCRIPTION)
     parser.add_argument("name", type=str, metavar="NAME", help="a study, or 'list', or 'show'")
     parser.add_argument("shown", nargs="?", metavar="SHOWN", help="after 'show', the study")
     add_settings(parser, StudySettings)

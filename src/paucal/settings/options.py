@@ -101,6 +101,15 @@ def with_current_names(values: Mapping[str, Any], settings: type) -> dict[str, A
     return current
 
 
+def with_earlier_names(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
+    """Return values by the names that their settings had first, so that hashes of stored settings stay the same."""
+    named, first = dict(values), dict(earlier_names(settings).values())
+    for name in first.keys() & values.keys():
+        value, earlier = named.pop(name), first[name]
+        named[earlier.name] = next((old for old, new in earlier.values.items() if new == value), value)
+    return named
+
+
 def flag(name: str) -> str:
     """Return the flag of a setting.
 
@@ -115,9 +124,11 @@ def flag_words(name: str, value: Any) -> list[str]:
     """Return a setting's flag with its value, as it is typed.
 
     Example:
-        >>> flag_words("img_size", [32, 48]), flag_words("compile", True)
-        (['--img-size', '32', '48'], ['--compile'])
+        >>> flag_words("img_size", [32, 48]), flag_words("compile", True), flag_words("eval_mode", False)
+        (['--img-size', '32', '48'], ['--compile'], ['--no-eval-mode'])
     """
+    if value is False:
+        return [flag(f"no_{name}")]
     values = value if isinstance(value, list) else [value]
     return [flag(name), *([] if value is True else map(str, values))]
 

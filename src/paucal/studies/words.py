@@ -132,9 +132,7 @@ def describe_run(run: Planned) -> str:
 
 def describe_settings(settings: Mapping[str, Any]) -> str:
     """Return the settings of a run as flags."""
-    return shlex.join(
-        word for name, value in settings.items() if value is not False for word in flag_words(name, value)
-    )
+    return shlex.join(word for name, value in settings.items() for word in flag_words(name, value))
 
 
 def shown_settings(runs: Sequence[Planned], starts: Sequence[Grid], grids: Sequence[Grid]) -> list[dict[str, str]]:

@@ -255,7 +255,7 @@ def command_again(setup: TrainingSetup, **changes: Any) -> str:
         words += ["--init", "none"]  # otherwise the command would look for pretrained weights
     for name, value in settings.items():
         kept = name in changes or (name in given and name not in dropped)
-        if not kept or value is False or (value == defaults[name] and name not in changes):
+        if not kept or (value == defaults[name] and name not in changes):
             continue
         words += flag_words(name, value)
     return shlex.join(words)

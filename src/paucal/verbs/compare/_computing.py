@@ -18,7 +18,17 @@ from paucal.runs import RunFolder
 from paucal.runs.grid_files import SCORES
 from paucal.runs.lock import BEAT, SILENCE, is_locked, require_unlocked
 from paucal.verbs.compare._work import PAUSE, compute_next, work
-from paucal.verbs.compare.grid import EVAL, EVALUATION, MODEL, Cell, start_of, start_settings, state_of, verb_settings
+from paucal.verbs.compare.grid import (
+    EVAL,
+    EVALUATED,
+    EVALUATION,
+    MODEL,
+    Cell,
+    start_of,
+    start_settings,
+    state_of,
+    verb_settings,
+)
 from paucal.verbs.compare.jobs import job_of
 from paucal.verbs.eval.frozen import evaluate_frozen
 from paucal.verbs.eval.images import find_data
@@ -107,7 +117,7 @@ def _evaluate(cell: Cell, console: Console) -> None:
     """
     own = dict(cell.settings.get(EVALUATION, {}))
     if cell.verb == "segment":
-        settings = EvalSettings(**{**_machine(cell), **own, "output": str(cell.folder / "judged")})
+        settings = EvalSettings(**{**_machine(cell), **own, "output": str(cell.folder / EVALUATED)})
         (result,) = evaluate_segmenter(str(cell.run.path), [], settings, console)
         scores = {MULTI_SCALE: {"trained": result.metrics["mean_iou"]}}
     elif cell.verb == EVAL:
@@ -136,7 +146,7 @@ def _feature_scores(cell: Cell, model: str, own: Mapping[str, Any], console: Con
     settings = EvalSettings(**{**_machine(cell), **places, **split, **own, "seed": cell.seed})
     protocols: list[Protocol] = [name for name in PROTOCOLS if name in settings.protocols]
     scores: dict[str, dict[str, float]] = {}
-    for row in evaluate_frozen(model, [data], protocols, settings, cell.folder / "judged", console).rows:
+    for row in evaluate_frozen(model, [data], protocols, settings, cell.folder / EVALUATED, console).rows:
         name = f"{row.line.protocol}_distance" if row.line.unit == "px" else row.line.protocol
         if row.line.headline and name not in scores:
             values = [score.value for score in row.scores.values()]

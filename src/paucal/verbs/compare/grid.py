@@ -11,23 +11,35 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.training import unused_by
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.run_folder import CHANGEABLE
 from paucal.runs import RunFolder
 from paucal.runs.grid_files import GRID, SCORES, is_grid
 from paucal.runs.lock import is_locked
-from paucal.settings.options import flag
+from paucal.settings.options import flag, with_current_names, with_earlier_names
+from paucal.tasks.detection.settings import DetectSettings
+from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.types import UserError
 from paucal.verbs.compare.settings import Arm
+from paucal.verbs.eval.settings import EvalSettings
 from paucal.wording import shortened
 
 FORMAT = 1
 EVAL = "eval"  # verb of cells that only evaluate a trained model
-VERBS = ("train", "pretrain", "detect", "segment", EVAL)
+# Settings of each verb that makes cells.
+KINDS: dict[str, type] = {
+    "train": TrainSettings,
+    "pretrain": PretrainSettings,
+    "detect": DetectSettings,
+    "segment": SegmentSettings,
+    EVAL: EvalSettings,
+}
 FREE = ("data", "data_root", *CHANGEABLE)  # shared settings that do not change results
 CELLS = "cells"
 FAILED = "failed.json"
+EVALUATED = "judged"  # folder in a cell with the results of its evaluation
 STARTS = "starts"  # the folder beside a study's grids that holds a grid for each verb that trains starts
 # Entries of a cell's settings that are not settings of its verb: those of its evaluation, the arm of another grid whose
 # run it starts from, and the model to evaluate if nothing is trained.
@@ -49,7 +61,7 @@ class Grid:
         threads: Threads of each worker, so that results do not depend on the machine.
         forecast: Expected seconds of a run, by the arm's name.
         commands: Commands that created or extended the grid, in order.
-        verb: Verb that makes the runs, one of `VERBS`.
+        verb: Verb that makes the runs, one of `KINDS`.
     """
 
     folder: Path
@@ -91,29 +103,30 @@ def read_grid(folder: Path) -> Grid:
     try:
         if stored["format"] != FORMAT:
             raise ValueError(f"format {stored['format']!r}")
+        verb = str(stored.get("verb", "train"))
+        if verb not in KINDS:
+            raise ValueError(f"its runs are made by {verb!r}")
         grid = Grid(
             folder,
             str(stored["fingerprint"]),
-            dict(stored["shared"]),
-            tuple(_read_arm(value) for value in stored["arms"]),
+            with_current_names(stored["shared"], KINDS[verb]),
+            tuple(_read_arm(value, KINDS[verb]) for value in stored["arms"]),
             tuple(int(seed) for seed in stored["seeds"]),
             tuple(float(rate) for rate in stored["rates"]),
             int(stored["threads"]),
             {str(name): float(seconds) for name, seconds in stored["forecast"].items()},
             tuple(map(str, stored["commands"])),
-            str(stored.get("verb", "train")),
+            verb,
         )
         if not grid.arms or not grid.seeds or grid.threads < 1:
             raise ValueError("it has no arms, no seeds or no threads")
-        if grid.verb not in VERBS:
-            raise ValueError(f"its runs are made by {grid.verb!r}")
         return grid
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise UserError(f"{str(folder / GRID)!r} is damaged ({problem}): restore it.") from problem
 
 
-def _read_arm(value: Mapping[str, Any]) -> Arm:
-    settings = dict(value["settings"])
+def _read_arm(value: Mapping[str, Any], kind: type) -> Arm:
+    settings = with_current_names(value["settings"], kind)
     terms = settings.get("add") or ()
     if not all(isinstance(word, str) for word in (settings.get("method", ""), *terms)):
         raise TypeError("the method of an arm must be text")
@@ -248,7 +261,8 @@ def state_of(cell: Cell) -> State:
 def make_cell(grid: Grid, arm: Arm, seed: int, rate: float | None = None, tried: bool = False) -> Cell:
     """Return the cell of an arm, a seed and a learning rate; equal settings give the same folder."""
     settings = {**grid.settings_of(arm), **({} if rate is None else {"lr": rate}), "seed": seed}
-    content = {"images": grid.fingerprint, **{name: value for name, value in settings.items() if name not in FREE}}
+    relevant = {name: value for name, value in settings.items() if name not in FREE}
+    content = {"images": grid.fingerprint, **with_earlier_names(relevant, KINDS[grid.verb])}
     digest = hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=5).hexdigest()
     words = [arm.way, arm.model or "", arm.share or "", "" if rate is None else f"lr{rate:g}", f"seed{seed}", digest]
     name = re.sub(r"[^A-Za-z0-9.+_-]+", "_", "-".join(word for word in words if word))[-120:].lstrip(".-")

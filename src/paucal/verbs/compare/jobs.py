@@ -33,7 +33,7 @@ def job_of(verb: str) -> AnyJob:
     """Return the job that makes the runs of a verb.
 
     Args:
-        verb: One of `paucal.verbs.compare.grid.VERBS`, but not "eval".
+        verb: One of `paucal.verbs.compare.grid.KINDS`, but not "eval".
     """
     # Imported when used: both load the evaluation of boxes or masks.
     if verb == "detect":

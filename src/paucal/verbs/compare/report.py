@@ -17,7 +17,7 @@ from paucal.runs import write_text
 from paucal.settings.options import flag_words
 from paucal.verbs.compare._figures import curves_figure, differences_figure, scores_figure
 from paucal.verbs.compare.findings import ArmOutcome, Findings
-from paucal.verbs.compare.grid import Cell, start_of, verb_settings
+from paucal.verbs.compare.grid import EVAL, EVALUATED, MODEL, Cell, start_of, verb_settings
 from paucal.wording import counted, percent
 
 PAGE, COMMANDS = "comparison.html", "commands.txt"
@@ -80,12 +80,17 @@ def write_report(findings: Findings) -> Path:
 
 def command_of(cell: Cell) -> str:
     """Return the command that makes the run of a cell, once the run that it starts from is done."""
-    start = start_of(cell)
-    values = {**verb_settings(cell.settings), **({} if start is None else {"init": str(start.run.path)})}
-    data = values.pop("data", None)
-    words = ["paucal", "train", *([data] if data else [])]
-    for name, value in {**values, "output": str(cell.run.path)}.items():
-        if value is not None and value is not False:
+    start, values = start_of(cell), verb_settings(cell.settings)
+    data, output = values.pop("data", None), cell.run.path
+    words = ["paucal", cell.verb]
+    if cell.verb == EVAL:
+        words.append(str(cell.settings[MODEL] if start is None else start.run.path))
+        output = cell.folder / EVALUATED
+    elif start is not None:
+        values["init"] = str(start.run.path)
+    words += [data] if data else []
+    for name, value in {**values, "output": str(output)}.items():
+        if value is not None:
             words += flag_words(name, value)
     return shlex.join(words)
 
