@@ -174,3 +174,12 @@ def test_twins_and_several_files__are_refused(tmp_path: Path):
     with pytest.raises(UserError, match=r"several YAML files of a YOLO set \(data\.yaml, other\.yaml\)"):
         read_boxes(root)
     require_read(read_boxes(root / "other.yaml")[1])
+
+
+@pytest.mark.parametrize(("text", "counts"), [("inf 0.5 0.5 0.1 0.1", False), ("0 0.5 0.5 0.1 0.1", True)])
+def test_text_without_image__is_a_label_only_if_it_begins_with_a_class(tmp_path: Path, text: str, counts: bool):
+    root = told(write_yolo(tmp_path / "set"), names=NAMES, **FOLDERS)
+    (root / "labels/train/notes.txt").write_text(text)
+    described = read_boxes(root)[1]
+    note = "1 label without an image was left out, such as labels/train/notes.txt"
+    assert (note in described.notes) is counts
