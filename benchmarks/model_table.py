@@ -13,22 +13,24 @@ import timm
 import torch
 from rich.progress import track
 
-import paucal.backbones
-from paucal.backbones.model_table import FILE, Measured, is_ours, measure, read_table, write_table
+import paucal.models.table
+from paucal.models.measuring import is_ours, measure
+from paucal.models.table import FILE, Listed, read_table, write_table
+from paucal.objectives import default_weight
 
-TABLE = Path(paucal.backbones.__file__).with_name(FILE)
+TABLE = Path(paucal.models.table.__file__).with_name(FILE)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ours", action="store_true", help="measure only paucal's own models")
     names = timm.list_models()
-    kept: dict[str, Measured] = {}
+    kept: dict[str, Listed] = {}
     if parser.parse_args().ours and TABLE.exists():
         kept = dict(read_table(TABLE.read_text(encoding="utf-8").splitlines()))
     todo = [name for name in names if name not in kept or is_ours(name)]
     for name in track(todo, "measuring"):
-        kept[name] = measure(name)
+        kept[name] = measure(name, default_weight(name)[0])
     comment = f"measured on the meta device with timm {timm.__version__}, torch {torch.__version__.split('+')[0]}"
     write_table(TABLE, [(name, kept[name]) for name in names], comment)
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from cli.calls import make_photos
-from paucal.runs import load_checkpoint
+from paucal.runs.weights import load_checkpoint
 from paucal.signals import stop_signals
 
 WORKER = """

@@ -16,7 +16,7 @@ import torch
 
 import paucal
 from cli.calls import call, failure, make_photos, table
-from paucal.runs import read_weights
+from paucal.runs.weights import read_weights
 from paucal.types import UserError
 from paucal.verbs.compare import _workers, preparation
 from paucal.verbs.compare._work import work

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from cli.calls import QUICK, call, failure, make_photos, table
-from paucal.runs import RunFolder, read_weights
+from paucal.runs import RunFolder
+from paucal.runs.weights import read_weights
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
 

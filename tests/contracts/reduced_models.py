@@ -6,7 +6,7 @@ import timm
 import torch
 from torch import nn
 
-from paucal.backbones.model_table import is_ours
+from paucal.models.measuring import is_ours
 
 
 class Reduced(NamedTuple):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from contracts import sessions
-from paucal.runs import load_checkpoint
+from paucal.runs.weights import load_checkpoint
 
 KILLS = 20
 STEPS = (1, 14)  # of a session before it is killed; the run has 240

@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from paucal.runner import console as forecast
-from paucal.runner.clock import duration, finish
-from paucal.runner.console import Expectation, Forecast, RecordingConsole
+from paucal.runner import clock as forecast
+from paucal.runner.clock import Expectation, duration, finish
+from paucal.runner.console import RecordingConsole
+from paucal.runner.progress import Forecast
 from paucal.training import Plan
 
 

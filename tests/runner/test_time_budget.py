@@ -21,7 +21,8 @@ from paucal.runner.time_budget import (
     store_time_plan,
     trial_steps,
 )
-from paucal.runs import RunFolder, read_weights
+from paucal.runs import RunFolder
+from paucal.runs.weights import read_weights
 from paucal.tasks.classification.auto_tune import auto_tune
 from paucal.tasks.classification.job import TrainingJob
 from paucal.training import Plan, PlanChange, TimePlan

@@ -10,7 +10,8 @@ import torch
 
 from paucal.data.splits.split_csv import read_rows
 from paucal.reading import read_bytes, read_text
-from paucal.runs import RunFolder, load_checkpoint, read_weights
+from paucal.runs import RunFolder
+from paucal.runs.weights import load_checkpoint, read_weights
 from paucal.types import UserError
 
 READERS = {

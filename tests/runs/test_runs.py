@@ -5,18 +5,8 @@ import pickle
 import pytest
 import torch
 
-from paucal.runs import (
-    RunFolder,
-    create_run,
-    describe_environment,
-    keep_as,
-    load_checkpoint,
-    open_run,
-    read_weights,
-    save_weights,
-    write_atomically,
-    write_text,
-)
+from paucal.runs import RunFolder, create_run, describe_environment, keep_as, open_run, write_atomically, write_text
+from paucal.runs.weights import load_checkpoint, read_weights, save_weights
 from paucal.types import UserError
 
 

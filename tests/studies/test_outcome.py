@@ -7,11 +7,12 @@ import pytest
 
 from paucal.runner.console import SilentConsole
 from paucal.runs import RunFolder
+from paucal.studies.grids import shown_settings
 from paucal.studies.outcome import find_lines
 from paucal.studies.plan import plan, plan_whole
 from paucal.studies.reading import data_sets, studies
 from paucal.studies.tables import shown_rows
-from paucal.studies.words import published, shown_settings
+from paucal.studies.words import published
 from paucal.types import UserError
 from paucal.verbs.compare.grid import EVALUATION, FAILED, SCORES, START, Cell, Grid, cells_of, read_grid, state_of
 from paucal.verbs.compare.launch import resume_comparison

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from paucal.runs import read_weights, save_weights
+from paucal.runs.weights import read_weights, save_weights
 from paucal.training.averaging import KeptEpochs, greedy_soup, mean_of
 
 

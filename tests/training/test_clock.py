@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lightning.pytorch import Callback
 
 from contracts import toys
-from paucal.runs import load_checkpoint
+from paucal.runs.weights import load_checkpoint
 from paucal.training import CosineWarmup, Plan, PlanChange, TimePlan, Watch, clock, keeper
 from paucal.training.checkpoints import checkpoint_changes
 

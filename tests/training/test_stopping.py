@@ -8,7 +8,7 @@ from lightning.pytorch import Callback
 
 from contracts import toys
 from paucal.cli import main as program
-from paucal.runs import load_checkpoint
+from paucal.runs.weights import load_checkpoint
 from paucal.signals import stop_signals
 
 STOP = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

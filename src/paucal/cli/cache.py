@@ -16,9 +16,16 @@ def run(argv: Sequence[str]) -> int:
     parser = VerbParser("cache", DESCRIPTION)
     parser.add_argument("--clear", action="store_true", help="remove it")
     values, _ = parse(parser, argv)
-    from paucal.data.decoded.cache_folder import MOST_BYTES, OFF, VARIABLE, cache_folder, clear_cache, list_entries
+    from paucal.data.decoded.cache_folder import (
+        MOST_BYTES,
+        OFF,
+        VARIABLE,
+        cache_folder,
+        clear_cache,
+        features_folder,
+        list_entries,
+    )
     from paucal.data.shards.folders import clear_fetched, fetched_bytes
-    from paucal.evaluation.protocols.features import default_folder
     from paucal.runner.plain_console import PlainConsole
     from paucal.wording import counted
 
@@ -37,10 +44,10 @@ def run(argv: Sequence[str]) -> int:
             console.print(f"shards: {fetched / MIB:.0f} MiB of fetched ones and of indices, in {folder}", markup=False)
             if values.clear:
                 console.print(f"removed {clear_fetched(folder) / MIB:.0f} MiB of shards", markup=False)
-    features = sorted(default_folder().glob("*.safetensors"))
+    features = sorted(features_folder().glob("*.safetensors"))
     size = sum(file.stat().st_size for file in features)
     words = f"{counted(len(features), 'file')}, {size / MIB:.0f} MiB"
-    console.print(f"features: {words}, in {default_folder()}", markup=False)
+    console.print(f"features: {words}, in {features_folder()}", markup=False)
     if values.clear:
         for file in features:
             file.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from paucal.cli.arguments import ParserShown, PlainHelp, VerbParser, parse, showing_parsers
+from paucal.models.table import model_names
 
 DESCRIPTION = """Print a script that lets your shell complete verbs, flags and their values with the Tab key.
 It says what there is in this version: make it anew after an update. Take it into use with
@@ -51,7 +52,7 @@ def whole_parser() -> argparse.ArgumentParser:
     """
     from paucal.cli.main import VERBS
 
-    models, recipes = _models(), _recipes()
+    models, recipes = tuple(model_names()), _recipes()
     whole = argparse.ArgumentParser("paucal", allow_abbrev=False)
     whole.add_argument("--version", action="store_true", help="print the version")
     verbs = whole.add_subparsers(dest="verb")
@@ -93,19 +94,10 @@ def _mirror(
         made.complete = shtab.FILE  # type: ignore[attr-defined]
 
 
-def _models() -> tuple[str, ...]:
-    import timm
-
-    import paucal.backbones  # noqa: F401  (registers our backbones with timm)
-
-    return tuple(timm.list_models())
-
-
 def _recipes() -> dict[str, tuple[str, ...]]:
-    from paucal.methods import pretraining
-    from paucal.recipes import detection, segmentation, table
+    from paucal.recipes import detection, esvit, segmentation, table
 
-    known = {"train": table.RECIPES, "pretrain": pretraining.RECIPES}
+    known = {"train": table.RECIPES, "pretrain": esvit.RECIPES}
     known |= {"segment": segmentation.RECIPES, "detect": detection.RECIPES}
     return {verb: tuple(recipes) for verb, recipes in known.items()}
 

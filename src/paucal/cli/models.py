@@ -3,14 +3,11 @@
 import fnmatch
 from collections.abc import Sequence
 
-import timm
 from rich.progress import track
 from rich.table import Table
 
-import paucal.backbones  # registers our models
-from paucal.backbones.model_table import Measured, describe, is_ours, source_of, stored
 from paucal.cli.arguments import VerbParser, parse
-from paucal.objectives import default_weight
+from paucal.models.table import TIMM, Listed, model_names, stored
 from paucal.runner.plain_console import PlainConsole
 from paucal.types import UserError
 
@@ -20,7 +17,6 @@ DESCRIPTION = (
 )
 COLUMNS = {"model": 24, "made for": 8, "parameters": 10, "GMACs": 5, "grid": 5, "source": 8, "DrLoc weight": 5}
 WIDTH = 160
-assert paucal.backbones
 
 
 def run(argv: Sequence[str]) -> int:
@@ -29,7 +25,14 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("pattern", nargs="?", type=str, default="*", help="names to list")
     parser.add_argument("--ours", action="store_true", help="list only what paucal adds to timm")
     values, _ = parse(parser, argv)
-    names = _names(values.pattern, values.ours)
+    names, known = _names(values.pattern), stored()
+    unknown = [name for name in names if name not in known]
+    measured = {name: _measured(name) for name in track(unknown, "measuring", transient=True, disable=len(unknown) < 3)}
+    found = {name: known.get(name) or measured[name] for name in names}
+    if values.ours:
+        found = {name: one for name, one in found.items() if one.source != TIMM}
+    if not found:
+        raise UserError(f"no model is called like {values.pattern!r}; 'paucal models' lists all.")
     console = PlainConsole()
     if not console.is_terminal:
         console = PlainConsole(width=WIDTH)  # a file or a pipe has no width to fit
@@ -37,29 +40,32 @@ def run(argv: Sequence[str]) -> int:
     for heading, width in COLUMNS.items():
         right = heading in ("parameters", "GMACs")
         table.add_column(heading, justify="right" if right else "left", min_width=width, overflow="fold")
-    unknown = [name for name in names if name not in stored()]
-    found = {name: describe(name) for name in track(unknown, "measuring", transient=True, disable=len(unknown) < 3)}
-    for name in names:
-        table.add_row(*_row(name, found.get(name) or describe(name)))
+    for name, one in found.items():
+        table.add_row(*_row(name, one))
     console.print(table)
     return 0
 
 
-def _names(pattern: str, ours: bool) -> list[str]:
+def _names(pattern: str) -> list[str]:
     wanted = pattern if any(c in pattern for c in "*?[") else f"*{pattern}*"
-    names = [name for name in timm.list_models() if fnmatch.fnmatch(name, wanted) and (is_ours(name) or not ours)]
-    if not names:
-        raise UserError(f"no model is called like {pattern!r}; 'paucal models' lists all.")
-    return names
+    return [name for name in model_names() if fnmatch.fnmatch(name, wanted)]
 
 
-def _row(name: str, one: Measured) -> tuple[str, ...]:
+def _measured(name: str) -> Listed:
+    """Measure a model that the stored table lacks, of a newer timm."""
+    from paucal.models.measuring import measure
+    from paucal.objectives import default_weight
+
+    return measure(name, default_weight(name)[0])
+
+
+def _row(name: str, one: Listed) -> tuple[str, ...]:
     return (
         name,
         "x".join(map(str, one.image_size)),
         f"{one.parameters / 1e6:.2f} M",
         "" if one.macs is None else f"{one.macs / 1e9:.3g}",
         "" if one.grid is None else "x".join(map(str, one.grid)),
-        source_of(name),
-        f"{default_weight(name)[0]:g}",
+        one.source,
+        f"{one.drloc_weight:g}",
     )

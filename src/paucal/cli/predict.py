@@ -67,7 +67,7 @@ def _detect(
     console: "Console",
 ) -> None:
     """Write objects and their boxes."""
-    from paucal.runner.outputs import check_table
+    from paucal.runner.tables import check_table
     from paucal.runs import write_text
     from paucal.verbs.predict.detection import find_objects
 
@@ -90,7 +90,7 @@ def _segment(
 ) -> None:
     """Write masks and print where they are."""
     from paucal.reading import named_path
-    from paucal.runner.outputs import FORMS, OTHER_FORMS
+    from paucal.runner.tables import FORMS, OTHER_FORMS
     from paucal.verbs.predict.segmentation import MASKS, OVERLAYS, segment_all
     from paucal.wording import counted, percent
 

@@ -13,15 +13,14 @@ def run(argv: Sequence[str]) -> int:
         ),
         argv,
     )
-    from paucal.methods import pretraining
-    from paucal.recipes import detection, segmentation
+    from paucal.recipes import detection, esvit, segmentation
     from paucal.recipes import table as published
     from paucal.runner.plain_console import PlainConsole
 
     console = PlainConsole(soft_wrap=True)
     for verb, recipes in (
         ("train", published.RECIPES),
-        ("pretrain", pretraining.RECIPES),
+        ("pretrain", esvit.RECIPES),
         ("segment", segmentation.RECIPES),
         ("detect", detection.RECIPES),
     ):

@@ -10,7 +10,8 @@ from torch import nn
 
 from paucal.evaluation.results import MultiLabelReport, Report
 from paucal.models.card import ModelCard
-from paucal.runs import save_weights, write_text
+from paucal.runs import write_text
+from paucal.runs.weights import save_weights
 from paucal.wording import percent, showable
 
 WEIGHTS, CARD, CONFIG, PAGE = "model.safetensors", "model.json", "config.json", "README.md"

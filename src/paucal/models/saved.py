@@ -9,7 +9,8 @@ from torch import nn
 from paucal.data.arguments import path_text
 from paucal.models.card import ModelCard
 from paucal.models.devices import usable_device
-from paucal.runs import RunFolder, open_model_folder, read_weights
+from paucal.runs import RunFolder, open_model_folder
+from paucal.runs.weights import read_weights
 from paucal.types import UserError
 
 C = TypeVar("C", bound=ModelCard)

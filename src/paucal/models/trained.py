@@ -14,7 +14,8 @@ from paucal.data.arguments import list_images
 from paucal.data.channels.decoding import convert_image
 from paucal.models.card import ModelCard
 from paucal.models.saved import load_saved
-from paucal.runs import RunFolder, save_weights, write_text
+from paucal.runs import RunFolder, write_text
+from paucal.runs.weights import save_weights
 from paucal.types import UserError
 
 

@@ -1,13 +1,13 @@
-"""The time of a run: when its command started, before torch is loaded and images are read, and times as text."""
+"""The time of a run: since when its command counts, when its work will end, and times as text."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+MAX_TIMING = 3.0  # seconds after which fewer timed steps are enough
+MIN_FORECAST = 60.0  # seconds; shorter work is not announced
 _command: ContextVar[float | None] = ContextVar("command", default=None)
-
-
 _start: ContextVar[float | None] = ContextVar("start", default=None)
 
 
@@ -58,3 +58,30 @@ def finish(seconds: float) -> str:
     now, then = time.localtime(), time.localtime(time.time() + seconds)
     same = (now.tm_year, now.tm_yday) == (then.tm_year, then.tm_yday)
     return time.strftime("%H:%M" if same else "%H:%M on %A", then)
+
+
+class Expectation:
+    """Prints how long countable work will take, if over a minute.
+
+    Args:
+        title: Name of the work.
+        say: Function that prints a line.
+    """
+
+    def __init__(self, title: str, say: Callable[[str], None]) -> None:
+        self._title, self._say = title, say
+        self._first: tuple[int, float] | None = None
+        self._announced = False
+
+    def __call__(self, done: int, total: int) -> None:
+        """Update the progress; the time before the first call, such as the start of processes, does not count."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (done, now)
+        counted, seconds = done - self._first[0], now - self._first[1]
+        if self._announced or seconds < MAX_TIMING or counted < 1:
+            return
+        left = (total - done) * seconds / counted
+        if left > MIN_FORECAST:
+            self._announced = True
+            self._say(f"time: {self._title} takes about {duration(left)} from now, until {finish(left)}")

@@ -3,28 +3,25 @@
 import logging
 import math
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch import Callback, Trainer
 from rich.console import Console as Terminal
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from paucal.runner.clock import duration, finish
+from paucal.runner.clock import Expectation
 from paucal.runner.plain_console import PlainConsole
 from paucal.wording import shortened, showable
 
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback
+
 log = logging.getLogger("paucal")
 EPOCH_LINES = 30  # most epochs printed in a run
-REFRESH = 10  # steps between updates of the bar; reading the loss waits for the device
-WARMUP_STEPS, TIMED_STEPS = 2, 5
-MAX_TIMING = 3.0  # seconds after which fewer timed steps are enough
-MIN_FORECAST = 60.0  # seconds; shorter work is not announced
 
 
 class Console:
@@ -75,7 +72,7 @@ class Console:
     def progress(self, title: str) -> Iterator[Callable[[int, int], None]]:
         """Show a progress bar, and print when long work will end; yields a function of (done, total)."""
         expect = Expectation(title, self.say)
-        with self._bar(transient=True) as bar:
+        with self.bar(transient=True) as bar:
             task = bar.add_task(title, total=None, news="")
 
             def advance(done: int, total: int) -> None:
@@ -84,9 +81,11 @@ class Console:
 
             yield advance
 
-    def callbacks(self) -> Sequence[Callback]:
+    def callbacks(self) -> Sequence["Callback"]:
         """Return the Lightning callbacks that show the progress of training."""
-        return [Forecast(self.say), LiveBar(self)]
+        from paucal.runner.progress import Forecast, LiveBar  # loads Lightning, which takes seconds
+
+        return [Forecast(self.say), LiveBar(self.bar(transient=True))]
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
         """Print the results of an epoch; in a long run only every nth, but all are logged."""
@@ -110,7 +109,8 @@ class Console:
         for remark in remarks:
             self.say(f"note: {remark}")
 
-    def _bar(self, transient: bool) -> Progress:
+    def bar(self, transient: bool) -> Progress:
+        """Return a progress bar, which shows nothing where the output is not a terminal."""
         return Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -179,47 +179,9 @@ class NullConsole(SilentConsole):
         """Do nothing: the first process writes the log."""
         yield
 
-    def callbacks(self) -> Sequence[Callback]:
+    def callbacks(self) -> Sequence["Callback"]:
         """Show nothing."""
         return []
-
-
-class LiveBar(Callback):
-    """A progress bar of steps with the newest losses, on a terminal only."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self._bar: Progress | None = None
-
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Show the bar at the current step."""
-        if trainer.is_global_zero and self.console.terminal.is_terminal:
-            self._bar = self.console._bar(transient=True)
-            self._task = self._bar.add_task("training", total=pl_module.plan.last_step, news="")
-            self._bar.update(self._task, completed=trainer.global_step)
-            self._bar.start()
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Move the bar."""
-        if self._bar is None or trainer.global_step % REFRESH:
-            return
-        epoch = trainer.global_step // pl_module.plan.steps_per_epoch
-        loss = pl_module.meters.newest_mean("train_loss")
-        news = f"epoch {epoch}" + ("" if loss != loss else f", loss {loss:.3f}")
-        self._bar.update(self._task, completed=trainer.global_step, total=pl_module.plan.last_step, news=news)
-
-    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Close the bar."""
-        self._close()
-
-    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Close the bar, so that the error message is readable."""
-        self._close()
-
-    def _close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
 
 
 def epoch_line(epoch: int, epochs: int, row: Mapping[str, float]) -> str:
@@ -236,59 +198,3 @@ def _plain(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return shortened(" ".join(map(str, value)) if isinstance(value, list) else str(value))
-
-
-class Forecast(Callback):
-    """Prints how long training will take, if over a minute, without validation and the final report.
-
-    Args:
-        say: Function that prints a line.
-    """
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._first: tuple[int, float] | None = None
-        self._announced = False
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Time a few steps, then print the forecast once."""
-        if self._announced or not trainer.is_global_zero:
-            return
-        if self._first is None:
-            if trainer.global_step >= WARMUP_STEPS:
-                self._first = (trainer.global_step, time.monotonic())
-            return
-        steps, seconds = trainer.global_step - self._first[0], time.monotonic() - self._first[1]
-        if steps < TIMED_STEPS and (steps < 1 or seconds < MAX_TIMING):
-            return
-        self._announced = True
-        left = (pl_module.plan.last_step - trainer.global_step) * seconds / steps
-        if left > MIN_FORECAST:
-            self._say(f"time: about {duration(left)} of training from now, until {finish(left)}")
-
-
-class Expectation:
-    """Prints how long countable work will take, if over a minute.
-
-    Args:
-        title: Name of the work.
-        say: Function that prints a line.
-    """
-
-    def __init__(self, title: str, say: Callable[[str], None]) -> None:
-        self._title, self._say = title, say
-        self._first: tuple[int, float] | None = None
-        self._announced = False
-
-    def __call__(self, done: int, total: int) -> None:
-        """Update the progress; the time before the first call, such as the start of processes, does not count."""
-        now = time.monotonic()
-        if self._first is None:
-            self._first = (done, now)
-        counted, seconds = done - self._first[0], now - self._first[1]
-        if self._announced or seconds < MAX_TIMING or counted < 1:
-            return
-        left = (total - done) * seconds / counted
-        if left > MIN_FORECAST:
-            self._announced = True
-            self._say(f"time: {self._title} takes about {duration(left)} from now, until {finish(left)}")

@@ -17,8 +17,8 @@ from paucal.data.channels.pixel_format import depth_notes
 from paucal.data.decode import Reading, UnreadableImage
 from paucal.data.images import ImageSet
 from paucal.data.shards.folders import is_remote
-from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.data.sources.opening import open_images
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.stores import ConvertedStore, EncodedStore, locate
 from paucal.runner.console import Console
 from paucal.types import UserError

@@ -4,10 +4,9 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from paucal.data.named.table import is_named
-from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.data.sources.joining import roots_of
 from paucal.data.sources.opening import BUILT_IN
 from paucal.evaluation.results import read_report
@@ -15,28 +14,13 @@ from paucal.reading import named_path
 from paucal.runner.console import Console
 from paucal.runs import RunFolder, create_run
 from paucal.runs.files import try_file, try_folder
-from paucal.runs.folder import is_taken
+from paucal.runs.folder import RUNS, is_taken
 from paucal.runs.replacing import aside_of, require_replaceable, settle
 from paucal.settings.groups import JobSettings
 from paucal.settings.options import flag
 from paucal.types import UserError
 
 S = TypeVar("S", bound=JobSettings)
-DEFAULT = Path("runs")
-TableForm = Literal["csv", "json"]
-FORMS: dict[str, TableForm] = {".csv": "csv", ".json": "json"}
-OTHER_FORMS = {
-    **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers"), "a spreadsheet"),
-    **dict.fromkeys((".parquet", ".pq", ".arrow", ".feather", ".orc", ".avro"), "a file of columns"),
-    **dict.fromkeys((".tsv", ".tab"), "a table with tabs"),
-    **dict.fromkeys((".jsonl", ".ndjson"), "lines of JSON"),
-    **dict.fromkeys((".yaml", ".yml", ".toml", ".xml"), "another format"),
-    **dict.fromkeys((".html", ".htm", ".md", ".tex", ".pdf", ".doc", ".docx", ".rtf"), "a document"),
-    **dict.fromkeys((".npy", ".npz", ".mat", ".h5", ".hdf5", ".pkl", ".pickle", ".pt", ".pth"), "arrays or objects"),
-    **dict.fromkeys((".db", ".sqlite", ".sqlite3", ".duckdb"), "a database"),
-    **dict.fromkeys((".zip", ".gz", ".bz2", ".xz", ".zst", ".tar", ".7z"), "an archive"),
-    **dict.fromkeys(IMAGE_SUFFIXES, "an image"),
-}
 
 
 def resolve_output(settings: S, reads: Iterable[str], console: Console) -> S:
@@ -52,7 +36,7 @@ def resolve_output(settings: S, reads: Iterable[str], console: Console) -> S:
         named_path(value, name)  # raises for an empty path
     images = {name: value for name, value in read.items() if name in ("--data", "--monitor")}
     if settings.output is None:
-        refuse_inside_images(DEFAULT, images, settings.data_root)
+        refuse_inside_images(RUNS, images, settings.data_root)
         return settings
     path = named_path(str(settings.output))
     refuse_inside_images(path, images, settings.data_root)
@@ -133,32 +117,6 @@ def check_file(text: str, images: Mapping[str, str | None], root: str | None, fl
     refuse_inside_images(path, images, root, flag)
     try_file(path, flag)
     return path
-
-
-def check_table(text: str, form: TableForm | None = None) -> tuple[Path, TableForm]:
-    """Return the path and the format of a table to write.
-
-    Args:
-        text: Path as typed.
-        form: Requested format; None for the format of the file extension, or CSV without one.
-
-    Raises:
-        UserError: The file exists, is not writable, or its extension names another format.
-    """
-    path = named_path(text)
-    ending = path.suffix.lower()
-    if ending in OTHER_FORMS:
-        raise UserError(
-            f"--output: {text[:120]!r} is a name of {OTHER_FORMS[ending]}; tables are written as .csv or .json: "
-            "use one of these extensions."
-        )
-    named = FORMS.get(ending)
-    if form is not None and named not in (None, form):
-        raise UserError(f"--output: {text[:120]!r} ends in {ending}, and --format is {form}: give one of the two.")
-    if not path.parent.exists():
-        raise UserError(f"there is no folder for {text[:120]!r}: create it, or choose another --output.")
-    try_file(path)
-    return path, form or named or "csv"
 
 
 # Files that evaluations write: main files, one of which shows that a folder is one of our results, and other files.

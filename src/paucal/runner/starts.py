@@ -21,9 +21,9 @@ from paucal.models.published import model_of_file, read_timm
 from paucal.models.saved import read_card
 from paucal.objectives import Objective
 from paucal.rules.facts import StartFacts
-from paucal.runs import RunFolder, open_model_folder, read_weights
+from paucal.runs import RunFolder, open_model_folder
 from paucal.runs.folder import AUTO, PUBLISHED, TIMM, run_around, with_ancestors
-from paucal.runs.weights import read_foreign
+from paucal.runs.weights import read_foreign, read_weights
 from paucal.settings.groups import ModelSettings
 from paucal.types import UserError
 

@@ -2,7 +2,6 @@
 
 from paucal.runs.files import csv_text, folder_in_place, keep_as, write_atomically, write_text
 from paucal.runs.folder import RunFolder, create_run, describe_environment, open_model_folder, open_run
-from paucal.runs.weights import load_checkpoint, read_weights, save_weights
 
 __all__ = [
     "RunFolder",
@@ -11,11 +10,8 @@ __all__ = [
     "describe_environment",
     "folder_in_place",
     "keep_as",
-    "load_checkpoint",
     "open_model_folder",
     "open_run",
-    "read_weights",
-    "save_weights",
     "write_atomically",
     "write_text",
 ]

@@ -14,7 +14,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from paucal.cores import usable_cores
@@ -23,6 +22,7 @@ from paucal.runs.files import write_text
 from paucal.types import UserError
 
 MAX_TEXT_BYTES = 64 * 2**20
+RUNS = Path("runs")  # folder of runs, unless --output names another
 MARKER = "config.yaml"
 SUMMARY = "summary.json"  # written at the end: only a finished run has one
 ASIDE = ".replaced"  # suffix of a folder whose run is about to be replaced
@@ -271,6 +271,8 @@ def _mapping(path: Path, parse: Callable[[str], Any], most: int) -> dict[str, An
 
 def describe_environment(device: str) -> dict[str, Any]:
     """Return versions, hardware and the command line as plain values for `env.json`."""
+    import torch  # takes seconds to load, and lists of runs do not need it
+
     return {
         "command": [os.path.basename(sys.argv[0]), *sys.argv[1:]],
         "python": platform.python_version(),

@@ -9,8 +9,9 @@ from typing import Any
 
 from paucal.reading import named_path
 from paucal.runner.console import Console
-from paucal.runner.outputs import DEFAULT, refuse_inside_images
+from paucal.runner.outputs import refuse_inside_images
 from paucal.runs.files import try_folder
+from paucal.runs.folder import RUNS
 from paucal.runs.grid_files import GRID, is_grid
 from paucal.studies.drawing import PICTURE
 from paucal.studies.numbers import RESULTS
@@ -113,7 +114,7 @@ def study_folder(study: Study, asked: StudySettings, places: Mapping[str, str]) 
         UserError: The folder holds something else, is inside the images, or is not writable.
     """
     default = f"study-{study.name}-{asked.scale}" if study.trains else f"study-{study.name}"
-    folder = DEFAULT / default if asked.output is None else named_path(asked.output)
+    folder = RUNS / default if asked.output is None else named_path(asked.output)
     for place in places.values():
         refuse_inside_images(folder, {"DATA": place}, asked.data_root)
     try_folder(folder)

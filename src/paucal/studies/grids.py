@@ -19,8 +19,9 @@ from paucal.studies.call import Call
 from paucal.studies.plan import Planned
 from paucal.studies.starts import open_labelled, prepare_starts, share_of, with_starts
 from paucal.studies.study import Architecture, Scale
+from paucal.studies.words import describe_run, describe_settings
 from paucal.types import UserError
-from paucal.verbs.compare.grid import EVAL, EVALUATION, MODEL, START, Grid, cells_of, state_of
+from paucal.verbs.compare.grid import EVAL, EVALUATION, MODEL, START, Grid, cells_of, state_of, verb_settings
 from paucal.verbs.compare.jobs import GridImages, open_images
 from paucal.verbs.compare.preparation import prepare_grid
 from paucal.verbs.compare.running import is_settled, run_workers
@@ -227,3 +228,38 @@ def _train_teacher(call: Call, chosen: Mapping[str, Any], small: Scale, shared: 
         why = state.error.rstrip(".")
         raise UserError(f"the teacher could not be trained ({why}): once that is fixed, --retry tries it again.")
     return cell.run.path.resolve()
+
+
+def shown_settings(runs: Sequence[Planned], starts: Sequence[Grid], grids: Sequence[Grid]) -> list[dict[str, str]]:
+    """Return name, images and settings of every run for the page: the starts, the common settings, and each run.
+
+    Args:
+        runs: Requested runs.
+        starts: Stored grids of the starts.
+        grids: Stored grids of the runs.
+    """
+    used_starts = {run.row.start for run in runs}
+    rows = [
+        {
+            "run": f"{arm.name}, a start",
+            "images": Path(str(grid.shared["data"])).name,
+            "settings": f"paucal {grid.verb} {describe_settings(verb_settings(arm.settings))}",
+        }
+        for grid in starts
+        for arm in grid.arms
+        if arm.name in used_starts
+    ]
+    arms = {(grid.folder.name, arm.name): verb_settings(arm.settings) for grid in grids for arm in grid.arms}
+    own = [arms[run.data, run.name] for run in runs]
+    shared = {
+        name: value
+        for name, value in (own[0].items() if len(own) > 1 else ())
+        if all(name in settings and settings[name] == value for settings in own)
+    }
+    if shared:
+        images = ", ".join(dict.fromkeys(run.data for run in runs))
+        rows.append({"run": "all of these", "images": images, "settings": describe_settings(shared)})
+    for run, settings in zip(runs, own, strict=True):
+        words = describe_settings({name: value for name, value in settings.items() if name not in shared})
+        rows.append({"run": describe_run(run), "images": run.data, "settings": words or "nothing else"})
+    return rows

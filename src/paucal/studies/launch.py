@@ -26,7 +26,7 @@ from paucal.studies.call import (
     worker_settings,
 )
 from paucal.studies.drawing import PICTURE, describe_sources, efficiency_figure, points_of
-from paucal.studies.grids import prepare_grids
+from paucal.studies.grids import prepare_grids, shown_settings
 from paucal.studies.numbers import RESULTS, full_folder, measured_elsewhere
 from paucal.studies.outcome import Line, find_lines
 from paucal.studies.plan import find_scale, plan, plan_whole
@@ -40,7 +40,6 @@ from paucal.studies.words import (
     caveats,
     describe_cost,
     describe_scale,
-    shown_settings,
     without_jobs_0,
 )
 from paucal.types import UserError

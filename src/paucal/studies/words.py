@@ -10,13 +10,11 @@ operations.
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from paucal.settings.options import flag_words
 from paucal.studies.plan import Planned
 from paucal.studies.study import COUNTED, DataSet, Scale, Study, Value
-from paucal.verbs.compare.grid import Grid, verb_settings
 from paucal.wording import counted
 
 RATE = 50e12  # operations per second that a GPU is assumed to sustain on these models in bfloat16
@@ -133,41 +131,6 @@ def describe_run(run: Planned) -> str:
 def describe_settings(settings: Mapping[str, Any]) -> str:
     """Return the settings of a run as flags."""
     return shlex.join(word for name, value in settings.items() for word in flag_words(name, value))
-
-
-def shown_settings(runs: Sequence[Planned], starts: Sequence[Grid], grids: Sequence[Grid]) -> list[dict[str, str]]:
-    """Return name, images and settings of every run for the page: the starts, the common settings, and each run.
-
-    Args:
-        runs: Requested runs.
-        starts: Stored grids of the starts.
-        grids: Stored grids of the runs.
-    """
-    used_starts = {run.row.start for run in runs}
-    rows = [
-        {
-            "run": f"{arm.name}, a start",
-            "images": Path(str(grid.shared["data"])).name,
-            "settings": f"paucal {grid.verb} {describe_settings(verb_settings(arm.settings))}",
-        }
-        for grid in starts
-        for arm in grid.arms
-        if arm.name in used_starts
-    ]
-    arms = {(grid.folder.name, arm.name): verb_settings(arm.settings) for grid in grids for arm in grid.arms}
-    own = [arms[run.data, run.name] for run in runs]
-    shared = {
-        name: value
-        for name, value in (own[0].items() if len(own) > 1 else ())
-        if all(name in settings and settings[name] == value for settings in own)
-    }
-    if shared:
-        images = ", ".join(dict.fromkeys(run.data for run in runs))
-        rows.append({"run": "all of these", "images": images, "settings": describe_settings(shared)})
-    for run, settings in zip(runs, own, strict=True):
-        words = describe_settings({name: value for name, value in settings.items() if name not in shared})
-        rows.append({"run": describe_run(run), "images": run.data, "settings": words or "nothing else"})
-    return rows
 
 
 def published(value: Value, deviation: float | None = None) -> str:

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor, nn
 
-from paucal.runs import read_weights, save_weights
+from paucal.runs.weights import read_weights, save_weights
 from paucal.training.sharding import gathered, load_whole, piece, shard
 
 PREFIX = "epoch-"

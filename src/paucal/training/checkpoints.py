@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from lightning.pytorch.plugins import CheckpointIO
 
-from paucal.runs import load_checkpoint, write_atomically
+from paucal.runs import write_atomically
+from paucal.runs.weights import load_checkpoint
 from paucal.training.plan import PlanChange
 from paucal.types import UserError
 

@@ -6,7 +6,7 @@ from PIL import Image, features
 
 from paucal.data.channels.decoding import decode_image
 from paucal.data.decode import decode_rgb
-from paucal.data.sources import folder as suffixes
+from paucal.data.sources import suffixes
 from paucal.data.sources.folder import find_images, open_folder
 from paucal.types import UserError
 

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from paucal.backbones import BackboneSpec
+from paucal.data.decoded.cache_folder import features_folder
 from paucal.data.images import ImageSet
 from paucal.data.sources.opening import open_images
 from paucal.data.stores import ArrayStore
@@ -20,7 +21,6 @@ from paucal.evaluation.protocols.features import (
     Extraction,
     FeatureCache,
     FeatureKind,
-    default_folder,
     extract,
     images_fingerprint,
 )
@@ -185,9 +185,9 @@ def test_fingerprint__of_files_follows_their_content(tmp_path):
     assert before != images_fingerprint(images, np.arange(2))
 
 
-def test_default_folder__is_in_the_users_cache(monkeypatch, tmp_path):
+def test_features_folder__is_in_the_users_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_folder() == tmp_path / "paucal" / "features"
+    assert features_folder() == tmp_path / "paucal" / "features"
 
 
 def test_extract__refuses_features_that_are_no_numbers():

@@ -15,7 +15,8 @@ from paucal.evaluation.classification import quick_scores
 from paucal.evaluation.predictions import predict_all
 from paucal.models.trained import load_trained
 from paucal.runner.images import open_again
-from paucal.runs import RunFolder, read_weights
+from paucal.runs import RunFolder
+from paucal.runs.weights import read_weights
 from paucal.tasks.classification import finishing
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")

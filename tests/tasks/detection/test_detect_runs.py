@@ -16,7 +16,8 @@ from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, begin, resume
 from paucal.runner.starts import plain_init
 from paucal.runner.time_budget import Pace
-from paucal.runs import RunFolder, load_checkpoint, read_weights
+from paucal.runs import RunFolder
+from paucal.runs.weights import load_checkpoint, read_weights
 from paucal.settings.options import chosen_settings
 from paucal.tasks.detection import assembly
 from paucal.tasks.detection.assembly import assemble

@@ -13,7 +13,8 @@ from paucal.cli.main import main
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, begin, resume
 from paucal.runner.starts import plain_init
-from paucal.runs import RunFolder, load_checkpoint, read_weights
+from paucal.runs import RunFolder
+from paucal.runs.weights import load_checkpoint, read_weights
 from paucal.tasks.detection.assembly import assemble
 from paucal.tasks.detection.job import DetectionJob, detect
 from paucal.tasks.detection.masks import RunLengths, unpack_mask

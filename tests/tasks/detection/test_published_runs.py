@@ -9,7 +9,8 @@ import torch
 from paucal.recipes.detection import RECIPES
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, begin, resume
-from paucal.runs import RunFolder, load_checkpoint, read_weights
+from paucal.runs import RunFolder
+from paucal.runs.weights import load_checkpoint, read_weights
 from paucal.tasks.detection.job import DetectionJob, detect
 from paucal.tasks.detection.model import load_detector
 from paucal.tasks.detection.settings import DetectSettings, detector_options

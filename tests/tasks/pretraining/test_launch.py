@@ -15,7 +15,8 @@ from paucal.cli.main import main
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, resume
-from paucal.runs import RunFolder, read_weights
+from paucal.runs import RunFolder
+from paucal.runs.weights import read_weights
 from paucal.tasks.pretraining import assembly, crops
 from paucal.tasks.pretraining.job import PretrainingJob
 from paucal.types import UserError

@@ -27,7 +27,7 @@ from paucal.data.boxes.annotations import (
 from paucal.data.boxes.naming import ImageNames, MissingImage
 from paucal.data.boxes.tree import PEEKED, Tree, ascii_bytes
 from paucal.data.classes import plain_name
-from paucal.data.sources.folder import IMAGE_SUFFIXES
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import part_of_file
 from paucal.reading import parse_json
 from paucal.types import UserError

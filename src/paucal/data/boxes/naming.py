@@ -10,7 +10,8 @@ from urllib.parse import unquote
 
 from paucal.data.boxes.annotations import AnnotatedImage, add_image
 from paucal.data.boxes.tree import Tree
-from paucal.data.sources.folder import IMAGE_FOLDERS, IMAGE_SUFFIXES
+from paucal.data.sources.folder import IMAGE_FOLDERS
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import part_fits, part_of_folders
 from paucal.types import UserError
 from paucal.wording import counted

@@ -20,7 +20,7 @@ from paucal.data.boxes.annotations import (
 from paucal.data.boxes.naming import ImageNames, MissingImage
 from paucal.data.boxes.tree import Tree
 from paucal.data.classes import plain_name
-from paucal.data.sources.folder import IMAGE_SUFFIXES
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import PARTS, part_of_file
 from paucal.reading import decode_text
 from paucal.types import UserError

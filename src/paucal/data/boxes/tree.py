@@ -7,7 +7,8 @@ from functools import cached_property
 from pathlib import Path
 
 from paucal.data.sources.archive import ARCHIVE_SUFFIXES, COMPRESSED, ArchiveStore, archive_entries, shared_folder
-from paucal.data.sources.folder import IMAGE_SUFFIXES, find_files
+from paucal.data.sources.folder import find_files
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.stores import EncodedStore, FileStore
 from paucal.reading import DecodedText, decode_text, is_regular, read_bytes
 from paucal.types import UserError

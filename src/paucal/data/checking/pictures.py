@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from paucal.data.checking.findings import CheckedSet, Finding, refusal_finding
 from paucal.data.checking.related import LEAST_CONTRAST, Pair, exact_groups, merge_groups
 from paucal.data.checking.survey import Survey
-from paucal.data.sources.folder import IMAGE_SUFFIXES
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.unreadable import drop_unreadable
 from paucal.types import UserError
 from paucal.wording import counted, percent

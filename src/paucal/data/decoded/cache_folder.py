@@ -43,6 +43,11 @@ class CacheEntry:
     used: float
 
 
+def features_folder() -> Path:
+    """Return the folder of stored features, `paucal/features` in the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "paucal" / "features"
+
+
 def cache_folder() -> Path | None:
     """Return the folder for decoded images; None if caching is off.
 

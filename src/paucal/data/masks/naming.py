@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from paucal.data.sources.folder import IMAGE_SUFFIXES
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import FOLDER_WORDS, WHOLE_WORDS, folder_words
 
 # Names of the two folders in published sets and labelling tools; lower case, no signs, splits or formats.

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from paucal.data.masks.matching import list_names
 from paucal.data.masks.naming import fold, without_suffix
-from paucal.data.sources.folder import IMAGE_SUFFIXES, ignored
+from paucal.data.sources.folder import ignored
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import PARTS, TRAINVAL
 from paucal.reading import is_regular, read_decoded
 from paucal.types import UserError

@@ -27,8 +27,9 @@ from paucal.data.shards.tar import (
     size_in_header,
 )
 from paucal.data.sources.archive import COMPRESSED
-from paucal.data.sources.folder import IMAGE_SUFFIXES, ignored
+from paucal.data.sources.folder import ignored
 from paucal.data.sources.source import SourceOptions
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import PARTS
 from paucal.data.string_arrays import RepeatedStrings, StringArray
 from paucal.data.unreadable import ReportProgress

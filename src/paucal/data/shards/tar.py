@@ -18,7 +18,8 @@ from paucal.data.decode import UnreadableImage
 from paucal.data.shards.folders import ShardFolder
 from paucal.data.shards.index import HEADER, Shard, ShardIndex
 from paucal.data.sources.archive import MOST_ENTRIES, MOST_IMAGE, checked_name
-from paucal.data.sources.folder import IMAGE_SUFFIXES, ignored
+from paucal.data.sources.folder import ignored
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.stores import EncodedStore, Stamp
 from paucal.data.string_arrays import StringArray
 from paucal.reading import parse_json

@@ -22,7 +22,7 @@ from paucal.data.decode import UnreadableImage
 from paucal.data.images import UNKNOWN, ImageSet
 from paucal.data.randomness import derive_seed
 from paucal.data.shards.index import HEADER, NAME, Shard, ShardIndex
-from paucal.data.sources.folder import IMAGE_SUFFIXES
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.stores import EncodedStore, locate
 from paucal.data.string_arrays import StringArray, take_strings
 from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable

@@ -17,7 +17,8 @@ from pathlib import Path, PureWindowsPath
 
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet
-from paucal.data.sources.folder import IMAGE_SUFFIXES, Place, ignored, open_place
+from paucal.data.sources.folder import Place, ignored, open_place
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import PARTS
 from paucal.data.stores import EncodedStore, Reopened
 from paucal.reading import require_regular

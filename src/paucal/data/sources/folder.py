@@ -1,7 +1,6 @@
 """Folders of image files: class folders, class folders below train/val/test, or any nested folder."""
 
 import errno
-import importlib.util
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -9,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from PIL import features
 
 from paucal.data.images import ImageSet
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES, advice
 from paucal.data.splits.part_names import PARTS
 from paucal.data.stores import FileStore, Store
 from paucal.types import NoLabelsError, UserError
@@ -24,37 +23,6 @@ _SYSTEM_FOLDERS = {
     *("__macosx", "@eadir", "#recycle", "@recycle", "#snapshot", "$recycle.bin", "recycler"),
     *("system volume information", "lost+found", "__pycache__"),
 }
-_ALWAYS = (
-    *(".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm"),
-    *(".jfif", ".jpe", ".mpo", ".apng", ".pgm", ".pbm", ".pnm"),
-    ".npy",  # an array of channels
-)
-# Requirement of each suffix: a feature that Pillow was built with, or a package.
-_BUILT_IN = {".jp2": "jpg_2000", ".j2k": "jpg_2000", ".jpx": "jpg_2000", ".j2c": "jpg_2000", ".avif": "avif"}
-_HEIF = (".heic", ".heif", ".hif")
-
-
-def _readable() -> tuple[str, ...]:
-    """Return the suffixes of the image files that the installed packages can read."""
-    known = {**features.modules, **features.codecs}
-    built_in = [suffix for suffix, feature in _BUILT_IN.items() if feature in known and features.check(feature)]
-    has_heif = importlib.util.find_spec("pillow_heif") is not None  # the extra `heif`
-    return (*_ALWAYS, *built_in, *(_HEIF if has_heif else ()))
-
-
-IMAGE_SUFFIXES = _readable()
-
-
-def advice(suffix: str) -> str:
-    """Return the command that makes files of a suffix outside `IMAGE_SUFFIXES` readable; "" if there is none.
-
-    Example:
-        >>> advice(".avif"), advice(".txt")
-        ('pip install -U pillow', '')
-    """
-    if suffix in _HEIF:
-        return "pip install 'paucal[heif]'"
-    return "pip install -U pillow" if suffix in _BUILT_IN else ""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from typing import NamedTuple, NoReturn
 
 from paucal.data.classes import valid_text
 from paucal.data.images import evenly_spaced
-from paucal.data.sources.folder import IMAGE_FOLDERS, IMAGE_SUFFIXES
+from paucal.data.sources.folder import IMAGE_FOLDERS
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import tells_part
 from paucal.types import UserError
 from paucal.wording import counted

@@ -16,7 +16,7 @@ from paucal.data.recognition import refuse_masks, refuse_other_kinds, refuse_str
 from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, is_remote
 from paucal.data.shards.opening import find_shards, is_shard, open_shards
 from paucal.data.sources.archive import ARCHIVE_SUFFIXES, COMPRESSED, open_archive
-from paucal.data.sources.folder import IMAGE_SUFFIXES, ignored, open_folder
+from paucal.data.sources.folder import ignored, open_folder
 from paucal.data.sources.joining import join_sets, roots_of
 from paucal.data.sources.parquet import (
     find_parquet,
@@ -28,6 +28,7 @@ from paucal.data.sources.parquet import (
 )
 from paucal.data.sources.parquet_store import PARQUET_SUFFIX, RowFile
 from paucal.data.sources.source import Source, SourceOptions
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.sources.table_columns import find_tables, tables_of_set
 from paucal.data.sources.table_rows import LIST_SUFFIX, TABLE_SUFFIXES
 from paucal.data.sources.tables import find_train_list, open_list, open_tables

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.data.sources.labels import class_columns
 from paucal.data.sources.locating import FOLDERS_OF_TABLES
 from paucal.data.sources.source import SourceOptions
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.sources.table_rows import MOST_BYTES, TABLE_SUFFIXES, TableRow, read_table
 from paucal.data.splits.part_names import PARTS, files_of_set, part_name, train_files
 from paucal.reading import is_regular

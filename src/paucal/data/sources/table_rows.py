@@ -9,8 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.data.sources.locating import plain_path
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.reading import parse_json, read_decoded
 from paucal.types import NoLabelsError, UserError
 

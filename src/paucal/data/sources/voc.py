@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from paucal.data.images import UNKNOWN, ImageSet
-from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.data.sources.labels import several_notes
 from paucal.data.sources.locating import FileFinder, leads_out, plain_path
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import PARTS, TRAINVAL
 from paucal.data.stores import FileStore
 from paucal.reading import read_decoded

@@ -274,11 +274,6 @@ def _place_rows(stored: Any, rows: Tensor, dim: int) -> Tensor | None:
     return features
 
 
-def default_folder() -> Path:
-    """Return `paucal/features` in the user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "paucal" / "features"
-
-
 def images_fingerprint(images: ImageSet, indices: NDArray[np.int64]) -> str:
     """Return a digest of images, in their order.
 

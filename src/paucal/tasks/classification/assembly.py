@@ -37,8 +37,9 @@ from paucal.runner.run_folder import stored_split
 from paucal.runner.starts import Choice, Start, choose_start, find_start, load_start, may_choose_start
 from paucal.runner.time_budget import seconds_of
 from paucal.runner.trainer_inputs import check_rates
-from paucal.runs import RunFolder, read_weights
+from paucal.runs import RunFolder
 from paucal.runs.folder import AUTO
+from paucal.runs.weights import read_weights
 from paucal.tasks.classification.auto_tune.record import TuneRecord, read_record
 from paucal.tasks.classification.balance import balance, suit_labels
 from paucal.tasks.classification.images import quick_check, split_images, warnings

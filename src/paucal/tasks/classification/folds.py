@@ -15,8 +15,9 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.reading import named_path
 from paucal.runner.console import Console, SilentConsole
 from paucal.runner.life import Stopped, begin, resume
-from paucal.runner.outputs import DEFAULT, refuse_inside_images
+from paucal.runner.outputs import refuse_inside_images
 from paucal.runs import RunFolder
+from paucal.runs.folder import RUNS
 from paucal.settings.values import from_python, given_names, shows_settings
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
@@ -143,9 +144,9 @@ def _folder(settings: TrainSettings) -> Path:
     """Return the folder of all folds, after storing their common settings in it."""
     if settings.output is None:
         number = 1
-        while (DEFAULT / f"folds-{number}").exists():
+        while (RUNS / f"folds-{number}").exists():
             number += 1
-        folder = DEFAULT / f"folds-{number}"
+        folder = RUNS / f"folds-{number}"
     else:
         folder = named_path(settings.output)
     refuse_inside_images(folder, {"DATA": settings.data}, settings.data_root)

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from paucal.objectives import Objective
-from paucal.runs import RunFolder, load_checkpoint, write_atomically
+from paucal.runs import RunFolder, write_atomically
+from paucal.runs.weights import load_checkpoint
 from paucal.training import checkpoint_rows
 from paucal.training.optimizers import parameter_groups
 

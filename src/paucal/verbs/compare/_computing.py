@@ -11,8 +11,9 @@ from lightning.pytorch import Callback
 
 from paucal.evaluation.protocols.evaluate import PROTOCOLS, Protocol
 from paucal.rules.facts import best_device
-from paucal.runner.console import Console, LiveBar, SilentConsole
+from paucal.runner.console import Console, SilentConsole
 from paucal.runner.life import Stopped, begin, resume
+from paucal.runner.progress import LiveBar
 from paucal.runner.run_folder import typed_settings
 from paucal.runs import RunFolder
 from paucal.runs.grid_files import SCORES
@@ -54,7 +55,7 @@ class CellConsole(SilentConsole):
 
     def callbacks(self) -> Sequence[Callback]:
         """Return the progress bar on the console of the comparison."""
-        return [LiveBar(self._outer)]
+        return [LiveBar(self._outer.bar(transient=True))]
 
 
 def train_cell(cell: Cell, threads: int, console: Console | None = None) -> bool:

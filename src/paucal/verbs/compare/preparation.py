@@ -13,9 +13,10 @@ from paucal.cores import usable_cores
 from paucal.reading import named_path
 from paucal.runner.console import Console
 from paucal.runner.images import pin_data
-from paucal.runner.outputs import DEFAULT, refuse_inside_images
+from paucal.runner.outputs import refuse_inside_images
 from paucal.runner.starts import NONE, plain_init
 from paucal.runs.files import try_folder
+from paucal.runs.folder import RUNS
 from paucal.runs.grid_files import is_grid
 from paucal.runs.lock import RunLock
 from paucal.settings.groups import DataSettings
@@ -92,7 +93,7 @@ def _folder(asked: GridSettings, shared: Mapping[str, Any]) -> Path:
 
 
 def _default_folders() -> Iterator[Path]:
-    return (DEFAULT / f"compare-{number}" for number in itertools.count(1))
+    return (RUNS / f"compare-{number}" for number in itertools.count(1))
 
 
 def _create_default_folder() -> Path:

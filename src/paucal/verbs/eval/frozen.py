@@ -13,6 +13,7 @@ from torch import Tensor
 from paucal.data.channels.pixel_format import depth_notes
 from paucal.data.dataset import SampleKey, ViewDataset
 from paucal.data.decode import Reading
+from paucal.data.decoded.cache_folder import features_folder
 from paucal.data.loader import inference_batch_size
 from paucal.evaluation.plots import save_figure
 from paucal.evaluation.protocols.correspondence import TOP, Change, second_view, true_positions
@@ -24,7 +25,6 @@ from paucal.evaluation.protocols.features import (
     Extraction,
     FeatureCache,
     FeatureReader,
-    default_folder,
     parse_kind,
 )
 from paucal.evaluation.protocols.linear_probe import ProbeSettings
@@ -201,7 +201,7 @@ def _batch_size(settings: EvalSettings, subject: FrozenBackbone) -> int:
 
 
 def _options(settings: EvalSettings, first: FrozenBackbone) -> ProtocolOptions:
-    folder = None if settings.no_cache else Path(settings.cache).expanduser() if settings.cache else default_folder()
+    folder = None if settings.no_cache else Path(settings.cache).expanduser() if settings.cache else features_folder()
     kind = None if settings.features == "auto" else parse_kind(settings.features)
     on_gpu = first.device.type == "cuda"
     backend = settings.solver if settings.solver != "auto" else "torch" if on_gpu else "sklearn"

@@ -24,7 +24,8 @@ from paucal.models.named import open_named
 from paucal.models.trained import TrainedModel
 from paucal.objectives import DrLoc
 from paucal.objectives.drloc_options import DrLocOptions
-from paucal.runs import load_checkpoint, open_model_folder
+from paucal.runs import open_model_folder
+from paucal.runs.weights import load_checkpoint
 from paucal.types import UserError
 from paucal.verbs.explain.inputs import Viewed, stacked, stem, view_of
 from paucal.verbs.explain.settings import CELL

@@ -18,7 +18,8 @@ from paucal.models.card import ModelCard
 from paucal.reading import named_path
 from paucal.runner.console import Console
 from paucal.runner.input_images import Pictures
-from paucal.runner.outputs import TableForm, check_file, check_table
+from paucal.runner.outputs import check_file
+from paucal.runner.tables import TableForm, check_table
 from paucal.runs.files import try_file, write_atomically
 from paucal.types import UserError
 from paucal.verbs.predict.answers import csv_lines, json_lines

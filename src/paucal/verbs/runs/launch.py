@@ -14,9 +14,9 @@ from rich.table import Table
 
 from paucal.runner.clock import duration
 from paucal.runner.console import Console
-from paucal.runner.outputs import DEFAULT, FORMS, check_table
+from paucal.runner.tables import FORMS, check_table
 from paucal.runs import write_text
-from paucal.runs.folder import PUBLISHED
+from paucal.runs.folder import PUBLISHED, RUNS
 from paucal.runs.grid_files import is_grid
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
@@ -37,7 +37,7 @@ _OWN = ("output", "overwrite", "time_limit", "workers", "device")  # settings th
 
 
 @shows_settings(RunsSettings)
-def list_runs(folder: str | os.PathLike[str] = DEFAULT, **settings: Any) -> list[ListedRun]:
+def list_runs(folder: str | os.PathLike[str] = RUNS, **settings: Any) -> list[ListedRun]:
     """Return the runs below a folder with settings, state and scores; the same as `paucal runs`.
 
     Args:

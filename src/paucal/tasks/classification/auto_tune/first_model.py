@@ -16,7 +16,8 @@ from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import save_trained
 from paucal.runner.clock import duration, finish
 from paucal.runner.images import SplitImages, eval_loader
-from paucal.runs import RunFolder, save_weights
+from paucal.runs import RunFolder
+from paucal.runs.weights import save_weights
 from paucal.settings.groups import JobSettings
 from paucal.tasks.classification.assembly import HEAD, TrainingSetup
 from paucal.tasks.classification.auto_tune.probe import Head, fit_head, head_score, stratified

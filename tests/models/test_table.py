@@ -5,7 +5,11 @@ import timm
 
 import paucal.backbones
 from contracts.reduced_models import OURS
-from paucal.backbones.model_table import describe, is_ours, measure, read_table, source_of, stored, write_table
+from paucal.models import table
+from paucal.models.measuring import is_ours, measure, source_of
+from paucal.models.table import model_names, read_table, stored, write_table
+from paucal.objectives import default_weight
+from paucal.types import UserError
 
 assert paucal.backbones
 # Published counts, in multiply-adds of one image at the model's own size.
@@ -26,7 +30,7 @@ KNOWN = {
 @pytest.mark.parametrize("name", KNOWN)
 def test_measure__gives_the_known_counts_and_the_stored_ones(name):
     parameters, macs, grid = KNOWN[name]
-    measured = measure(name)
+    measured = measure(name, default_weight(name)[0])
     assert measured.parameters == parameters
     assert measured.grid == grid
     if macs is not None:
@@ -40,11 +44,29 @@ def test_table__holds_every_model_of_ours():
 
 
 def test_table__comes_back_as_written(tmp_path):
-    models = [(name, describe(name)) for name in ("resnet50", "vit_mini")]
+    models = [(name, stored()[name]) for name in ("resnet50", "vit_mini")]
     write_table(tmp_path / "table.csv", models, "a remark")
     text = (tmp_path / "table.csv").read_text()
     assert text.startswith("# a remark\n")
     assert list(read_table(text.splitlines())) == models
+
+
+def test_table__of_other_columns_is_refused():
+    with pytest.raises(UserError, match=r"has the columns \['model', 'parameters'\], expected"):
+        list(read_table(["# a remark", "model,parameters", "a,1"]))
+
+
+def test_stored_sources_and_weights__are_those_of_the_code():
+    for name, one in stored().items():
+        if timm.is_model(name):
+            assert (one.source, one.drloc_weight) == (source_of(name), default_weight(name)[0]), name
+
+
+def test_names__are_those_of_timm_whatever_its_version(monkeypatch):
+    known = timm.list_models()
+    assert model_names() == known
+    monkeypatch.setattr(table, "version", lambda package: "0.0")
+    assert model_names() == known
 
 
 def test_sources__tell_ours_from_timms():
@@ -56,7 +78,7 @@ def test_sources__tell_ours_from_timms():
 
 @pytest.mark.slow
 def test_table__agrees_with_measuring_for_all_of_ours():
-    assert {name: stored()[name] for name in OURS} == {name: measure(name) for name in OURS}
+    assert {name: stored()[name] for name in OURS} == {name: measure(name, default_weight(name)[0]) for name in OURS}
 
 
 @pytest.mark.slow

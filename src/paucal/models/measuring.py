@@ -1,0 +1,83 @@
+"""Measure the size and cost of a model without computing anything, for the table of models."""
+
+import warnings
+from typing import Any
+
+import timm
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from paucal.backbones.features import FeatureBackbone
+from paucal.backbones.probe import probe_images
+from paucal.models.table import TIMM, Listed
+from paucal.types import UserError
+
+_OURS = "paucal.backbones."
+_PAPERS = {
+    "dhvt": "DHVT (Lu et al. 2022)",
+    "lvvit": "LV-ViT (Jiang et al. 2021)",
+    "t2t_vit": "T2T-ViT (Yuan et al. 2021)",
+    "cvt": "CvT (Wu et al. 2021)",
+    "cvt_drloc": "CvT in DrLoc (Liu et al. 2021)",
+    "cvt_esvit": "CvT in EsViT (Li et al. 2022)",
+    "vil": "ViL (Zhang et al. 2021)",
+    "vil_esvit": "ViL in EsViT (Li et al. 2022)",
+    "swin_esvit": "Swin in EsViT (Li et al. 2022)",
+    "swin_padded": "Swin (Liu et al. 2021), padded before it is shifted",
+    "flavours": "ViT in the papers' programs",
+    "resnet_cifar": "ResNet (He et al. 2016), stem for small images",
+    "vit_cifar": "plain ViT, DHVT's baseline",
+    "small": "paucal",
+}
+
+
+def is_ours(name: str) -> bool:
+    """Tell whether paucal registers the model."""
+    return timm.model_entrypoint(name).__module__.startswith(_OURS)
+
+
+def source_of(name: str) -> str:
+    """Return the paper of one of our models, else TIMM."""
+    module = timm.model_entrypoint(name).__module__
+    return _PAPERS.get(module.rpartition(".")[2], "paucal") if module.startswith(_OURS) else TIMM
+
+
+def measure(name: str, drloc_weight: float) -> Listed:
+    """Build a registered model on the meta device, where nothing is computed, and measure it.
+
+    Args:
+        name: Name of a model that is registered with timm.
+        drloc_weight: Weight of DrLoc's loss for it.
+
+    Example:
+        >>> import paucal.backbones
+        >>> measured = measure("vit_mini", 0.1)
+        >>> measured.parameters, round(measured.macs / 1e6), measured.grid
+        (1221928, 76, (8, 8))
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.device("meta"):
+            model = timm.create_model(name).eval()
+        config: Any = model.pretrained_cfg
+        height, width = (int(side) for side in config["input_size"][1:])
+        try:
+            backbone = FeatureBackbone(model, (height, width))
+            grid, dim = backbone.grid, backbone.dim
+        except (UserError, RuntimeError, TypeError, ValueError, AttributeError):
+            grid = dim = None
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        macs = _count(model, (height, width))
+    return Listed(parameters, macs, (height, width), grid, dim, source_of(name), drloc_weight)
+
+
+def _count(model: torch.nn.Module, image_size: tuple[int, int]) -> int | None:
+    # With gradients: PiT and CaiT cannot be counted without.
+    images = probe_images(model, image_size).requires_grad_()
+    counter = FlopCounterMode(display=False)
+    try:
+        with counter:
+            model(images)
+    except (RuntimeError, NotImplementedError, TypeError):
+        return None
+    return counter.get_total_flops() // 2

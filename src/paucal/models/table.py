@@ -1,0 +1,97 @@
+"""The sizes, costs and sources of all models, stored because measuring over a thousand takes minutes.
+
+Neither timm nor torch is loaded, which takes seconds: `paucal models` and the completion of names answer at once.
+"""
+
+import csv
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+
+from paucal.types import UserError
+
+FILE = "models.csv"
+FIELDS = ("model", "parameters", "macs", "height", "width", "rows", "columns", "dim", "source", "drloc_weight")
+TIMM = "timm"  # source of the models that are not ours
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A model's size and cost at its own image size and number of classes.
+
+    Attributes:
+        parameters: Number of parameters, including frozen ones.
+        macs: Multiply-adds of convolutions, linear layers and attention products, for one image; papers print this
+            number as FLOPs. None where the model cannot be counted.
+        image_size: (height, width) in pixels at which it was measured.
+        grid: (rows, columns) of the last grid; None where the model keeps none.
+        dim: Channels of the last grid; None where the model keeps none.
+        source: Paper of one of our models, else "timm".
+        drloc_weight: Weight of DrLoc's loss for it.
+    """
+
+    parameters: int
+    macs: int | None
+    image_size: tuple[int, int]
+    grid: tuple[int, int] | None
+    dim: int | None
+    source: str
+    drloc_weight: float
+
+
+@lru_cache(maxsize=1)
+def stored() -> dict[str, Listed]:
+    """Return the table that comes with the package."""
+    return dict(read_table(_text().splitlines()))
+
+
+def model_names() -> list[str]:
+    """Return the names of all models: those of the table if it is of the installed timm, else those of timm itself."""
+    if f"timm {version('timm')}," in _text().partition("\n")[0]:
+        return list(stored())
+    import timm
+
+    import paucal.backbones  # noqa: F401  (registers our models with timm)
+
+    return timm.list_models()
+
+
+def _text() -> str:
+    return files("paucal.models").joinpath(FILE).read_text(encoding="utf-8")
+
+
+def read_table(lines: Iterable[str]) -> Iterator[tuple[str, Listed]]:
+    """Yield the rows of a table; lines that begin with # are comments.
+
+    Raises:
+        UserError: The table has other columns.
+    """
+    reader = csv.DictReader(line for line in lines if not line.startswith("#"))
+    if tuple(reader.fieldnames or ()) != FIELDS:
+        raise UserError(f"the table of models has the columns {reader.fieldnames}, expected {list(FIELDS)}.")
+    for row in reader:
+        parameters, macs, height, width, rows, columns, dim = (int(row[name] or 0) for name in FIELDS[1:8])
+        grid = (rows, columns) if rows and columns else None
+        source, weight = row["source"], float(row["drloc_weight"])
+        yield row["model"], Listed(parameters, macs or None, (height, width), grid, dim or None, source, weight)
+
+
+def write_table(path: Path, models: Iterable[tuple[str, Listed]], comment: str) -> None:
+    """Write a table, sorted as given.
+
+    Args:
+        path: Path of the file.
+        models: Names and measurements.
+        comment: One line on the software used for measuring.
+    """
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.write(f"# {comment}\n")
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(FIELDS)
+        for name, one in models:
+            grid = one.grid or (None, None)
+            measured = (one.parameters, one.macs, *one.image_size, *grid, one.dim)
+            writer.writerow((name, *measured, one.source, f"{one.drloc_weight:g}"))

@@ -1,0 +1,78 @@
+"""Lightning callbacks that show the progress of training: a bar of steps, and when training will end."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+from rich.progress import Progress
+
+from paucal.runner.clock import MAX_TIMING, MIN_FORECAST, duration, finish
+
+REFRESH = 10  # steps between updates of the bar; reading the loss waits for the device
+WARMUP_STEPS, TIMED_STEPS = 2, 5
+
+
+class LiveBar(Callback):
+    """A progress bar of steps with the newest losses.
+
+    Args:
+        bar: Bar that is not started yet; a disabled one stays invisible.
+    """
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Show the bar at the current step."""
+        if trainer.is_global_zero and not self._bar.disable:
+            task = self._bar.add_task("training", total=pl_module.plan.last_step, news="")
+            self._bar.update(task, completed=trainer.global_step)
+            self._bar.start()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Move the bar."""
+        if not self._bar.task_ids or trainer.global_step % REFRESH:
+            return
+        epoch = trainer.global_step // pl_module.plan.steps_per_epoch
+        loss = pl_module.meters.newest_mean("train_loss")
+        news = f"epoch {epoch}" + ("" if loss != loss else f", loss {loss:.3f}")
+        (task,) = self._bar.task_ids
+        self._bar.update(task, completed=trainer.global_step, total=pl_module.plan.last_step, news=news)
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Close the bar."""
+        self._bar.stop()
+
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Close the bar, so that the error message is readable."""
+        self._bar.stop()
+
+
+class Forecast(Callback):
+    """Prints how long training will take, if over a minute, without validation and the final report.
+
+    Args:
+        say: Function that prints a line.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._first: tuple[int, float] | None = None
+        self._announced = False
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Time a few steps, then print the forecast once."""
+        if self._announced or not trainer.is_global_zero:
+            return
+        if self._first is None:
+            if trainer.global_step >= WARMUP_STEPS:
+                self._first = (trainer.global_step, time.monotonic())
+            return
+        steps, seconds = trainer.global_step - self._first[0], time.monotonic() - self._first[1]
+        if steps < TIMED_STEPS and (steps < 1 or seconds < MAX_TIMING):
+            return
+        self._announced = True
+        left = (pl_module.plan.last_step - trainer.global_step) * seconds / steps
+        if left > MIN_FORECAST:
+            self._say(f"time: about {duration(left)} of training from now, until {finish(left)}")

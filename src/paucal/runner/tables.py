@@ -1,0 +1,50 @@
+"""The table that a verb writes: its format by the extension of its name, and whether it can be written there."""
+
+from pathlib import Path
+from typing import Literal
+
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES
+from paucal.reading import named_path
+from paucal.runs.files import try_file
+from paucal.types import UserError
+
+TableForm = Literal["csv", "json"]
+FORMS: dict[str, TableForm] = {".csv": "csv", ".json": "json"}
+OTHER_FORMS = {
+    **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers"), "a spreadsheet"),
+    **dict.fromkeys((".parquet", ".pq", ".arrow", ".feather", ".orc", ".avro"), "a file of columns"),
+    **dict.fromkeys((".tsv", ".tab"), "a table with tabs"),
+    **dict.fromkeys((".jsonl", ".ndjson"), "lines of JSON"),
+    **dict.fromkeys((".yaml", ".yml", ".toml", ".xml"), "another format"),
+    **dict.fromkeys((".html", ".htm", ".md", ".tex", ".pdf", ".doc", ".docx", ".rtf"), "a document"),
+    **dict.fromkeys((".npy", ".npz", ".mat", ".h5", ".hdf5", ".pkl", ".pickle", ".pt", ".pth"), "arrays or objects"),
+    **dict.fromkeys((".db", ".sqlite", ".sqlite3", ".duckdb"), "a database"),
+    **dict.fromkeys((".zip", ".gz", ".bz2", ".xz", ".zst", ".tar", ".7z"), "an archive"),
+    **dict.fromkeys(IMAGE_SUFFIXES, "an image"),
+}
+
+
+def check_table(text: str, form: TableForm | None = None) -> tuple[Path, TableForm]:
+    """Return the path and the format of a table to write.
+
+    Args:
+        text: Path as typed.
+        form: Requested format; None for the format of the file extension, or CSV without one.
+
+    Raises:
+        UserError: The file exists, is not writable, or its extension names another format.
+    """
+    path = named_path(text)
+    ending = path.suffix.lower()
+    if ending in OTHER_FORMS:
+        raise UserError(
+            f"--output: {text[:120]!r} is a name of {OTHER_FORMS[ending]}; tables are written as .csv or .json: "
+            "use one of these extensions."
+        )
+    named = FORMS.get(ending)
+    if form is not None and named not in (None, form):
+        raise UserError(f"--output: {text[:120]!r} ends in {ending}, and --format is {form}: give one of the two.")
+    if not path.parent.exists():
+        raise UserError(f"there is no folder for {text[:120]!r}: create it, or choose another --output.")
+    try_file(path)
+    return path, form or named or "csv"
