@@ -1,5 +1,6 @@
 """The flags of every verb, read from its own parser: a new verb or flag is tried without a word here."""
 
+import argparse
 import importlib
 import types
 import typing
@@ -31,9 +32,10 @@ class Flag:
 
 @cache
 def flags_of(verb: str) -> tuple[Flag, ...]:
-    """Return the flags of a verb, without --help."""
+    """Return the flags of a verb, without --help and without the hidden --no-... of those that are false at first."""
     parser = _parser_of(verb)
-    return tuple(_flag(action, parser.hints) for action in parser._actions if action.dest != "help")
+    shown = [action for action in parser._actions if not (action.nargs == 0 and action.help == argparse.SUPPRESS)]
+    return tuple(_flag(action, parser.hints) for action in shown if action.dest != "help")
 
 
 @cache

@@ -1,5 +1,7 @@
 """What a run tells its loggers, with a logger that only listens."""
 
+import sys
+
 import pytest
 
 import paucal
@@ -192,6 +194,7 @@ def test_a_folder_with_the_name_of_a_package__is_none(tmp_path, monkeypatch):
     (tmp_path / "wandb").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("sys.path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)  # where it is installed
     with pytest.raises(UserError, match="needs the package wandb"):
         check_loggers(["wandb"])
 
