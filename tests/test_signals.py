@@ -14,6 +14,7 @@ from paucal.signals import stop_signals
 
 WORKER = """
 import os, signal, sys, time
+sys.argv[0] = "paucal"  # as in the command, so that importing paucal does not load timm
 from paucal.signals import ignore_stop_signals
 child = os.fork()
 if not child:

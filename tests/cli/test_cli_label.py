@@ -159,7 +159,7 @@ def test_label__ends_where_another_process_has_taken_over(labelled, tmp_path, ca
     [
         ([*LVVIT, "--method", "token-labeling"], {"class", "tokens"}),
         ([*VIT, "--method", "token-labeling", "--add", "drloc"], {"class", "tokens", "drloc"}),
-        ([*VIT, "--method", "relabel"], {"class"}),
+        pytest.param([*VIT, "--method", "relabel"], {"class"}, marks=pytest.mark.slow),
     ],
     ids=["lvvit", "vit with drloc", "relabel"],
 )

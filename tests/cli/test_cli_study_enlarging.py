@@ -43,6 +43,7 @@ def runs_of(out: Path, place: str) -> dict[str, Path]:
     return {path.parent.name.partition("-seed")[0]: path for path in out.glob(f"{place}/cells/*/run")}
 
 
+@pytest.mark.slow
 def test_study__tunes_at_more_pixels_what_has_learned_the_same_images(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     out, photos = tmp_path / "study", make_photos(tmp_path / "photos", classes=2)

@@ -43,6 +43,7 @@ def runs_of(folder: Path) -> dict[str, Path]:
     return {path.parent.name.rpartition("-seed")[0]: path for path in sorted(folder.glob("cells/*/run"))}
 
 
+@pytest.mark.slow
 def test_study__segments_from_starts_of_its_own(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     out = tmp_path / "study"
@@ -85,6 +86,7 @@ def test_study__segments_from_starts_of_its_own(tmp_path, capsys, monkeypatch):
     assert "the images or labels differ from those" in failure(capsys, *words)
 
 
+@pytest.mark.slow
 def test_study__detects_and_grows_by_a_seed_with_a_start_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     out = tmp_path / "study"
@@ -108,6 +110,7 @@ def test_study__detects_and_grows_by_a_seed_with_a_start_of_its_own(tmp_path, mo
     assert read_grid(out / STARTS / "train").seeds == (0, 1)
 
 
+@pytest.mark.slow
 def test_study__judges_frozen_backbones_on_digits_that_no_start_has_learned(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     out, rows = tmp_path / "study", ["Sup. RN50", "Sup. Swin-T"]

@@ -51,6 +51,7 @@ def runs_of(out: Path, kind: str) -> dict[tuple[str, int], Path]:
     return {(path.parent.name.partition("-seed")[0], settings_of(path)["seed"]): path for path in found}
 
 
+@pytest.mark.slow
 def test_study__tunes_each_row_from_the_start_of_its_model_and_seed(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     out = tmp_path / "study"

@@ -238,6 +238,7 @@ def test_weight_decay__is_off_for_full_names_that_exist(name):
 
 
 @each
+@pytest.mark.slow
 def test_compile__traces_the_whole_model(name):
     model, x = build(name), images(reduced(name).size)
     torch.compiler.reset()

@@ -101,6 +101,7 @@ def test_majority_class__ignores_unlabelled_rows():
 
 RANK = """
     import sys
+    sys.argv[0] = "paucal"  # as in the command, so that importing paucal does not load timm
     import torch
     import torch.distributed as dist
     from torch import nn

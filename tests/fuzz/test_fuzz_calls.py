@@ -48,7 +48,7 @@ def run_many(caller: Caller, kind: str, count: int, *, shrink: bool) -> None:
 
 @pytest.mark.parametrize("kind", QUICK)
 def test_calls__end_well_or_with_one_sentence(caller, kind):
-    run_many(caller, kind, 3 if kind == "fitting" else 5, shrink=False)
+    run_many(caller, kind, 2 if kind == "fitting" else 3, shrink=False)
 
 
 @pytest.mark.slow

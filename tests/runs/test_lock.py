@@ -53,7 +53,8 @@ def test_lock__of_another_machine_is_live_until_it_falls_silent(tmp_path):
 
 
 def test_lock__of_a_killed_process_of_this_machine_is_free_at_once(tmp_path):
-    code = f"import os; from pathlib import Path; from paucal.runs.lock import RunLock; \
+    # Named as the command, so that importing paucal does not load timm.
+    code = f"import os, sys; sys.argv[0] = 'paucal'; from pathlib import Path; from paucal.runs.lock import RunLock; \
 lock = RunLock(Path({str(tmp_path)!r})); lock.acquire(); os.kill(os.getpid(), 9)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     assert (tmp_path / LOCK).exists()

@@ -269,6 +269,7 @@ def build_all(paper: str, large: bool) -> int:
 
 
 @pytest.mark.parametrize("paper", PAPERS)
+@pytest.mark.slow
 def test_models__of_every_run_are_built(paper):
     assert build_all(paper, large=False) > 10
 

@@ -186,7 +186,9 @@ def test_run__that_has_no_time_left_ends_with_the_step(tmp_path, monkeypatch):
     assert (tmp_path / "deployed.pt").exists()
 
 
-@pytest.mark.parametrize(("name", "accumulate", "workers"), [("two_networks", 1, 0), ("geometry", 2, 2)])
+@pytest.mark.parametrize(
+    ("name", "accumulate", "workers"), [("two_networks", 1, 0), pytest.param("geometry", 2, 2, marks=pytest.mark.slow)]
+)
 def test_run__stopped_after_a_change_goes_on_to_the_same_weights(name, accumulate, workers, tmp_path, monkeypatch):
     budget, more = (
         200.0,

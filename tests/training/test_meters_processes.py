@@ -11,6 +11,7 @@ from paucal.training import meters
 
 PROCESS = """
 import importlib.util, json, sys
+sys.argv[0] = "paucal"  # as in the command, so that importing paucal does not load timm
 import torch
 import torch.distributed as dist
 from paucal.types import LossTerms

@@ -78,6 +78,7 @@ def test_eval__judges_masks_as_the_run_did(finished: Path, tmp_path: Path, capsy
     assert (tmp_path / "judged" / "mask_precision_recall.png").is_file()
 
 
+@pytest.mark.slow
 def test_resumed_run__is_the_one_that_was_not_stopped(finished: Path, images: Path, tmp_path: Path):
     settings = DetectSettings(data=str(images), output=str(tmp_path / "run"), steps=4, judge_every=2, **TINY)
     stopped = begin(DetectionJob(), settings, GIVEN, SilentConsole(), [StopAfter(3)])

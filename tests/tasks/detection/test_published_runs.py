@@ -38,6 +38,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", [pytest.param("detector", marks=pytest.mark.slow), "cascade"])
+@pytest.mark.slow
 def test_published_detectors__train_resume_and_come_back(kind: str, images: Path, tmp_path: Path):
     whole = detect(images, output=str(tmp_path / "whole"), init="none", **published(kind))
     run = RunFolder(whole.folder)

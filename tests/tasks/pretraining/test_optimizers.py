@@ -15,7 +15,7 @@ from tasks.pretraining.short_runs import StopAfter, same, start, state
 pytestmark = pytest.mark.usefixtures("blank_pictures")
 
 
-@pytest.mark.parametrize("kind", ["sgd", "lars"])
+@pytest.mark.parametrize("kind", [pytest.param("sgd", marks=pytest.mark.slow), "lars"])
 def test_resumed_run__is_the_uninterrupted_one(kind, pictures, tmp_path):
     changes = {"optimizer": kind, "lr": 0.05, "epochs": 3, "region_after": 2}
     whole = start(pictures, tmp_path / "whole", **changes)

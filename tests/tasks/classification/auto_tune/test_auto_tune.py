@@ -197,6 +197,7 @@ def test_memory__that_no_way_to_tune_fits_in_keeps_the_probe(data, tmp_path, mon
     assert result.report.images > 0
 
 
+@pytest.mark.slow
 def test_memory__leaves_the_ways_that_fit(data, tmp_path, monkeypatch):
     real = trials._fit
 
@@ -317,6 +318,7 @@ def test_config__of_a_probe_and_of_a_run_from_scratch_repeat_them(data, tmp_path
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
+@pytest.mark.slow
 def test_trials__keep_the_steps_and_the_size_that_they_were_begun_with(data, tmp_path, monkeypatch):
     real, seen = tuning.run_trial, []
 
