@@ -54,8 +54,8 @@ class WatchSettings:
     )
     monitor_images: int = option("images of the monitor to use, at most", 5000, group="watching", low=20, high=MOST)
     on_collapse: Literal["warn", "stop", "rollback"] = option(
-        "what to do when the networks collapse: say so, stop, or go back to the last healthy state and on from there "
-        "with settings that pull the other way",
+        "what to do when the networks collapse: say so, stop, or return to the last healthy state and continue with "
+        "settings that counteract the collapse",
         "warn",
         group="watching",
     )

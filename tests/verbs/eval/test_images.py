@@ -151,8 +151,8 @@ def test_images_beside_those_of_the_run__are_judged_and_the_count_is_told(photos
     assert names(given, found.positions) == left
     count = 20 - len(left)
     assert found.notes == (
-        f"left out {count} of the 20 images, which {run.path}, or a run it began with, was trained on or chosen by: "
-        f"{len(left)} remain",
+        f"left out {count} of the 20 images: {run.path}, or a run that it started from, was trained on "
+        f"them or chosen by them; {len(left)} remain",
     )
     with pytest.raises(UserError, match="--part val: more has no parts: leave --part out"):
         choose_images(run, given, "val", "more")
@@ -199,7 +199,7 @@ def test_other_images_of_the_same_names__are_judged_and_said(photos: Path, tmp_p
     found = choose_images(run, given, None, "others")
     assert len(found.positions) == 20
     assert found.notes == (
-        f"12 images have the names of training or validation images of {run.path}, and other content, so that it has "
+        f"12 images have the names of training or validation images of {run.path}, but other content, so the run has "
         "not seen them",
     )
 

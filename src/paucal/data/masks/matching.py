@@ -210,8 +210,8 @@ class _Matching:
                 mask, image = pairs[0]
                 raise UserError(
                     f"the mask {mask.key!r} has no image of its name, and may be one more of {image.key!r}: {count!r} "
-                    f"follows the names of {counted(len(pairs), 'image')}: call it {image.stem}_mask_{count} if it is, "
-                    "else move masks without an image out of the folder."
+                    f"follows the names of {counted(len(pairs), 'image')}: rename it "
+                    f"{image.stem}_mask_{count} if it is one, else move masks without an image out of the folder."
                 )
 
     def _refuse_classes(self) -> None:

@@ -150,16 +150,16 @@ def _notes(
     notes, count, own = [], int(seen[pool].sum()), history[0]
     if count:
         notes.append(
-            f"left out {count} of the {len(pool)} images, which {run.path}, or a run it began with, was trained on or "
-            f"chosen by: {len(pool) - count} remain"
+            f"left out {count} of the {len(pool)} images: {run.path}, or a run that it started from, was trained on "
+            f"them or chosen by them; {len(pool) - count} remain"
         )
     same_key = own.labelled * int((own.same_keys(identities) & (own.parts_of(identities) == "") & ~seen)[pool].sum())
     if same_key:
         named = counted(same_key, "image has the name", "images have the names")
         if own.by_digest:
-            why = "and other content, so that it has not seen them"
+            why = "but other content, so the run has not seen them"
         else:
-            why = "and it has stored no digests to compare: if they are the same images, the score means little"
+            why = "and the run stored no digests to compare: if they are the same images, the score means little"
         notes.append(f"{named} of training or validation images of {run.path}, {why}")
     return notes
 
