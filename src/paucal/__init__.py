@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test comp
     from paucal.types import UserError as UserError
     from paucal.verbs.check.launch import check as check
     from paucal.verbs.compare.launch import compare as compare
+    from paucal.verbs.convert.launch import convert as convert
     from paucal.verbs.eval.launch import evaluate as evaluate
     from paucal.verbs.explain.launch import explain_images as explain_images
     from paucal.verbs.export.launch import export_model as export_model
@@ -69,6 +70,7 @@ _WHERE = {
     "UserError": "paucal.types",
     "check": "paucal.verbs.check.launch",
     "compare": "paucal.verbs.compare.launch",
+    "convert": "paucal.verbs.convert.launch",
     "cross_validate": "paucal.tasks.classification.folds",
     "detect": "paucal.tasks.detection.job",
     "detect_objects": "paucal.verbs.predict.detection",
@@ -107,6 +109,7 @@ __all__ = [
     "__version__",
     "check",
     "compare",
+    "convert",
     "cross_validate",
     "detect",
     "detect_objects",

@@ -78,6 +78,11 @@ SOUND: dict[str, list[list[str]]] = {
     "check": [[f"{M}/photos"], [f"{M}/scenes"], [f"{M}/boxes", "--output", "out"]],
     "detect": [[f"{M}/boxes", *BOXES, *more] for more in ([ONLY_LOOK], ["--output", "out"])],
     "shard": [[f"{M}/photos", "out"], [f"{M}/photos", "out", "--format", "parquet"]],
+    "convert": [
+        [f"{M}/photos", "out", "--to", "csv"],
+        [f"{M}/scenes", "out", "--to", "masks"],
+        [f"{M}/boxes", "out", "--to", "voc"],
+    ],
     "cache": [[]],
     "serve": [[f"{M}/run", "--port", PORT], [f"{M}/exported", "--port", PORT]],
     "completion": [["bash"]],

@@ -37,6 +37,7 @@ VERBS = {
     "serve": "open a page to try a trained model on",
     "label": "make label maps for token labeling",
     "shard": "write images into shards, for sets of millions",
+    "convert": "write a set in another layout: yolo, coco, voc, masks, csv, ...",
     "cache": "show what is kept between runs, or remove it",
     "models": "list backbones",
     "recipes": "list named settings",
@@ -49,7 +50,7 @@ PURPOSES = {  # the verbs, grouped by purpose
     "did it help": ("compare", "study", "runs"),
     "use it elsewhere": ("export", "serve"),
     "images without labels, labels for each patch": ("pretrain", "label"),
-    "look things up, keep order": ("models", "recipes", "cache", "shard", "completion"),
+    "look things up, keep order": ("models", "recipes", "cache", "shard", "convert", "completion"),
 }
 _CHECK = "free some space or check the permissions"
 _ADVICE = {

@@ -169,3 +169,23 @@ def _refuse_to_remove(path: Path, read: Mapping[str, str]) -> None:
             raise UserError(
                 f"{name}: {value!r} lies in the run that --overwrite would remove: choose another --output."
             )
+
+
+def require_empty(target: Path, flag: str = "--output") -> None:
+    """Refuse a folder that holds something, or a file.
+
+    Raises:
+        UserError: It is not empty.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{flag}: {str(target)!r} is not empty: give a new or an empty folder.")
+
+
+def put_in_place(folder: Path, target: Path) -> None:
+    """Rename a finished folder to its target, which is missing or empty, with the usual permissions."""
+    umask = os.umask(0)
+    os.umask(umask)
+    folder.chmod(0o777 & ~umask)
+    if target.is_dir():
+        target.rmdir()  # it is empty
+    folder.rename(target)

@@ -20,7 +20,7 @@ from paucal.data.stores import EncodedStore, locate
 from paucal.reading import named_path
 from paucal.runner.clock import duration
 from paucal.runner.console import Console, RecordingConsole
-from paucal.runner.outputs import refuse_inside_images
+from paucal.runner.outputs import put_in_place, refuse_inside_images, require_empty
 from paucal.runs.files import try_folder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
@@ -90,13 +90,13 @@ def shard_set(settings: ShardSettings, console: Console) -> Sharded:
         with tempfile.TemporaryDirectory(prefix="paucal-shards-") as folder:
             return _write(settings, Path(folder), lambda done: upload(done, str(settings.output)), console)
     target = named_path(settings.output, "OUT")
-    _require_empty(target)
+    require_empty(target, "OUT")
     refuse_inside_images(target, {"DATA": settings.data}, settings.data_root, "OUT")
     try_folder(target, "OUT")
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:
-        return _write(settings, folder, lambda done: _put_in_place(done, target), console)
+        return _write(settings, folder, lambda done: put_in_place(done, target), console)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -144,21 +144,6 @@ def _open(settings: ShardSettings) -> ImageSet:
         download=settings.download,
     )
     return images if settings.classes is None else choose_classes(images, settings.classes)
-
-
-def _require_empty(target: Path) -> None:
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"OUT: {str(target)!r} is not empty: give a new or an empty folder.")
-
-
-def _put_in_place(folder: Path, target: Path) -> None:
-    """Rename the finished folder to its target, with the usual permissions."""
-    umask = os.umask(0)
-    os.umask(umask)
-    folder.chmod(0o777 & ~umask)
-    if target.is_dir():
-        target.rmdir()  # it is empty
-    folder.rename(target)
 
 
 def _require_disk_space(images: ImageSet, folder: Path) -> None:

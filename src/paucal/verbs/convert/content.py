@@ -1,0 +1,196 @@
+"""The content of a set in one form for all layouts: images with boxes, with masks, or with classes."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paucal.data.boxes.annotations import AnnotatedImage, Corners
+from paucal.data.boxes.opening import read_boxes
+from paucal.data.classes import choose_classes
+from paucal.data.images import ImageSet
+from paucal.data.masks.coding import read_class_names
+from paucal.data.masks.masked_images import images_of_pairs, read_masks
+from paucal.data.masks.pairs import find_pairs
+from paucal.data.recognition import KINDS, recognise
+from paucal.data.sources.folder import IMAGE_SUFFIXES
+from paucal.data.sources.opening import open_images
+from paucal.data.unreadable import ReportProgress
+from paucal.tasks.detection.images import SMALLEST, check_annotations
+from paucal.types import UserError
+from paucal.verbs.convert.settings import ConvertSettings
+
+Kind = Literal["detect", "segment", "train"]
+
+
+@dataclass(frozen=True)
+class Thing:
+    """An object: its class, its box in pixels, whether it is a crowd or difficult, and its outline as COCO has it."""
+
+    name: str
+    box: Corners
+    crowd: bool = False
+    outline: Any = None
+
+
+@dataclass(frozen=True)
+class Item:
+    """One image of a set.
+
+    Attributes:
+        index: Position in the set.
+        name: File name, unique in the set even without its suffix.
+        part: "train", "val", "test", or "" if the set has no parts.
+        size: (height, width) in pixels; (0, 0) in sets of classes.
+        things: Objects.
+        labels: Classes of the whole image.
+    """
+
+    index: int
+    name: str
+    part: str
+    size: tuple[int, int] = (0, 0)
+    things: tuple[Thing, ...] = ()
+    labels: tuple[str, ...] = ()
+
+    @property
+    def stem(self) -> str:
+        """Name without its suffix."""
+        return PurePosixPath(self.name).stem
+
+    def place(self, folder: str, suffix: str = "") -> str:
+        """Return the path of the image, or of a file with another suffix, in a folder and that of its part."""
+        name = f"{self.stem}{suffix}" if suffix else self.name
+        return "/".join(part for part in (folder, self.part, name) if part)
+
+
+@dataclass(frozen=True)
+class Content:
+    """A whole set.
+
+    Attributes:
+        kind: Verb that learns the labels: "detect" for boxes, "segment" for masks, "train" for classes.
+        images: The images.
+        items: What is known of each.
+        numbers: Number of each class, by name.
+        mask: Function that returns the (H, W) class numbers of an image; None without masks.
+        lost: Number of things that the target cannot hold, by description.
+    """
+
+    kind: Kind
+    images: ImageSet
+    items: tuple[Item, ...]
+    numbers: dict[str, int]
+    mask: Callable[[int], NDArray[np.uint8]] | None = None
+    lost: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def parts(self) -> list[str]:
+        """Parts of the set, "" alone if it has none."""
+        return [part for part in ("train", "val", "test", "") if any(item.part == part for item in self.items)]
+
+
+def read_content(settings: ConvertSettings, kinds: Sequence[Kind], progress: ReportProgress) -> Content:
+    """Read a set as the first of the kinds of labels that it has.
+
+    Args:
+        settings: Settings of the verb.
+        kinds: Kinds of labels that the target holds, in order of preference.
+        progress: Function called with (images read, all images).
+
+    Raises:
+        UserError: The set has no labels of these kinds, or they are invalid.
+    """
+    place = Path(settings.data).expanduser()
+    has_masks = settings.images is not None or settings.masks is not None
+    seen = {"segment": "masks"} if has_masks else recognise(place) if place.exists() else {}
+    kind = next((kind for kind in kinds if kind in seen), None)
+    if not seen:  # a table, a published set, shards, ...: opening it says what is wrong
+        content = _classes(settings, place, progress)
+        kind, seen = ("train" if "train" in kinds else None), {"train": f"classes of {len(content.items)} images"}
+    if kind is None:
+        nouns = " or ".join(one.noun for one in KINDS if one.verb in kinds)
+        found = f"{settings.data} has {' and '.join(seen.values())}"
+        raise UserError(f"{found}, and --to {settings.to} takes {nouns}: choose another --to.")
+    read = {"detect": _boxes, "segment": _masks, "train": _classes}[kind]
+    content = read(settings, place, progress)
+    names = unique_names(content.images.keys)
+    items = [replace(item, name=name) for item, name in zip(content.items, names, strict=True)]
+    return replace(content, items=tuple(items))
+
+
+def unique_names(keys: Sequence[str]) -> list[str]:
+    """Return a file name for each image: its own, or with its folders where stems would be the same.
+
+    Example:
+        >>> unique_names(["a/1.jpg", "b/1.jpg", "c/2.jpg", "digits#3"])
+        ['a__1.jpg', 'b__1.jpg', '2.jpg', 'digits#3.png']
+    """
+    paths = [PurePosixPath(key if key.lower().endswith(IMAGE_SUFFIXES) else f"{key}.png") for key in keys]
+    stems = Counter(path.stem.casefold() for path in paths)
+    names = [path.name if stems[path.stem.casefold()] == 1 else "__".join(path.parts) for path in paths]
+    taken: Counter[str] = Counter()
+    for place, name in enumerate(names):
+        stem = PurePosixPath(name).stem.casefold()
+        taken[stem] += 1
+        if taken[stem] > 1:
+            names[place] = f"{PurePosixPath(name).stem}__{taken[stem]}{PurePosixPath(name).suffix}"
+    return names
+
+
+def _boxes(settings: ConvertSettings, place: Path, progress: ReportProgress) -> Content:
+    tree, annotations = read_boxes(place)
+    plain = [replace(image, outlines=[]) for image in annotations.images]
+    boxed = check_annotations(tree, replace(annotations, images=plain))
+    known = {key: boxed.boxes[key].size for key in boxed.images.keys}
+    numbers = dict(zip(boxed.classes, boxed.category_ids, strict=True))
+    items = [
+        Item(n, "", image.declared, known[image.key], tuple(_things(image, known[image.key])))
+        for n, image in enumerate(annotations.images)
+    ]
+    more = {thing.name for item in items for thing in item.things} - numbers.keys()  # classes of crowds alone
+    numbers |= {name: annotations.numbers[name] for name in sorted(more)}
+    return Content("detect", boxed.images, tuple(items), numbers)
+
+
+def _things(image: AnnotatedImage, size: tuple[int, int]) -> list[Thing]:
+    """Return the objects of an image as `paucal detect` sees them: cut at its edges, and with an area."""
+    height, width = size
+    outlines = image.outlines or [None] * len(image.boxes)
+    things = []
+    for box, name, crowd, outline in zip(image.boxes, image.names, image.crowd, outlines, strict=True):
+        inside = (max(box[0], 0.0), max(box[1], 0.0), min(box[2], float(width)), min(box[3], float(height)))
+        if inside[2] - inside[0] >= SMALLEST and inside[3] - inside[1] >= SMALLEST:
+            things.append(Thing(name, inside, crowd, outline or None))
+    return things
+
+
+def _masks(settings: ConvertSettings, place: Path, progress: ReportProgress) -> Content:
+    places = (None if text is None else Path(text).expanduser() for text in (settings.images, settings.masks))
+    pairs = find_pairs(place, *places)
+    images = images_of_pairs(pairs, settings.images or settings.data)
+    named = None if settings.classes is None else read_class_names(Path(settings.classes))
+    masked = read_masks(images, pairs, settings.mask_values, settings.ignore, named, progress)
+    numbers = {name: number for number, name in enumerate(masked.images.classes)}
+    sizes = [masked.images.store.size(index) for index in range(len(images))]
+    items = [Item(n, "", part, sizes[n]) for n, part in enumerate(images.declared)]
+    return Content("segment", masked.images, tuple(items), numbers, masked.masks.read)
+
+
+def _classes(settings: ConvertSettings, place: Path, progress: ReportProgress) -> Content:
+    images = open_images(
+        settings.data,
+        label_column=settings.label_column,
+        label_separator=settings.label_separator,
+        image_column=settings.image_column,
+        root=settings.data_root,
+        download=settings.download,
+    )
+    if settings.classes is not None:
+        images = choose_classes(images, settings.classes)
+    items = [Item(n, "", part, labels=tuple(images.classes_of(n))) for n, part in enumerate(images.declared)]
+    return Content("train", images, tuple(items), {name: number for number, name in enumerate(images.classes)})

@@ -1,0 +1,117 @@
+"""`paucal.convert`: a set written again in another layout."""
+
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from paucal.data.stores import EncodedStore, Store, locate
+from paucal.reading import named_path
+from paucal.runner.console import Console, RecordingConsole
+from paucal.runner.outputs import put_in_place, refuse_inside_images, require_empty
+from paucal.runs.files import try_folder
+from paucal.settings.options import check_ranges
+from paucal.settings.values import from_python, shows_settings
+from paucal.types import UserError
+from paucal.verbs.convert.content import Content, read_content
+from paucal.verbs.convert.settings import ConvertSettings, Form
+from paucal.verbs.convert.writing import LAYOUTS
+from paucal.wording import counted
+
+
+@dataclass(frozen=True)
+class Converted:
+    """Result of `paucal convert`.
+
+    Attributes:
+        folder: Folder of the images and their labels, which is valid as DATA of the verb that learns them.
+        images: Number of images.
+        lost: Number of things that the layout cannot hold, by description.
+        said: Lines that the command line prints.
+    """
+
+    folder: str
+    images: int
+    lost: dict[str, int]
+    said: tuple[str, ...] = ()
+
+
+@shows_settings(ConvertSettings)
+def convert(data: str | os.PathLike[str], **settings: Any) -> Converted:
+    """Write a set in another layout, with its images; same as `paucal convert`.
+
+    Args:
+        data: Anything that `paucal.detect`, `paucal.segment` or `paucal.train` takes.
+        **settings: Any field of `paucal.verbs.convert.settings.ConvertSettings`; `output` and `to` are needed.
+
+    Returns:
+        The folder, and what the layout could not hold.
+
+    Raises:
+        UserError: The set cannot be read, has labels that the layout does not hold, or the output is invalid.
+        TypeError: A setting does not exist.
+
+    Example:
+        >>> paucal.convert("cells/", to="coco", output="cells_coco/")  # doctest: +SKIP
+    """
+    console = RecordingConsole()
+    result = convert_set(from_python(ConvertSettings, {**settings, "data": data}, "paucal.convert", "convert"), console)
+    return replace(result, said=tuple(console.said))
+
+
+def convert_set(settings: ConvertSettings, console: Console) -> Converted:
+    """Write a set in another layout, and print a summary; see `convert`."""
+    check_ranges(settings)
+    if settings.to is None:
+        raise UserError(f"there is no --to: give the layout to write, one of {', '.join(get_args(Form))}.")
+    if settings.output is None:
+        raise UserError("there is no OUT: give a new folder for the images and their labels.")
+    target, layout = named_path(settings.output, "OUT"), LAYOUTS[settings.to]
+    require_empty(target, "OUT")
+    places = {"DATA": settings.data, "--images": settings.images, "--masks": settings.masks}
+    refuse_inside_images(target, places, settings.data_root, "OUT")
+    try_folder(target, "OUT")
+    with console.progress("reading labels") as advance:
+        content = read_content(settings, layout.kinds, advance)
+    for note in content.images.notes:
+        console.say(f"note: {note}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    try:
+        layout.write(content, folder)
+        with console.progress("copying images") as advance:
+            for done, item in enumerate(content.items, 1):
+                copy_image(content.images.store, item.index, folder / layout.place(item))
+                advance(done, len(content.items))
+        put_in_place(folder, target)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return _concluded(content, settings, console)
+
+
+def _concluded(content: Content, settings: ConvertSettings, console: Console) -> Converted:
+    lost = {words: count for words, count in content.lost.items() if count}
+    for words, count in lost.items():
+        console.say(f"lost: {words}: {count}")
+    if not lost:
+        console.say("nothing is lost.")
+    verb = {"masks": "segment", "coco": "detect"}.get(str(settings.to), content.kind)
+    written = f"{counted(len(content.items), 'image')} as {settings.to} in {settings.output}"
+    console.say(f"{written}; to learn from them: paucal {verb} {settings.output}")
+    return Converted(str(settings.output), len(content.items), lost)
+
+
+def copy_image(store: Store, index: int, path: Path) -> None:
+    """Write an image to a file: its own bytes, or PNG if it has none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    inner, place = locate(store, index)
+    if not isinstance(inner, EncodedStore):
+        store.read(index).save(path, "PNG")
+        return
+    source = inner.source(place)
+    if isinstance(source, Path):
+        shutil.copyfile(source, path)
+    else:
+        path.write_bytes(source)

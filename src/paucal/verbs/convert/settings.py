@@ -1,0 +1,23 @@
+"""The settings of `paucal convert`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paucal.settings.groups import LabelledDataSettings
+from paucal.settings.options import option
+from paucal.settings.parts import MaskFileSettings
+
+_GROUP = "convert"
+Form = Literal["yolo", "coco", "voc", "masks", "csv", "folders", "label-studio"]
+
+
+@dataclass(frozen=True)
+class ConvertSettings(MaskFileSettings, LabelledDataSettings):
+    """Every setting of `paucal convert`; the command line and `paucal.convert` share it."""
+
+    output: str | None = option("new or empty folder for the images and their labels", group=_GROUP)
+    to: Form | None = option("layout to write", group=_GROUP)
+    classes: str | None = option(
+        "use only the classes named in this file, or in 'imagenet100'; of masks their names, as in paucal segment",
+        group="data",
+    )

@@ -1,0 +1,312 @@
+"""The layouts that are written, each by one function, and the table of them."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape, quoteattr
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+from PIL import Image
+
+from paucal.data.boxes.annotations import box_of_runs, run_lengths_of, unpack_run_lengths
+from paucal.data.images import UNKNOWN
+from paucal.data.masks.coding import IGNORED
+from paucal.tasks.detection.masks import mask_of_outline, unpack_mask
+from paucal.types import UserError
+from paucal.verbs.convert.content import Content, Item, Kind, Thing
+from paucal.wording import counted
+
+BACKGROUND = "background"
+CROWDS, OUTLINES = "crowds and difficult objects, left out", "outlines, of which the box is kept"
+_LOCAL = "/data/local-files/?d="  # how Label Studio names files of a local storage
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A layout that is written.
+
+    Attributes:
+        kinds: Kinds of labels that it holds, in order of preference.
+        write: Function that writes the labels into a folder.
+        place: Function that returns the path of an image below the folder.
+    """
+
+    kinds: tuple[Kind, ...]
+    write: Callable[[Content, Path], None]
+    place: Callable[[Item], str] = lambda item: item.place("images")
+
+
+def _save(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _polygon(thing: Thing) -> list[float] | None:
+    """Return the outline of an object as a single polygon; None if it has none."""
+    outline = thing.outline
+    return outline[0] if isinstance(outline, list) and len(outline) == 1 else None
+
+
+def write_yolo(content: Content, folder: Path) -> None:
+    """Write labels/*.txt in parallel with images/, and data.yaml."""
+    names = list(content.numbers)
+    for item in content.items:
+        height, width = item.size
+        lines = []
+        for thing in item.things:
+            if thing.crowd:
+                content.lost[CROWDS] += 1
+                continue
+            left, top, right, bottom = thing.box
+            polygon = _polygon(thing)
+            content.lost[OUTLINES] += thing.outline is not None and polygon is None
+            box = (
+                (left + right) / 2 / width,
+                (top + bottom) / 2 / height,
+                (right - left) / width,
+                (bottom - top) / height,
+            )
+            points = [v / (height if n % 2 else width) for n, v in enumerate(polygon or ())]
+            values = [min(max(value, 0.0), 1.0) for value in points or box]
+            lines.append(" ".join([str(names.index(thing.name)), *(f"{value:.8f}" for value in values)]) + "\n")
+        _save(folder / item.place("labels", ".txt"), "".join(lines))
+    parts = {part or "train": f"images/{part}".rstrip("/") for part in content.parts}
+    config = {"path": ".", **parts, "names": dict(enumerate(names))}
+    _save(folder / "data.yaml", yaml.safe_dump(config, allow_unicode=True, sort_keys=False))
+
+
+def write_coco(content: Content, folder: Path) -> None:
+    """Write annotations/instances_PART.json, or instances_default.json for a set without parts."""
+    is_masks = content.kind == "segment"
+    for part in content.parts:
+        images, annotations = [], []
+        for item in content.items:
+            if item.part != part:
+                continue
+            height, width = item.size
+            images.append({"id": item.index + 1, "file_name": item.name, "width": width, "height": height})
+            for thing in _areas(content, item) if is_masks else item.things:
+                left, top, right, bottom = thing.box
+                outline = {"segmentation": thing.outline} if thing.outline else {}
+                annotations.append(
+                    {
+                        "id": len(annotations) + 1,
+                        "image_id": item.index + 1,
+                        "category_id": content.numbers[thing.name],
+                        "bbox": [left, top, right - left, bottom - top],
+                        "area": _area(thing),
+                        "iscrowd": int(thing.crowd),
+                        **outline,
+                    }
+                )
+        categories = [{"id": number, "name": name} for name, number in content.numbers.items()]
+        document = {"info": {}, "images": images, "annotations": annotations, "categories": categories}
+        _save(folder / f"annotations/instances_{part or 'default'}.json", json.dumps(document, ensure_ascii=False))
+
+
+def _area(thing: Thing) -> float:
+    """Return the area of an object in square pixels: of its outline, or else of its box."""
+    if isinstance(thing.outline, list):
+        sides = [np.asarray(polygon, dtype=np.float64).reshape(-1, 2).T for polygon in thing.outline]
+        return float(sum(abs(x @ np.roll(y, 1) - y @ np.roll(x, 1)) / 2 for x, y in sides))
+    if isinstance(thing.outline, dict):
+        counts = thing.outline["counts"]
+        lengths = unpack_run_lengths(counts.encode()) if isinstance(counts, str) else counts
+        return float(sum(lengths[1::2]))
+    left, top, right, bottom = thing.box
+    return (right - left) * (bottom - top)
+
+
+def _areas(content: Content, item: Item) -> Iterator[Thing]:
+    """Yield the pixels of each class in a mask as one object with run lengths."""
+    assert content.mask is not None
+    mask = content.mask(item.index)
+    content.lost["images with pixels without a label, which are of no class"] += bool((mask == IGNORED).any())
+    for name, number in content.numbers.items():
+        if name == BACKGROUND or not (mask == number).any():
+            continue
+        runs = run_lengths_of(mask == number)
+        box = box_of_runs(runs)
+        assert box is not None
+        yield Thing(name, box, outline=runs)
+
+
+def write_voc(content: Content, folder: Path) -> None:
+    """Write Annotations/*.xml, and the lists of parts in ImageSets/Main."""
+    for item in content.items:
+        height, width = item.size
+        objects = ""
+        for thing in item.things:
+            content.lost[OUTLINES] += thing.outline is not None
+            tags = zip(("xmin", "ymin", "xmax", "ymax"), thing.box, strict=True)
+            box = "".join(f"<{tag}>{value:.10g}</{tag}>" for tag, value in tags)
+            objects += (
+                f"<object><name>{escape(thing.name)}</name><difficult>{int(thing.crowd)}</difficult>"
+                f"<bndbox>{box}</bndbox></object>"
+            )
+        size = f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
+        text = f"<annotation><filename>{escape(item.name)}</filename>{size}{objects}</annotation>\n"
+        _save(folder / f"Annotations/{item.stem}.xml", text)
+    for part in content.parts:
+        if part:
+            lines = "".join(f"{item.stem}\n" for item in content.items if item.part == part)
+            _save(folder / f"ImageSets/Main/{part}.txt", lines)
+
+
+def write_csv(content: Content, folder: Path) -> None:
+    """Write boxes.csv with a row for each box, or labels.csv with a row for each image."""
+    has_parts = content.parts != [""]
+    if content.kind == "train":
+        _write_classes(content, folder, has_parts)
+        return
+    rows: list[list[Any]] = [["filename", "width", "height", "class", "xmin", "ymin", "xmax", "ymax", "iscrowd"]]
+    rows[0] += ["split"] * has_parts
+    for item in content.items:
+        start, end = [item.place("images"), *item.size[::-1]], [item.part] * has_parts
+        for thing in item.things:
+            content.lost[OUTLINES] += thing.outline is not None
+            rows.append([*start, thing.name, *(f"{value:.10g}" for value in thing.box), int(thing.crowd), *end])
+        if not item.things:
+            rows.append([*start, *[""] * 6, *end])
+    _save_rows(folder / "boxes.csv", rows)
+
+
+def _write_classes(content: Content, folder: Path, has_parts: bool) -> None:
+    """Write a column of classes, or a column of 1 and 0 for each class if images may have several."""
+    marks = content.images.multi_hot
+    names = list(content.numbers)
+    rows: list[list[Any]] = [["image_path", *(["label"] if marks is None else names), *["split"] * has_parts]]
+    for item in content.items:
+        labels = (
+            item.labels if marks is None else ["" if mark == UNKNOWN else mark for mark in marks[item.index].tolist()]
+        )
+        rows.append([item.place("images"), *(labels or [""]), *[item.part] * has_parts])
+    _save_rows(folder / "labels.csv", rows)
+
+
+def _save_rows(path: Path, rows: Sequence[Sequence[Any]]) -> None:
+    text = StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    _save(path, text.getvalue())
+
+
+def write_masks(content: Content, folder: Path) -> None:
+    """Write masks/*.png whose values are the numbers of classes, and classes.csv with their names."""
+    is_drawn = content.kind == "detect"
+    names = [BACKGROUND, *(name for name in content.numbers if name != BACKGROUND)] if is_drawn else [*content.numbers]
+    for item in content.items:
+        content.lost["objects, whose pixels are areas of their class now"] += len(item.things)
+        mask = _draw(item, names) if content.mask is None else content.mask(item.index)
+        path = folder / item.place("masks", ".png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(mask).save(path)
+    _save_rows(folder / "classes.csv", [["name", "value"], *([name, number] for number, name in enumerate(names))])
+
+
+def _draw(item: Item, names: Sequence[str]) -> NDArray[np.uint8]:
+    """Return the mask of the outlines of objects, the largest first; crowds are unlabelled pixels.
+
+    Raises:
+        UserError: An object has no outline, or its outline is invalid.
+    """
+    mask = np.zeros(item.size, dtype=np.uint8)
+    drawn: list[tuple[int, NDArray[np.bool_]]] = []
+    for thing in item.things:
+        if not thing.outline:
+            raise UserError(
+                f"a box of {thing.name!r} in {item.name!r} has no outline, and masks need one of each object: convert "
+                "to another layout, or draw outlines."
+            )
+        number = IGNORED if thing.crowd else names.index(thing.name)
+        where = f"{item.name!r} has an outline of {thing.name!r}"
+        drawn.append((number, unpack_mask(mask_of_outline(thing.outline, item.size, where)).astype(bool)))
+    for number, pixels in sorted(drawn, key=lambda one: -int(one[1].sum())):
+        mask[pixels] = number
+    return mask
+
+
+def write_label_studio(content: Content, folder: Path) -> None:
+    """Write a list of tasks for each part, and the labelling interface."""
+    for part in content.parts:
+        tasks = []
+        for item in content.items:
+            if item.part == part:
+                image = f"{_LOCAL}{item.place('images')}"
+                results = [_region(content, item, n, thing) for n, thing in enumerate(item.things) if not thing.crowd]
+                content.lost[CROWDS] += sum(thing.crowd for thing in item.things)
+                if content.kind == "train" and item.labels:
+                    value = {"choices": list(item.labels)}
+                    results = [{"from_name": "choice", "to_name": "image", "type": "choices", "value": value}]
+                tasks.append({"id": item.index + 1, "data": {"image": image}, "annotations": [{"result": results}]})
+        _save(folder / f"{part or 'tasks'}.json", json.dumps(tasks, ensure_ascii=False))
+    tag, one = ("Choices", "Choice") if content.kind == "train" else ("RectangleLabels", "Label")
+    tags = [tag, "PolygonLabels"] if any(_polygon(thing) for item in content.items for thing in item.things) else [tag]
+    labels = "".join(f"<{one} value={quoteattr(name)}/>" for name in content.numbers)
+    several = ' choice="multiple"' if content.images.multi_hot is not None and content.kind == "train" else ""
+    controls = "".join(f'<{tag} name="{_control(tag)}" toName="image"{several}>{labels}</{tag}>' for tag in tags)
+    _save(folder / "label_config.xml", f'<View><Image name="image" value="$image"/>{controls}</View>\n')
+
+
+def _control(tag: str) -> str:
+    return {"Choices": "choice", "RectangleLabels": "label", "PolygonLabels": "polygon"}[tag]
+
+
+def _region(content: Content, item: Item, number: int, thing: Thing) -> dict[str, Any]:
+    height, width = item.size
+    left, top, right, bottom = (100 * v / side for v, side in zip(thing.box, (width, height) * 2, strict=True))
+    polygon = _polygon(thing)
+    content.lost[OUTLINES] += thing.outline is not None and polygon is None
+    value: dict[str, Any] = {"x": left, "y": top, "width": right - left, "height": bottom - top, "rotation": 0}
+    kind, name = "rectanglelabels", "label"
+    if polygon is not None:
+        pairs = zip(polygon[::2], polygon[1::2], strict=True)
+        value = {"points": [[100 * x / width, 100 * y / height] for x, y in pairs], "closed": True}
+        kind, name = "polygonlabels", "polygon"
+    stated = {"original_width": width, "original_height": height, "image_rotation": 0}
+    region = {"id": f"{item.index + 1}-{number + 1}", "from_name": name, "to_name": "image", "type": kind}
+    return {**region, **stated, "value": {**value, kind: [thing.name]}}
+
+
+def _folder_of_class(item: Item) -> str:
+    return "/".join(part for part in (item.part, _class_folder(item), item.name) if part)
+
+
+def _class_folder(item: Item) -> str:
+    return item.labels[0].replace("/", "_").replace("\\", "_").lstrip(".") or "_" if item.labels else ""
+
+
+def write_folders(content: Content, folder: Path) -> None:
+    """Check that each image has one class, whose folder it lies in.
+
+    Raises:
+        UserError: An image has no class or several, or two classes would have one folder.
+    """
+    odd = next((item for item in content.items if len(item.labels) != 1), None)
+    if odd is not None:
+        raise UserError(
+            f"{odd.name!r} has {counted(len(odd.labels), 'class', 'classes')}, and folders hold one class of each "
+            "image: convert with --to csv."
+        )
+    names = {_class_folder(item).casefold(): item.labels[0] for item in content.items}
+    if len(names) < len({item.labels[0] for item in content.items}):
+        raise UserError("names of classes differ in signs or case that folders may not have: convert with --to csv.")
+    content.lost["images of classes whose folders have other names"] += sum(
+        _class_folder(item) != item.labels[0] for item in content.items
+    )
+
+
+LAYOUTS: dict[str, Layout] = {
+    "yolo": Layout(("detect",), write_yolo),
+    "coco": Layout(("detect", "segment"), write_coco),
+    "voc": Layout(("detect",), write_voc, lambda item: f"JPEGImages/{item.name}"),
+    "masks": Layout(("segment", "detect"), write_masks),
+    "csv": Layout(("detect", "train"), write_csv),
+    "folders": Layout(("train",), write_folders, _folder_of_class),
+    "label-studio": Layout(("detect", "train"), write_label_studio),
+}

@@ -1,0 +1,200 @@
+"""`paucal convert`: what is written is read back equal, and what a layout cannot hold is said."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import paucal
+from cli.calls import make_photos, make_scenes
+from data.boxes.written import write_label_studio, write_yolo
+from paucal.cli.main import main
+from paucal.data.boxes.opening import read_boxes
+from paucal.data.masks.masked_images import images_of_pairs, read_masks
+from paucal.data.masks.pairs import find_pairs
+from paucal.data.sources.opening import open_images
+from paucal.tasks.detection.images import open_boxed
+from paucal.types import UserError
+from paucal.verbs.convert.content import read_content, unique_names
+from paucal.verbs.convert.settings import ConvertSettings
+from paucal.verbs.convert.writing import CROWDS, LAYOUTS, OUTLINES, mask_of_outline, unpack_mask
+from promises.boxes import LAYOUTS as MAKERS
+from promises.boxes import Maker
+
+BOXES = ("yolo", "coco", "voc", "csv", "label-studio")
+NO_CROWDS, NO_OUTLINES = ("yolo", "label-studio"), ("voc", "csv")
+
+
+def described(place: Path) -> dict[str, tuple]:
+    """Return the part, the size and the objects of each image, by a key that conversions keep: the pixels."""
+    content = read_content(ConvertSettings(data=str(place), to="coco"), ("detect",), lambda done, total: None)
+    found = {}
+    for item in content.items:
+        key = np.asarray(content.images.store.read(item.index)).tobytes()
+        things = [(thing.name, thing.box, thing.crowd, thing.outline) for thing in item.things]
+        assert key not in found
+        found[key] = (item.part, item.size, things)
+    return found
+
+
+def require_equal(first: dict, second: dict, to: str, no_parts: bool) -> None:
+    assert first.keys() == second.keys()
+    for key, (part, size, things) in first.items():
+        other_part, other_size, others = second[key]
+        assert size == other_size
+        assert part == other_part or (no_parts and other_part in ("", "train"))
+        kept = [thing for thing in things if not (thing[2] and to in NO_CROWDS)]
+        assert [thing[0] for thing in kept] == [thing[0] for thing in others]
+        assert [thing[2] for thing in kept] == [thing[2] for thing in others]
+        for (_, box, _, outline), (_, other_box, _, other_outline) in zip(kept, others, strict=True):
+            assert other_box == pytest.approx(box, abs=2e-3)
+            if outline and to not in NO_OUTLINES:
+                assert other_outline is not None
+                most = np.resize(size[::-1], len(outline[0])) if to == "yolo" else np.inf
+                expected = np.clip(outline[0], 0 if to == "yolo" else -np.inf, most)
+                assert other_outline[0] == pytest.approx(expected.tolist(), abs=2e-3)
+            if outline and to == "coco":
+                assert other_outline == outline
+            assert outline or not other_outline
+
+
+@pytest.mark.parametrize("seed", range(2 * len(MAKERS)))
+def test_boxes__of_random_sets_are_read_back_equal(tmp_path: Path, seed: int):
+    root = tmp_path / "set"
+    root.mkdir()
+    made = MAKERS[seed % len(MAKERS)](Maker(root, seed))
+    try:
+        first = described(made.place)
+    except UserError:
+        pytest.skip("a set that nobody reads")
+    no_parts = {part for part, _, _ in first.values()} == {""}
+    for to in BOXES:
+        result = paucal.convert(made.place, to=to, output=tmp_path / to)
+        require_equal(first, described(tmp_path / to), to, no_parts)
+        crowds = sum(thing[2] for _, _, things in first.values() for thing in things)
+        outlines = sum(bool(thing[3]) for _, _, things in first.values() for thing in things)
+        assert result.lost.get(CROWDS, 0) == (crowds if to in NO_CROWDS else 0)
+        assert result.lost.get(OUTLINES, 0) == (outlines if to in NO_OUTLINES else 0)
+        assert result.images == len(first)
+
+
+def test_chains_of_conversions__end_where_they_began(tmp_path: Path):
+    place = write_yolo(tmp_path / "set", outline=True)
+    first = described(place)
+    for to in ("coco", "label-studio", "yolo", "coco"):
+        out = tmp_path / f"{len(list(tmp_path.iterdir()))}-{to}"
+        paucal.convert(place, to=to, output=out)
+        place = out
+    last = described(place)
+    require_equal(first, last, "coco-like", no_parts=False)
+    assert open_boxed(place).classes == open_boxed(tmp_path / "set").classes
+
+
+def test_outlines__become_masks_as_the_detector_draws_them(tmp_path: Path):
+    root = write_label_studio(tmp_path / "set", "polygon")
+    paucal.convert(root, to="masks", output=tmp_path / "masks")
+    pairs = find_pairs(tmp_path / "masks")
+    masked = read_masks(images_of_pairs(pairs, "masks"), pairs)
+    names = ["background", *read_boxes(root)[1].numbers]
+    assert list(masked.images.classes) == names
+    for number, image in enumerate(read_boxes(root)[1].images):
+        size = masked.images.store.size(number)
+        expected = np.zeros(size, dtype=np.uint8)
+        drawn = [unpack_mask(mask_of_outline(outline, size, "")).astype(bool) for outline in image.outlines]
+        for place in sorted(range(len(drawn)), key=lambda place: -int(drawn[place].sum())):
+            expected[drawn[place]] = names.index(image.names[place])
+        assert masked.masks.read(number).tolist() == expected.tolist()
+    with pytest.raises(UserError, match="has no outline, and masks need one of each object"):
+        paucal.convert(write_label_studio(tmp_path / "boxes"), to="masks", output=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_masks__are_kept_as_numbers_and_become_areas_of_coco(tmp_path: Path):
+    root = make_scenes(tmp_path / "set", 4)
+    first = _masks(root)
+    paucal.convert(root, to="masks", output=tmp_path / "masks")
+    assert _masks(tmp_path / "masks") == first
+    result = paucal.convert(root, to="coco", output=tmp_path / "coco")
+    assert result.lost == {}
+    names = list(paucal.check(root).checked.images.classes)
+    for image in read_boxes(tmp_path / "coco")[1].images:
+        mask = np.asarray(Image.open(root / "masks" / f"{Path(image.key).stem}.png"))
+        for name, outline in zip(image.names, image.outlines, strict=True):
+            flat = np.repeat(np.arange(len(outline["counts"])) % 2, outline["counts"])
+            assert ((mask == names.index(name)) == flat.reshape(mask.shape[::-1]).T).all()
+
+
+def _masks(root: Path) -> list[list]:
+    pairs = find_pairs(root)
+    masked = read_masks(images_of_pairs(pairs, str(root)), pairs)
+    return [list(masked.images.classes), *(masked.masks.read(n).tolist() for n in range(len(masked.images)))]
+
+
+@pytest.mark.parametrize("to", ["folders", "csv", "label-studio"])
+def test_classes__of_images_are_read_back_equal(tmp_path: Path, to: str):
+    root = make_photos(tmp_path / "set")
+    first = open_images(root)
+    paucal.convert(root, to=to, output=tmp_path / "out")
+    second = open_images(tmp_path / "out")
+    assert second.classes == first.classes
+    assert _labels(second) == _labels(first)
+    assert set(second.declared) == set(first.declared)
+
+
+def _labels(images) -> dict[bytes, list[str]]:
+    return {np.asarray(images.store.read(n)).tobytes(): images.classes_of(n) for n in range(len(images))}
+
+
+def test_several_labels_and_built_in_images(tmp_path: Path):
+    for n in range(4):
+        Image.fromarray(np.full((8, 8, 3), 40 * n, np.uint8)).save(tmp_path / f"{n}.png")
+    (tmp_path / "labels.csv").write_text("image,label\n0.png,a;b\n1.png,a\n2.png,\n3.png,b\n")
+    first = open_images(tmp_path / "labels.csv")
+    for to in ("csv", "label-studio"):
+        out = tmp_path.parent / f"{tmp_path.name}-{to}"
+        paucal.convert(tmp_path / "labels.csv", to=to, output=out)
+        assert _labels(open_images(out)) == _labels(first)
+    with pytest.raises(UserError, match=r"'0\.png' has 2 classes, and folders hold one class"):
+        paucal.convert(tmp_path / "labels.csv", to="folders", output=tmp_path.parent / "never")
+    digits = paucal.convert("digits", to="folders", output=tmp_path.parent / f"{tmp_path.name}-digits")
+    assert open_images(digits.folder).class_counts().tolist() == open_images("digits").class_counts().tolist()
+
+
+def test_names__are_unique_without_their_endings():
+    assert unique_names(["a/1.jpg", "b/1.jpg", "c/1.png", "d/2.png"]) == ["a__1.jpg", "b__1.jpg", "c__1.png", "2.png"]
+    assert len(set(unique_names(["a.jpg", "a.png", "A.bmp"]))) == 3
+    stems = [Path(name).stem.lower() for name in unique_names(["a/b.jpg", "a__b.jpg", "x/a__b.png", "a.jpg", "a.png"])]
+    assert len(set(stems)) == 5
+
+
+def test_the_command__says_what_is_lost_and_refuses_what_the_layout_cannot_hold(tmp_path: Path, capsys):
+    root = write_yolo(tmp_path / "set", outline=True)
+    assert main(["convert", str(root), str(tmp_path / "voc"), "--to", "voc"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    count = sum(len(image.boxes) for image in read_boxes(root)[1].images)
+    assert f"lost: {OUTLINES}: {count}" in said
+    assert "6 images as voc in" in said
+    for arguments, words in (
+        ([str(root), str(tmp_path / "a"), "--to", "folders"], "and --to folders takes classes of images"),
+        ([str(root), str(tmp_path / "voc"), "--to", "coco"], "is not empty"),
+        ([str(root), str(root / "out"), "--to", "coco"], "lies within the images"),
+        ([str(root), str(tmp_path / "a")], "there is no --to: give the layout to write, one of yolo, coco"),
+        ([str(tmp_path / "none"), str(tmp_path / "a"), "--to", "csv"], "does not exist"),
+        ([str(make_scenes(tmp_path / "scenes", 3)), str(tmp_path / "a"), "--to", "yolo"], "--to yolo takes boxes"),
+    ):
+        assert main(["convert", *arguments]) == 2
+        assert words in " ".join(capsys.readouterr().err.split())
+        assert not (tmp_path / "a").exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_every_layout__has_an_entry_and_keeps_the_bytes_of_images(tmp_path: Path):
+    assert set(LAYOUTS) == {*BOXES, "masks", "folders"}
+    root = write_yolo(tmp_path / "set")
+    for to in BOXES:
+        paucal.convert(root, to=to, output=tmp_path / to)
+        written = sorted(path.read_bytes() for path in (tmp_path / to).rglob("*.png"))
+        assert written == sorted(path.read_bytes() for path in root.rglob("*.png"))
+        shutil.rmtree(tmp_path / to)
