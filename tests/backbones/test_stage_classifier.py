@@ -9,6 +9,7 @@ from torch import nn
 
 from paucal.backbones import BackboneSpec
 from paucal.backbones.stage_classifier import STAGES, StageClassifier, StageMap, add_stage_classifier, last_stage_maps
+from paucal.labeling.teacher import DenseTeacher
 from paucal.models.features import ClassifierInputs, StagedInputs
 from paucal.types import FeatureRequest, UserError
 
@@ -110,3 +111,30 @@ def test_classifier__of_a_network_that_has_none_is_refused():
     with pytest.raises(UserError, match="no linear classifier"):
         add_stage_classifier(timm.create_model("resnet18", num_classes=0), (SIDE, SIDE))
     assert last_stage_maps(nn.Sequential(nn.Linear(3, 3)), (SIDE, SIDE)) == ()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_features__of_a_backbone_with_it_have_the_models_logits(name):
+    backbone = small(name)
+    add_stage_classifier(backbone.model, (SIDE, SIDE))
+    with torch.no_grad():
+        expected = backbone.model.eval()(images())
+        for request in (FeatureRequest(), FeatureRequest("stages")):
+            torch.testing.assert_close(backbone(images(), request).logits, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_part_of_the_last_features__leaves_out_stages_and_bias():
+    model = add_stage_classifier(small("resnet18").model, (SIDE, SIDE)).eval()
+    layer, features = model.get_submodule("fc"), torch.randn(4, 24)
+    with layer.last_features_alone():
+        torch.testing.assert_close(layer(features), features @ layer.weight[:, :24].T)
+
+
+def test_teacher__has_the_images_logits_as_the_mean_of_its_cells():
+    model = add_stage_classifier(small("resnet18").model, (SIDE, SIDE)).eval()
+    with torch.no_grad():
+        cells, whole = DenseTeacher(model, (SIDE, SIDE))(images())
+        torch.testing.assert_close(whole, model(images()))
+    assert cells.shape == (3, 5, *cells.shape[2:])
+    torch.testing.assert_close(cells.mean((2, 3)), whole)
+    assert float(cells.flatten(2).std(2).min()) > 0

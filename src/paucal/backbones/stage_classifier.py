@@ -1,6 +1,7 @@
 """A linear classifier that reads the pooled maps of a network's last stages beside its last features."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -130,10 +131,27 @@ class StageClassifier(nn.Linear):
         pool = StagePool(model, maps)
         super().__init__(own_features + pool.width, classes)
         self.pool = pool
+        self._own_features, self._alone = own_features, False
 
     def forward(self, input: Tensor) -> Tensor:
         """Return (B, K) logits of (B, D) last features."""
+        if self._alone:
+            return F.linear(input, self.weight[:, : self._own_features])
         return F.linear(self.pool.join(input), self.weight, self.bias)
+
+    @contextmanager
+    def last_features_alone(self) -> Iterator[None]:
+        """Inside a `with` block, return the part of the logits that comes from the last features."""
+        self._alone = True
+        try:
+            yield
+        finally:
+            self._alone = False
+
+
+def stage_classifier(model: nn.Module) -> StageClassifier | None:
+    """Return the classifier of a model that reads its last stages; None where the model has another one."""
+    return next((part for part in model.modules() if isinstance(part, StageClassifier)), None)
 
 
 def add_stage_classifier(model: nn.Module, image_size: Size) -> nn.Module:

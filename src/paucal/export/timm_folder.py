@@ -20,7 +20,8 @@ WEIGHTS, CARD, CONFIG, PAGE = "model.safetensors", "model.json", "config.json", 
 def write_timm_folder(folder: Path, module: nn.Module, card: ModelCard, page: str) -> list[Path]:
     """Write weights and JSON, which `paucal.load(folder)` and `timm.create_model("local-dir:folder")` read.
 
-    timm knows paucal's own backbones only after paucal is imported.
+    timm knows paucal's own backbones only after paucal is imported. It has no classifier that reads several stages, so
+    such a model gets no `config.json` and is for `paucal.load` alone.
 
     Args:
         folder: Existing folder.
@@ -33,9 +34,14 @@ def write_timm_folder(folder: Path, module: nn.Module, card: ModelCard, page: st
     """
     save_weights(folder / WEIGHTS, module.state_dict())
     write_text(folder / CARD, json.dumps(card.to_dict(), indent=2, ensure_ascii=False) + "\n")
-    _write_config(folder / CONFIG, module, card)
+    names = [WEIGHTS, CARD, PAGE]
+    if card.reads_stages:
+        (folder / CONFIG).unlink(missing_ok=True)  # of an earlier export
+    else:
+        _write_config(folder / CONFIG, module, card)
+        names.insert(2, CONFIG)
     write_text(folder / PAGE, page)
-    return [folder / name for name in (WEIGHTS, CARD, CONFIG, PAGE)]
+    return [folder / name for name in names]
 
 
 def _write_config(path: Path, module: nn.Module, card: ModelCard) -> None:
@@ -79,8 +85,11 @@ def model_page(
         report: Report on the test images; None if there is none.
     """
     fed = card.preprocessing
+    library = () if card.reads_stages else ("library_name: timm",)
+    tags = ("- image-classification",) if card.reads_stages else ("- image-classification", "- timm")
+    loaded = () if card.reads_stages else (_TIMM,)
     lines = [
-        *("---", "library_name: timm", "tags:", "- image-classification", "- timm", "---", ""),
+        *("---", *library, "tags:", *tags, "---", ""),
         *(f"# {_plain(card.backbone.name)}", ""),
         f"An image classifier for {len(card.classes)} classes: {card.backbone.name}, images of "
         f"{'x'.join(map(str, fed.image_size))} pixels, trained with paucal.",
@@ -94,10 +103,10 @@ def model_page(
         "It knows nothing but its classes: an image of anything else is given one of them too. Scores hold for images "
         "like the test images; photographs of another camera, place or season may do worse.",
         *("", "## Use", ""),
-        *("```python", "import paucal, timm", "from PIL import Image", ""),
+        *("```python", "import paucal" if card.reads_stages else "import paucal, timm", "from PIL import Image", ""),
         'model = paucal.load("this-folder")',
         'print(model.probabilities([Image.open("photo.jpg")]), model.classes)',
-        'network = timm.create_model("local-dir:this-folder", pretrained=True)  # the network alone',
+        *loaded,
         *("```", ""),
         f"Input: mean {list(fed.mean)}, deviation {list(fed.std)}, {fed.interpolation}, {fed.resize} "
         f"{fed.crop_ratio:g}. Probabilities: {'sigmoid' if card.several else 'softmax'} of the logits over "
@@ -107,6 +116,7 @@ def model_page(
     return "\n".join(lines)
 
 
+_TIMM = 'network = timm.create_model("local-dir:this-folder", pretrained=True)  # the network alone'
 _FACTS = {"data": "images", "split": "split", "method": "method", "epochs": "passes"}
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import last_tensor
 from paucal.backbones.spec import lay_out_convolutions
+from paucal.backbones.stage_classifier import stage_classifier
 from paucal.data.images import ImageSet
 from paucal.data.loader import make_eval_loader
 from paucal.data.maps.store import MapWriter
@@ -72,8 +73,15 @@ class DenseTeacher(nn.Module):
             whole, tokens = self._dense(final)
             return tokens.transpose(1, 2).unflatten(2, self.grid), whole
         whole = model.forward_head(final)  # type: ignore[operator]
-        cells = self.backbone(images).grids[0] if last_tensor(final).ndim == 2 else self._cells(final)
-        return cells, whole
+        if last_tensor(final).ndim == 2:
+            return self.backbone(images).grids[0], whole
+        stages = stage_classifier(model)
+        if stages is None:
+            return self._cells(final), whole
+        with stages.last_features_alone():
+            cells = self._cells(final)
+        # What the stages say holds for the whole image, and is the same for every cell.
+        return cells + (whole - cells.mean((2, 3)))[:, :, None, None], whole
 
     def _cells(self, final: Tensor) -> Tensor:
         final = last_tensor(final)

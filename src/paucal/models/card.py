@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor, nn
 
 from paucal.backbones.spec import BackboneSpec
+from paucal.backbones.stage_classifier import add_stage_classifier
 from paucal.data.classes import plain_if_distinct
 from paucal.models.preprocessing import Preprocessing, is_number
 from paucal.models.tasks import CLASSIFICATION, VERBS
@@ -28,6 +29,7 @@ class ModelCard:
         temperature: Number by which logits are divided before the softmax, see `evaluation.calibration`.
         thresholds: (K,) lowest probabilities at which each class is predicted, for a model with one sigmoid per class,
             whose images may have several labels; None for a model with a softmax.
+        reads_stages: Whether the classifier reads the last stages too, see `backbones.stage_classifier`.
 
     Raises:
         UserError: the temperature or a threshold is out of range.
@@ -41,6 +43,7 @@ class ModelCard:
     preprocessing: Preprocessing
     temperature: float = 1.0
     thresholds: tuple[float, ...] | None = None
+    reads_stages: bool = False
 
     def __post_init__(self) -> None:
         if not is_number(self.temperature) or not COLDEST <= self.temperature <= HOTTEST:
@@ -74,6 +77,7 @@ class ModelCard:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
         several = {} if self.thresholds is None else {"thresholds": list(self.thresholds)}
+        stages = {"reads_stages": True} if self.reads_stages else {}
         return {
             "format": FORMAT_OF_SEVERAL if several else FORMAT,
             "backbone": self.backbone.to_dict(),
@@ -81,6 +85,7 @@ class ModelCard:
             "preprocessing": self.preprocessing.to_dict(),
             "temperature": self.temperature,
             **several,
+            **stages,
         }
 
     @classmethod
@@ -132,6 +137,7 @@ class ModelCard:
         return spec.num_classes, {
             "temperature": temperature,
             "thresholds": tuple(stored["thresholds"]) if several else None,
+            "reads_stages": stored.get("reads_stages", False) is True,
         }
 
     def build(self) -> nn.Module:
@@ -141,4 +147,5 @@ class ModelCard:
             UserError: the backbone cannot be built.
         """
         # All weights come from the run; published ones would be fetched for nothing.
-        return replace(self.backbone, pretrained=False).build().model
+        model = replace(self.backbone, pretrained=False).build().model
+        return add_stage_classifier(model, self.backbone.image_size) if self.reads_stages else model

@@ -1,17 +1,20 @@
 """The first model: the pretrained weights that suit the images best, with a linear head fitted to their features."""
 
+import copy
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from paucal.backbones.stage_classifier import add_stage_classifier, last_stage_maps
 from paucal.evaluation.predictions import predict_in_order
-from paucal.models.features import ClassifierInputs, linear_classifier
+from paucal.models.card import ModelCard
+from paucal.models.features import ClassifierInputs, StagedInputs, linear_classifier
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import save_trained
 from paucal.runner.clock import duration, finish
@@ -20,6 +23,7 @@ from paucal.runs import RunFolder
 from paucal.runs.weights import save_weights
 from paucal.settings.groups import JobSettings
 from paucal.tasks.classification.assembly import HEAD, TrainingSetup
+from paucal.tasks.classification.auto_tune.head_race import RaceResult, race_heads
 from paucal.tasks.classification.auto_tune.probe import Head, fit_head, head_score, stratified
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.state import TuneState
@@ -40,6 +44,7 @@ def frozen_features(
     preprocess: Preprocessing,
     settings: JobSettings,
     progress: Callable[[int, int], None] | None = None,
+    staged: bool = False,
 ) -> Tensor:
     """Return (N, D) float32 features on the CPU, in the order of `indices`.
 
@@ -50,9 +55,10 @@ def frozen_features(
         preprocess: Preprocessing of the images.
         settings: Settings with the device and the number of loader processes.
         progress: Called with (images done, N).
+        staged: Whether the pooled maps of the last stages follow the last features, see `StagedInputs`.
     """
-    device = settings.device
-    inputs = ClassifierInputs(model.to(device))
+    device, model = settings.device, model.to(settings.device)
+    inputs = StagedInputs(model, preprocess.image_size) if staged else ClassifierInputs(model)
     try:
         return predict_in_order(inputs, eval_loader(data, indices, preprocess, settings), indices, device, progress)
     finally:
@@ -153,16 +159,20 @@ class Fitted:
     """A linear head on frozen features.
 
     Attributes:
-        head: Linear head.
-        score: Score on the validation images; from cross-validation where there are none.
+        head: Linear head on the last features.
+        score: Score of the best head on the validation images; from cross-validation where there are none.
         images: Number of training images that it was fitted to.
         seconds: Seconds of one image through the frozen network.
+        race: Comparison with heads that read the last stages too; without a head where they did not win.
+        race_seconds: Seconds of the comparison.
     """
 
     head: Head
     score: float
     images: int
     seconds: float
+    race: RaceResult = field(default_factory=RaceResult)
+    race_seconds: float = 0.0
 
 
 def fit_probe(state: TuneState) -> None:
@@ -170,31 +180,56 @@ def fit_probe(state: TuneState) -> None:
     if state.record.probe is not None:
         return
     setup, start_time = state.setup, time.monotonic()
-    fitted = fit_probe_head(state, setup, "first model: features")
-    head, score, images = fitted.head, fitted.score, fitted.images
+    fitted = fit_probe_head(state, setup, "first model: features", race=True)
     state.image_seconds = fitted.seconds  # more precise than the few images timed before
     classifier = linear_classifier(setup.objective.deployable())
     if classifier is not None:
-        head.put_into(classifier)
-    save_head(state.run, head, HEAD)
-    save_trained(state.run, setup.objective.deployable(), setup.card)
+        fitted.head.put_into(classifier)
+    save_head(state.run, fitted.head, HEAD)  # tuning starts from it, whichever head won
+    save_trained(state.run, *_deployed(setup, fitted.race))
+    best = fitted.race.head or fitted.head
     details = {
         "model": setup.settings.model,
         "img_size": list(setup.settings.img_size),
-        "strength": head.strength,
-        "images": images,
-        "cross_validated": head.cross_validated,
+        "strength": best.strength,
+        "images": fitted.images,
+        "cross_validated": best.cross_validated,
+        "head": fitted.race.name,
+        "heads": dict(fitted.race.losses),
+        "race_seconds": fitted.race_seconds,
     }
-    state.save(probe=TuneStep("probe", score, time.monotonic() - start_time, details))
+    state.save(probe=TuneStep("probe", fitted.score, time.monotonic() - start_time, details))
     images_of_score = "validation images" if len(setup.data.part("val")) else "held-out training images"
+    score = setup.data.primary_metric.format_score(fitted.score, images_of_score)
     state.console.say(
-        f"first model after {duration(state.spent)}: {setup.data.primary_metric.format_score(score, images_of_score)} "
-        f"(a linear head on frozen features of {images} images); it is in {state.run.path} and ready for use"
+        f"first model after {duration(state.spent)}: {score} "
+        f"(a linear head on frozen features of {fitted.images} images, {fitted.race.name}); it is in {state.run.path} "
+        "and ready for use"
     )
 
 
-def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str) -> Fitted:
-    """Fit a head to the features of a run's network at its image size."""
+def _deployed(setup: TrainingSetup, race: RaceResult) -> tuple[nn.Module, ModelCard]:
+    """Return the network with the winning head, and its card; the network that is tuned stays as it is."""
+    network = setup.objective.deployable()
+    if race.head is None:
+        return network, setup.card
+    network = add_stage_classifier(copy.deepcopy(network).cpu(), setup.card.backbone.image_size)
+    classifier = linear_classifier(network)
+    if classifier is None:
+        raise ValueError("the network has no linear classifier")
+    race.head.put_into(classifier)
+    return network, replace(setup.card, reads_stages=True)
+
+
+def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: bool = False) -> Fitted:
+    """Fit a head to the features of a run's network at its image size.
+
+    Args:
+        state: State of the auto-tuning.
+        setup: Setup with the network and the image size.
+        title: Title of the progress bar.
+        race: Whether heads that read the last stages too may replace it in the first model.
+    """
     data, settings = setup.data, setup.settings
     train, val = (torch.from_numpy(data.part(name)) for name in ("train", "val"))
     all_labels = torch.from_numpy(data.images.targets).long()
@@ -204,16 +239,29 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str) -> Fitted
         rows = stratified(all_labels[train], int(affordable), settings.seed)
         state.console.say(f"note: the time allows features of {len(rows)} of the {len(train)} training images")
     together = torch.cat([train[rows], val])
+    network, card = setup.objective.deployable(), setup.card
+    staged = race and all_labels.ndim == 1 and bool(last_stage_maps(network, card.backbone.image_size))
     start_time = time.perf_counter()
     with state.console.progress(title) as advance:
-        features = frozen_features(
-            setup.objective.deployable(), data, together.numpy(), setup.card.preprocessing, settings, advance
-        )
+        features = frozen_features(network, data, together.numpy(), card.preprocessing, settings, advance, staged)
     seconds = (time.perf_counter() - start_time) / max(len(together), 1)
     labels, count = all_labels[together], len(rows)
-    head = fit_head(features[:count], labels[:count], len(setup.card.classes), settings.seed)
-    score = head_score(head, features[count:], labels[count:]) if len(val) else head.cross_validated
-    return Fitted(head, 0.0 if score is None else score, count, seconds)
+    last = features[:, : _own_width(network)]
+    head = fit_head(last[:count], labels[:count], len(card.classes), settings.seed)
+    start_time, result = time.perf_counter(), RaceResult()
+    if staged:
+        fitted = last[:count], features[:count], labels[:count]
+        result = race_heads(*fitted, len(card.classes), head.strength, settings.seed)
+    race_seconds = time.perf_counter() - start_time
+    best, inputs = (head, last) if result.head is None else (result.head, features)
+    score = head_score(best, inputs[count:], labels[count:]) if len(val) else best.cross_validated
+    return Fitted(head, 0.0 if score is None else score, count, seconds, result, race_seconds)
+
+
+def _own_width(network: nn.Module) -> int | None:
+    """Return the number of last features, which the network's own classifier reads."""
+    classifier = linear_classifier(network)
+    return None if classifier is None else classifier.in_features
 
 
 def save_head(run: RunFolder, head: Head, name: str) -> None:
