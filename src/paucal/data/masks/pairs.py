@@ -18,6 +18,7 @@ from paucal.data.masks.naming import (
     without_suffix,
 )
 from paucal.data.masks.part_lists import read_part_lists
+from paucal.data.sources.archive import ARCHIVE_SUFFIXES, COMPRESSED
 from paucal.data.sources.folder import find_images
 from paucal.data.splits.part_names import part_among_words
 from paucal.types import NoLabelsError, UserError
@@ -286,4 +287,6 @@ def _lacking(data: Path, sides: Sides) -> str:
 def _require_folder(path: Path, flag: str) -> None:
     if not path.is_dir():
         problem = "is no folder" if path.exists() else "does not exist"
+        if path.name.lower().endswith((*ARCHIVE_SUFFIXES, *COMPRESSED)) and path.exists():
+            raise NoLabelsError(f"{flag}: {str(path)!r} is an archive, and masks are read from folders: unpack it.")
         raise UserError(f"{flag}: {str(path)!r} {problem}; give a folder of image files.")

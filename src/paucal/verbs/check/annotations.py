@@ -115,7 +115,7 @@ def crop_findings(opening: Sequence[Finding], survey: Survey, device: str) -> li
 
 def _has_masks(root: Path) -> bool:
     if not root.is_dir():
-        return False
+        return is_archive(root) and "segment" in recognise(root)
     keys = find_images(root)
     return masks_among(keys, FileStore(root, keys)) is not None
 
@@ -127,6 +127,8 @@ def _without_masks(root: Path, problem: UserError) -> ImageSet:
         UserError: There are no images.
     """
     keys = find_images(root) if root.is_dir() else []
+    if is_archive(root) and root.exists():
+        return open_images(root, labelled=False)
     if not keys:
         raise problem
     return ImageSet(
