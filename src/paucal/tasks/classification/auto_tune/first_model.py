@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from paucal.backbones.stage_classifier import add_stage_classifier, last_stage_maps
@@ -24,7 +25,7 @@ from paucal.runs.weights import save_weights
 from paucal.settings.groups import JobSettings
 from paucal.tasks.classification.assembly import HEAD, TrainingSetup
 from paucal.tasks.classification.auto_tune.head_race import RaceResult, race_heads
-from paucal.tasks.classification.auto_tune.probe import Head, fit_head, head_score, stratified
+from paucal.tasks.classification.auto_tune.probe import MOST_COMPARED, Head, fit_head, head_score, stratified
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.state import TuneState
 
@@ -247,12 +248,14 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
     seconds = (time.perf_counter() - start_time) / max(len(together), 1)
     labels, count = all_labels[together], len(rows)
     last = features[:, : _own_width(network)]
-    head = fit_head(last[:count], labels[:count], len(card.classes), settings.seed)
-    start_time, result = time.perf_counter(), RaceResult()
-    if staged:
-        fitted = last[:count], features[:count], labels[:count]
-        result = race_heads(*fitted, len(card.classes), head.strength, settings.seed)
-    race_seconds = time.perf_counter() - start_time
+    # Fits to few images are many small products, in which threads of a busy machine mostly wait for each other.
+    with threadpool_limits(1 if count <= MOST_COMPARED else None):
+        head = fit_head(last[:count], labels[:count], len(card.classes), settings.seed)
+        start_time, result = time.perf_counter(), RaceResult()
+        if staged:
+            fitted = last[:count], features[:count], labels[:count]
+            result = race_heads(*fitted, len(card.classes), head.strength, settings.seed)
+        race_seconds = time.perf_counter() - start_time
     best, inputs = (head, last) if result.head is None else (result.head, features)
     score = head_score(best, inputs[count:], labels[count:]) if len(val) else best.cross_validated
     return Fitted(head, 0.0 if score is None else score, count, seconds, result, race_seconds)
