@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +12,9 @@ from PIL import Image
 from paucal.data.checking.findings import Finding
 from paucal.data.decode import Orientation, UnreadableImage, ambiguity_note, read_orientation
 from paucal.data.images import ImageSet
-from paucal.data.masks.coding import IGNORED, Coding, MaskCoding, NamedClasses, find_coding, require_fit
-from paucal.data.masks.found_names import find_names
+from paucal.data.masks.coding import IGNORED, Coding, MaskCoding, NamedClasses
 from paucal.data.masks.mask_files import FileFacts, MaskFacts, count_values, read_mask
+from paucal.data.masks.meaning import GivenMasks, meaning_by_class, meaning_of_values
 from paucal.data.masks.pairs import Pairs
 from paucal.data.stores import FileStore
 from paucal.memory import available_memory
@@ -160,8 +159,8 @@ def read_masks(
     orientations = [_orientation(pairs.root / key, size) for key, size in zip(images.keys, sizes.tolist(), strict=True)]
     facts, smaller, ambiguous = _measure_files(files, orientations, lambda done: report(done, 2 * total))
     marked = [by_key[key].classes for key in images.keys]
-    meaning = (_meaning_of_values if not any(marked) else _meaning_by_class)(
-        _Given(facts, pairs, given, ignore, named, coding), marked
+    meaning = (meaning_of_values if not any(marked) else meaning_by_class)(
+        GivenMasks(facts, pairs, given, ignore, named, coding), marked
     )
     coding, named, more = meaning.coding, meaning.named, meaning.notes
     if meaning.numbers is None:
@@ -299,70 +298,6 @@ def join_classes(masks: Sequence[NDArray[np.uint8]], numbers: Sequence[int]) -> 
     for place in np.argsort(numbers):
         joined[stacked[place] == 1] = numbers[place]
     return joined, bool(((stacked == 1).sum(0) > 1).any())
-
-
-class _Given(NamedTuple):
-    """What is known of masks before the meaning of their values: facts of all files, and arguments of `read_masks`."""
-
-    facts: MaskFacts
-    pairs: Pairs
-    kind: Coding | None
-    ignore: Sequence[int] | None
-    named: NamedClasses | None
-    coding: MaskCoding | None
-
-
-class _Meaning(NamedTuple):
-    """The meaning of masks: of class numbers, of the values in files, and the class that each file marks, if any."""
-
-    coding: MaskCoding
-    of_files: MaskCoding
-    named: NamedClasses | None
-    notes: list[str]
-    numbers: list[tuple[int, ...]] | None = None
-
-
-def _meaning_of_values(masks: _Given, marked: Sequence[tuple[str, ...]]) -> _Meaning:
-    """Return the meaning of masks whose values tell the classes; see `read_masks`."""
-    facts, pairs, given, ignore, named, coding = masks
-    notes: list[str] = []
-    if named is None and given is None:
-        named, notes = find_names(facts, pairs, ignore, coding)
-    if coding is None:
-        coding = find_coding(facts, given, ignore, named)
-    else:
-        require_fit(coding, facts, ignore)
-    return _Meaning(coding, coding, named, notes)
-
-
-def _meaning_by_class(masks: _Given, marked: Sequence[tuple[str, ...]]) -> _Meaning:
-    """Return the meaning of masks with a file for each class.
-
-    Args:
-        masks: What is known of the masks.
-        marked: Classes that the files of each image mark.
-
-    Raises:
-        UserError: A class is not among those that are given, or files have other values than marked and not marked.
-    """
-    names = sorted({name for classes in marked for name in classes})
-    classes = ("background", *names) if masks.named is None else masks.named.names
-    if masks.coding is None and classes[0].lower() != "background":
-        classes = ("background", *classes)
-    if unknown := sorted(set(names) - set(classes)):
-        raise UserError(
-            f"masks are named after the class {unknown[0]!r}, and the classes are {', '.join(classes[:8])}: name it in "
-            "--classes, or move its masks away."
-        )
-    files = find_coding(masks.facts, masks.kind, masks.ignore)
-    if files.count != 2 or files.values[0] != 0:
-        raise UserError(
-            f"there is a mask for each class of an image, and masks have {files.count} classes ({files.describe()}): "
-            "give one mask for each image, or masks of marked and unmarked pixels."
-        )
-    numbers = [tuple(map(classes.index, of_image)) for of_image in marked]
-    coding = masks.coding or MaskCoding("index", tuple(range(len(classes))))
-    return _Meaning(coding, files, NamedClasses(classes), [f"a file for each class: {', '.join(names)}"], numbers)
 
 
 def _decode_all(
