@@ -17,8 +17,8 @@ from paucal.data.masks.coding import read_class_names
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
 from paucal.data.recognition import KINDS, recognise
-from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.data.sources.opening import open_images
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.unreadable import ReportProgress
 from paucal.tasks.detection.images import SMALLEST, check_annotations
 from paucal.types import UserError
