@@ -235,6 +235,7 @@ def test_chunks__hold_no_more_scores_than_asked(monkeypatch):
 @pytest.mark.parametrize(("gigabytes", "scores"), [(2, 2**24), (8, 53_687_091), (80, 2**27)])
 def test_chunks__of_a_gpu_grow_with_its_memory(gigabytes, scores, monkeypatch):
     properties = SimpleNamespace(total_memory=gigabytes << 30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     assert chunk_size(torch.device("cuda")) == scores
     assert chunk_size(torch.device("cpu")) == 2**24

@@ -96,7 +96,7 @@ def chunk_size(device: torch.device) -> int:
         >>> chunk_size(torch.device("cpu")) == 2**24
         True
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or not torch.cuda.is_available():  # a trace may be of a GPU that is not there
         return CHUNK
     return min(CUDA_CHUNK, max(CHUNK, torch.cuda.get_device_properties(device).total_memory // 160))
 
