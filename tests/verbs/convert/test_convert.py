@@ -1,10 +1,14 @@
 """`paucal convert`: what is written is read back equal, and what a layout cannot hold is said."""
 
 import shutil
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import yaml
 from PIL import Image
 
 import paucal
@@ -198,3 +202,32 @@ def test_every_layout__has_an_entry_and_keeps_the_bytes_of_images(tmp_path: Path
         written = sorted(path.read_bytes() for path in (tmp_path / to).rglob("*.png"))
         assert written == sorted(path.read_bytes() for path in root.rglob("*.png"))
         shutil.rmtree(tmp_path / to)
+
+
+def test_rows_of_a_table__become_files_named_by_their_content(tmp_path: Path):
+    rows = []
+    for number, form in enumerate(("JPEG", "PNG", "WEBP")):
+        content = BytesIO()
+        Image.new("RGB", (16, 12), (80 * number, 40, 40)).save(content, form)
+        rows.append(content.getvalue())
+    pq.write_table(pa.table({"image": rows, "label": ["a", "b", "a"]}), tmp_path / "rows.parquet")
+    result = paucal.convert(tmp_path / "rows.parquet", to="folders", output=tmp_path / "out")
+    files = {file.relative_to(tmp_path / "out").as_posix(): file for file in Path(result.folder).rglob("*.*")}
+    assert sorted(files) == ["a/rows.parquet-0.jpg", "a/rows.parquet-2.webp", "b/rows.parquet-1.png"]
+    assert [files[name].read_bytes() for name in ("a/rows.parquet-0.jpg", "b/rows.parquet-1.png")] == rows[:2]
+
+
+def test_boxes_without_an_area__are_said_to_be_lost(tmp_path: Path):
+    root = write_yolo(tmp_path / "set")
+    label = next((root / "labels").rglob("*.txt"))
+    label.write_text(label.read_text() + "0 0.5 0.5 0 0\n")
+    result = paucal.convert(root, to="coco", output=tmp_path / "coco")
+    assert result.lost == {"boxes without an area": 1}
+    assert "nothing is lost." not in result.said
+
+
+def test_yolo__names_its_folders_beside_its_own_file(tmp_path: Path):
+    paucal.convert(write_yolo(tmp_path / "set"), to="yolo", output=tmp_path / "yolo")
+    config = yaml.safe_load((tmp_path / "yolo" / "data.yaml").read_text())
+    assert "path" not in config  # other programs would look for "." in a folder of all their sets
+    assert all((tmp_path / "yolo" / config[part]).is_dir() for part in config.keys() - {"names"})

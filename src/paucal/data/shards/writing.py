@@ -177,7 +177,7 @@ def read_members(
     with ThreadPoolExecutor(min(_MOST_THREADS, usable_cores())) as pool:
         for first in range(0, len(order), _CHUNK):
             positions = order[first : first + _CHUNK]
-            contents = pool.map(lambda position: _encode(images, position), positions.tolist())
+            contents = pool.map(lambda position: encode_image(images, position), positions.tolist())
             keys = take_strings(images.keys, positions)
             for position, key, content in zip(positions.tolist(), keys, contents, strict=True):
                 if isinstance(content, str):
@@ -188,7 +188,7 @@ def read_members(
                 progress(done + first + len(positions), len(images))
 
 
-def _encode(images: ImageSet, position: int) -> tuple[bytes, str] | str:
+def encode_image(images: ImageSet, position: int) -> tuple[bytes, str] | str:
     """Return the encoded bytes of an image and a suffix for its file, or the reason why it is unreadable."""
     store, place = locate(images.store, position)
     try:

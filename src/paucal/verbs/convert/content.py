@@ -17,6 +17,7 @@ from paucal.data.masks.coding import read_class_names
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
 from paucal.data.recognition import KINDS, recognise
+from paucal.data.shards.writing import encode_image
 from paucal.data.sources.opening import open_images
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.unreadable import ReportProgress
@@ -118,19 +119,29 @@ def read_content(settings: ConvertSettings, kinds: Sequence[Kind], progress: Rep
         raise UserError(f"{found}, and --to {settings.to} takes {nouns}: choose another --to.")
     read = {"detect": _boxes, "segment": _masks, "train": _classes}[kind]
     content = read(settings, place, progress)
-    names = unique_names(content.images.keys)
+    names = unique_names([_with_suffix(content.images, index) for index in range(len(content.images))])
     items = [replace(item, name=name) for item, name in zip(content.items, names, strict=True)]
     return replace(content, items=tuple(items))
+
+
+def _with_suffix(images: ImageSet, index: int) -> str:
+    """Return the name of an image; one that is no file, such as a row of a table, gets the suffix of its content."""
+    key = images.keys[index]
+    if key.lower().endswith(IMAGE_SUFFIXES):
+        return key
+    encoded = encode_image(images, index)
+    # In addresses, as Label Studio has them, "#" would end the name.
+    return f"{key.replace('#', '-')}{'.png' if isinstance(encoded, str) else encoded[1]}"
 
 
 def unique_names(keys: Sequence[str]) -> list[str]:
     """Return a file name for each image: its own, or with its folders where stems would be the same.
 
     Example:
-        >>> unique_names(["a/1.jpg", "b/1.jpg", "c/2.jpg", "digits#3"])
-        ['a__1.jpg', 'b__1.jpg', '2.jpg', 'digits#3.png']
+        >>> unique_names(["a/1.jpg", "b/1.jpg", "c/2.jpg"])
+        ['a__1.jpg', 'b__1.jpg', '2.jpg']
     """
-    paths = [PurePosixPath(key if key.lower().endswith(IMAGE_SUFFIXES) else f"{key}.png") for key in keys]
+    paths = [PurePosixPath(key) for key in keys]
     stems = Counter(path.stem.casefold() for path in paths)
     names = [path.name if stems[path.stem.casefold()] == 1 else "__".join(path.parts) for path in paths]
     taken: Counter[str] = Counter()
@@ -154,7 +165,8 @@ def _boxes(settings: ConvertSettings, place: Path, progress: ReportProgress) -> 
     ]
     more = {thing.name for item in items for thing in item.things} - numbers.keys()  # classes of crowds alone
     numbers |= {name: annotations.numbers[name] for name in sorted(more)}
-    return Content("detect", boxed.images, tuple(items), numbers)
+    lost = sum(len(image.boxes) for image in annotations.images) - sum(len(item.things) for item in items)
+    return Content("detect", boxed.images, tuple(items), numbers, lost=Counter({"boxes without an area": lost}))
 
 
 def _things(image: AnnotatedImage, size: tuple[int, int]) -> list[Thing]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from paucal.data.stores import EncodedStore, Store, locate
+from paucal.data.images import ImageSet
+from paucal.data.shards.writing import encode_image
 from paucal.reading import named_path
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.outputs import put_in_place, refuse_inside_images, require_empty
@@ -83,7 +84,7 @@ def convert_set(settings: ConvertSettings, console: Console) -> Converted:
         layout.write(content, folder)
         with console.progress("copying images") as advance:
             for done, item in enumerate(content.items, 1):
-                copy_image(content.images.store, item.index, folder / layout.place(item))
+                _copy_image(content.images, item.index, folder / layout.place(item))
                 advance(done, len(content.items))
         put_in_place(folder, target)
     finally:
@@ -103,15 +104,9 @@ def _concluded(content: Content, settings: ConvertSettings, console: Console) ->
     return Converted(str(settings.output), len(content.items), lost)
 
 
-def copy_image(store: Store, index: int, path: Path) -> None:
-    """Write an image to a file: its own bytes, or PNG if it has none."""
+def _copy_image(images: ImageSet, index: int, path: Path) -> None:
+    encoded = encode_image(images, index)
+    if isinstance(encoded, str):
+        raise UserError(f"{encoded}: repair the image or take it out, with its labels.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    inner, place = locate(store, index)
-    if not isinstance(inner, EncodedStore):
-        store.read(index).save(path, "PNG")
-        return
-    source = inner.source(place)
-    if isinstance(source, Path):
-        shutil.copyfile(source, path)
-    else:
-        path.write_bytes(source)
+    path.write_bytes(encoded[0])

@@ -23,7 +23,7 @@ from paucal.verbs.convert.content import Content, Item, Kind, Thing
 from paucal.wording import counted
 
 BACKGROUND = "background"
-CROWDS, OUTLINES = "crowds and difficult objects, left out", "outlines, of which the box is kept"
+CROWDS, OUTLINES = "crowds and difficult objects, left out", "outlines (their boxes are kept)"
 _LOCAL = "/data/local-files/?d="  # how Label Studio names files of a local storage
 
 
@@ -77,7 +77,8 @@ def write_yolo(content: Content, folder: Path) -> None:
             lines.append(" ".join([str(names.index(thing.name)), *(f"{value:.8f}" for value in values)]) + "\n")
         _save(folder / item.place("labels", ".txt"), "".join(lines))
     parts = {part or "train": f"images/{part}".rstrip("/") for part in content.parts}
-    config = {"path": ".", **parts, "names": dict(enumerate(names))}
+    # Without "path", for which other programs do not take the folder of this file.
+    config = {**parts, "names": dict(enumerate(names))}
     _save(folder / "data.yaml", yaml.safe_dump(config, allow_unicode=True, sort_keys=False))
 
 
