@@ -1,16 +1,13 @@
 """The report of a segmentation run: the overlap of each class, and the images with the most mistakes."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paucal.report.explanations import again, cost
+from paucal.report.explanations import cost
 from paucal.report.inputs import RunFiles, read_run
-from paucal.report.page import NAME, template
-from paucal.report.pictures import pictures
-from paucal.runs import write_text
+from paucal.report.page import write_run_page
 from paucal.types import UserError
 from paucal.wording import counted, percent
 
@@ -61,22 +58,15 @@ def write_segmentation_report(run: Path) -> Path:
     """
     files = read_run(run)
     scores = read_scores(files)
-    page = template("segmentation.html").render(
-        title=files.summary.title or f"Run {run.resolve().name}",
-        files=files,
-        summary=files.summary,
+    return write_run_page(
+        files,
+        "segmentation.html",
         scores=scores,
         headline=headline(files, scores),
         warnings=warnings(scores),
         table=table(files),
         captions=CAPTIONS,
-        pictures=pictures(files),
-        shell_run=shlex.quote(str(run)),
-        again=again(files),
     )
-    path = run / NAME
-    write_text(path, page)
-    return path
 
 
 def read_scores(files: RunFiles) -> SegmentationScores:
