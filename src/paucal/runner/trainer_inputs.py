@@ -29,7 +29,7 @@ def trainer_plan(settings: JobSettings, n_train: int, mixing: Mixing | None = No
     """Return the plan of a run: length, seed, time limit and hardware."""
     per_epoch = steps_per_epoch(n_train, settings.effective_batch)
     return Plan(
-        total_steps=per_epoch * (settings.epochs or 1),
+        total_steps=per_epoch * settings.passes,
         steps_per_epoch=per_epoch,
         accumulate=settings.accumulate,
         seed=settings.seed,
@@ -150,6 +150,6 @@ def check_length(settings: JobSettings, n_train: int) -> list[str]:
         remarks.append(
             f"only {counted(steps, 'step')} an epoch: a smaller --batch-size or more --epochs may train better"
         )
-    if settings.warmup_epochs is not None and settings.warmup_epochs >= (settings.epochs or 1):
+    if settings.warmup_epochs is not None and settings.warmup_epochs >= settings.passes:
         remarks.append("the warm-up lasts as long as the run: the learning rate never comes down")
     return remarks

@@ -144,6 +144,11 @@ class JobSettings(
     """The settings of every verb that makes runs."""
 
     @property
+    def passes(self) -> int:
+        """The epochs; 1 until the time budget has planned them, and for a linear probe alone."""
+        return self.epochs or 1
+
+    @property
     def images_per_pass(self) -> int:
         """The batch size of one device; 1 until it is resolved."""
         return self.batch_size if isinstance(self.batch_size, int) else 1

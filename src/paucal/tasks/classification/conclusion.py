@@ -234,7 +234,7 @@ def next_steps(run: RunFolder, setup: TrainingSetup) -> list[str]:
     if settings.data == "digits":
         steps.append("paucal train photos/     # your own images, one folder per class")
     else:
-        longer = command_again(setup, epochs=2 * (settings.epochs or 1))
+        longer = command_again(setup, epochs=2 * settings.passes)
         if settings.time is not None:
             longer = command_again(setup, time=f"{max(1, round(seconds_of(settings.time) / 30))}m")
         steps.append(f"{longer}     # train for longer")

@@ -152,7 +152,7 @@ def assemble(
     boxed = _with_chosen_masks(settings, boxed)
     boxed, data = _decode(settings, boxed, data, bars, run)
     if run is None:
-        check_rates(replace(settings, epochs=settings.epochs or 1))
+        check_rates(replace(settings, epochs=settings.passes))
     objective, card, notes = _build(settings, data, boxed, start.input and start.input(settings.model), run)
     loaded = load_start(start, settings.model, objective, ())
     remarks += [*boxed.images.notes, *(loaded.lines() if loaded else ()), *notes, *_warnings(data)]

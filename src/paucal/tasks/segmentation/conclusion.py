@@ -183,7 +183,7 @@ def next_steps(run: RunFolder, setup: SegmentationSetup) -> list[str]:
     """Return commands to try after this run."""
     path = shlex.quote(str(run.path))
     data = shlex.quote(setup.settings.data) if setup.settings.data else "DATA"
-    longer = "--time 2h" if setup.settings.time is not None else f"--epochs {2 * (setup.settings.epochs or 1)}"
+    longer = "--time 2h" if setup.settings.time is not None else f"--epochs {2 * setup.settings.passes}"
     return [
         f"paucal predict {path} new_images/ --output masks/     # masks of new images, and pictures of them",
         f"paucal segment {data} {longer}     # train for longer",
