@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 import timm
@@ -29,6 +30,12 @@ def test_mistyped_flag__is_refused_before_torch_is_loaded(verb):
     )
     words = [sys.executable, "-c", "; ".join(lines)]
     assert subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+
+def test_module__runs_as_torchrun_starts_it():
+    done = subprocess.run([sys.executable, "-m", "paucal.cli.main", "--version"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == version("paucal")
 
 
 def test_help__needs_no_arguments(capsys):

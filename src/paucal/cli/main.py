@@ -152,10 +152,6 @@ def _name(filename: object) -> str:
     return os.fsdecode(filename) if isinstance(filename, str | bytes | os.PathLike) else str(filename)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 def restart_in_utf8() -> None:
     """Restart the command in Python's UTF-8 mode if file names are decoded as ASCII.
 
@@ -209,3 +205,7 @@ def _escape(problem: UnicodeError) -> tuple[str | bytes, int]:
         return bytes([byte]), place + 1
     one = UnicodeEncodeError(problem.encoding, problem.object, place, place + 1, problem.reason)
     return codecs.backslashreplace_errors(one)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
