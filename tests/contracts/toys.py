@@ -33,7 +33,7 @@ from paucal.training import (
     Records,
     TimePlan,
     Watch,
-    checkpoint_position,
+    checkpoint_step,
     fit,
 )
 from paucal.training.plan import OptimizerName
@@ -245,7 +245,7 @@ def train(
     )
     run = RunFolder(folder)
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    start = checkpoint_position(run.last)[1] if run.last.exists() else 0
+    start = checkpoint_step(run.last) * accumulate if run.last.exists() else 0
     dataset = toy_dataset(objective)
 
     def make_loader():

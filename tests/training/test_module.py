@@ -15,7 +15,7 @@ from torch import nn
 
 from contracts import toys
 from paucal.runs import RunFolder
-from paucal.training import CosineWarmup, Optimization, Plan, Watch, checkpoint_position, optimizers
+from paucal.training import CosineWarmup, Optimization, Plan, Watch, checkpoint_step, optimizers
 from paucal.training.averaging import MovingAverage
 from paucal.training.keeper import Records, RunKeeper
 from paucal.training.meters import FiniteWatch, Meters
@@ -119,7 +119,7 @@ def test_interrupt__finishes_the_step_saves_and_goes_on(tmp_path):
     outcome = toys.train(toys.make("per_block"), tmp_path, callbacks=[Interrupt()])
     assert not outcome.finished
     assert signal.getsignal(signal.SIGINT) is before
-    assert checkpoint_position(tmp_path / "checkpoints" / "last.ckpt") == (3, 3)
+    assert checkpoint_step(tmp_path / "checkpoints" / "last.ckpt") == 3
     assert toys.train(toys.make("per_block", seed=5), tmp_path).finished
 
 
@@ -146,7 +146,7 @@ def test_best__is_the_highest_score_and_ties_go_to_the_lower_loss(tmp_path):
     watch = Watch(validate, "score", "cost")
     outcome = toys.train(objective, tmp_path, epochs=4, average=None, watch=watch, callbacks=[epochs])
     assert outcome.best["epoch"] == 3
-    assert checkpoint_position(tmp_path / "checkpoints" / "best.ckpt") == (12, 12)
+    assert checkpoint_step(tmp_path / "checkpoints" / "best.ckpt") == 12
     saved = torch.load(tmp_path / "deployed.pt", weights_only=True)
     matches = [all(torch.equal(saved[name], state[name]) for name in saved) for state in epochs.states]
     assert matches == [False, False, True]
@@ -202,7 +202,7 @@ def test_killed_run__knows_which_epoch_its_best_model_is_of(tmp_path):
     assert [row["score"] for row in outcome.rows] == [0.5, 0.6, 0.7]
     assert (outcome.best["epoch"], outcome.best["score"]) == (2, 0.9)
     assert (tmp_path / "deployed.pt").read_bytes() == model
-    assert checkpoint_position(tmp_path / "checkpoints" / "best.ckpt") == (8, 8)
+    assert checkpoint_step(tmp_path / "checkpoints" / "best.ckpt") == 8
 
 
 def test_clipping__scales_to_the_norm_and_reports_the_norm_before():
@@ -343,7 +343,7 @@ def test_skipped_last_step__is_no_reason_to_lose_the_run(tmp_path, caplog):
         outcome = toys.train(Poisoned({50}), tmp_path, epochs=17, images=48)  # 51 steps, the last after a look at 50
     assert outcome.finished
     assert [row["skipped_steps"] for row in outcome.rows] == [0] * 16 + [1]
-    assert checkpoint_position(tmp_path / "checkpoints" / "last.ckpt") == (51, 51)
+    assert checkpoint_step(tmp_path / "checkpoints" / "last.ckpt") == 51
     assert (tmp_path / "deployed.pt").exists()
     assert "the last step was skipped" in caplog.text
 
@@ -353,7 +353,7 @@ def test_hopeless_run__is_saved_before_it_ends(tmp_path):
     objective = Poisoned(range(10, 10_000))
     with pytest.raises(UserError, match=r"the last 50 steps were all skipped .*keeps the weights of before"):
         toys.train(objective, tmp_path, epochs=25, average=None)  # of 4 steps
-    assert checkpoint_position(tmp_path / "checkpoints" / "last.ckpt") == (100, 100)
+    assert checkpoint_step(tmp_path / "checkpoints" / "last.ckpt") == 100
     assert [row["step"] for row in RunFolder(tmp_path).read_rows()] == list(range(4, 101, 4))
     saved = torch.load(tmp_path / "deployed.pt", weights_only=True)
     assert all(torch.equal(saved[name], value) for name, value in objective.deployable().state_dict().items())
@@ -369,10 +369,10 @@ def test_resume__refuses_a_file_that_is_no_state(tmp_path):
     path = tmp_path / "last.ckpt"
     torch.save({"state_dict": {}}, path)
     with pytest.raises(UserError, match="is not a checkpoint of this version"):
-        checkpoint_position(path)
+        checkpoint_step(path)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(UserError, match="is damaged"):
-        checkpoint_position(path)
+        checkpoint_step(path)
 
 
 def test_full_disk__leaves_the_state_before(tmp_path, monkeypatch):

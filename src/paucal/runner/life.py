@@ -37,8 +37,9 @@ from paucal.runner.starts import RECORD
 from paucal.runner.time_budget import add_time_plan, describe_change
 from paucal.runs import RunFolder, describe_environment
 from paucal.settings.values import from_python, given_names
-from paucal.training import Outcome, Records, checkpoint_position, fit
+from paucal.training import Outcome, Records, checkpoint_step, fit
 from paucal.types import UserError
+from paucal.wording import counted
 
 
 @dataclass(frozen=True)
@@ -131,13 +132,19 @@ def resume(
 
     def reopen_run() -> Path:
         run, settings, origin = reopen(path, changes or {}, job)
+        stored = stored_settings(run, job.kind, job.verb)[0]
         writing.go_on(run)
         setup = _reassemble(job, run, settings, origin, console)
         setups.append(setup)
+        if settings.processes != stored.processes and job.needs_planning(setup):
+            raise UserError(
+                f"{str(run.path)!r} was stopped before the length of its training was chosen, which "
+                f"{counted(stored.processes, 'process', 'processes')} began: resume it with as many first."
+            )
         if set(changes or {}) & set(places_of(job)):
             require_same_images(run.split, setup.data.images)
         job.announce(setup, console)
-        if changes:  # only now: an invalid change must not damage the run
+        if settings != stored:  # only now: an invalid change must not damage the run
             store_changes(run, settings, origin)
         return run.path
 
@@ -305,7 +312,7 @@ def _fit(
 ) -> Outcome:
     if not setup.plan.total_steps:  # the probe is the final model
         return Outcome(True, 0, [], {}, 0.0)
-    start = checkpoint_position(run.last)[1] if run.last.exists() else 0
+    start = checkpoint_step(run.last) * setup.plan.accumulate if run.last.exists() else 0
     plan = add_time_plan(run, setup.plan, setup.planned_at)
     setup = replace(setup, plan=plan)
     records = Records(

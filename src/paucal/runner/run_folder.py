@@ -16,6 +16,7 @@ from paucal.data.sources.joining import roots_of
 from paucal.data.splits.split import Split
 from paucal.data.splits.split_csv import read_split
 from paucal.runner.console import Console
+from paucal.runner.elastic import shape_of, with_processes
 from paucal.runs import RunFolder, create_run, open_run
 from paucal.runs.folder import is_taken
 from paucal.runs.lock import RunLock
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from paucal.runner.job import AnyJob
 
 MOST_SHOWN = 80  # characters of a value
-# Settings that may change when a run is resumed; on the CPU none of them changes the result.
-CHANGEABLE = ("workers", "device", "time_limit", "logger")
+# Settings that may change when a run is resumed; on the CPU only the number of processes changes the result.
+CHANGEABLE = ("workers", "device", "devices", "nodes", "time_limit", "logger")
 S = TypeVar("S", bound="DataclassInstance")
 
 
@@ -184,10 +185,16 @@ def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple
     if set(changes) & set(places_of(job)):
         pinned = job.pin(replace(settings, init=None, **changes))
         settings = replace(pinned, init=settings.init)
-    settings = replace(settings, **{name: value for name, value in changes.items() if name in CHANGEABLE})
+    kept = {name: value for name, value in changes.items() if name in CHANGEABLE and name not in ("devices", "nodes")}
+    settings = replace(settings, **kept)
     check_ranges(settings)
     _require_places(run, settings, job)
-    return run, settings, {**origin, **dict.fromkeys(changes, "flag of --resume")}
+    origin = {**origin, **dict.fromkeys(changes, "flag of --resume")}
+    devices, nodes = shape_of(changes, settings)
+    if (devices, nodes) != (settings.devices, settings.nodes):
+        settings, reasons = with_processes(settings, devices, nodes)
+        origin |= reasons
+    return run, settings, origin
 
 
 def places_of(job: "AnyJob") -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """The trainer of any objective."""
 
-from paucal.training.checkpoints import checkpoint_position, checkpoint_rows
+from paucal.training.checkpoints import checkpoint_rows, checkpoint_step
 from paucal.training.failures import largest_batch
 from paucal.training.fit import Outcome, fit
 from paucal.training.keeper import Records, Watch
@@ -19,8 +19,8 @@ __all__ = [
     "TimePlan",
     "WarmupThenCosine",
     "Watch",
-    "checkpoint_position",
     "checkpoint_rows",
+    "checkpoint_step",
     "fit",
     "largest_batch",
 ]

@@ -30,15 +30,25 @@ class AtomicCheckpoints(CheckpointIO):
         Path(path).unlink(missing_ok=True)
 
 
-def checkpoint_position(path: Path) -> tuple[int, int]:
-    """Return the optimizer steps and the forward passes before a checkpoint.
+def checkpoint_step(path: Path) -> int:
+    """Return the number of optimizer steps before a checkpoint.
 
     Raises:
         UserError: The file is damaged, or is not a checkpoint of this version.
     """
     with _of_this_version(path):
-        position = load_checkpoint(path)["callbacks"]["RunKeeper"]
-        return int(position["step"]), int(position["micro_step"])
+        return int(load_checkpoint(path)["callbacks"]["RunKeeper"]["step"])
+
+
+def recount_passes(checkpoint: dict[str, Any], accumulate: int) -> None:
+    """Set Lightning's count of forward passes in a checkpoint to that of a run with `accumulate` of them per step.
+
+    A run that goes on with another number of processes may take another number of forward passes per step.
+    """
+    counts = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    added = checkpoint["global_step"] * accumulate - counts["current"]["ready"]
+    for period in ("total", "current"):
+        counts[period] = {name: count + added for name, count in counts[period].items()}
 
 
 def checkpoint_rows(path: Path) -> list[dict[str, float]]:

@@ -88,7 +88,7 @@ def fit(
     Args:
         objective: Objective to train.
         make_loader: Function that returns the loader, called once the processes have joined. The loader yields
-            `Batch`es from the run's current forward pass on (see `checkpoint_position`), and its length is that of the
+            `Batch`es from the run's current forward pass on (see `checkpoint_step`), and its length is that of the
             whole run in forward passes, or of the longest run after corrections (`Plan.most_steps`).
         optimization: Optimizer and schedule.
         plan: Length, seed and hardware.

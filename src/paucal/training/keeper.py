@@ -13,7 +13,7 @@ from torch import nn
 
 from paucal.runs import RunFolder
 from paucal.training.averaging import KeptEpochs
-from paucal.training.checkpoints import checkpoint_best
+from paucal.training.checkpoints import checkpoint_best, recount_passes
 from paucal.training.clock import OnChange, RunClock
 from paucal.training.meters import FiniteWatch
 from paucal.training.module import TrainingModule
@@ -118,7 +118,6 @@ class RunKeeper(Callback):
         self.changes = tuple(changes)
         self.rows: list[dict[str, float]] = []
         self.step = 0
-        self.micro_step = 0
         self.best: dict[str, float] = {}
         self.seconds = 0.0
         self._meters: dict[str, Any] = {}
@@ -163,7 +162,7 @@ class RunKeeper(Callback):
         """
         if not stepped(pl_module, batch_idx):
             return
-        self.step, self.micro_step = trainer.global_step, batch_idx + 1
+        self.step = trainer.global_step
         changed = self.clock is not None and self.clock.correct(trainer, pl_module, batch)
         plan, begin = pl_module.plan, time.monotonic()
         self.changes = plan.changes
@@ -242,13 +241,17 @@ class RunKeeper(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint stores."""
-        names = ("rows", "step", "micro_step", "best", "seconds")
+        names = ("rows", "step", "best", "seconds")
         changes = [list(astuple(change)) for change in self.changes]
         return {name: getattr(self, name) for name in names} | {"meters": self._meters, "changes": changes}
 
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Continue at the forward pass of the next step, also with another number of passes per step."""
+        recount_passes(checkpoint, pl_module.plan.accumulate)
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of a checkpoint."""
-        for name in ("rows", "step", "micro_step", "best", "seconds"):
+        for name in ("rows", "step", "best", "seconds"):
             setattr(self, name, state_dict[name])
         self._meters = state_dict["meters"]
 

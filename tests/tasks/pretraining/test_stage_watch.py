@@ -15,7 +15,7 @@ from paucal.runner.life import Stopped, resume
 from paucal.runs import RunFolder
 from paucal.tasks.pretraining import assembly
 from paucal.tasks.pretraining.job import PretrainingJob
-from paucal.training import Plan, checkpoint_position
+from paucal.training import Plan, checkpoint_step
 from tasks.pretraining.short_runs import StopAfter, start, summary_of
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
@@ -61,7 +61,7 @@ def test_replayed_epoch__is_judged_once(pictures, tmp_path, monkeypatch):
     with pytest.raises(InterruptedError):
         start(pictures, tmp_path / "run", on_collapse="stop", callbacks=[Crash()])
     run = RunFolder(tmp_path / "run")
-    assert checkpoint_position(run.last) == (4, 4)
+    assert checkpoint_step(run.last) == 4
     assert [row["step"] for row in run.read_rows()] == [3, 6]  # the second epoch ends after the newest saved state
     result = resume(PretrainingJob(), run.path, SilentConsole())
     assert not isinstance(result, Stopped)

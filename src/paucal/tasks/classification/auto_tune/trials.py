@@ -25,7 +25,7 @@ from paucal.training import (
     Records,
     TimePlan,
     Watch,
-    checkpoint_position,
+    checkpoint_step,
     fit,
 )
 from paucal.training.failures import memory_advice
@@ -110,7 +110,7 @@ def run_trial(
     (folder.path / "checkpoints").mkdir(parents=True, exist_ok=True)
     plan = replace(setup.plan, total_steps=steps, steps_per_epoch=steps, time=time_plan)
     scores = validation(setup.data, setup.card.preprocessing, setup.settings)
-    start = checkpoint_position(folder.last)[1] if folder.last.exists() else 0
+    start = checkpoint_step(folder.last) * plan.accumulate if folder.last.exists() else 0
     records = Records(folder, lambda module: None, Watch(scores))
     try:
         with memory_advice(plan):

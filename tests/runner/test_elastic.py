@@ -1,0 +1,99 @@
+"""Runs that go on with another number of processes: every step keeps its images."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from contracts import toys
+from paucal.data.sampler import StepSampler
+from paucal.data.shards.stream import Stream
+from paucal.methods.training_settings import TrainSettings
+from paucal.runner.elastic import shape_of, with_processes
+from paucal.types import UserError
+
+IMAGES, STEPS = 100, 9
+STREAM = Stream(np.repeat([0, 1, 2, 3], 25).astype(np.int32), np.repeat(range(10), 10).astype(np.int32), window=16)
+WIDTH = TrainSettings(batch_size=8, accumulate=1, devices=2, nodes=1, strategy="ddp")
+
+
+class Stop(Callback):
+    """Ends a run like a kill after a number of steps."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == self.step:
+            raise InterruptedError
+
+
+@pytest.mark.parametrize(
+    ("devices", "nodes", "batch", "accumulate", "strategy"),
+    [(1, 1, 8, 2, "auto"), (4, 1, 4, 1, "ddp"), (2, 4, 2, 1, "ddp"), (2, 1, 8, 1, "ddp")],
+)
+def test_with_processes__keeps_the_images_of_a_step_and_the_memory(devices, nodes, batch, accumulate, strategy):
+    settings, reasons = with_processes(WIDTH, devices, nodes)
+    assert (settings.batch_size, settings.accumulate, settings.strategy) == (batch, accumulate, strategy)
+    assert (settings.devices, settings.nodes, settings.effective_batch) == (devices, nodes, 16)
+    assert "16 images of a step" in reasons["batch_size"]
+
+
+def test_with_processes__refuses_unequal_shares():
+    with pytest.raises(UserError, match=r"3 processes cannot share the 16 images .* resume it with 2 or 4"):
+        with_processes(WIDTH, 3, 1)
+    with pytest.raises(UserError, match="resume it with 8 or 16"):
+        with_processes(WIDTH, 32, 1)
+
+
+def test_shape__is_given_or_launched_or_stored(monkeypatch):
+    assert shape_of({}, WIDTH) == (2, 1)
+    assert shape_of({"devices": 4}, WIDTH) == (4, 1)
+    for name, value in {"WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0, "LOCAL_WORLD_SIZE": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert shape_of({}, WIDTH) == (1, 1)  # torchrun with one process
+
+
+def images_of_steps(settings: TrainSettings, first: int, last: int, stream: Stream | None) -> list[Counter]:
+    """Return the images that all processes use in each of some steps, with their draws."""
+    steps = [Counter() for _ in range(first, last)]
+    for rank in range(settings.processes):
+        sampler = StepSampler(
+            *(np.arange(IMAGES), settings.images_per_pass, last * settings.accumulate, 3, first * settings.accumulate),
+            *(rank, settings.processes),
+            accumulate=settings.accumulate,
+            stream=stream,
+        )
+        for number, batch in enumerate(sampler):
+            steps[number // settings.accumulate].update(batch)
+    return steps
+
+
+@pytest.mark.parametrize("stream", [None, STREAM])
+def test_steps__have_the_same_images_when_processes_change_within_a_pass(stream):
+    whole = images_of_steps(WIDTH, 0, STEPS, stream)
+    pieces, settings, step = [], WIDTH, 0
+    for devices, end in ((2, 2), (1, 4), (8, 5), (4, STEPS)):
+        settings, _ = with_processes(settings, devices, 1)
+        pieces += images_of_steps(settings, step, end, stream)
+        step = end
+    assert pieces == whole
+    assert max(sum(whole[:6], Counter()).values()) == 1  # six steps of 16 are a pass over 100 images
+
+
+@pytest.mark.parametrize(("before", "after"), [((16, 1), (8, 2)), ((4, 4), (16, 1))])
+def test_resume__with_other_forward_passes_per_step_gives_the_same_weights(before, after, tmp_path):
+    def train(folder, shape, **more):
+        batch, accumulate = shape
+        objective = toys.make("per_block")
+        toys.train(objective, tmp_path / folder, epochs=2, batch=batch, accumulate=accumulate, save_every=3, **more)
+        return torch.cat([p.detach().flatten() for p in objective.parameters()])
+
+    whole = train("whole", before)
+    with pytest.raises(InterruptedError):
+        train("resumed", before, callbacks=[Stop(4)])  # one step after the state was saved
+    resumed = train("resumed", after)
+    assert (resumed - whole).norm() < 1e-4 * whole.norm()
