@@ -2,6 +2,7 @@
 
 import io
 import random
+import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -22,6 +23,15 @@ def write_clothes(root: Path, images: int = 800, new_images: int = 20) -> None:
             place = root / folder / CLOTHES[row["label"]] if part == "train" else root / folder
             place.mkdir(parents=True, exist_ok=True)
             (place / f"{i:04d}.jpg").write_bytes(row["image"]["bytes"])
+
+
+def write_boards(root: Path) -> None:
+    """Write `board/`, photographs of chess boards with boxes in COCO's layout, and `new_boards/` without boxes."""
+    for part in ("train", "valid", "test"):
+        shutil.copytree(SHARED / "chess" / part, root / "board" / part)
+    (root / "new_boards").mkdir()
+    for number, photograph in enumerate(sorted((root / "board/test").glob("*.jpg"))[:3]):
+        shutil.copy(photograph, root / f"new_boards/{number}.jpg")
 
 
 def write_cells(root: Path, each: int = 20) -> None:
