@@ -2,7 +2,15 @@ import numpy as np
 import pytest
 from scipy.stats import binom, binomtest
 
-from paucal.metrics.intervals import Score, percentile, two_sided, wilson
+from paucal.metrics.intervals import (
+    Score,
+    cross_validated,
+    images_needed,
+    percentile,
+    two_sided,
+    wilson,
+    wilson_share,
+)
 
 
 @pytest.mark.parametrize(("hits", "total", "level"), [(0, 10, 0.95), (10, 10, 0.95), (7, 23, 0.9), (1, 1, 0.99)])
@@ -29,6 +37,21 @@ def test_wilson__refuses_impossible_counts():
     for arguments in ((3, 2), (-1, 2), (0, 0), (1, 2, 1.0)):
         with pytest.raises(ValueError, match="expected 0 <= hits"):
             wilson(*arguments)
+
+
+def test_cross_validated__counts_fewer_images_than_there_are_and_no_repeat_as_new_ones():
+    hits = np.arange(90) % 3 > 0  # two thirds of the answers are right
+    once, thrice = cross_validated(hits[None]), cross_validated(np.stack([hits] * 3))
+    assert once == thrice == wilson_share(2 / 3, 40)  # 90 / (1 + 5 / 4)
+    assert once.high - once.low > 1.45 * (wilson(60, 90).high - wilson(60, 90).low)
+    assert cross_validated(np.stack([hits, ~hits])).value == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8, 0.95])
+def test_images_needed__is_the_least_number_with_so_narrow_an_interval(share):
+    images = images_needed(share, 0.03)
+    enough, fewer = (wilson_share(share, count) for count in (images, images - 1))
+    assert enough.high - enough.low <= 0.06 < fewer.high - fewer.low
 
 
 def test_percentile__takes_the_middle_of_the_draws():

@@ -35,7 +35,7 @@ def test_warnings__a_good_result_on_many_images_has_none():
 
 def test_warnings__wide_interval():
     [warning] = warnings(files(*outcome(60, 6)))
-    assert warning.startswith("The interval is 15 points wide because the test has only 60 images")
+    assert warning.startswith("The interval is 15 points wide because there are only 60 images to test on; about 388 ")
 
 
 def test_warnings__not_above_the_majority():

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
@@ -44,6 +46,7 @@ def record_classification(
     images: ImageSet,
     classes: Sequence[str],
     train_labels: Tensor | None = None,
+    repeated: tuple[NDArray[np.bool_], int] | None = None,
 ) -> ClassificationReport:
     """Score predictions and write `metrics.json`, `per_class.csv`, `predictions.csv` and the pictures.
 
@@ -54,11 +57,15 @@ def record_classification(
         images: Image set, for names and for pictures of mistakes.
         classes: Names in the order of the logits.
         train_labels: Labels of the training images, for the majority line.
+        repeated: (R, N) right answers in each repeat of a cross-validation, whose first repeat gave the predictions,
+            and its number of folds; None for test images.
 
     Raises:
         UserError: the predictions cannot be scored.
     """
     report = classification_report(predictions, classes, train_labels)
+    if repeated is not None:
+        report = report.cross_validated(*repeated)
     keys = _write_report(folder, plots, report, predictions, images)
     write_per_class(folder / "per_class.csv", report)
     write_predictions(folder / "predictions.csv", predictions, keys, classes)

@@ -2,10 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from paucal.metrics.intervals import Score
+import numpy as np
+from numpy.typing import NDArray
+
+from paucal.metrics.intervals import Score, cross_validated
 from paucal.types import UserError
 from paucal.wording import percent
 
@@ -70,6 +73,8 @@ class ClassificationReport:
         majority: Score of the majority class, to be beaten.
         per_class: One row per class.
         confusion: (K, K) counts; rows are true classes, columns answers.
+        repeats: Repeats of the cross-validation that the scores come from; 0 for scores on test images.
+        folds: Folds of that cross-validation; 0 for scores on test images.
     """
 
     images: int
@@ -78,6 +83,8 @@ class ClassificationReport:
     majority: Majority
     per_class: Sequence[ClassRow]
     confusion: Sequence[Sequence[int]]
+    repeats: int = 0
+    folds: int = 0
 
     @property
     def classes(self) -> list[str]:
@@ -88,6 +95,19 @@ class ClassificationReport:
     def values(self) -> dict[str, float]:
         """The scores without their intervals."""
         return {name: score.value for name, score in self.scores.items()}
+
+    def cross_validated(self, hits: NDArray[np.bool_], folds: int) -> "ClassificationReport":
+        """Return the report on a cross-validation: accuracy is the mean over all repeats, all else the first one's.
+
+        Only accuracy keeps an interval: those of the other scores would count the images as independent.
+
+        Args:
+            hits: (R, N) right answers in each repeat.
+            folds: Number of folds.
+        """
+        scores = {name: Score(score.value) for name, score in self.scores.items()}
+        scores["top1"] = cross_validated(hits, self.level, folds)
+        return replace(self, scores=scores, repeats=len(hits), folds=folds)
 
     def to_dict(self) -> dict[str, Any]:
         """Return nested dicts and lists that JSON can hold without loss."""
@@ -113,6 +133,7 @@ class ClassificationReport:
                 ),
                 [_class_row(row) for row in data["per_class"]],
                 [[stored_count(count) for count in row] for row in data["confusion"]],
+                *(stored_count(data.get(name, 0)) for name in ("repeats", "folds")),  # missing from older reports
             )
             _ = report.scores["top1"], report.scores["balanced_accuracy"]
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
@@ -211,6 +232,11 @@ class MultiLabelReport:
 
 
 Report = ClassificationReport | MultiLabelReport
+
+
+def scored_part(report: Report) -> str:
+    """Return a word for the images that were scored: "test", or "cross-validated" for training images."""
+    return "cross-validated" if isinstance(report, ClassificationReport) and report.repeats else "test"
 
 
 def read_report(data: Mapping[str, Any]) -> Report:

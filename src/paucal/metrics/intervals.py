@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import ceil, sqrt
 from statistics import NormalDist
 
 import numpy as np
@@ -47,14 +47,47 @@ def wilson(hits: int, total: int, level: float = 0.95) -> Score:
     """
     if not 0 <= hits <= total or total < 1 or not 0 < level < 1:
         raise ValueError(f"expected 0 <= hits <= total, total >= 1, level in (0, 1), got {hits}, {total}, {level}")
+    score = wilson_share(hits / total, total, level)
+    # These ends are exact in the formula, but off by an ulp in floating point.
+    return Score(score.value, 0.0 if hits == 0 else score.low, 1.0 if hits == total else score.high)
+
+
+def wilson_share(share: float, total: float, level: float = 0.95) -> Score:
+    """Return a share with the Wilson score interval for a number of images, which need not be whole."""
     z = NormalDist().inv_cdf(0.5 + level / 2)
-    share = hits / total
     centre = (share + z * z / (2 * total)) / (1 + z * z / total)
     half = z / (1 + z * z / total) * sqrt(share * (1 - share) / total + z * z / (4 * total * total))
-    # These ends are exact in the formula, but off by an ulp in floating point.
-    low = 0.0 if hits == 0 else max(0.0, centre - half)
-    high = 1.0 if hits == total else min(1.0, centre + half)
-    return Score(share, low, high)
+    return Score(share, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def images_needed(share: float, half_width: float, level: float = 0.95) -> int:
+    """Return how many test images give a Wilson interval of at most twice `half_width`, if `share` are right.
+
+    >>> images_needed(0.9, 0.03), images_needed(0.5, 0.03)
+    (395, 1064)
+    """
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    a = half_width**2
+    b = z * z * (2 * a - share * (1 - share))
+    c = z**4 * (a - 0.25)
+    return max(1, ceil((sqrt(max(0.0, b * b - 4 * a * c)) - b) / (2 * a)))
+
+
+def cross_validated(hits: NDArray[np.bool_], level: float = 0.95, folds: int = 5) -> Score:
+    """Return the share of right answers in a repeated cross-validation, with an interval for further images.
+
+    It is Wilson's interval for fewer images than there are, since the fits of the folds share training images. The
+    variance is that of independent images times 1 + K / (K - 1) for K folds (Nadeau and Bengio 2003, "Inference for
+    the generalization error", section 4). Repeats with other folds make the share steadier; the interval does not
+    count on that.
+
+    Args:
+        hits: (R, N) right answers to N images in each of R repeats.
+        level: Share of intervals that contain the truth.
+        folds: K.
+    """
+    images = hits.shape[1] / (1 + folds / (folds - 1))
+    return wilson_share(float(hits.mean()), images, level)
 
 
 def percentile(value: float, draws: np.ndarray, level: float = 0.95) -> Score:

@@ -7,11 +7,12 @@ from statistics import median
 
 from paucal.evaluation.curves import SPEED, best_epoch, validation_score, with_speed
 from paucal.evaluation.results import ClassificationReport, MultiLabelReport
-from paucal.metrics.intervals import Score
+from paucal.metrics.intervals import Score, images_needed
 from paucal.report.inputs import RunFiles, Summary
 from paucal.wording import counted, percent
 
 WIDE = 0.1  # width of an interval
+NARROW = 0.03  # half the width of an interval that tells models apart
 FEW_IMAGES = 10  # classes with fewer test images give a warning
 GAP = 0.05  # difference between the validation and the test score
 MAX_NAMES = 5
@@ -39,6 +40,8 @@ def headline(files: RunFiles) -> list[str]:
             *unselected,
         ]
     top1 = report.scores["top1"]
+    if report.repeats:
+        return _cross_validated_headline(report)
     part = "training" if report.majority.from_train else "test"
     rank = report.majority.rank(len(report.per_class))
     return [
@@ -49,6 +52,19 @@ def headline(files: RunFiles) -> list[str]:
         f"Always answering {report.majority.name!r}, {rank} {part} images, would be "
         f"right for {percent(report.majority.top1)}.",
         *unselected,
+    ]
+
+
+def _cross_validated_headline(report: ClassificationReport) -> list[str]:
+    top1, rank = report.scores["top1"], report.majority.rank(len(report.per_class))
+    return [
+        f"In a cross-validation of {report.folds} folds, models fitted to the other folds named the right class for "
+        f"{percent(top1.value)} of {report.images} images (mean of {report.repeats} repeats). These images are too few "
+        "to keep some for a test, so the model itself was fitted to all of them.",
+        f"Its accuracy on further images of the same kind most likely lies {_between(top1)} "
+        f"({percent(report.level, 'g')} interval, which allows for the images that the fits share).",
+        f"Always answering {report.majority.name!r}, {rank} training images, would be "
+        f"right for {percent(report.majority.top1)}.",
     ]
 
 
@@ -74,8 +90,12 @@ def _classification_warnings(report: ClassificationReport) -> list[str]:
             f"The accuracy is not clearly above that of always answering {majority.name!r} ({percent(majority.top1)}): "
             "the model may have learned nothing of use. Look at the curves and at the labels."
         )
-    sentences += _wide_interval(top1, report.images, "; four times as many would halve it")
-    sentences += _few_images([f"{row.name} ({row.images})" for row in report.per_class if row.images < FEW_IMAGES])
+    narrow = images_needed(top1.value, NARROW)
+    sentences += _wide_interval(
+        top1, report.images, f"; about {narrow} test images would tell the accuracy to ± {100 * NARROW:.0f} points"
+    )
+    few = [f"{row.name} ({row.images})" for row in report.per_class if row.images < FEW_IMAGES]
+    sentences += [] if report.repeats else _few_images(few)
     if missed := [row.name for row in report.per_class if row.recall is not None and row.recall.value == 0]:
         sentences.append(
             f"{counted(len(missed), 'class was', 'classes were')} never recognised: {_first_names(missed)}."
@@ -109,7 +129,8 @@ def _wide_interval(score: Score, images: int, remedy: str = "") -> list[str]:
     if width <= WIDE:
         return []
     return [
-        f"The interval is {100 * width:.0f} points wide because the test has only {counted(images, 'image')}{remedy}. "
+        f"The interval is {100 * width:.0f} points wide because there are only {counted(images, 'image')} to test on"
+        f"{remedy}. "
         "Do not choose between models that differ by less than this."
     ]
 

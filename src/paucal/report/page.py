@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from paucal.evaluation.record import UNKNOWN, score_lines
-from paucal.evaluation.results import MultiLabelReport
+from paucal.evaluation.results import MultiLabelReport, scored_part
 from paucal.report.explanations import again, confidence_sentence, headline, trained, warnings
 from paucal.report.inputs import Part, RunFiles, read_run
 from paucal.report.pictures import pictures
@@ -37,6 +37,7 @@ def write_report(run_dir: Path) -> Path:
         trained=trained(files),
         confidence=confidence_sentence(files),
         report=report,
+        scored_part=None if report is None else scored_part(report),
         several=isinstance(report, MultiLabelReport),
         lines=[] if report is None else score_lines(report),
         class_counts=_class_counts(files.summary.parts),

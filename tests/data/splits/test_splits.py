@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paucal.data.sources.opening import open_images
-from paucal.data.splits.split import limit_val, make_split, take_few, take_fraction
+from paucal.data.splits.split import keep_all, limit_val, make_split, take_few, take_fraction
 from paucal.data.splits.split_csv import read_rows, read_split, write_split
 from paucal.types import UserError
 
@@ -29,6 +29,14 @@ def test_make_split__gives_every_part_of_a_tiny_class_an_image(make_set):
     assert [_per_class(images, split, part)[0] for part in ("train", "val", "test")] == [1, 1, 1]
     greedy = make_split(images, val_fraction=0.5, test_fraction=0.49)
     assert min(_per_class(images, greedy, "train")) >= 1
+
+
+def test_keep_all__trains_on_every_image_and_refuses_a_lone_one(make_set):
+    split = keep_all(make_set([0, 0, 1, 1, 1]))
+    assert split.counts() == {"train": 5, "val": 0, "test": 0, "unused": 0}
+    assert "cross-validated" in split.description
+    with pytest.raises(UserError, match="has 1 image to train on; expected at least 2"):
+        keep_all(make_set([0, 0, 1]))
 
 
 def test_make_split__depends_on_keys_and_seed_but_not_on_order(make_set):

@@ -111,6 +111,17 @@ def make_split(
     return Split(_cut(image_set, parts, cut, seed), _description(words, image_set))
 
 
+def keep_all(image_set: ImageSet) -> Split:
+    """Return a split in which all images are training images, for sets that are too small for a test part.
+
+    Raises:
+        UserError: A class has a single image, so that no other image could be classified by it.
+    """
+    _refuse_small_classes(image_set, np.ones(len(image_set), dtype=bool), 2)
+    words = f"all {len(image_set)} images train, which are too few to keep some for a test: scores are cross-validated"
+    return Split(np.full(len(image_set), "train", dtype="<U6"), words)
+
+
 def _own_parts(image_set: ImageSet, val_fraction: float, groups: NDArray[np.int64] | None) -> Split:
     """Return the data's own parts: train, val and test."""
     declared = np.asarray(image_set.declared)

@@ -79,6 +79,15 @@ def draw_folds(labels: Tensor, seed: int = 0, folds: int = FOLDS) -> list[tuple[
     return [((turn != fold).nonzero()[:, 0], (turn == fold).nonzero()[:, 0]) for fold in range(int(turn.max()) + 1)]
 
 
+def even_folds(labels: Tensor, most: int) -> int:
+    """Return the number of folds, at least 2: `most`, or the median number of images of a class if that is smaller.
+
+    With more folds than images of a class, a fit would see fewer images of a held-out image's class than of the others,
+    and its biases would speak against the right answer: with two images per class, all answers can be wrong.
+    """
+    return max(2, min(most, int(labels.unique(return_counts=True)[1].median())))
+
+
 def take_rows(data: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the given rows of features and labels, which may be on any device."""
     features, labels = data

@@ -42,7 +42,7 @@ from paucal.runs.folder import AUTO
 from paucal.runs.weights import read_weights
 from paucal.tasks.classification.auto_tune.record import TuneRecord, read_record
 from paucal.tasks.classification.balance import balance, suit_labels
-from paucal.tasks.classification.images import quick_check, split_images, warnings
+from paucal.tasks.classification.images import quick_check, split_images, too_few_for_test, warnings
 from paucal.tasks.classification.loaders import run_preprocessing, view_transform
 from paucal.tasks.classification.optimization import check_plan, fit_batch, training_plan
 from paucal.training import Plan
@@ -109,6 +109,8 @@ def assemble(
     images = data.images
     tune_record = _tune_record(settings, choice, run, whole=images.stream is None)
     objective, spec, notes = _build(settings, len(images.classes), images.reading.channels)
+    if run is None and _needs_test_part(asked[0], data, tune_record, objective):
+        return assemble(*asked, bars, run, split_images(asked[0], images, keep_test=True))
     suit_labels(settings, data, objective)
     if objective.data_request.label_maps:
         with bars("reading label maps") as advance:
@@ -145,6 +147,15 @@ def assemble(
     plan = _plan(settings, facts, tune_record)
     origin = origins(settings, given, reasons)
     return TrainingSetup(settings, origin, data, plan, objective, card, tuple(remarks), loaded, tune_record, findings)
+
+
+def _needs_test_part(
+    settings: TrainSettings, data: SplitImages, tune_record: TuneRecord | None, objective: Objective
+) -> bool:
+    """Return whether all images train although there will be no probe whose score could be cross-validated."""
+    if len(data.part("test")) or not too_few_for_test(settings, data.images):
+        return False
+    return tune_record is None or not tune_record.candidates or linear_classifier(objective.deployable()) is None
 
 
 def _plan(settings: TrainSettings, facts: DataAndMachine, tune_record: TuneRecord | None) -> Plan:

@@ -14,7 +14,7 @@ from paucal.evaluation.curves import curves_figure, with_speed
 from paucal.evaluation.plots import save_figure
 from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.evaluation.record import due_line, record_classification, record_multi_label, report_table, score_lines
-from paucal.evaluation.results import MultiLabelReport, Report
+from paucal.evaluation.results import MultiLabelReport, Report, scored_part
 from paucal.memory import peak_memory
 from paucal.methods.training import method_of, unused_by
 from paucal.methods.training_settings import TrainSettings
@@ -35,6 +35,8 @@ from paucal.tasks.classification.auto_tune.summary import (
     step_rows,
     total_seconds,
 )
+from paucal.tasks.classification.cross_validated import FILE as HELD_OUT
+from paucal.tasks.classification.cross_validated import record_cross_validated
 from paucal.tasks.classification.finishing import Finish, clear_epochs, finish_model
 from paucal.tasks.classification.mistakes import draw_mistakes
 from paucal.training import Outcome
@@ -86,6 +88,8 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
     All processes share the test images and get the result; the first one writes it.
     """
     finish = finish_model(run, setup, outcome, console)
+    if not len(setup.data.part("test")) and (run.path / HELD_OUT).is_file():
+        return _close(run, setup, outcome, FinalEvaluation(record_cross_validated(run, setup), finish, None), console)
     plain = _predict_test(run, setup, console)
     predictions = plain.at_temperature(finish.temperature)
     if rank() != 0:
@@ -98,16 +102,22 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
         save_figure(run.plots / "curves.png", curves_figure(rows, chance=chance, best=best))
     report = _record(run, setup, predictions)
     calibrated = calibration(plain, finish.temperature, finish.images) if finish.images else None
-    evaluation = FinalEvaluation(report, finish, calibrated)
-    run.write_json("summary.json", summary(run, setup, outcome, evaluation))
     clear_epochs(run, setup)
     if not setup.card.several:
         draw_mistakes(run.plots, predictions, setup.data.images, load_trained(run), console.say)
+    return _close(run, setup, outcome, FinalEvaluation(report, finish, calibrated), console)
+
+
+def _close(
+    run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: FinalEvaluation, console: Console
+) -> Result:
+    """Write the summary and the page of an evaluated run, and print the result."""
+    run.write_json("summary.json", summary(run, setup, outcome, evaluation))
     page = write_report(run.path)
-    console.show(report_table(report))
+    console.show(report_table(evaluation.report))
     for line in closing_lines(run, setup, outcome, evaluation, page):
         console.say(line)
-    return Result(run.path, report, outcome.seconds)
+    return Result(run.path, evaluation.report, outcome.seconds)
 
 
 def _predict_test(run: RunFolder, setup: TrainingSetup, console: Console) -> Predictions:
@@ -156,6 +166,7 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
         part: dict(zip(card.classes, data.images.class_counts(data.part(part)).tolist(), strict=True))
         for part in data.counts()
     }
+    scored = scored_part(evaluation.report).replace("-", "_")
     objective, one_epoch = setup.objective, bool(outcome.best) and not finish.epochs
     measure = data.primary_metric
     return {
@@ -179,7 +190,7 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
         f"best_val_{measure.score}": outcome.best.get(measure.column),
         "seconds": round(total_seconds(setup.tune_record, outcome), 1),
         "peak_memory": peak_memory(setup.settings.device),
-        f"test_{measure.score}": evaluation.report.scores[measure.score].value,
+        f"{scored}_{measure.score}": evaluation.report.scores[measure.score].value,
         "start": None if setup.start is None else setup.start.short(),
         "remarks": [*setup.remarks, *outcome.remarks],
         "next_steps": next_steps(run, setup),
@@ -198,7 +209,7 @@ def closing_lines(
     due = due_line(report, setup.data.images.name)
     return [
         "",
-        f"test {setup.data.primary_metric.title}: {score.value} (95 % interval {score.interval}, "
+        f"{scored_part(report)} {setup.data.primary_metric.title}: {score.value} (95 % interval {score.interval}, "
         f"{counted(report.images, 'image')}); {baseline}: {usual}",
         *([due] if due else []),
         *([calibration_line(evaluation.calibrated)] if evaluation.calibrated else []),

@@ -9,19 +9,38 @@ from paucal.data.checking.pictures import exact_findings
 from paucal.data.checking.related import exact_groups
 from paucal.data.checking.survey import digest_of
 from paucal.data.images import ImageSet
-from paucal.data.splits.split import limit_val, make_split, take_few, take_fraction
+from paucal.data.splits.split import keep_all, limit_val, make_split, take_few, take_fraction
 from paucal.data.splits.split_csv import read_split
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.images import SplitImages
 from paucal.runs import RunFolder
 from paucal.types import UserError
 
+FEW_PER_CLASS = 10  # with fewer images per class, a test part would be too small to say anything
 READING_SECONDS = 5.0  # limit of reading files to compare them; a run must start soon
 FINDINGS = "check.json"
 
 
-def split_images(settings: TrainSettings, images: ImageSet) -> SplitImages:
+def too_few_for_test(settings: TrainSettings, images: ImageSet) -> bool:
+    """Return whether all images should train, and the score be cross-validated, unless the settings say otherwise."""
+    given = (settings.split, settings.fold, settings.group_by, settings.val_fraction, settings.test_fraction)
+    return (
+        all(value is None for value in given)
+        and settings.epochs in (None, 0)  # a given number of epochs trains a network, which is not cross-validated
+        and images.stream is None
+        and images.multi_hot is None
+        and set(images.declared) <= {"", "train"}
+        and len(images) < FEW_PER_CLASS * len(images.classes)
+    )
+
+
+def split_images(settings: TrainSettings, images: ImageSet, keep_test: bool = False) -> SplitImages:
     """Split the images, and use fewer training images if the settings say so.
+
+    Args:
+        settings: Settings of the run.
+        images: Images.
+        keep_test: Whether a test part is cut even from very few images.
 
     Raises:
         UserError: A class has too few images for the split, or a share is invalid.
@@ -33,6 +52,8 @@ def split_images(settings: TrainSettings, images: ImageSet) -> SplitImages:
         if settings.group_by is not None or settings.fold is not None or shares:
             raise UserError("--split defines the parts: leave --group-by, --fold and the fractions out.")
         split = read_split(Path(settings.split).expanduser(), images)
+    elif not keep_test and too_few_for_test(settings, images):
+        split = keep_all(images)
     else:
         split = make_split(images, seed=settings.seed, group_by=settings.group_by, fold=settings.fold, **shares)
     if settings.fraction is not None and settings.few_labels is not None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from paucal.data.randomness import derive_seed
 from paucal.evaluation.protocols.classifier import draw_folds
@@ -71,6 +72,14 @@ def test_gaussian__never_answers_a_class_without_images():
     assert set(fitted.scores(features).argmax(1).tolist()) <= {0, 2, 4}
 
 
+def test_gaussian__of_one_image_per_class_takes_the_nearest():
+    features, labels = draw(3, 40)
+    fitted = fit_gaussian(features.double(), labels, 3)
+    new = features[[2, 0, 1]].double() + 0.1
+    assert fitted.scores(new).isfinite().all()
+    assert fitted.scores(new).argmax(1).tolist() == torch.cdist(new, features.double()).argmin(1).tolist()
+
+
 def test_mixture__is_the_weighted_sum_of_the_heads():
     features, labels = draw(20, 50)
     standard = standardise(features)
@@ -99,6 +108,12 @@ def test_held_out_logits__come_from_the_other_folds():
             fitted = fit_gaussian(features[rows], labels[rows], 3)
             for image in others.tolist():
                 torch.testing.assert_close(found[repeat, image], fitted.weight @ features[image] + fitted.bias)
+
+
+def test_held_out_logits__of_two_images_per_class_are_from_fits_to_one_of_each():
+    features = torch.tensor([[0.0, 5.0], [5.0, 0.0]]).repeat(2, 1).double()  # easily told apart
+    found = held_out_logits(features, torch.tensor([0, 1, 0, 1]), 2, lambda *given: fit_regression(*given, 100.0), 0)
+    assert found.argmax(2).tolist() == [[0, 1, 0, 1]] * REPEATS  # five folds would leave one class the majority
 
 
 def test_race__reads_stages_that_tell_the_classes_apart():
@@ -136,10 +151,35 @@ def test_race__is_repeated_by_its_seed():
     assert torch.equal(first.head.weight, again.head.weight)
 
 
-@pytest.mark.parametrize("labels", [[0, 0, 0, 0, 0, 1], [0, 1, 1, 0], [0, 1, 2, 3, 4, 5]])
+@pytest.mark.parametrize("labels", [[0, 0, 0, 0, 0, 1], [0, 1, 2, 3, 4, 5]])
 def test_race__is_left_out_where_nothing_can_be_held_out(labels):
     last = torch.randn(len(labels), 5, generator=torch.Generator().manual_seed(0))
     assert race_heads(last, last, torch.tensor(labels), 6, 100.0).losses == {}
+
+
+def test_race__of_four_images_holds_each_out_and_compares_nothing():
+    last, labels = torch.tensor([[0.0], [4.0], [4.1], [0.1]]), torch.tensor([0, 1, 1, 0])
+    result = race_heads(last, torch.cat([last, last], 1), labels, 2, 0.1)
+    assert (result.name, result.head, set(result.losses)) == (LAST, None, {LAST})
+    assert result.held_out.hits.tolist() == [[True] * 4] * REPEATS
+
+
+@pytest.mark.parametrize("apart", [0.2, 1.0])  # the stages win, and they do not
+def test_race__keeps_the_calibrated_answers_of_the_winner_to_images_it_was_not_fitted_to(apart):
+    last, labels = draw(60, 10, apart=apart)
+    staged = torch.cat([last, draw(60, 30, apart=1.2 - apart, seed=1)[0]], 1)
+    result = race_heads(last, staged, labels, 3, 100.0)
+    held_out = result.held_out
+    assert (result.head is None) == (apart == 1.0)
+    assert held_out.rows.tolist() == list(range(60))
+    loss = F.cross_entropy(held_out.logits.flatten(0, 1), labels.repeat(REPEATS))
+    assert float(loss) == pytest.approx(result.losses[result.name])
+    if result.head is None:
+        features = standardise(last).coordinates
+        logits = held_out_logits(features, labels, 3, lambda *given: fit_regression(*given, 100.0), 0)
+        torch.testing.assert_close(held_out.logits * held_out.temperature, logits)
+    else:
+        assert result.head.cross_validated == pytest.approx(float(held_out.hits.double().mean()))
 
 
 def test_race__does_not_judge_the_only_image_of_a_class():

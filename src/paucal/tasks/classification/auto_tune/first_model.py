@@ -25,9 +25,11 @@ from paucal.runs.weights import save_weights
 from paucal.settings.groups import JobSettings
 from paucal.tasks.classification.assembly import HEAD, TrainingSetup
 from paucal.tasks.classification.auto_tune.head_race import RaceResult, race_heads
+from paucal.tasks.classification.auto_tune.heads import HEADS
 from paucal.tasks.classification.auto_tune.probe import MOST_COMPARED, Head, fit_head, head_score, stratified
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.state import TuneState
+from paucal.tasks.classification.cross_validated import store_held_out
 
 # Largest share of the time budget for extracting training features; tuning uses all training images anyway.
 PROBE_SHARE = 0.2
@@ -187,7 +189,12 @@ def fit_probe(state: TuneState) -> None:
     if classifier is not None:
         fitted.head.put_into(classifier)
     save_head(state.run, fitted.head, HEAD)  # tuning starts from it, whichever head won
-    save_trained(state.run, *_deployed(setup, fitted.race))
+    network, card = _deployed(setup, fitted.race)
+    if fitted.race.held_out is not None and not len(setup.data.part("val")):
+        store_held_out(state.run, fitted.race.held_out)
+        if setup.settings.calibrate == "temperature":
+            card = card.at_temperature(fitted.race.held_out.temperature)
+    save_trained(state.run, network, card)
     best = fitted.race.head or fitted.head
     details = {
         "model": setup.settings.model,
@@ -241,7 +248,8 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
         state.console.say(f"note: the time allows features of {len(rows)} of the {len(train)} training images")
     together = torch.cat([train[rows], val])
     network, card = setup.objective.deployable(), setup.card
-    staged = race and all_labels.ndim == 1 and bool(last_stage_maps(network, card.backbone.image_size))
+    race = race and all_labels.ndim == 1
+    staged = race and bool(last_stage_maps(network, card.backbone.image_size))
     start_time = time.perf_counter()
     with state.console.progress(title) as advance:
         features = frozen_features(network, data, together.numpy(), card.preprocessing, settings, advance, staged)
@@ -252,12 +260,15 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
     with threadpool_limits(1 if count <= MOST_COMPARED else None):
         head = fit_head(last[:count], labels[:count], len(card.classes), settings.seed)
         start_time, result = time.perf_counter(), RaceResult()
-        if staged:
+        if staged or (race and not len(val)):  # without validation images, for the cross-validated score
             fitted = last[:count], features[:count], labels[:count]
-            result = race_heads(*fitted, len(card.classes), head.strength, settings.seed)
+            heads = HEADS if staged else {}
+            result = race_heads(*fitted, len(card.classes), head.strength, settings.seed, heads)
         race_seconds = time.perf_counter() - start_time
     best, inputs = (head, last) if result.head is None else (result.head, features)
-    score = head_score(best, inputs[count:], labels[count:]) if len(val) else best.cross_validated
+    score = best.cross_validated if result.held_out is None else float(result.held_out.hits.double().mean())
+    if len(val):
+        score = head_score(best, inputs[count:], labels[count:])
     return Fitted(head, 0.0 if score is None else score, count, seconds, result, race_seconds)
 
 

@@ -9,7 +9,8 @@ from paucal.evaluation.protocols.classifier import LinearClassifier
 def fit_gaussian(features: Tensor, labels: Tensor, n_classes: int) -> LinearClassifier:
     """Fit class means m_k and the shared covariance S: weights A m_k, biases -m_k' A m_k / 2.
 
-    A is D ((N - 1) S + tr(S) I)^-1. Differs from the paper in that all classes count as equally likely beforehand.
+    A is D ((N - 1) S + tr(S) I)^-1. Differs from the paper in that all classes count as equally likely beforehand, and
+    that S is a multiple of the identity where no class has a second image.
 
     Args:
         features: (N, D) float64 features.
@@ -21,7 +22,9 @@ def fit_gaussian(features: Tensor, labels: Tensor, n_classes: int) -> LinearClas
     means = members.T @ features / counts.clamp(min=1)[:, None]
     within = features - means[labels]
     rows, dim = within.shape
-    spread = within.square().sum() / max(rows - 1, 1) + torch.finfo(within.dtype).tiny
+    spread = within.square().sum() / max(rows - 1, 1)
+    if not spread > 0:  # a single image of each class: the nearest mean wins
+        spread = features.square().sum() / rows + torch.finfo(within.dtype).tiny
     if rows < dim:  # the inverse of a rows x rows matrix suffices (Woodbury)
         products = within @ within.T
         products.diagonal().add_(spread)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paucal.data.randomness import derive_seed
-from paucal.evaluation.protocols.classifier import LinearClassifier, draw_folds
+from paucal.evaluation.protocols.classifier import LinearClassifier, draw_folds, even_folds
 from paucal.tasks.classification.auto_tune.heads import HEADS, FitHead, fit_mixture
 from paucal.tasks.classification.auto_tune.probe import (
     DEFAULT_STRENGTH,
@@ -40,6 +40,7 @@ class RaceResult:
         losses: Cross-validated cross-entropy by head, in nats.
         lead: Lead of the best other head over `LAST`, in nats.
         error: Standard error of the lead.
+        held_out: Logits of the winner for images that it was not fitted to; None where there are too few images.
     """
 
     name: str = LAST
@@ -47,6 +48,31 @@ class RaceResult:
     losses: Mapping[str, float] = field(default_factory=dict)
     lead: float = 0.0
     error: float = 0.0
+    held_out: "HeldOut | None" = None
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Logits of training images, each from a fit to the other folds of a repeated cross-validation.
+
+    Attributes:
+        rows: (M,) positions among the training images.
+        logits: (R, M, K) float64 calibrated logits of R repeats.
+        labels: (M,) classes.
+        folds: Number of folds.
+        temperature: What the head's own logits have to be divided by to be calibrated.
+    """
+
+    rows: Tensor
+    logits: Tensor
+    labels: Tensor
+    folds: int = FOLDS
+    temperature: float = 1.0
+
+    @property
+    def hits(self) -> Tensor:
+        """(R, M) booleans: whether the class was named."""
+        return self.logits.argmax(2) == self.labels
 
 
 def race_heads(
@@ -70,11 +96,13 @@ def race_heads(
         heads: Table of heads.
     """
     counts = labels.bincount(minlength=n_classes)
-    if int((counts > 1).sum()) < 2 or len(labels) < FOLDS:
+    if int((counts > 1).sum()) < 2:
         return RaceResult()
+    if len(labels) < FOLDS:  # too few to compare heads
+        heads = {}
     rows = stratified(labels, MOST_COMPARED, seed)
     judged = counts[labels[rows]] > 1  # the single image of a class is in no other fold
-    truth = labels[rows][judged]
+    truth, folds = labels[rows][judged], even_folds(labels[rows], FOLDS)
 
     def fit_last(features: Tensor, labels: Tensor, n_classes: int) -> LinearClassifier:
         return fit_regression(features, labels, n_classes, strength)
@@ -87,16 +115,21 @@ def race_heads(
     mixtures = _mixtures(logits, truth)
     losses = {name: _losses(_mixed(logits, mixture), truth) for name, mixture in mixtures.items()}
     usual = logits_of(standardise(last[rows]).coordinates, fit_last)
-    losses[LAST] = _losses(usual / _temperature(usual, truth), truth)
+    temperature = _temperature(usual, truth)
+    usual_held_out = HeldOut(rows[judged], usual / temperature, truth, folds, temperature)
+    losses[LAST] = _losses(usual_held_out.logits, truth)
+    if not mixtures:
+        return RaceResult(losses={LAST: float(losses[LAST].mean())}, held_out=usual_held_out)
     best = min(mixtures, key=lambda name: float(losses[name].mean()))
     leads = losses[LAST] - losses[best]
     lead, error = float(leads.mean()), float(leads.std()) / math.sqrt(len(leads))
     means = {name: float(values.mean()) for name, values in losses.items()}
     if not lead > error:
-        return RaceResult(losses=means, lead=lead, error=error)
-    right = (_mixed(logits, mixtures[best]).argmax(2) == truth).double().mean()
+        return RaceResult(losses=means, lead=lead, error=error, held_out=usual_held_out)
+    held_out = HeldOut(rows[judged], _mixed(logits, mixtures[best]), truth, folds)
     weight, bias = fit_mixture(staged, labels, n_classes, mixtures[best], heads)
-    return RaceResult(best, Head(weight, bias, DEFAULT_STRENGTH, float(right)), means, lead, error)
+    head = Head(weight, bias, DEFAULT_STRENGTH, float(held_out.hits.double().mean()))
+    return RaceResult(best, head, means, lead, error, held_out)
 
 
 def held_out_logits(features: Tensor, labels: Tensor, n_classes: int, fit: FitHead, seed: int) -> Tensor:
@@ -104,7 +137,7 @@ def held_out_logits(features: Tensor, labels: Tensor, n_classes: int, fit: FitHe
     repeats = REPEATS if len(labels) <= FEW else 1
     logits = torch.empty(repeats, len(labels), n_classes, dtype=torch.float64)
     for repeat in range(repeats):
-        for rows, others in draw_folds(labels, derive_seed(seed, repeat), FOLDS):
+        for rows, others in draw_folds(labels, derive_seed(seed, repeat), even_folds(labels, FOLDS)):
             logits[repeat, others] = fit(features[rows], labels[rows], n_classes).scores(features[others])
     return logits
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from paucal.data.splits.groups import iterative_parts
-from paucal.evaluation.protocols.classifier import LinearClassifier, draw_folds
+from paucal.evaluation.protocols.classifier import LinearClassifier, draw_folds, even_folds
 from paucal.evaluation.protocols.logistic import Solver, fit_independent, fit_logistic
 from paucal.metrics.measures import measure_of, value_of
 from paucal.tasks.classification.auto_tune.standardised import standardise
@@ -108,7 +108,7 @@ def fit_regression(features: Tensor, labels: Tensor, n_classes: int, strength: f
 def _folds(labels: Tensor, seed: int) -> list[tuple[Tensor, Tensor]]:
     """Return the rows to fit on and the held-out rows of each fold, with every class spread evenly."""
     if labels.ndim == 1:
-        return draw_folds(labels, seed, FOLDS)
+        return draw_folds(labels, seed, even_folds(labels, FOLDS))
     turn = torch.from_numpy(iterative_parts(labels.numpy().astype(np.int8), [1 / FOLDS] * FOLDS, seed))
     return [((turn != fold).nonzero()[:, 0], (turn == fold).nonzero()[:, 0]) for fold in range(FOLDS)]
 

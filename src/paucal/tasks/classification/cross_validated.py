@@ -1,0 +1,41 @@
+"""The score of a run without test images, from the cross-validated answers of its first model."""
+
+import torch
+
+from paucal.evaluation.predictions import Predictions
+from paucal.evaluation.record import record_classification
+from paucal.evaluation.results import Report
+from paucal.runs import RunFolder
+from paucal.runs.weights import read_weights, save_weights
+from paucal.tasks.classification.assembly import TrainingSetup
+from paucal.tasks.classification.auto_tune.head_race import HeldOut
+
+FILE = "held_out.safetensors"
+
+
+def store_held_out(run: RunFolder, held_out: HeldOut) -> None:
+    """Store the answers of a cross-validation in the run."""
+    values = {"rows": held_out.rows, "logits": held_out.logits, "labels": held_out.labels}
+    save_weights(run.path / FILE, {**values, "folds": torch.tensor(held_out.folds)})
+
+
+def read_held_out(run: RunFolder) -> HeldOut:
+    """Read the answers of a cross-validation.
+
+    Raises:
+        UserError: The file is missing or damaged.
+    """
+    stored = read_weights(run.path / FILE)
+    return HeldOut(stored["rows"], stored["logits"], stored["labels"], int(stored["folds"]))
+
+
+def record_cross_validated(run: RunFolder, setup: TrainingSetup) -> Report:
+    """Write the report on the cross-validated answers of the run's first model, and return it.
+
+    Accuracy is the mean over all repeats; tables and pictures show the first repeat.
+    """
+    held_out, train = read_held_out(run), torch.from_numpy(setup.data.part("train"))
+    labels = torch.from_numpy(setup.data.images.labels)
+    first = Predictions(train[held_out.rows], held_out.logits[0].float(), held_out.labels)
+    images, classes, repeated = setup.data.images, setup.card.classes, (held_out.hits.numpy(), held_out.folds)
+    return record_classification(run.evaluation("test"), run.plots, first, images, classes, labels[train], repeated)
