@@ -1,6 +1,7 @@
 """`paucal export` from the command line."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import timm
@@ -9,7 +10,10 @@ from PIL import Image
 
 import paucal
 from paucal.cli.main import main
+from paucal.export import formats
+from paucal.export.formats import GRAPHS
 from paucal.export.onnx_model import OnnxNetwork
+from paucal.export.program import unpacked
 from paucal.types import UserError
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
@@ -40,6 +44,9 @@ def test_export__writes_files_that_answer_as_the_model_does(run, tmp_path, capsy
     assert set(found) == {"model.pt2", "model.onnx"}
     assert all(one["images"] == 20 and one["agreement"] == 1.0 and one["largest"] < 1e-4 for one in found.values())
     assert "on 20 test images the same class for 100.0 %" in capsys.readouterr().out
+    page = (run / "report.html").read_text()
+    assert "Exported files" in page
+    assert all(f'<td class="name">{name}</td>' in page for name in found)
 
     original = paucal.load(run)
     picture = Image.new("RGB", (20, 24), (200, 30, 90))
@@ -81,9 +88,24 @@ def test_export__in_8_bits_says_what_it_costs(run, tmp_path):
     small, whole = (tmp_path / "out" / name for name in ("model.int8.onnx", "model.onnx"))
     assert small.stat().st_size < 0.8 * whole.stat().st_size
     comparison = found.comparisons["model.int8.onnx"]
-    assert comparison.top1 is not None
+    assert comparison.accuracy is not None
     assert 0 < comparison.largest < 0.5
     assert comparison.agreement > 0.8
+
+
+def test_export__keeps_what_agrees_and_nothing_of_what_does_not(run, tmp_path, capsys, monkeypatch):
+    shuffled = replace(GRAPHS["pt2"], run=lambda path: lambda images: unpacked(path.read_bytes())(images).flip(1))
+    monkeypatch.setitem(GRAPHS, "pt2", shuffled)
+    assert export(run, tmp_path / "out", "--format", "pt2", "onnx") == 2
+    assert "model.pt2 answers otherwise than the model" in " ".join(capsys.readouterr().err.split())
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.onnx", "export.json"}
+
+
+def test_export__names_the_extra_of_a_format(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(formats, "find_spec", lambda name: None)
+    assert export(run, tmp_path / "out", "--format", "openvino") == 2
+    assert "pip install 'paucal[openvino]'" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -348,3 +348,17 @@ def test_a_run_of_ours__is_a_start_for_the_backbone(trained, segmented, tmp_path
     score = json.loads((run / "summary.json").read_text())["test_mean_iou"]
     assert call("runs", tmp_path) == 0
     assert f"{100 * score:.1f} %" in capsys.readouterr().out
+
+
+def test_export__of_a_segmenter_answers_for_the_same_pixels(segmented, tmp_path, capsys):
+    found = paucal.export_model(segmented / "run", output=str(tmp_path / "out"))
+    assert {path.name for path in found.files} == {"model.pt2", "model.onnx", "export.json"}
+    assert all(each.images == 3 and each.agreement > 0.999 for each in found.comparisons.values())
+    exact = json.loads((segmented / "run/evaluation/test/segmentation.json").read_text())
+    right = np.trace(exact["confusion"]) / np.sum(exact["confusion"])
+    assert found.comparisons["model.onnx"].accuracy == pytest.approx((right, right), abs=0.002)
+    assert "model.onnx" in (segmented / "run/report.html").read_text()
+    for flags in (["--with-preprocessing"], ["--format", "safetensors"]):
+        words = failure(capsys, "export", segmented / "run", *flags, "--output", tmp_path / "other")
+        assert "for classifiers" in words
+    assert not (tmp_path / "other").exists()

@@ -1,41 +1,74 @@
-"""What is said of an exported model beside the original."""
+"""How an exported model's answers are compared with the original's."""
 
 import math
 
 import pytest
 import torch
+from PIL import Image
+from torch import nn
 
-from paucal.export.comparison import compare, timed
+from paucal.export.comparison import compare, compare_all
 
-ORIGINAL = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.3, 0.7]])
+OWN = torch.tensor([0.6, 0.4])
 
 
 def test_compare__counts_by_hand():
-    exported = torch.tensor([[0.9, 0.1], [0.45, 0.55], [0.2, 0.8], [0.3, 0.7]])
-    found = compare(ORIGINAL, exported, (2.0, 1.0), torch.tensor([0, 0, 1, 0]))
-    assert found.images == 4
+    found = compare(OWN, torch.tensor([0.45, 0.55]), torch.tensor(0), None)
     assert found.largest == pytest.approx(0.15)
-    assert found.agreement == 0.75
-    assert found.top1 == (0.75, 0.5)
-    assert compare(ORIGINAL, exported, (2.0, 1.0), None).top1 is None
+    assert found.same == 0.0
+    assert found.right == (1.0, 0.0)
+    assert compare(OWN, OWN, None, None) == (0.0, 1.0, None)
+    assert compare(OWN, OWN, torch.tensor(255), None).right == (0.0, 0.0)  # a class number, not an unlabelled pixel
+
+
+def test_compare__counts_labelled_pixels_of_masks():
+    own = torch.tensor([[[0.9, 0.8, 0.3, 0.6]], [[0.1, 0.2, 0.7, 0.4]]])
+    exported = own.flip(0).where(torch.tensor([False, True, False, False]), own)
+    found = compare(own, exported, torch.tensor([[0, 0, 0, 255]]), None)
+    assert found.same == 0.75
+    assert found.right == pytest.approx((2 / 3, 1 / 3))
 
 
 def test_compare__asks_a_model_of_several_labels_for_the_same_ones():
-    exported = torch.tensor([[0.9, 0.1], [0.6, 0.55], [0.2, 0.8], [0.4, 0.9]])
-    assert compare(ORIGINAL, exported, (1.0, 1.0), None, thresholds=(0.5, 0.5)).agreement == 0.75
-    assert compare(ORIGINAL, exported, (1.0, 1.0), None, thresholds=(0.5, 0.3)).agreement == 1.0
+    exported = torch.tensor([0.6, 0.55])
+    assert compare(OWN, exported, None, (0.5, 0.5)).same == 0.0
+    assert compare(OWN, exported, None, (0.5, 0.3)).same == 1.0
 
 
 def test_compare__takes_no_numbers_for_the_largest_difference():
-    exported = ORIGINAL.clone()
-    exported[0] = math.nan
-    found = compare(ORIGINAL, exported, (1.0, 1.0), None)
-    assert found.largest == math.inf
+    assert compare(OWN, torch.tensor([math.nan, 0.4]), None, None).largest == math.inf
 
 
-def test_timed__calls_both_in_turn():
-    calls = []
-    first, second = timed(lambda: calls.append("a"), lambda: calls.append("b"))
-    assert calls == ["a", "b"] * 10
-    assert 0 <= first < 1000
-    assert 0 <= second < 1000
+class Brightness:
+    """A model whose probability of the first class is the grey level, from 0 to 1."""
+
+    thresholds = None
+
+    def __init__(self):
+        self.network, self.asked = nn.Identity(), []
+
+    def prepare(self, image, pixels):
+        return torch.tensor(image.getpixel((0, 0)) / 255)
+
+    def ask(self, network, given, pixels):
+        self.asked.append((network, pixels))
+        level = network(given)
+        return torch.stack([level, 1 - level])
+
+
+class Darker(nn.Module):
+    def forward(self, level):
+        return level - 0.2
+
+
+def test_compare_all__asks_both_about_each_image_in_turn():
+    subject, darker, done = Brightness(), Darker(), []
+    images = [Image.new("L", (1, 1), grey) for grey in (51, 153, 255)]  # 0.2, 0.6 and 1.0
+    labels = [torch.tensor(1), torch.tensor(0), torch.tensor(0)]
+    found = compare_all(subject, darker, True, images, labels, lambda *counts: done.append(counts))
+    assert (found.images, found.agreement, found.accuracy) == (3, pytest.approx(2 / 3), (1.0, pytest.approx(2 / 3)))
+    assert found.largest == pytest.approx(0.2)
+    assert subject.asked == [(subject.network, False), (darker, True)] * 4
+    assert done == [(1, 3), (2, 3), (3, 3)]
+    assert all(0 <= each < 1000 for each in found.milliseconds)
+    assert compare_all(subject, darker, True, images, None).accuracy is None

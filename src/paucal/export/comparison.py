@@ -5,17 +5,15 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
+from paucal.data.masks.coding import IGNORED
 from paucal.models.trained import TrainedModel
-
-Classifier = Callable[[Tensor], Tensor]  # maps a batch of inputs to logits or probabilities
-TIMED = 8  # timed calls of each of the two models, in turn
-WARM = 2
 
 
 @dataclass(frozen=True)
@@ -25,87 +23,116 @@ class Comparison:
     Attributes:
         images: Number of images on which the models are compared.
         largest: Largest difference of a class's probability.
-        agreement: Share of the images for which both models give the same class (all classes, for several labels).
+        agreement: Share of the images for which both models give the same class (all classes, for several labels); of
+            the pixels for a segmenter.
         milliseconds: Median milliseconds per image of the original and of the exported model, measured in turn.
-        top1: Accuracy of both models; None if the labels are not known.
+        accuracy: Share of right answers of both models, of images or of pixels; None if the labels are not known.
+        size: Size of the files in bytes.
     """
 
     images: int
     largest: float
     agreement: float
     milliseconds: tuple[float, float]
-    top1: tuple[float, float] | None = None
+    accuracy: tuple[float, float] | None = None
+    size: int = 0
 
 
-def answers(
-    model: TrainedModel,
-    classifier: Classifier,
-    images: Sequence[Image.Image],
-    pixels: bool,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Tensor:
-    """Return the (N, K) float64 probabilities of an exported model for images.
+class Difference(NamedTuple):
+    """How two answers for one image differ.
 
-    Args:
-        model: Original model, which knows the preprocessing and the temperature.
-        classifier: Exported model.
-        images: Upright RGB images.
-        pixels: Whether the graph takes bytes and returns probabilities.
-        progress: Called with (images done, images in all).
+    Attributes:
+        largest: Largest difference of a probability.
+        same: Share of equal answers.
+        right: Share of right answers of the original and of the exported model; None if the labels are not known.
     """
-    found = []
-    with torch.inference_mode():
-        for number, image in enumerate(images, start=1):
-            given = classifier(fed(model, image, pixels)).double()
-            found.append(given if pixels else model.card.shares(given))
-            progress(number, len(images))
-    return torch.cat(found)
+
+    largest: float
+    same: float
+    right: tuple[float, float] | None
 
 
-def fed(model: TrainedModel, image: Image.Image, pixels: bool) -> Tensor:
-    """Return an image as the input of an exported model, a batch of one."""
-    if pixels:
-        return torch.from_numpy(np.array(image))[None]
-    return model.card.preprocessing.transform()(image)[0][None]
-
-
-def compare(
-    original: Tensor,
-    exported: Tensor,
-    speed: tuple[float, float],
-    labels: Tensor | None,
-    thresholds: Sequence[float] | None = None,
-) -> Comparison:
-    """Return how two models' probabilities differ.
+class Classifier:
+    """The network of a trained classifier, asked about images as `paucal predict` asks it.
 
     Args:
-        original: (N, K) probabilities of the original.
-        exported: (N, K) probabilities of the exported model; NaN counts as a wrong answer.
-        speed: Milliseconds per image of both models.
-        labels: (N,) in [0, K), if they are known.
+        model: Trained model on the CPU.
+    """
+
+    def __init__(self, model: TrainedModel) -> None:
+        self.card, self.network, self.thresholds = model.card, model.module.eval(), model.card.thresholds
+        self._transform = model.card.preprocessing.transform()
+
+    def prepare(self, image: Image.Image, pixels: bool) -> Tensor:
+        """Return an image as the input of a graph, a batch of one; bytes for a graph with its preprocessing inside."""
+        return torch.from_numpy(np.array(image))[None] if pixels else self._transform(image)[0][None]
+
+    def ask(self, network: nn.Module, given: Tensor, pixels: bool) -> Tensor:
+        """Return the (K,) probabilities of a prepared image."""
+        answer = network(given)
+        return (answer if pixels else self.card.shares(answer))[0]
+
+
+def compare(own: Tensor, exported: Tensor, label: Tensor | None, thresholds: Sequence[float] | None) -> Difference:
+    """Return how two models' probabilities of one image differ.
+
+    Args:
+        own: (K,) probabilities of an image, or (K, H, W) of its pixels.
+        exported: The same of the exported model; NaN counts as a wrong answer.
+        label: Class in [0, K), or (H, W) classes, if they are known; ignored pixels are not counted.
         thresholds: (K,) thresholds of a model for several labels.
     """
     answered = exported.nan_to_num(-1.0)
-    ours, theirs = original.argmax(1), answered.argmax(1)
-    alike = ours == theirs
+    ours, theirs = own.argmax(0), answered.argmax(0)
+    same = float((ours == theirs).double().mean())
     if thresholds is not None:
-        least = torch.tensor(thresholds, dtype=original.dtype)
-        alike = ((original >= least) == (answered >= least)).all(1)
-    largest = float((original - exported).abs().max()) if bool(exported.isfinite().all()) else math.inf
-    top1 = None
-    if labels is not None:
-        top1 = float((ours == labels).double().mean()), float((theirs == labels).double().mean())
-    return Comparison(len(original), largest, float(alike.double().mean()), speed, top1)
+        least = torch.tensor(thresholds, dtype=own.dtype)
+        same = float(((own >= least) == (answered >= least)).all())
+    largest = float((own.double() - exported.double()).abs().max()) if bool(exported.isfinite().all()) else math.inf
+    counted = torch.ones((), dtype=torch.bool) if label is None or not label.ndim else label != IGNORED
+    if label is None or not bool(counted.any()):
+        return Difference(largest, same, None)
+    first, second = (float((answer == label)[counted].double().mean()) for answer in (ours, theirs))
+    return Difference(largest, same, (first, second))
 
 
-def timed(first: Callable[[], object], second: Callable[[], object]) -> tuple[float, float]:
-    """Return the median milliseconds of two functions, called in turn."""
-    found: tuple[list[float], list[float]] = ([], [])
+def compare_all(
+    subject: Any,
+    network: nn.Module,
+    pixels: bool,
+    images: Sequence[Image.Image],
+    labels: Sequence[Tensor] | None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Comparison:
+    """Ask a model and its export about each image in turn, and return how they differ.
+
+    Args:
+        subject: The original, such as a `Classifier`.
+        network: Exported model.
+        pixels: Whether the export has its preprocessing inside.
+        images: Upright images.
+        labels: Label of each image, if they are known.
+        progress: Called with (images done, images in all).
+    """
+    differences: list[Difference] = []
+    times: tuple[list[float], list[float]] = ([], [])
     with torch.inference_mode():
-        for number in range(TIMED + WARM):
-            for call, times in zip((first, second), found, strict=True):
-                begin = time.perf_counter()
-                call()
-                if number >= WARM:
-                    times.append(1000 * (time.perf_counter() - begin))
-    return statistics.median(found[0]), statistics.median(found[1])
+        for number, image in enumerate([images[0], *images]):  # the first time is the warm-up
+            answers: list[Tensor] = []
+            for model, as_pixels, spent in ((subject.network, False, times[0]), (network, pixels, times[1])):
+                given = subject.prepare(image, as_pixels)
+                start = time.perf_counter()
+                answers.append(subject.ask(model, given, as_pixels))
+                spent.append(1000 * (time.perf_counter() - start))
+            if number:
+                label = None if labels is None else labels[number - 1]
+                differences.append(compare(answers[0], answers[1], label, subject.thresholds))
+                progress(number, len(images))
+    rights = [each.right for each in differences if each.right is not None]
+    return Comparison(
+        len(images),
+        max(each.largest for each in differences),
+        statistics.fmean(each.same for each in differences),
+        (statistics.median(times[0][1:]), statistics.median(times[1][1:])),
+        (statistics.fmean(r[0] for r in rights), statistics.fmean(r[1] for r in rights)) if rights else None,
+    )

@@ -14,7 +14,9 @@ from paucal.evaluation.results import Report, read_report
 from paucal.report.frozen import FrozenFeatures, read_frozen
 from paucal.runs import RunFolder
 from paucal.types import UserError
+from paucal.wording import percent
 
+EXPORTS = "exports.json"  # files that `paucal export` has made of the run's model, by name
 MAX_METRICS_BYTES = 16 * 2**20
 # A settings file may nest or refer to itself without end, so the shown text of a value is bounded.
 SHORT = reprlib.Repr()
@@ -78,6 +80,29 @@ class Complaint:
 
 
 @dataclass(frozen=True)
+class ExportedFile:
+    """One exported file as text: its name, its size, and how it differs from the model on real images.
+
+    Attributes:
+        name: Name of the file.
+        size: Size with its unit.
+        images: Number of images on which it was compared.
+        agreement: Share of equal answers.
+        largest: Largest difference of a probability.
+        accuracy: Share of right answers of the file and of the model; "" if unknown.
+        milliseconds: Milliseconds per image of the file and of the model.
+    """
+
+    name: str
+    size: str
+    images: str
+    agreement: str
+    largest: str
+    accuracy: str
+    milliseconds: str
+
+
+@dataclass(frozen=True)
 class Summary:
     """The content of `summary.json`, which describes a run in words and numbers; everything may be missing.
 
@@ -136,6 +161,7 @@ class RunFiles:
         check: Findings of `check.json`; None if it is missing.
         frozen: Content of `evaluation/frozen-features/results.json`; None if it is missing.
         verb: Verb of the command that made the run.
+        exports: Files of `exports.json`, which `paucal export` writes.
     """
 
     run: RunFolder
@@ -147,6 +173,7 @@ class RunFiles:
     check: Sequence[Complaint] | None = None
     frozen: FrozenFeatures | None = None
     verb: str = "train"
+    exports: Sequence[ExportedFile] = ()
 
 
 def read_run(path: Path) -> RunFiles:
@@ -175,6 +202,7 @@ def _read(run: RunFolder) -> RunFiles:
         _check(run),
         read_frozen(run),
         run.verb if run.config.is_file() else "train",
+        _exports(run),
     )
 
 
@@ -191,6 +219,28 @@ def _check(run: RunFolder) -> list[Complaint] | None:
     except (KeyError, TypeError) as problem:
         place = str(run.path / "check.json")
         raise UserError(f"{place!r} is damaged ({problem}): remove it or train again.") from problem
+
+
+def _exports(run: RunFolder) -> list[ExportedFile]:
+    try:
+        return [_exported(_text(name), found) for name, found in _json(run, EXPORTS).items()][:MAX_ITEMS]
+    except (KeyError, TypeError, ValueError) as problem:
+        place = str(run.path / EXPORTS)
+        raise UserError(f"{place!r} is damaged ({problem!r}): remove it and export again.") from problem
+
+
+def _exported(name: str, found: Mapping[str, Any]) -> ExportedFile:
+    own, other = map(_finite, found["milliseconds"])
+    right = None if found["accuracy"] is None else [percent(_finite(share)) for share in found["accuracy"]]
+    return ExportedFile(
+        name,
+        f"{_finite(found['size']) / 2**20:.1f} MiB",
+        str(int(found["images"])),
+        percent(_finite(found["agreement"])),
+        f"{_finite(found['largest']):.2g}",
+        "" if right is None else f"{right[1]} ({right[0]})",
+        f"{other:.1f} ({own:.1f})",
+    )
 
 
 def _environment(run: RunFolder) -> dict[str, str]:

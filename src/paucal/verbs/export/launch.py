@@ -2,37 +2,37 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from paucal.backbones.weights.trained import licence_of
 from paucal.data.arguments import path_text
 from paucal.evaluation.results import read_report
-from paucal.export.comparison import Comparison, answers, compare, fed, timed
-from paucal.export.onnx_model import OnnxNetwork, quantised, to_onnx
-from paucal.export.program import Graph, graph_of, packed, traced, unpacked
+from paucal.export.comparison import Comparison
+from paucal.export.formats import GRAPHS
 from paucal.export.timm_folder import model_page, write_timm_folder
-from paucal.models.trained import TrainedModel, load_trained
+from paucal.models.trained import TrainedModel
+from paucal.report.detection import write_detection_report
+from paucal.report.inputs import EXPORTS
+from paucal.report.page import NAME as REPORT
+from paucal.report.page import write_report
+from paucal.report.segmentation import write_segmentation_report
 from paucal.runner.console import Console, RecordingConsole
-from paucal.runs import RunFolder, open_model_folder, write_atomically, write_text
+from paucal.runs import RunFolder, open_model_folder, write_text
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
 from paucal.verbs.explain.writing import settle_folder
-from paucal.verbs.export.images import Pictures, calibrating_images, compared_images
-from paucal.verbs.export.settings import FORMATS, ExportSettings
-from paucal.wording import counted, percent
+from paucal.verbs.export.graphs import GraphWriter, file_name, staged
+from paucal.verbs.export.settings import ExportSettings
+from paucal.verbs.export.subjects import ClassifierSubject, Subject, open_subject
 
-ALIKE = 1e-3  # largest allowed difference of a probability; an export that differs by more is refused
-ALIKE_PIXELS = 0.05  # the same for exports with preprocessing, which rounds a few pixels differently
 DEFAULT = Path("exports")
-PACKAGES = ("paucal", "torch", "timm", "onnx", "onnxscript", "onnxruntime")
+REPORTS = {"train": write_report, "detect": write_detection_report, "segment": write_segmentation_report}
+PACKAGES = ("paucal", "torch", "timm", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf")
 
 
 @dataclass(frozen=True)
@@ -82,113 +82,70 @@ def export_model(run: str | os.PathLike[str], /, **settings: Any) -> Export:
 def export_all(run: str, settings: ExportSettings, console: Console) -> Export:
     """Write and compare all requested formats; see `export_model`."""
     check_ranges(settings)
-    formats = _formats(settings)
     folder = open_model_folder(run)
-    model = load_trained(folder).require_classifier()
+    subject = open_subject(folder, console)
+    formats = _formats(settings, subject)
     place = settle_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
-    graph = graph_of(model, settings.with_preprocessing)
-    graphs = (
-        _exported_files(folder, model, graph, formats, settings, console)
-        if set(formats) - {"safetensors"}
-        else iter(())
-    )
-    looked = None
     written: list[Path] = []
     comparisons: dict[str, Comparison] = {}
-    for name, content, network, exact in graphs:
-        if looked is None:
-            images = compared_images(folder, settings.data, settings.images, model, console)
-            looked = _Looked(model, graph, images, console)
-        found = looked.beside(network, console, name)
-        _require_alike(name, found, ALIKE_PIXELS if settings.with_preprocessing else ALIKE, exact)
-        console.say(_sentence(name, found, looked.images.what, len(content)))
+    refused: list[str] = []
+    writer = GraphWriter(subject, settings, console)
+    if set(formats) & set(GRAPHS):
+        writer.open()  # a mistake in the settings ends the export before anything is written
+    for name, int8 in [(name, int8) for name in formats if name in GRAPHS for int8 in (False, True)]:
+        if int8 and not (settings.int8 and GRAPHS[name].quantise):
+            continue
+        try:
+            with staged(place) as staging:
+                comparison = writer.write(name, int8, staging)
+                files = sorted(path.name for path in staging.iterdir())
+        except UserError as problem:
+            refused.append(str(problem))
+            continue
+        written += [place / file for file in files]
+        comparisons[file_name(name, int8)] = comparison
+    if "safetensors" in formats and isinstance(subject, ClassifierSubject):
         place.mkdir(parents=True, exist_ok=True)
-        write_atomically(place / name, lambda file, content=content: file.write(content))
-        written.append(place / name)
-        comparisons[name] = found
-    if "safetensors" in formats:
-        place.mkdir(parents=True, exist_ok=True)
-        written += write_timm_folder(place, model.module, model.card, _page(folder, model))
+        written += write_timm_folder(place, subject.network, subject.card, _page(folder, subject.model))
     if comparisons:
-        write_text(place / "export.json", json.dumps(_record(comparisons), indent=2) + "\n")
+        record = _record(comparisons)
+        write_text(place / "export.json", json.dumps(record, indent=2) + "\n")
         written.append(place / "export.json")
-    console.say(f"wrote {', '.join(path.name for path in written)} to {place}")
-    return Export(
-        place, tuple(written), comparisons, tuple(console.said) if isinstance(console, RecordingConsole) else ()
-    )
+        _add_to_report(folder, record["comparisons"])
+    if written:
+        console.say(f"wrote {', '.join(path.name for path in written)} to {place}")
+    if refused:
+        raise UserError(" ".join(refused))
+    said = tuple(console.said) if isinstance(console, RecordingConsole) else ()
+    return Export(place, tuple(written), comparisons, said)
 
 
-def _formats(settings: ExportSettings) -> Sequence[str]:
-    chosen = tuple(dict.fromkeys(settings.format or ()))
+def _formats(settings: ExportSettings, subject: Subject) -> Sequence[str]:
+    chosen: Sequence[str] = tuple(dict.fromkeys(settings.format or ()))
+    is_classifier = isinstance(subject, ClassifierSubject)
     if not chosen:
-        there = all(find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
-        chosen = FORMATS if there or settings.int8 else FORMATS[:2]
-    if settings.int8 and "onnx" not in chosen:
-        raise UserError("--int8 writes a second ONNX file: give --format onnx with it.")
+        usual = ("safetensors", "pt2", "onnx") if is_classifier else ("pt2", "onnx")
+        chosen = [name for name in usual if name not in GRAPHS or GRAPHS[name].installed or settings.int8]
+    if settings.int8 and not any(name in GRAPHS and GRAPHS[name].quantise for name in chosen):
+        able = [name for name, entry in GRAPHS.items() if entry.quantise]
+        raise UserError(f"--int8 writes a second file in 8 bits: give --format {' or '.join(able)} with it.")
     if settings.int8 and settings.with_preprocessing:
         raise UserError("--int8 goes with a network alone: leave out --with-preprocessing, or --int8.")
+    if "safetensors" in chosen and not is_classifier:
+        raise UserError("--format safetensors is for classifiers; the run's model.safetensors has these weights.")
+    for name in chosen:
+        if name in GRAPHS:
+            GRAPHS[name].require_installed(name)
     return chosen
 
 
-Made = tuple[str, bytes, Any, bool]  # file name, content, network that runs it, whether it must give the same answers
-
-
-def _exported_files(
-    run: RunFolder,
-    model: TrainedModel,
-    graph: Graph,
-    formats: Sequence[str],
-    settings: ExportSettings,
-    console: Console,
-) -> Iterator[Made]:
-    console.say(f"writing {model.card.backbone.name} down as a graph, which takes up to a minute")
-    program = traced(graph)
-    if "pt2" in formats:
-        content = packed(program, model.card)
-        yield "model.pt2", content, unpacked(content), True
-    if "onnx" not in formats:
+def _add_to_report(run: RunFolder, comparisons: Mapping[str, Any]) -> None:
+    """Show the comparisons in the run's report, beside those of earlier exports."""
+    if not (run.path / REPORT).is_file():
         return
-    content = to_onnx(program, graph, model.card)
-    yield "model.onnx", content, OnnxNetwork(content), True
-    if settings.int8:
-        inputs = (fed(model, picture, False).numpy() for picture in calibrating_images(run, model, console))
-        small = quantised(content, graph.input, inputs)
-        yield "model.int8.onnx", small, OnnxNetwork(small), False
-
-
-class _Looked:
-    """The original's answers for the images that all exports are compared on."""
-
-    def __init__(self, model: TrainedModel, graph: Graph, images: Pictures, console: Console) -> None:
-        self.model, self.images, self.pixels = model, images, graph.input == "pixels"
-        with console.progress("the model's own answers") as advance:
-            self.original: Tensor = answers(model, model.module, images.pictures, False, advance)
-
-    def beside(self, network: Any, console: Console, name: str) -> Comparison:
-        """Return the comparison of an export with the original on the same images."""
-        with console.progress(f"comparing {name}") as advance:
-            found = answers(self.model, network, self.images.pictures, self.pixels, advance)
-        first = self.images.pictures[0]
-        own, other = fed(self.model, first, False), fed(self.model, first, self.pixels)
-        speed = timed(lambda: self.model.module(own), lambda: network(other))
-        return compare(self.original, found, speed, self.images.labels, self.model.card.thresholds)
-
-
-def _require_alike(name: str, found: Comparison, most: float, exact: bool) -> None:
-    if exact and not found.largest <= most:
-        raise UserError(
-            f"{name} answers otherwise than the model: a probability differs by {found.largest:.2g} on "
-            f"{counted(found.images, 'image')}, expected {most:g} at most, so it was not kept: use another --format."
-        )
-
-
-def _sentence(name: str, found: Comparison, what: str, size: int) -> str:
-    own, other = found.milliseconds
-    scores = "" if found.top1 is None else f"; accuracy {percent(found.top1[1])}, the model's {percent(found.top1[0])}"
-    return (
-        f"{name} ({size / 2**20:.1f} MiB): on {found.images} {what} the same class for {percent(found.agreement)}, a "
-        f"probability differs by {found.largest:.2g} at most{scores}; {other:.1f} ms an image, the model here {own:.1f}"
-    )
+    before = run.read_json(EXPORTS) if (run.path / EXPORTS).is_file() else {}
+    run.write_json(EXPORTS, {**before, **comparisons})
+    REPORTS[run.verb](run.path)
 
 
 def _record(comparisons: Mapping[str, Comparison]) -> dict[str, Any]:

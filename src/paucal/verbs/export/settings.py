@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from paucal.settings.options import MOST, option
 
 _GROUP, _COMPARED = "export", "comparison"
-Format = Literal["safetensors", "pt2", "onnx"]
+Format = Literal["safetensors", "pt2", "onnx", "openvino"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 
@@ -15,17 +15,18 @@ class ExportSettings:
     """Every setting of `paucal export`; the command line and `paucal.export_model` share it."""
 
     format: list[Format] | None = option(
-        "any of safetensors (weights and JSON, as timm and the Hugging Face hub read them), pt2 (torch.export) and "
-        "onnx; by default safetensors and pt2, and onnx where the packages for it are installed",
+        "any of safetensors (weights and JSON, as timm and the Hugging Face hub read them), pt2 (torch.export), onnx "
+        "and openvino (for Intel processors); by default safetensors and pt2, and onnx where the packages for it are "
+        "installed",
         group=_GROUP,
     )
     with_preprocessing: bool = option(
-        "pt2 and onnx: take bytes of any size and give probabilities, with resizing and normalising inside",
+        "graphs take bytes of any size and give probabilities, with resizing and normalising inside",
         False,
         group=_GROUP,
     )
     int8: bool = option(
-        "onnx: a second file with weights and activations of 8 bits, calibrated with training images",
+        "onnx and openvino: a second file with weights and activations of 8 bits, calibrated with training images",
         False,
         group=_GROUP,
     )

@@ -1,0 +1,110 @@
+"""The formats of exported graphs: how each is written, run and turned into 8 bits, and what it needs."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from torch import nn
+from torch.export import ExportedProgram
+
+from paucal.export import openvino_model
+from paucal.export.onnx_model import OnnxNetwork, quantised, to_onnx
+from paucal.export.program import Graph, packed, traced, unpacked
+from paucal.models.card import ModelCard
+from paucal.types import UserError
+
+ONNX = ("onnx", "onnxscript", "onnxruntime")
+
+
+class Source:
+    """A graph that is written in several formats, and traced once.
+
+    Args:
+        graph: Graph of a model.
+        card: Card of the model, which the files carry.
+    """
+
+    def __init__(self, graph: Graph, card: ModelCard) -> None:
+        self.graph, self.card = graph, card
+
+    @cached_property
+    def program(self) -> ExportedProgram:
+        """The graph as torch.export's program."""
+        return traced(self.graph)
+
+    @cached_property
+    def onnx(self) -> bytes:
+        """The graph as the content of an ONNX file."""
+        return to_onnx(self.program, self.graph, self.card)
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format of graphs.
+
+    Attributes:
+        suffix: Ending of the file's name.
+        write: Writes a graph to a path.
+        run: Returns the model in a file as a module, run by the format's own runtime.
+        extra: Extra of this package that installs what is needed; "" for none.
+        packages: Modules that are needed.
+        tolerance: Largest allowed difference of a probability.
+        quantise: Writes a graph in 8 bits to a path, given inputs of (1, C, H, W) to calibrate with; None if it cannot.
+    """
+
+    suffix: str
+    write: Callable[[Source, Path], None]
+    run: Callable[[Path], nn.Module]
+    extra: str = ""
+    packages: tuple[str, ...] = ()
+    tolerance: float = 1e-3
+    quantise: Callable[[Source, Path, Iterable[NDArray[Any]]], None] | None = None
+
+    @property
+    def installed(self) -> bool:
+        """Whether all needed packages are there."""
+        return all(find_spec(name) for name in self.packages)
+
+    def require_installed(self, name: str) -> None:
+        """Refuse a format whose packages are missing.
+
+        Raises:
+            UserError: A package is missing.
+        """
+        if not self.installed:
+            raise UserError(
+                f"--format {name} needs {', '.join(self.packages)}: install them with pip install "
+                f"'paucal[{self.extra}]'."
+            )
+
+
+GRAPHS: Mapping[str, Format] = {
+    "pt2": Format(
+        ".pt2",
+        lambda source, path: _store(path, packed(source.program, source.card)),
+        lambda path: unpacked(path.read_bytes()),
+    ),
+    "onnx": Format(
+        ".onnx",
+        lambda source, path: _store(path, source.onnx),
+        lambda path: OnnxNetwork(path.read_bytes()),
+        *("onnx", ONNX),
+        quantise=lambda source, path, inputs: _store(path, quantised(source.onnx, source.graph.input, inputs)),
+    ),
+    "openvino": Format(
+        ".xml",
+        lambda source, path: openvino_model.write(source.onnx, source.card, path),
+        openvino_model.OpenVinoNetwork,
+        *("openvino", ("openvino", "nncf", *ONNX[:2])),
+        tolerance=openvino_model.TOLERANCE,
+        quantise=lambda source, path, inputs: openvino_model.write(source.onnx, source.card, path, inputs),
+    ),
+}
+
+
+def _store(path: Path, content: bytes) -> None:
+    path.write_bytes(content)

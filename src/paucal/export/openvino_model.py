@@ -1,0 +1,78 @@
+"""OpenVINO models: weights of float16, or 8 bits by NNCF's post-training quantisation, made from an ONNX graph."""
+
+import io
+import json
+import logging
+import os
+from collections.abc import Iterable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from paucal.models.card import ModelCard
+
+KEY = "paucal"  # entry of the card in the file's rt_info
+TOLERANCE = 0.02  # largest difference of a probability that is allowed to weights of float16
+ATTENTION = ("Softmax", "ScaledDotProductAttention")  # operations by which a transformer is recognised
+
+
+def write(onnx: bytes, card: ModelCard, path: Path, calibrating: Iterable[NDArray[Any]] | None = None) -> None:
+    """Write an ONNX graph as `path`, an XML file, and its weights beside it with the ending `.bin`.
+
+    Args:
+        onnx: Content of an ONNX file.
+        card: Card of the model, which the file carries.
+        path: Path with the ending `.xml`.
+        calibrating: Inputs of (1, C, H, W), from which the ranges of activations are measured, for a model of 8 bits;
+            None for weights of float16.
+    """
+    import openvino
+
+    model = openvino.Core().read_model(onnx)
+    if calibrating is not None:
+        model = _quantise(model, [*calibrating])
+    model.set_rt_info(json.dumps(card.to_dict(), ensure_ascii=False), KEY)
+    openvino.save_model(model, path, compress_to_fp16=True)
+
+
+def _quantise(model: Any, inputs: list[NDArray[Any]]) -> Any:
+    os.environ.setdefault("NNCF_CI", "1")  # otherwise importing it reports its use to a server
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with redirect_stdout(io.StringIO()):  # nncf draws progress bars
+            import nncf
+
+            attends = any(node.get_type_name() in ATTENTION for node in model.get_ops())
+            return nncf.quantize(
+                model,
+                nncf.Dataset(inputs),
+                preset=nncf.QuantizationPreset.MIXED,
+                subset_size=len(inputs),
+                model_type=nncf.ModelType.TRANSFORMER if attends else None,
+            )
+    finally:
+        logging.disable(before)
+
+
+class OpenVinoNetwork(nn.Module):
+    """An OpenVINO model as a module, computed in float32 on the CPU with torch's number of threads.
+
+    Args:
+        path: Path of the XML file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        import openvino
+
+        options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
+        self.compiled = openvino.Core().compile_model(path, "CPU", options)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the model's first output for its first input."""
+        return torch.from_numpy(self.compiled(images.numpy())[0])
