@@ -19,6 +19,7 @@ from paucal.memory import kept_memory
 from paucal.models.trained import save_trained
 from paucal.runner.clock import count_time_from
 from paucal.runner.console import Console, NullConsole, SilentConsole
+from paucal.runner.frames import keep_frame
 from paucal.runner.job import A, Job, R, S, Watcher
 from paucal.runner.loggers import Loggers, check_loggers
 from paucal.runner.outputs import resolve_output
@@ -98,7 +99,8 @@ def begin(
         require_guard(setup.settings.workers)
         job.announce(setup, console)
         run = writing.begin(setup.settings.output, setup.settings.overwrite)
-        _write_start(job, run, setup)
+        setups[0] = keep_frame(run, setup)
+        _write_start(job, run, setups[0])
         return run.path
 
     with count_time_from(start), own_threads(), Writing(console) as writing:

@@ -264,7 +264,8 @@ def stored_settings(run: RunFolder, kind: type[S], verb: str) -> tuple[S, dict[s
     try:
         current = {name: today for name, (today, _) in earlier_names(kind).items()}
         origin = {current.get(name, str(name)): str(text) for name, text in dict(config["origin"]).items()}
-        return typed_settings(config["settings"], kind), origin
+        stored = config["settings"]
+        return typed_settings(run.with_kept_frame(stored) if isinstance(stored, dict) else stored, kind), origin
     except KeyError as problem:
         raise UserError(f"{str(run.config)!r} is damaged (it lacks {problem}): restore it or train anew.") from problem
     except (TypeError, ValueError) as problem:

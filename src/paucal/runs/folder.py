@@ -25,6 +25,7 @@ MAX_TEXT_BYTES = 64 * 2**20
 RUNS = Path("runs")  # folder of runs, unless --output names another
 MARKER = "config.yaml"
 SUMMARY = "summary.json"  # written at the end: only a finished run has one
+FRAME = re.compile(r"frame-[0-9a-f]{16}\.(csv|parquet)")  # a DataFrame that was given as DATA, kept in the run
 ASIDE = ".replaced"  # suffix of a folder whose run is about to be replaced
 PACKAGES = (
     "paucal",
@@ -128,7 +129,16 @@ class RunFolder:
             UserError: The config cannot be read.
         """
         stored = self.read_yaml(MARKER).get("settings") if self.config.exists() else None
-        return stored if isinstance(stored, dict) else {}
+        return self.with_kept_frame(stored) if isinstance(stored, dict) else {}
+
+    def with_kept_frame(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Return stored settings whose DATA is the DataFrame in this folder, also after the folder was moved."""
+        data = settings.get("data")
+        name = Path(data).name if isinstance(data, str) else ""
+        return {**settings, "data": str(self.path / name)} if self._has_frame(name) else settings
+
+    def _has_frame(self, name: str) -> bool:
+        return FRAME.fullmatch(name) is not None and (self.path / name).is_file()
 
     def evaluation(self, name: str) -> Path:
         """Return the folder of an evaluation's results."""
@@ -190,7 +200,7 @@ def create_run(output: Path | None, root: Path = Path("runs")) -> RunFolder:
     """
     if output is not None and is_taken(output):
         raise UserError(f"--output: {str(output)!r} exists already{_ways_out(output)}.")
-    path = _next_numbered(root) if output is None else output
+    path = next_numbered(root) if output is None else output
     (path / "checkpoints").mkdir(parents=True, exist_ok=True)
     (path / "plots").mkdir(exist_ok=True)
     return RunFolder(path)
@@ -244,7 +254,7 @@ def _runs_below(path: Path) -> list[Path]:
     return [child for child in path.iterdir() if (child / MARKER).is_file() and child.suffix != ASIDE]
 
 
-def _next_numbered(root: Path) -> Path:
+def next_numbered(root: Path) -> Path:
     """Create the folder after the highest number in use; another process may do so at the same time."""
     root.mkdir(parents=True, exist_ok=True)
     number = 1 + max((int(p.name) for p in root.iterdir() if re.fullmatch(r"\d{1,9}", p.name)), default=0)

@@ -62,6 +62,11 @@ def cache_folder() -> Path | None:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "paucal" / "images"
 
 
+def frames_folder() -> Path:
+    """Return the folder of DataFrames that were given as DATA, `frames` in the cache folder also if caching is off."""
+    return (cache_folder() or features_folder().with_name("images")) / "frames"
+
+
 def usable_folder() -> Path | None:
     """Create and return the cache folder; None if caching is off or the folder cannot be written.
 

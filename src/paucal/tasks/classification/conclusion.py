@@ -3,7 +3,7 @@
 import shlex
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +22,7 @@ from paucal.models.saved import read_card
 from paucal.models.trained import load_trained
 from paucal.report.page import write_report
 from paucal.runner.console import Console
+from paucal.runner.frames import read_table, to_pandas
 from paucal.runner.images import eval_loader
 from paucal.runner.job import FinishedRun
 from paucal.runner.processes import wait_for_all
@@ -41,6 +42,9 @@ from paucal.tasks.classification.finishing import Finish, clear_epochs, finish_m
 from paucal.tasks.classification.mistakes import draw_mistakes
 from paucal.training import Outcome
 from paucal.wording import counted, percent
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,15 @@ class Result(FinishedRun):
     def test_scores(self) -> dict[str, float]:
         """The same as `metrics`."""
         return self.metrics
+
+    @property
+    def predictions(self) -> "DataFrame":
+        """The answers for each test image as a DataFrame: `evaluation/test/predictions.csv`.
+
+        Raises:
+            UserError: The file is missing or damaged, or pandas is not installed.
+        """
+        return to_pandas(read_table(RunFolder(self.folder).evaluation("test") / "predictions.csv"))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from paucal.evaluation.results import read_report
 from paucal.methods.training_settings import TrainSettings
 from paucal.reading import named_path
 from paucal.runner.console import Console, SilentConsole
+from paucal.runner.frames import Data, takes_frames
 from paucal.runner.life import Stopped, begin, resume
 from paucal.runner.outputs import refuse_inside_images
 from paucal.runs import RunFolder
@@ -53,7 +54,8 @@ class CrossValidated:
 
 
 @shows_settings(TrainSettings)
-def cross_validate(data: str | os.PathLike[str] | None = None, *, folds: int = 5, **settings: Any) -> CrossValidated:
+@takes_frames
+def cross_validate(data: Data | None = None, *, folds: int = 5, **settings: Any) -> CrossValidated:
     """Train once per fold, each time tested on another fold; the same as `paucal train --folds`.
 
     Args:

@@ -12,6 +12,7 @@ from paucal.methods.training import check_used, paths_of_methods, terms_of, with
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner import life
 from paucal.runner.console import Console
+from paucal.runner.frames import Data, takes_frames
 from paucal.runner.images import pin_data
 from paucal.runner.job import Bars, Job, Watcher
 from paucal.runner.starts import pin_start, plain_init
@@ -108,14 +109,14 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
 
 
 @shows_settings(TrainSettings)
-def train(
-    data: str | os.PathLike[str] | None = None, *, resume: str | os.PathLike[str] | None = None, **settings: Any
-) -> Result:
+@takes_frames
+def train(data: Data | None = None, *, resume: str | os.PathLike[str] | None = None, **settings: Any) -> Result:
     """Train a model and evaluate it on the test images; the same as `paucal train`.
 
     Args:
         data: "digits" (the built-in images, the default), a folder of images, Parquet in the Hugging Face layout, a
-            list file, or the name of a published data set such as "cifar10".
+            list file, or the name of a published data set such as "cifar10"; or a DataFrame with a row per image
+            (pandas, Polars, Arrow), whose columns `image=` (paths or pictures) and `label=` name. The run keeps it.
         resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed. It uses its stored
             data and settings; only settings that do not change the result may be given, and `data` if the images have
             moved.

@@ -15,6 +15,7 @@ from paucal.methods.pretraining import check_used, method_of, with_recipe
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.runner import life
 from paucal.runner.console import Console
+from paucal.runner.frames import Data, takes_frames
 from paucal.runner.images import pin_data, step_loader
 from paucal.runner.job import Bars, Job
 from paucal.runner.processes import is_first
@@ -99,8 +100,9 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
 
 
 @shows_settings(PretrainSettings)
+@takes_frames
 def pretrain(
-    data: str | os.PathLike[str] | None = None, *, resume: str | os.PathLike[str] | None = None, **settings: Any
+    data: Data | None = None, *, resume: str | os.PathLike[str] | None = None, **settings: Any
 ) -> PretrainResult:
     """Pre-train a backbone without labels; the same as `paucal pretrain`.
 

@@ -35,6 +35,7 @@ from paucal.reading import named_path
 from paucal.rules.model import SIDES
 from paucal.runner.clock import duration
 from paucal.runner.console import Console, RecordingConsole
+from paucal.runner.frames import Data, takes_frames
 from paucal.runner.images import SplitImages
 from paucal.runner.outputs import refuse_inside_images
 from paucal.runs.files import try_folder
@@ -62,7 +63,8 @@ _AT_ONCE = 1 << 14  # pairs whose features are held at a time
 
 
 @shows_settings(CheckSettings)
-def check(data: str | os.PathLike[str] = "digits", **settings: Any) -> CheckResult:
+@takes_frames
+def check(data: Data = "digits", **settings: Any) -> CheckResult:
     """Read every image of a set once, and report the contents of the set and its problems; the same as `paucal check`.
 
     Args:

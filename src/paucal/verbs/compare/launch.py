@@ -13,6 +13,7 @@ from paucal.evaluation.comparison import Difference, Repeated
 from paucal.methods.training_settings import TrainSettings
 from paucal.reading import named_path
 from paucal.runner.console import Console, SilentConsole
+from paucal.runner.frames import Data, takes_frames
 from paucal.runs.grid_files import is_grid
 from paucal.settings.options import check_ranges, flag
 from paucal.settings.values import from_python, given_names, shows_settings
@@ -61,8 +62,9 @@ class Comparison:
 
 
 @shows_settings(GridSettings)
+@takes_frames
 def compare(
-    data: str | os.PathLike[str] | None = None,
+    data: Data | None = None,
     *,
     ways: Mapping[str, Mapping[str, Any]] | None = None,
     resume: str | os.PathLike[str] | None = None,

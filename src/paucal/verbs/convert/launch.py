@@ -1,6 +1,5 @@
 """`paucal.convert`: a set written again in another layout."""
 
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from paucal.data.images import ImageSet
 from paucal.data.shards.writing import encode_image
 from paucal.reading import named_path
 from paucal.runner.console import Console, RecordingConsole
+from paucal.runner.frames import Data, takes_frames
 from paucal.runner.outputs import put_in_place, refuse_inside_images, require_empty
 from paucal.runs.files import try_folder
 from paucal.settings.options import check_ranges
@@ -40,7 +40,8 @@ class Converted:
 
 
 @shows_settings(ConvertSettings)
-def convert(data: str | os.PathLike[str], **settings: Any) -> Converted:
+@takes_frames
+def convert(data: Data, **settings: Any) -> Converted:
     """Write a set in another layout, with its images; same as `paucal convert`.
 
     Args:

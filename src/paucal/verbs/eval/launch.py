@@ -10,6 +10,7 @@ from paucal.evaluation.protocols.evaluate import PROTOCOLS, Protocol
 from paucal.metrics.intervals import Score
 from paucal.models.tasks import CLASSIFICATION, DETECTION, SEGMENTATION, task_of
 from paucal.runner.console import Console, RecordingConsole
+from paucal.runner.frames import Data, without_frame
 from paucal.settings.options import check_ranges, flag
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
@@ -120,12 +121,12 @@ class Evaluation:
 
 
 @shows_settings(EvalSettings)
-def evaluate(subject: Source, /, data: Source | Sequence[Source] | None = None, **settings: Any) -> Evaluation:
+def evaluate(subject: Source, /, data: Data | Sequence[Source] | None = None, **settings: Any) -> Evaluation:
     """Evaluate a model on images with labels, boxes or masks; the same as `paucal eval`.
 
     Args:
         subject: A run or its folder; for frozen features also a weights file or the name of a timm model.
-        data: One or several sources of labelled images; by default the run's own test images.
+        data: One or several sources of labelled images, or a DataFrame; by default the run's own test images.
         **settings: Any field of `paucal.verbs.eval.settings.EvalSettings`, such as `protocol`, `device` or
             `output`.
 
@@ -141,8 +142,9 @@ def evaluate(subject: Source, /, data: Source | Sequence[Source] | None = None, 
         >>> found.metrics["top1"], found.score("knn")  # doctest: +SKIP
         (0.93, Score(value=0.88, low=0.85, high=0.91))
     """
+    places, settings = without_frame(data, settings)
     resolved = from_python(EvalSettings, settings, "paucal.evaluate", "eval")
-    sources = [] if data is None else [data] if isinstance(data, str | os.PathLike) else data
+    sources = [] if places is None else [places] if isinstance(places, str | os.PathLike) else places
     return evaluate_model(
         path_text(subject, "the model"), [os.fspath(source) for source in sources], resolved, RecordingConsole()
     )

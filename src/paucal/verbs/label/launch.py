@@ -1,6 +1,5 @@
 """`paucal.label`: label maps from a teacher, or from published maps."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from paucal.evaluation.plots import save_figure
 from paucal.labeling.map_figure import map_picture
 from paucal.reading import named_path
 from paucal.runner.console import Console, RecordingConsole
+from paucal.runner.frames import Data, takes_frames
 from paucal.runner.images import load_images
 from paucal.runner.outputs import check_file, refuse_inside_images
 from paucal.runs.files import try_folder
@@ -24,7 +24,8 @@ from paucal.verbs.label.settings import LabelSettings
 
 
 @shows_settings(LabelSettings)
-def label(data: str | os.PathLike[str], **settings: Any) -> Labeled:
+@takes_frames
+def label(data: Data, **settings: Any) -> Labeled:
     """Make label maps: the predictions of a trained classifier at every cell of every image; same as `paucal label`.
 
     Args:

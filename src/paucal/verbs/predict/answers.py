@@ -8,12 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from torch import Tensor
 
 from paucal.evaluation.calibration import marked
 from paucal.models.card import ModelCard
+from paucal.runner.frames import to_pandas
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +66,34 @@ class Prediction:
         """Return the likeliest classes (all if there are fewer) with their probabilities, in descending order."""
         order = self.shares.argsort(descending=True, stable=True)[:count].tolist()
         return [(self.classes[place], float(self.shares[place])) for place in order]
+
+
+class Predictions(list[Prediction]):
+    """The predictions of one call, as a list that turns into tables."""
+
+    def to_arrow(self) -> pa.Table:
+        """Return a table with the columns of `paucal predict --output answers.csv`, numbers unrounded.
+
+        The columns are the path; the class and its confidence, or a list of labels from a model that gives several;
+        and "p_" with the name of each class.
+        """
+        columns: dict[str, Any] = {"path": pa.array([row.path for row in self], pa.string())}
+        if self and self[0].thresholds is not None:
+            columns["labels"] = [row.labels for row in self]
+        else:
+            columns["predicted"] = pa.array([row.predicted for row in self], pa.string())
+            columns["confidence"] = pa.array([row.confidence for row in self], pa.float32())
+        for place, name in enumerate(self[0].classes if self else ()):
+            columns[f"p_{name}"] = pa.array([float(row.shares[place]) for row in self], pa.float32())
+        return pa.table(columns)
+
+    def to_pandas(self) -> "DataFrame":
+        """Return the table of `to_arrow` as a DataFrame of pandas.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        return to_pandas(self.to_arrow())
 
 
 def csv_lines(rows: Iterable[Prediction], card: ModelCard, top_k: int | None = None) -> Iterator[str]:

@@ -10,12 +10,13 @@ from paucal.data.loader import inference_batch_size
 from paucal.export.reading import load_model
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console, LoggedConsole
+from paucal.runner.frames import Frame, images_of_frame, is_frame
 from paucal.runner.input_images import Pictures, open_sources
 from paucal.runner.memory_check import check_batch_memory
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
-from paucal.verbs.predict.answers import Prediction
+from paucal.verbs.predict.answers import Prediction, Predictions
 from paucal.verbs.predict.asking import ask
 from paucal.verbs.predict.settings import PredictSettings
 
@@ -25,25 +26,28 @@ Source = str | os.PathLike[str] | ImageInMemory
 @shows_settings(PredictSettings)
 def predict(
     model: TrainedModel | str | os.PathLike[str],
-    images: Source | Sequence[Source],
+    images: Source | Sequence[Source] | Frame,
     /,
     *,
     features: bool = False,
+    image: str | None = None,
     **settings: Any,
-) -> list[Prediction]:
+) -> Predictions:
     """Classify images with the model of a run; the same as `paucal predict`.
 
     Args:
         model: A run, its folder, or a model that `paucal.load` has loaded, which stays on the device it is on.
         images: Image files, folders (searched to any depth), Parquet files, patterns such as "photos/*.jpg", PIL
-            images, and arrays (H, W) or (H, W, C) of as many channels as the model reads; one or several of them.
+            images, and arrays (H, W) or (H, W, C) of as many channels as the model reads; one or several of them. Or
+            a DataFrame with a row per image.
+        image: Column of the paths or pictures of a DataFrame; None for the first with a usual name, such as "path".
         features: Whether to keep the input of the classifier with each prediction.
         **settings: Any field of `paucal.verbs.predict.settings.PredictSettings`: `batch_size`, `device`,
             `mirror`, `on_bad_image`.
 
     Returns:
-        A prediction for each image, in the order given; images of a folder are sorted by name. Skipped images give a
-        warning in the log "paucal".
+        A list with a prediction for each image, in the order given; images of a folder are sorted by name. Skipped
+        images give a warning in the log "paucal". `to_pandas()` makes a DataFrame of it.
 
     Raises:
         UserError: there is no such run, it has no classifier, or an image does not exist or cannot be read;
@@ -55,7 +59,7 @@ def predict(
         >>> rows[0].path, rows[0].predicted, rows[0].confidence  # doctest: +SKIP
         ('new_photos/1.jpg', 'cat', 0.98)
     """
-    sources = list_sources(images)
+    sources = images_of_frame(images, image) if is_frame(images) else list_sources(images)
     chosen = from_python(PredictSettings, settings, "paucal.predict", "predict")
     check_ranges(chosen)  # so that no model is loaded in vain
     if isinstance(model, TrainedModel) and settings.get("device") is not None:
@@ -63,7 +67,7 @@ def predict(
     if not sources:
         raise UserError("there are no images to classify: give files, folders or pictures.")
     loaded = model if isinstance(model, TrainedModel) else load_model(model, chosen.device)
-    return classify_all(loaded.require_classifier(), sources, chosen, LoggedConsole(), features)
+    return Predictions(classify_all(loaded.require_classifier(), sources, chosen, LoggedConsole(), features))
 
 
 def classify_all(

@@ -1,6 +1,5 @@
 """`paucal.shard`: writes images as shards, for sets too large to be read file by file."""
 
-import os
 import shutil
 import tempfile
 import time
@@ -20,6 +19,7 @@ from paucal.data.stores import EncodedStore, locate
 from paucal.reading import named_path
 from paucal.runner.clock import duration
 from paucal.runner.console import Console, RecordingConsole
+from paucal.runner.frames import Data, takes_frames
 from paucal.runner.outputs import put_in_place, refuse_inside_images, require_empty
 from paucal.runs.files import try_folder
 from paucal.settings.options import check_ranges
@@ -55,7 +55,8 @@ class Sharded:
 
 
 @shows_settings(ShardSettings)
-def shard(data: str | os.PathLike[str], **settings: Any) -> Sharded:
+@takes_frames
+def shard(data: Data, **settings: Any) -> Sharded:
     """Write a set into shards in random order, with separate shards for train, val and test; same as `paucal shard`.
 
     Images keep their bytes. Each is decoded once, so that the shards hold no unreadable image. The folder appears only

@@ -1,0 +1,292 @@
+"""DataFrames as DATA: tables of pandas, Polars, Arrow and others, stored as files that runs keep.
+
+A table of paths becomes CSV and a table of pictures Parquet, which are then opened like any other file of these kinds.
+The file is named by a digest of its content, so that the same table is the same data in every process.
+"""
+
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+from pyarrow import csv
+from pyarrow.interchange import from_dataframe
+
+from paucal.data.arguments import ImageInMemory
+from paucal.data.decoded.cache_folder import frames_folder
+from paucal.data.sources.table_columns import IMAGE_COLUMNS
+from paucal.runner.job import RunSetup
+from paucal.runs import RunFolder, csv_text, write_atomically
+from paucal.runs.folder import FRAME
+from paucal.types import UserError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+F = TypeVar("F", bound=Callable[..., Any])
+A = TypeVar("A", bound=RunSetup[Any])
+
+
+class ArrowFrame(Protocol):
+    """A table with the Arrow PyCapsule protocol, as pandas, Polars and Arrow have it."""
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> object: ...
+
+
+class InterchangeFrame(Protocol):
+    """A table with the dataframe interchange protocol."""
+
+    def __dataframe__(self, nan_as_null: bool = False, allow_copy: bool = True) -> Any: ...
+
+
+Frame = ArrowFrame | InterchangeFrame
+Data = str | os.PathLike[str] | Frame
+
+
+def is_frame(value: object) -> TypeGuard[Frame]:
+    """Return whether a value is a table of a library for data frames."""
+    return hasattr(value, "__arrow_c_stream__") or hasattr(value, "__dataframe__")
+
+
+def takes_frames(function: F) -> F:
+    """Let a function take a DataFrame as DATA, its first argument or `data`, with columns named by `image` and `label`.
+
+    The function itself gets the path of a stored table, and the settings that name its columns.
+    """
+
+    @wraps(function)
+    def call(*given: Any, **settings: Any) -> Any:
+        data, settings = without_frame(given[0] if given else settings.pop("data", None), settings)
+        return function(data, *given[1:], **settings) if given or data is not None else function(**settings)
+
+    return call  # type: ignore[return-value]
+
+
+def without_frame(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return DATA as a path, and settings that name its columns; both unchanged if DATA is no DataFrame.
+
+    Args:
+        data: DATA of any kind.
+        settings: Settings by name, and the columns `image` and `label` of a DataFrame.
+    """
+    if not is_frame(data):
+        return data, dict(settings)
+    columns = {"image_column": settings.get("image"), "label_column": settings.get("label")}
+    others = {name: value for name, value in settings.items() if name not in ("image", "label")}
+    given = {**others, **{name: column for name, column in columns.items() if column is not None}}
+    stored = store_frame(data, given.get("image_column"), given.get("data_root"))
+    return stored.pop("data"), {**given, **stored}
+
+
+def store_frame(frame: Any, image: str | None = None, root: str | os.PathLike[str] | None = None) -> dict[str, str]:
+    """Store a table in the cache.
+
+    Args:
+        frame: Table with a row per image.
+        image: Column of paths, pictures or encoded bytes; None for the first with a usual name, such as "path".
+        root: Folder that the paths are relative to; None for the working directory.
+
+    Returns:
+        The settings `data`, `image_column` and, for paths, `data_root`.
+
+    Raises:
+        UserError: There are no rows, no such column, or its values are neither paths nor images.
+    """
+    return store_columns(columns_of(frame), image, root)
+
+
+def store_columns(
+    columns: Mapping[str, Sequence[Any]], image: str | None = None, root: str | os.PathLike[str] | None = None
+) -> dict[str, str]:
+    """Store a table given as the values of each column; see `store_frame`."""
+    image = _image_column(columns, image)
+    values, others = columns[image], {name: cells for name, cells in columns.items() if name != image}
+    if all(isinstance(value, str | os.PathLike) for value in values):
+        paths, folder = _below_one_folder([os.fspath(value) for value in values], root)
+        rows = zip(paths, *([_cell(cell) for cell in cells] for cells in others.values()), strict=True)
+        content = csv_text([image, *others], *rows).encode(errors="surrogateescape")
+        return {"data": str(_store(content, "csv")), "image_column": image, "data_root": folder}
+    pictures = pa.array([{"bytes": encode_image(value, row)} for row, value in enumerate(values, start=1)])
+    texts = {name: pa.array([_label(cell) for cell in cells]) for name, cells in others.items()}
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({image: pictures, **texts}), buffer, compression="none")  # images are compressed
+    return {"data": str(_store(buffer.getvalue(), "parquet")), "image_column": image}
+
+
+def images_of_frame(
+    frame: Any, image: str | None = None, root: str | os.PathLike[str] | None = None
+) -> list[str | ImageInMemory]:
+    """Return the paths or pictures of a table's rows; see `store_frame`.
+
+    Raises:
+        UserError: There is no such column, or its values are neither paths nor images.
+    """
+    columns, found = columns_of(frame), []
+    for row, value in enumerate(columns[_image_column(columns, image)], start=1):
+        if isinstance(value, str | os.PathLike):
+            found.append(os.path.join(root or "", os.fspath(value)))
+        elif isinstance(value, Image.Image | np.ndarray):
+            found.append(value)
+        else:
+            found.append(Image.open(io.BytesIO(encode_image(value, row))))
+    return found
+
+
+def columns_of(frame: Any) -> dict[str, list[Any]]:
+    """Return the values of each column of a table as Python has them.
+
+    Raises:
+        UserError: The table has no rows, or two columns of one name.
+    """
+    names = [str(name) for name in getattr(frame, "columns", ())]
+    try:
+        table = pa.table(frame) if hasattr(frame, "__arrow_c_stream__") else from_dataframe(frame)
+        columns = {
+            str(name): column.to_pylist() for name, column in zip(table.column_names, table.columns, strict=True)
+        }
+        names = table.column_names
+    except (pa.ArrowException, TypeError, AttributeError, ValueError):  # objects, such as pictures: pandas alone
+        columns = {str(name): list(frame[name]) for name in getattr(frame, "columns", ())}
+    if len(columns) < len(names):
+        raise UserError(f"the table has two columns of one name ({', '.join(map(repr, names))}): rename one.")
+    if not columns or not next(iter(columns.values())):
+        raise UserError("the table has no rows: give one with a row for each image.")
+    return columns
+
+
+def encode_image(value: Any, row: int) -> bytes:
+    """Return an image as bytes of a file: those it has, else those of a PNG, which loses nothing.
+
+    Args:
+        value: Picture, array of uint8, encoded bytes, or a mapping with "bytes" as in data sets of Hugging Face.
+        row: Number for the message.
+
+    Raises:
+        UserError: The value is none of these.
+    """
+    if isinstance(value, dict):
+        value = value.get("bytes")
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim in (2, 3):
+        value = Image.fromarray(value[..., 0] if value.shape[2:] == (1,) else value)
+    if not isinstance(value, Image.Image):
+        what = f"array of {value.ndim} axes of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+        raise UserError(
+            f"image {row} is of the type {what}, expected paths, PIL images, encoded bytes, or arrays of (height, "
+            "width) or (height, width, channels) of uint8."
+        )
+    buffer = io.BytesIO()
+    kept = value if value.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16") else value.convert("RGB")
+    kept.save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue()
+
+
+def read_table(file: Path) -> pa.Table:
+    """Read a CSV file of predictions: names are text, also those that look like numbers.
+
+    Raises:
+        UserError: The file is missing or damaged.
+    """
+    names = dict.fromkeys(("key", "label", "labels", "predicted"), pa.string())
+    try:
+        return csv.read_csv(file, convert_options=csv.ConvertOptions(column_types=names))
+    except (OSError, pa.ArrowException) as problem:
+        raise UserError(f"{str(file)!r} cannot be read ({str(problem).splitlines()[0]}): run 'paucal eval'.") from None
+
+
+def to_pandas(table: pa.Table) -> "DataFrame":
+    """Return a table as a DataFrame of pandas.
+
+    Raises:
+        UserError: pandas is not installed.
+    """
+    try:
+        return table.to_pandas()
+    except ImportError:
+        raise UserError(
+            "pandas is not installed: install it (pip install pandas), or use the table of Arrow, which other "
+            "libraries for data frames read."
+        ) from None
+
+
+def keep_frame(run: RunFolder, setup: A) -> A:
+    """Return a setup whose table lies in the run folder, if it was a DataFrame, so that the run can be repeated."""
+    place = Path(setup.settings.data)
+    if place.parent != frames_folder().resolve() or not FRAME.fullmatch(place.name):
+        return setup
+    kept = run.path.resolve() / place.name
+    if not kept.exists():
+        try:
+            os.link(place, kept)
+        except OSError:  # another disk, or a system without links
+            shutil.copyfile(place, kept)
+    images, changes = setup.data.images, {}
+    if images.location == str(place):
+        changes["images"] = replace(images, location=str(kept))
+    return replace(setup, settings=replace(setup.settings, data=str(kept)), data=replace(setup.data, **changes))
+
+
+def _store(content: bytes, suffix: str) -> Path:
+    folder = frames_folder()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = folder / f"frame-{hashlib.sha256(content).hexdigest()[:16]}.{suffix}"
+    if not file.exists():
+        write_atomically(file, lambda stream: stream.write(content))
+    with suppress(OSError):
+        os.utime(file)
+    return file
+
+
+def _image_column(columns: Mapping[str, Sequence[Any]], given: str | None) -> str:
+    shown = ", ".join(map(repr, list(columns)[:12]))
+    if given is not None:
+        if given not in columns:
+            raise UserError(f"image: the table has no column {given!r}; it has {shown}.")
+        return given
+    usual = [name for name in columns if re.sub(r"[\s-]+", "_", name.strip().lower()) in IMAGE_COLUMNS]
+    if not usual:
+        raise UserError(f"the table has no column of paths or images that is known ({shown}): name it by image=.")
+    return min(usual, key=lambda name: IMAGE_COLUMNS.index(re.sub(r"[\s-]+", "_", name.strip().lower())))
+
+
+def _below_one_folder(paths: Sequence[str], root: str | os.PathLike[str] | None) -> tuple[list[str], str]:
+    """Return paths with forward slashes, and the folder that they are relative to."""
+    if root is not None:
+        return list(paths), os.fspath(root)
+    if any(re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path) for path in paths):
+        return list(paths), os.getcwd()  # the reader of tables explains what to do about addresses
+    whole = [os.path.abspath(os.path.expanduser(path)) for path in paths]
+    try:
+        folder = os.path.commonpath([os.path.dirname(path) for path in whole])
+    except ValueError:
+        raise UserError("the images of the table are on several drives: put them on one.") from None
+    return [os.path.relpath(path, folder).replace(os.sep, "/") for path in whole], folder
+
+
+def _cell(value: Any) -> str:
+    """Return the cell of a CSV file: numbers without a needless ".0", lists as JSON, nothing for missing values."""
+    if value is None or (isinstance(value, float) and value != value):
+        return ""
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    if isinstance(value, list | tuple | np.ndarray):
+        return json.dumps([str(entry) for entry in value], ensure_ascii=False)
+    return str(value)
+
+
+def _label(value: Any) -> str | list[str]:
+    """Return a value of a further column in Parquet, where negative numbers would be missing labels."""
+    return [_cell(entry) for entry in value] if isinstance(value, list | tuple | np.ndarray) else _cell(value)
