@@ -17,7 +17,7 @@ LOWER = {
     *("training", "evaluation", "explain", "export", "report"),
 }
 # Each may import those before it, and all lower.
-UPPER = ("settings", "recipes", "rules", "methods", "runner", "tasks", "verbs", "studies", "cli")
+UPPER = ("settings", "recipes", "rules", "methods", "runner", "tasks", "verbs", "studies", "estimators", "cli")
 ALLOWED = {
     "wording": set(),
     "memory": set(),

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 from paucal.cores import prepare_threads
 
 if TYPE_CHECKING:  # the table below, for type checkers and editors; a test compares the two
+    from paucal.estimators.classifier import ImageClassifier as ImageClassifier
+    from paucal.estimators.embedder import ImageEmbedder as ImageEmbedder
     from paucal.export.reading import load_model as load
     from paucal.losses import drloc_loss as drloc_loss
     from paucal.losses import esvit_loss as esvit_loss
@@ -62,6 +64,8 @@ __version__ = version("paucal")
 _WHERE = {
     "Deployed": "paucal.models.trained:TrainedModel",
     "DrLoc": "paucal.objectives",
+    "ImageClassifier": "paucal.estimators.classifier",
+    "ImageEmbedder": "paucal.estimators.embedder",
     "LocalizationHead": "paucal.objectives",
     "Objective": "paucal.objectives",
     "SelfDistillation": "paucal.objectives",
@@ -100,6 +104,8 @@ _PACKAGES = ("types", *(part.name for part in pkgutil.iter_modules(__path__) if 
 __all__ = [
     "Deployed",
     "DrLoc",
+    "ImageClassifier",
+    "ImageEmbedder",
     "LocalizationHead",
     "Objective",
     "SelfDistillation",

@@ -1,0 +1,164 @@
+"""`paucal.ImageClassifier`: `paucal.train` and `paucal.predict` as an estimator of scikit-learn."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d
+
+from paucal.estimators.inputs import Images, list_images, name_classes, order_columns
+from paucal.models.trained import TrainedModel, load_trained
+from paucal.runner.frames import store_columns
+from paucal.runs.folder import RUNS, next_numbered
+from paucal.tasks.classification.job import train
+from paucal.verbs.predict.launch import predict
+
+ONE_PER_CLASS = 1e-6  # share of the images that a run keeps for its own test: one of each class
+
+
+class ImageClassifier(ClassifierMixin, BaseEstimator):
+    """A classifier of images that follows scikit-learn's contract; each fit is a run of `paucal.train`.
+
+    X holds paths, PIL images or uint8 arrays. A fit trains on all of them but validation images, which choose the
+    model, and one image of each class, on which the run's own report is made; judge the estimator on other images, as
+    `cross_val_score` does. What is not given is chosen from the images.
+
+    A fitted estimator holds the path of its run and loads the model when it is needed, so it can be pickled and copied
+    to other processes, as long as the run folder stays.
+
+    Args:
+        time: Time of a fit, such as "5m"; None for the usual quarter of an hour.
+        epochs: Passes over the images in place of a time; 0 for the first model alone, a linear classifier on frozen
+            features.
+        model: timm name of the backbone.
+        init: Weights to start from: a run folder, a file, "timm" or "none".
+        img_size: Side of the images in pixels.
+        lr: Peak learning rate.
+        method: Training method.
+        val_fraction: Share of the images that choose the model; 0 for none.
+        device: "cpu", "cuda" or "mps".
+        workers: Processes that load images.
+        random_state: Seed, or generator that draws one; None for a new one at each fit.
+        runs: Folder of the run folders, which are numbered.
+        settings: Further settings of `paucal.train` by name.
+
+    Attributes:
+        classes_: (K,) classes in the order of the probabilities.
+        run_: Folder of the run.
+
+    Example:
+        >>> model = paucal.ImageClassifier(time="5m").fit(paths, labels)  # doctest: +SKIP
+        >>> model.predict(new_paths)  # doctest: +SKIP
+        array(['cat', 'dog'], dtype='<U3')
+    """
+
+    def __init__(  # noqa: PLR0913 (scikit-learn reads the parameters from the signature)
+        self,
+        time: str | None = None,
+        *,
+        epochs: int | None = None,
+        model: str | None = None,
+        init: str | None = None,
+        img_size: int | None = None,
+        lr: float | None = None,
+        method: str | None = None,
+        val_fraction: float | None = None,
+        device: str | None = None,
+        workers: int | None = None,
+        random_state: Any = 0,
+        runs: str | Path = RUNS,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.time = time
+        self.epochs = epochs
+        self.model = model
+        self.init = init
+        self.img_size = img_size
+        self.lr = lr
+        self.method = method
+        self.val_fraction = val_fraction
+        self.device = device
+        self.workers = workers
+        self.random_state = random_state
+        self.runs = runs
+        self.settings = settings
+
+    def fit(self, X: Images, y: Any) -> Self:
+        """Train on images X with one class each.
+
+        Raises:
+            ValueError: X holds something else than images, or y fewer than two classes.
+            UserError: A setting is invalid, or a class has too few images.
+        """
+        images = list_images(X)
+        if y is None:
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
+        labels = column_or_1d(y, warn=True)
+        check_consistent_length(images, labels)
+        check_classification_targets(labels)
+        self.classes_, numbers = np.unique(labels, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y has the class {str(self.classes_[0])!r} alone, expected at least two classes.")
+        names = name_classes(self.classes_)
+        table = store_columns({"image": images, "label": [names[number] for number in numbers]})
+        folder = next_numbered(Path(self.runs)).resolve()
+        train(
+            **table,
+            **{**self._own_settings(), **(self.settings or {})},
+            label_column="label",
+            label_separator="none",
+            output=folder,
+        )
+        self.run_, self._loaded = str(folder), None
+        return self
+
+    def predict_proba(self, X: Images) -> NDArray[np.float64]:
+        """Return (N, K) probabilities in the order of `classes_`."""
+        model = self._trained()
+        rows = predict(model, list_images(X))
+        return order_columns([row.shares.numpy() for row in rows], model.classes, name_classes(self.classes_))
+
+    def predict(self, X: Images) -> NDArray[Any]:
+        """Return the (N,) likeliest classes."""
+        best = self.predict_proba(X).argmax(1)
+        return self.classes_[best]
+
+    def transform(self, X: Images) -> NDArray[np.float32]:
+        """Return the (N, D) inputs of the classifier, as features for other estimators."""
+        return features_of(self._trained(), X)
+
+    def _own_settings(self) -> dict[str, Any]:
+        """Return the parameters that are settings of `paucal.train`; None leaves the choice to the images."""
+        names = ("time", "epochs", "model", "init", "img_size", "lr", "method", "val_fraction", "device", "workers")
+        seed = self.random_state
+        if not isinstance(seed, int | np.integer):
+            seed = check_random_state(seed).randint(2**31)
+        own = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {**own, "seed": int(seed), "test_fraction": ONE_PER_CLASS}
+
+    def _trained(self) -> TrainedModel:
+        check_is_fitted(self, "run_")
+        if self._loaded is None:
+            self._loaded = load_trained(self.run_, self.device or "cpu")
+        return self._loaded
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: Any = super().__getstate__()
+        return {**state, "_loaded": None}
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array, tags.input_tags.three_d_array, tags.input_tags.string = False, True, True
+        tags.no_validation = True  # images may differ in size, so there is no number of features
+        return tags
+
+
+def features_of(model: TrainedModel, images: Images) -> NDArray[np.float32]:
+    """Return the (N, D) inputs of a model's classifier."""
+    rows = predict(model, list_images(images), features=True)
+    return np.stack([row.features.numpy() for row in rows if row.features is not None])

@@ -1,0 +1,85 @@
+"""`paucal.ImageEmbedder`: features of a trained network as a transformer of scikit-learn."""
+
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import Tags
+from sklearn.utils.validation import check_is_fitted
+
+from paucal.estimators.classifier import features_of
+from paucal.estimators.inputs import Images, list_images
+from paucal.models.named import open_named
+from paucal.models.trained import TrainedModel
+from paucal.runner.starts import HELP
+from paucal.types import UserError
+from paucal.verbs.check.labels import weights_at_hand
+
+
+class ImageEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """Turns images into vectors: the inputs of the classifier of a network that is not trained here.
+
+    X holds paths, PIL images or uint8 arrays. A copy of the estimator, or one that was pickled, opens the network anew
+    by its name.
+
+    Args:
+        model: Run folder, or timm name of a network with published weights; None for trained weights that are on this
+            machine.
+        img_size: Side of the images in pixels; None for the network's own.
+        device: "cpu", "cuda" or "mps".
+
+    Attributes:
+        model_: Name of the network.
+        n_features_out_: D.
+
+    Example:
+        >>> pipeline = make_pipeline(paucal.ImageEmbedder(), LogisticRegression())  # doctest: +SKIP
+        >>> pipeline.fit(paths, labels).score(new_paths, new_labels)  # doctest: +SKIP
+        0.91
+    """
+
+    def __init__(self, model: str | None = None, *, img_size: int | None = None, device: str = "cpu") -> None:
+        self.model = model
+        self.img_size = img_size
+        self.device = device
+
+    def fit(self, X: Images, y: Any = None) -> Self:
+        """Open the network; it learns nothing from the images.
+
+        Raises:
+            ValueError: X holds something else than images.
+            UserError: There is no such model, or no trained weights are on this machine.
+        """
+        images = list_images(X)
+        name = self.model or getattr(weights_at_hand(), "name", None)
+        if name is None:
+            raise UserError(f"no trained weights are on this machine; {HELP}, or give model=.")
+        self.model_, self._opened = str(name), None
+        self.n_features_out_ = features_of(self._network(), images[:1]).shape[1]
+        return self
+
+    def transform(self, X: Images) -> NDArray[np.float32]:
+        """Return (N, D) features."""
+        return features_of(self._network(), X)
+
+    @property
+    def _n_features_out(self) -> int:
+        return self.n_features_out_
+
+    def _network(self) -> TrainedModel:
+        check_is_fitted(self, "model_")
+        if self._opened is None:
+            size = None if self.img_size is None else [self.img_size]
+            self._opened = open_named(self.model_, self.device, size, "model")
+        return self._opened
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: Any = super().__getstate__()
+        return {**state, "_opened": None}
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array, tags.input_tags.three_d_array, tags.input_tags.string = False, True, True
+        tags.no_validation = True
+        return tags
