@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 
 import paucal
 from cli.calls import QUICK, call, failure, make_photos
+from paucal.runner import familiar
 from paucal.runner.console import LoggedConsole
+from paucal.runner.familiar import NAME, familiarity_of
 from paucal.runs import RunFolder
-from paucal.verbs.serve import familiar
-from paucal.verbs.serve.familiar import NAME, familiarity_of
 
 
 @pytest.fixture(scope="module")

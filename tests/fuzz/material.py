@@ -18,8 +18,8 @@ from cli.calls import QUICK, SMALL, TINY, make_photos, make_scenes
 from paucal.cli.main import main
 from paucal.models.trained import TrainedModel, load_trained
 from paucal.runner.console import LoggedConsole
+from paucal.runner.familiar import familiarity_of
 from paucal.runs import RunFolder
-from paucal.verbs.serve.familiar import familiarity_of
 from tasks.detection.made import write_coco
 
 LEARNER = ["--model", "lvvit_t", "--model-args", "embed_dim=16", "depth=1", "num_heads=2", "stem_width=8"]

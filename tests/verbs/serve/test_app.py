@@ -17,11 +17,11 @@ from paucal.models.card import ModelCard
 from paucal.models.features import ClassifierInputs
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import TrainedModel
+from paucal.runner.familiar import features_of
 from paucal.types import UserError
 from paucal.verbs.serve import answering
 from paucal.verbs.serve.answering import Answerer
 from paucal.verbs.serve.app import host_name, make_app
-from paucal.verbs.serve.familiar import features_of
 
 HOSTILE = "<script>alert(1)</script>"
 PICTURE = {"Content-Type": "application/octet-stream"}

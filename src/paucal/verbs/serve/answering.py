@@ -17,10 +17,10 @@ from paucal.explain.figures.attribution import scale_of
 from paucal.explain.figures.pictures import overlay, seen
 from paucal.models.features import ClassifierInputs, linear_classifier
 from paucal.models.trained import TrainedModel
+from paucal.runner.familiar import features_of
 from paucal.types import UserError
 from paucal.verbs.explain.attribution import choose_method, explain_batch
 from paucal.verbs.explain.inputs import Viewed
-from paucal.verbs.serve.familiar import features_of
 
 MOST_PIXELS = 64_000_000  # more than a phone camera takes
 SHOWN = 10  # classes that are shown

@@ -36,8 +36,8 @@ def serve(source: str, settings: ServeSettings, console: Console) -> None:
         from paucal.verbs.serve.app import make_app
     except ImportError as problem:
         raise UserError(f"paucal serve needs {problem.name}: pip install 'paucal[serve]'") from problem
+    from paucal.runner.familiar import familiarity_of
     from paucal.verbs.serve.answering import Answerer
-    from paucal.verbs.serve.familiar import familiarity_of
 
     model = load_model(source, settings.device).require_classifier()
     with _listening(settings.host, settings.port) as listener:  # before the minute that reading the images may take
