@@ -7,8 +7,9 @@ from paucal.settings.groups import LABELLED
 from paucal.verbs.convert.settings import ConvertSettings
 
 DESCRIPTION = """Write a set in another layout, for other programs or for another verb, with its images and parts.
-Boxes go to yolo, coco, voc, csv or label-studio, and with their outlines to masks; masks go to masks by number or to
-coco; classes of images go to folders, csv or label-studio. What the layout cannot hold is counted and said."""
+Boxes go to yolo, coco, voc, csv, label-studio or cvat, and with their outlines to masks; masks go to masks by number
+or to coco; classes of images go to folders, csv, label-studio or cvat. What the layout cannot hold is counted and
+said."""
 
 
 def run(argv: Sequence[str]) -> int:

@@ -27,8 +27,8 @@ from paucal.verbs.convert.writing import CROWDS, LAYOUTS, OUTLINES, mask_of_outl
 from promises.boxes import LAYOUTS as MAKERS
 from promises.boxes import Maker
 
-BOXES = ("yolo", "coco", "voc", "csv", "label-studio")
-NO_CROWDS, NO_OUTLINES = ("yolo", "label-studio"), ("voc", "csv")
+BOXES = ("yolo", "coco", "voc", "csv", "label-studio", "cvat")
+NO_CROWDS, NO_OUTLINES = ("yolo", "label-studio", "cvat"), ("voc", "csv")
 
 
 def described(place: Path) -> dict[str, tuple]:
@@ -87,7 +87,7 @@ def test_boxes__of_random_sets_are_read_back_equal(tmp_path: Path, seed: int):
 def test_chains_of_conversions__end_where_they_began(tmp_path: Path):
     place = write_yolo(tmp_path / "set", outline=True)
     first = described(place)
-    for to in ("coco", "label-studio", "yolo", "coco"):
+    for to in ("coco", "label-studio", "cvat", "yolo", "coco"):
         out = tmp_path / f"{len(list(tmp_path.iterdir()))}-{to}"
         paucal.convert(place, to=to, output=out)
         place = out
@@ -136,7 +136,7 @@ def _masks(root: Path) -> list[list]:
     return [list(masked.images.classes), *(masked.masks.read(n).tolist() for n in range(len(masked.images)))]
 
 
-@pytest.mark.parametrize("to", ["folders", "csv", "label-studio"])
+@pytest.mark.parametrize("to", ["folders", "csv", "label-studio", "cvat"])
 def test_classes__of_images_are_read_back_equal(tmp_path: Path, to: str):
     root = make_photos(tmp_path / "set")
     first = open_images(root)
@@ -156,7 +156,7 @@ def test_several_labels_and_built_in_images(tmp_path: Path):
         Image.fromarray(np.full((8, 8, 3), 40 * n, np.uint8)).save(tmp_path / f"{n}.png")
     (tmp_path / "labels.csv").write_text("image,label\n0.png,a;b\n1.png,a\n2.png,\n3.png,b\n")
     first = open_images(tmp_path / "labels.csv")
-    for to in ("csv", "label-studio"):
+    for to in ("csv", "label-studio", "cvat"):
         out = tmp_path.parent / f"{tmp_path.name}-{to}"
         paucal.convert(tmp_path / "labels.csv", to=to, output=out)
         assert _labels(open_images(out)) == _labels(first)

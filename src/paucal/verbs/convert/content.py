@@ -49,6 +49,7 @@ class Item:
         size: (height, width) in pixels; (0, 0) in sets of classes.
         things: Objects.
         labels: Classes of the whole image.
+        score: Confidence of the model that gave the labels; None for labels of people.
     """
 
     index: int
@@ -57,6 +58,7 @@ class Item:
     size: tuple[int, int] = (0, 0)
     things: tuple[Thing, ...] = ()
     labels: tuple[str, ...] = ()
+    score: float | None = None
 
     @property
     def stem(self) -> str:
@@ -80,6 +82,7 @@ class Content:
         numbers: Number of each class, by name.
         mask: Function that returns the (H, W) class numbers of an image; None without masks.
         lost: Number of things that the target cannot hold, by description.
+        model: Name of the model that gave the labels; "" for labels of people.
     """
 
     kind: Kind
@@ -88,6 +91,7 @@ class Content:
     numbers: dict[str, int]
     mask: Callable[[int], NDArray[np.uint8]] | None = None
     lost: Counter[str] = field(default_factory=Counter)
+    model: str = ""
 
     @property
     def parts(self) -> list[str]:
@@ -119,7 +123,12 @@ def read_content(settings: ConvertSettings, kinds: Sequence[Kind], progress: Rep
         raise UserError(f"{found}, and --to {settings.to} takes {nouns}: choose another --to.")
     read = {"detect": _boxes, "segment": _masks, "train": _classes}[kind]
     content = read(settings, place, progress)
-    names = unique_names([_with_suffix(content.images, index) for index in range(len(content.images))])
+    return with_names(content)
+
+
+def with_names(content: Content) -> Content:
+    """Return a content whose items have file names."""
+    names = unique_names([_with_suffix(content.images, item.index) for item in content.items])
     items = [replace(item, name=name) for item, name in zip(content.items, names, strict=True)]
     return replace(content, items=tuple(items))
 

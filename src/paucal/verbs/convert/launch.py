@@ -18,7 +18,7 @@ from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
 from paucal.verbs.convert.content import Content, read_content
 from paucal.verbs.convert.settings import ConvertSettings, Form
-from paucal.verbs.convert.writing import LAYOUTS
+from paucal.verbs.convert.writing import LAYOUTS, Layout
 from paucal.wording import counted
 
 
@@ -79,6 +79,16 @@ def convert_set(settings: ConvertSettings, console: Console) -> Converted:
         content = read_content(settings, layout.kinds, advance)
     for note in content.images.notes:
         console.say(f"note: {note}")
+    write_set(content, layout, target, console)
+    return _concluded(content, settings, console)
+
+
+def write_set(content: Content, layout: Layout, target: Path, console: Console) -> None:
+    """Write labels and images into a new folder, which appears when all of it is written.
+
+    Raises:
+        UserError: The layout cannot hold the labels, or an image cannot be read.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:
@@ -90,7 +100,6 @@ def convert_set(settings: ConvertSettings, console: Console) -> Converted:
         put_in_place(folder, target)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return _concluded(content, settings, console)
 
 
 def _concluded(content: Content, settings: ConvertSettings, console: Console) -> Converted:

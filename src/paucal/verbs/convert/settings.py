@@ -8,7 +8,7 @@ from paucal.settings.options import option
 from paucal.settings.parts import MaskFileSettings
 
 _GROUP = "convert"
-Form = Literal["yolo", "coco", "voc", "masks", "csv", "folders", "label-studio"]
+Form = Literal["yolo", "coco", "voc", "masks", "csv", "folders", "label-studio", "cvat"]
 
 
 @dataclass(frozen=True)

@@ -244,7 +244,7 @@ def write_label_studio(content: Content, folder: Path) -> None:
                 if content.kind == "train" and item.labels:
                     value = {"choices": list(item.labels)}
                     results = [{"from_name": "choice", "to_name": "image", "type": "choices", "value": value}]
-                tasks.append({"id": item.index + 1, "data": {"image": image}, "annotations": [{"result": results}]})
+                tasks.append({"id": item.index + 1, "data": {"image": image}, **_by_whom(content, item, results)})
         _save(folder / f"{part or 'tasks'}.json", json.dumps(tasks, ensure_ascii=False))
     tag, one = ("Choices", "Choice") if content.kind == "train" else ("RectangleLabels", "Label")
     tags = [tag, "PolygonLabels"] if any(_polygon(thing) for item in content.items for thing in item.things) else [tag]
@@ -252,6 +252,14 @@ def write_label_studio(content: Content, folder: Path) -> None:
     several = ' choice="multiple"' if content.images.multi_hot is not None and content.kind == "train" else ""
     controls = "".join(f'<{tag} name="{_control(tag)}" toName="image"{several}>{labels}</{tag}>' for tag in tags)
     _save(folder / "label_config.xml", f'<View><Image name="image" value="$image"/>{controls}</View>\n')
+
+
+def _by_whom(content: Content, item: Item, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the labels of a task as annotations of people, or as predictions of a model that people correct."""
+    if not content.model:
+        return {"annotations": [{"result": results}]}
+    score = {} if item.score is None else {"score": item.score}
+    return {"predictions": [{"model_version": content.model, **score, "result": results}]}
 
 
 def _control(tag: str) -> str:
@@ -272,6 +280,46 @@ def _region(content: Content, item: Item, number: int, thing: Thing) -> dict[str
     stated = {"original_width": width, "original_height": height, "image_rotation": 0}
     region = {"id": f"{item.index + 1}-{number + 1}", "from_name": name, "to_name": "image", "type": kind}
     return {**region, **stated, "value": {**value, kind: [thing.name]}}
+
+
+def write_cvat(content: Content, folder: Path) -> None:
+    """Write annotations.xml, version 1.1 of "CVAT for images"."""
+    source = "auto" if content.model else "manual"
+    kinds = set()
+    rows = []
+    for number, item in enumerate(content.items):
+        height, width = item.size if content.kind == "detect" else content.images.store.size(item.index)
+        shapes = []
+        for thing in item.things:
+            if thing.crowd:
+                content.lost[CROWDS] += 1
+                continue
+            polygon = _polygon(thing)
+            content.lost[OUTLINES] += thing.outline is not None and polygon is None
+            tag, corners = "box", zip(("xtl", "ytl", "xbr", "ybr"), thing.box, strict=True)
+            place = " ".join(f'{name}="{value:.2f}"' for name, value in corners)
+            if polygon is not None:
+                pairs = zip(polygon[::2], polygon[1::2], strict=True)
+                tag, place = "polygon", f'points="{";".join(f"{x:.2f},{y:.2f}" for x, y in pairs)}"'
+            kinds.add(tag)
+            shapes.append(f'<{tag} label={quoteattr(thing.name)} source="{source}" occluded="0" {place} z_order="0"/>')
+        shapes += [f'<tag label={quoteattr(name)} source="{source}"/>' for name in item.labels]
+        kinds |= {"tag"} if item.labels else set()
+        subset = f" subset={quoteattr(item.part)}" if item.part else ""
+        rows.append(
+            f'<image id="{number}" name={quoteattr(item.place(""))}{subset} width="{width}" height="{height}">'
+            f"{''.join(shapes)}</image>"
+        )
+    kind = {"box": "rectangle"}.get(one := next(iter(kinds), "any"), one) if len(kinds) < 2 else "any"
+    names = "".join(f"<label><name>{escape(name)}</name><type>{kind}</type></label>" for name in content.numbers)
+    task = f"<task><size>{len(rows)}</size><mode>annotation</mode><labels>{names}</labels></task>"
+    lines = [
+        '<?xml version="1.0" encoding="utf-8"?>',
+        "<annotations>",
+        "<version>1.1</version>",
+        f"<meta>{task}</meta>",
+    ]
+    _save(folder / "annotations.xml", "\n".join([*lines, *rows, "</annotations>"]) + "\n")
 
 
 def _folder_of_class(item: Item) -> str:
@@ -310,4 +358,5 @@ LAYOUTS: dict[str, Layout] = {
     "csv": Layout(("detect", "train"), write_csv),
     "folders": Layout(("train",), write_folders, _folder_of_class),
     "label-studio": Layout(("detect", "train"), write_label_studio),
+    "cvat": Layout(("detect", "train"), write_cvat),
 }
