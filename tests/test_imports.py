@@ -60,6 +60,7 @@ OTHER_VERBS = {
     "compare": {"verbs.eval"},  # a cell may be evaluated as `paucal eval` does
     "serve": {"verbs.explain"},  # the page draws the explanations of `paucal explain`
     "export": {"verbs.explain"},  # both write into the next numbered folder
+    "next": {"verbs.predict", "verbs.convert"},  # the answers of a model, written as labels to correct
 }
 # What studies may import of tasks and verbs: comparisons, label maps from a teacher, and the cost of networks.
 STUDIES = {

@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test comp
     from paucal.verbs.explain.launch import explain_images as explain_images
     from paucal.verbs.export.launch import export_model as export_model
     from paucal.verbs.label.launch import label as label
+    from paucal.verbs.next.launch import next_images as next_images
     from paucal.verbs.predict.detection import detect_objects as detect_objects
     from paucal.verbs.predict.launch import predict as predict
     from paucal.verbs.predict.segmentation import predict_masks as predict_masks
@@ -89,6 +90,7 @@ _WHERE = {
     "load": "paucal.export.reading:load_model",
     "load_published": "paucal.models.published",
     "load_segmenter": "paucal.tasks.segmentation.model",
+    "next_images": "paucal.verbs.next.launch",
     "predict": "paucal.verbs.predict.launch",
     "predict_masks": "paucal.verbs.predict.segmentation",
     "pretrain": "paucal.tasks.pretraining.job",
@@ -130,6 +132,7 @@ __all__ = [
     "load",
     "load_published",
     "load_segmenter",
+    "next_images",
     "predict",
     "predict_masks",
     "pretrain",

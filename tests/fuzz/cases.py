@@ -66,6 +66,11 @@ SOUND: dict[str, list[list[str]]] = {
         [f"{M}/run", f"{M}/photos", *FILES],
     ],
     "explain": [[f"{M}/run", f"{M}/photos/class0", "--method", "libra", "--output", "out"]],
+    "next": [
+        [f"{M}/run", f"{M}/nested", "--count", "3", "--output", "a.csv"],
+        [f"{M}/run", f"{M}/nested", "--count", "3", "--to", "csv", "--folder", "out"],
+        [f"{M}/areas", f"{M}/nested", "--count", "2", "--sheet", "a.png"],
+    ],
     "label": [
         [f"{M}/photos", "--teacher", f"{M}/run", "--min-accuracy", "0", "--img-size", "32", "--output", "out"],
         [f"{M}/photos", "--from-published", f"{M}/photos", "--output", "out"],

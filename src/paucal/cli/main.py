@@ -35,6 +35,7 @@ VERBS = {
     "explain": "draw what a trained model sees in images",
     "export": "write a trained model for other programs",
     "serve": "open a page to try a trained model on",
+    "next": "choose the unlabelled images that are worth labelling next",
     "label": "make label maps for token labeling",
     "shard": "write images into shards, for sets of millions",
     "convert": "write a set in another layout: yolo, coco, voc, masks, csv, ...",
@@ -49,7 +50,7 @@ PURPOSES = {  # the verbs, grouped by purpose
     "is it good, and why": ("eval", "explain"),
     "did it help": ("compare", "study", "runs"),
     "use it elsewhere": ("export", "serve"),
-    "images without labels, labels for each patch": ("pretrain", "label"),
+    "images without labels, labels for each patch": ("next", "pretrain", "label"),
     "look things up, keep order": ("models", "recipes", "cache", "shard", "convert", "completion"),
 }
 _CHECK = "free some space or check the permissions"

@@ -84,7 +84,7 @@ def detect_objects(
     total, results = sum(map(len, opened)), []
     with console.progress("detecting") as advance:
         for name, image in read_all(opened, whole, settings.on_bad_image, console):
-            results.append(_objects(detector, card, name, image, device, drawn))
+            results.append(detect_image(detector, card, name, image, device, drawn))
             advance(len(results), total)
     return results
 
@@ -153,9 +153,15 @@ def write_pictures(rows: Sequence[Objects], folder: Path) -> None:
 
 
 @torch.inference_mode()
-def _objects(
-    detector: Detector, card: DetectorCard, name: str | None, image: Image.Image, device: torch.device, drawn: bool
+def detect_image(
+    detector: Detector,
+    card: DetectorCard,
+    name: str | None,
+    image: Image.Image,
+    device: torch.device,
+    drawn: bool = False,
 ) -> Objects:
+    """Find the objects of one image; see `detect_objects`."""
     size = (image.height, image.width)
     view = evaluation_view(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
     empty = {

@@ -1,0 +1,32 @@
+"""Images of one set that look like images of another, or like an earlier one of their own set."""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paucal.data.images import ImageSet
+from paucal.data.sources.joining import join_sets
+from paucal.data.splits.groups import DUPLICATES, group_numbers
+
+
+def copies_among(images: ImageSet, known: ImageSet | None = None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which images look like one of another set, and which look like an earlier one of their own, both (N,).
+
+    Args:
+        images: N images.
+        known: Another set; None if there is none.
+
+    Raises:
+        UserError: A set is streamed from shards.
+    """
+    sets = [_without_labels(one) for one in (known, images) if one is not None]
+    numbers = group_numbers(join_sets(sets, images.location) if len(sets) > 1 else sets[0], DUPLICATES)
+    before, own = numbers[: -len(images)], numbers[-len(images) :]
+    first = np.zeros(len(own), dtype=bool)
+    first[np.unique(own, return_index=True)[1]] = True
+    return np.isin(own, before), ~first
+
+
+def _without_labels(images: ImageSet) -> ImageSet:
+    return replace(images, classes=(), labels=np.full(len(images), -1, dtype=np.int64), multi_hot=None, columns={})

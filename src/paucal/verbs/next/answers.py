@@ -1,0 +1,261 @@
+"""What a model says of unlabelled images: how unsure it is, features, and labels to start from, for any task."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from paucal.data.decode import Reading
+from paucal.data.images import ImageSet
+from paucal.evaluation.familiarity import Familiarity
+from paucal.export.reading import load_model
+from paucal.models.tasks import CLASSIFICATION, DETECTION, SEGMENTATION
+from paucal.models.trained import TrainedModel
+from paucal.runner.console import Console
+from paucal.runner.familiar import familiarity_of
+from paucal.runner.input_images import Pictures
+from paucal.runs import RunFolder
+from paucal.runs.folder import MARKER
+from paucal.tasks.detection.detections import Detections
+from paucal.tasks.detection.model import load_detector
+from paucal.tasks.detection.pictures import SHOWN
+from paucal.tasks.segmentation.model import load_segmenter
+from paucal.verbs.convert.content import Content, Item, Kind, Thing, with_names
+from paucal.verbs.next.selection import unsureness
+from paucal.verbs.predict.asking import ask
+from paucal.verbs.predict.detection import detect_image
+from paucal.verbs.predict.settings import PredictSettings
+from paucal.wording import percent
+
+DOUBTFUL = 3  # objects of an image whose scores count
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What a model says of N images.
+
+    Attributes:
+        unsure: (N,) how unsure it is of each image, from 0 to 1.
+        features: (N, D).
+        labelled: (L, D) features of its training images; (0, D) if they are not known.
+        unlike: (N,) whether an image is unlike the training images; None if that is not known.
+        words: Answer for each image, in words.
+        content: Function that returns the answers for some positions as labels to correct, with the images.
+    """
+
+    unsure: Tensor
+    features: Tensor
+    labelled: Tensor
+    unlike: Tensor | None
+    words: list[str]
+    content: Callable[[NDArray[np.int64]], Content]
+
+
+class Model:
+    """A model of one task that answers for unlabelled images.
+
+    Args:
+        source: Run, folder or file of the model.
+        device: Device.
+
+    Attributes:
+        reading: Size and channels with which its images are read.
+    """
+
+    reading: Reading
+
+    def __init__(self, source: str, device: str) -> None:
+        raise NotImplementedError
+
+    def answer(self, images: ImageSet, console: Console) -> Answers:
+        """Return what the model says of all images."""
+        raise NotImplementedError
+
+
+class Classifier(Model):
+    """A model that gives images classes."""
+
+    def __init__(self, source: str, device: str) -> None:
+        self.source = source
+        self.model: TrainedModel = load_model(source, device).require_classifier()
+        self.reading = self.model.card.preprocessing.reading
+
+    def answer(self, images: ImageSet, console: Console) -> Answers:
+        """Return probabilities of the classes, and what the classifier is given of each image."""
+        pictures, settings = Pictures([images], self.reading), PredictSettings(batch_size=32)
+        blocks = list(ask(self.model, pictures, settings, console, features=True))
+        rows = [row for block in blocks for row in block.predictions(self.model.card)]
+        shares = torch.cat([block.shares for block in blocks])
+        features = torch.cat([block.features for block in blocks if block.features is not None])
+        known = self._familiarity(console)
+        several = self.model.card.several
+        words = [", ".join(f"{name} {percent(share, '.0f')}" for name, share in row.top(2)) for row in rows]
+        return Answers(
+            unsureness(shares, several),
+            features,
+            features[:0] if known is None else known.features,
+            None if known is None else known.distances(features) > known.limit,
+            words,
+            lambda chosen: self._content(images, chosen, [tuple(rows[n].labels) for n in chosen], shares),
+        )
+
+    def _familiarity(self, console: Console) -> Familiarity | None:
+        run = RunFolder(Path(self.source))
+        return familiarity_of(run, self.model, console) if (run.path / MARKER).exists() else None
+
+    def _content(
+        self, images: ImageSet, chosen: NDArray[np.int64], labels: list[tuple[str, ...]], shares: Tensor
+    ) -> Content:
+        some, classes = images.select(chosen), self.model.classes
+        if self.model.card.several:
+            rows = np.asarray([[name in own for name in classes] for own in labels], dtype=np.int8)
+            some = replace(some, classes=classes, multi_hot=rows.reshape(len(some), len(classes)))
+        scores = shares[torch.from_numpy(chosen)].amax(1).tolist()
+        items = [Item(n, "", "", labels=own, score=scores[n]) for n, own in enumerate(labels)]
+        return _named("train", replace(some, classes=classes), items, self.source)
+
+
+class DetectorModel(Model):
+    """A model that finds objects."""
+
+    def __init__(self, source: str, device: str) -> None:
+        self.source = source
+        self.detector, self.card, self.device = load_detector(source, device)
+        self.reading = replace(self.card.preprocessing.reading, side=None)
+
+    def answer(self, images: ImageSet, console: Console) -> Answers:
+        """Return the doubt about the objects of each image, and the mean of its deepest map."""
+        found: list[Detections] = []
+        sizes: list[tuple[int, int]] = []
+        with console.progress("detecting") as advance, pooled_maps(self.detector.stages) as take:
+            features = []
+            for index, key in enumerate(images.keys):
+                objects = detect_image(self.detector, self.card, key, images.store.read(index), self.device)
+                found.append(objects.found)
+                sizes.append(objects.size)
+                features.append(take())
+                advance(index + 1, len(images))
+        unsure = torch.tensor([doubt_of_objects(one) for one in found])
+        stacked = torch.stack(features)
+        words = [self._describe(one) for one in found]
+        return Answers(
+            unsure, stacked, stacked[:0], None, words, lambda chosen: self._content(images, chosen, found, sizes)
+        )
+
+    def _describe(self, found: Detections) -> str:
+        shown = found.above(SHOWN)
+        names, counts = np.unique([self.card.classes[label] for label in shown.labels], return_counts=True)
+        counted = ", ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True)) or "no object"
+        doubtful = sorted(found.scores.tolist(), key=lambda score: abs(score - 0.5))[:1]
+        return f"{counted}; the least sure {percent(doubtful[0], '.0f')}" if doubtful else counted
+
+    def _content(
+        self,
+        images: ImageSet,
+        chosen: NDArray[np.int64],
+        found: list[Detections],
+        sizes: list[tuple[int, int]],
+    ) -> Content:
+        items = []
+        for place, index in enumerate(chosen.tolist()):
+            shown = found[index].above(SHOWN)
+            outlines = shown.masks or [None] * len(shown)
+            things = [
+                Thing(
+                    self.card.classes[label],
+                    (float(box[0]), float(box[1]), float(box[2]), float(box[3])),
+                    outline=None if runs is None else {**runs, "counts": runs["counts"].decode("ascii")},
+                )
+                for label, box, runs in zip(shown.labels.tolist(), shown.boxes, outlines, strict=True)
+            ]
+            score = float(shown.scores.mean()) if len(shown) else None
+            items.append(Item(place, "", "", sizes[index], tuple(things), score=score))
+        numbers = dict(zip(self.card.classes, self.card.category_ids, strict=True))
+        return _named("detect", images.select(chosen), items, self.source, numbers)
+
+
+class Segmenter(Model):
+    """A model that gives every pixel a class."""
+
+    def __init__(self, source: str, device: str) -> None:
+        self.source = source
+        self.model = load_segmenter(source, device)
+        self.reading = self.model.reading
+
+    def answer(self, images: ImageSet, console: Console) -> Answers:
+        """Return the doubt about the pixels of each image, and the mean of its deepest map."""
+        unsure, features, sizes, words = [], [], [], []
+        with console.progress("segmenting") as advance, pooled_maps(self.model.network.maps) as take:  # type: ignore[arg-type]
+            for index in range(len(images)):
+                shares = self.model.probabilities(images.store.read(index))
+                sizes.append((shares.shape[1], shares.shape[2]))
+                unsure.append(float(unsureness(shares.flatten(1).T).mean()))
+                features.append(take())
+                areas = shares.argmax(0).flatten().bincount(minlength=len(shares)) / shares[0].numel()
+                order = areas.argsort(descending=True)[:2].tolist()
+                words.append(", ".join(f"{self.model.classes[n]} on {percent(float(areas[n]), '.0f')}" for n in order))
+                advance(index + 1, len(images))
+        stacked = torch.stack(features)
+
+        def content(chosen: NDArray[np.int64]) -> Content:
+            some = images.select(chosen)
+            items = [Item(place, "", "", sizes[index]) for place, index in enumerate(chosen.tolist())]
+            made = _named("segment", some, items, self.source, {name: n for n, name in enumerate(self.model.classes)})
+            return replace(made, mask=lambda index: self.model.mask(some.store.read(index)))
+
+        return Answers(torch.tensor(unsure), stacked, stacked[:0], None, words, content)
+
+
+MODELS: Mapping[str, type[Model]] = {
+    CLASSIFICATION: Classifier,
+    DETECTION: DetectorModel,
+    SEGMENTATION: Segmenter,
+}
+
+
+def doubt_of_objects(found: Detections) -> float:
+    """Return how unsure a detector is of an image: the mean doubt about its least certain objects, at most three.
+
+    The doubt about an object is 4 p (1 - p) for its score p.
+
+    Example:
+        >>> one = Detections(np.zeros((2, 4), np.float32), np.array([0.5, 1.0], np.float32), np.zeros(2, np.int64))
+        >>> doubt_of_objects(one)
+        0.5
+    """
+    doubts = np.sort(4 * found.scores * (1 - found.scores))[::-1][:DOUBTFUL]
+    return float(doubts.mean()) if len(doubts) else 0.0
+
+
+@contextmanager
+def pooled_maps(maps: nn.Module) -> Iterator[Callable[[], Tensor]]:
+    """Keep the mean of the deepest map over its cells, within the block.
+
+    Yields:
+        A function that returns the (D,) mean since it was last called, over all calls of the maps.
+    """
+    kept: list[Tensor] = []
+    handle = maps.register_forward_hook(lambda module, inputs, grids: kept.append(grids[-1].float().mean((0, 2, 3))))
+
+    def take() -> Tensor:
+        mean = torch.stack(kept).mean(0).cpu()
+        kept.clear()
+        return mean
+
+    try:
+        yield take
+    finally:
+        handle.remove()
+
+
+def _named(
+    kind: Kind, images: ImageSet, items: list[Item], model: str, numbers: Mapping[str, int] | None = None
+) -> Content:
+    """Return labels of a model as a set that can be written."""
+    known = {name: number for number, name in enumerate(images.classes)} if numbers is None else dict(numbers)
+    return with_names(Content(kind, images, tuple(items), known, model=Path(model).resolve().name))

@@ -1,0 +1,241 @@
+"""`paucal next`: the unlabelled images that are worth labelling next."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paucal.data.checking.copies import copies_among
+from paucal.data.images import ImageSet, without_decoded_copies
+from paucal.data.recognition import KINDS
+from paucal.data.sources.opening import open_images
+from paucal.evaluation.seen_images import Identities, training_history
+from paucal.models.tasks import VERBS, task_of
+from paucal.reading import named_path
+from paucal.runner.console import Console, RecordingConsole
+from paucal.runner.images import load_images
+from paucal.runner.input_images import full_name
+from paucal.runner.outputs import check_file, refuse_inside_images, require_empty
+from paucal.runner.tables import check_table
+from paucal.runs import RunFolder
+from paucal.runs.files import csv_text, try_folder, write_atomically, write_text
+from paucal.runs.folder import run_behind
+from paucal.settings.options import check_ranges
+from paucal.settings.values import from_python, shows_settings
+from paucal.tasks.detection.pictures import sheet
+from paucal.types import UserError
+from paucal.verbs.convert.launch import write_set
+from paucal.verbs.convert.writing import LAYOUTS
+from paucal.verbs.next.answers import MODELS, Answers
+from paucal.verbs.next.selection import Choice, choose
+from paucal.verbs.next.settings import NextSettings
+from paucal.verbs.predict.writing import SUFFIXES, save_sheet
+from paucal.wording import counted
+
+RANDOM = "drawn at random"
+
+
+@dataclass(frozen=True)
+class ToLabel:
+    """An image that is worth labelling.
+
+    Attributes:
+        path: Path of the image.
+        label: Answer of the model, which may be wrong; of a classifier its class, or its classes with ";" between them.
+        unsure: How unsure the model is, from 0 to 1.
+        by: "choice" or "random".
+        reason: Why it was chosen, in words.
+    """
+
+    path: str
+    label: str
+    unsure: float
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class NextImages:
+    """Result of `paucal next`.
+
+    Attributes:
+        rows: Images to label, the most useful first, the random ones last.
+        said: Lines that the command line prints.
+    """
+
+    rows: list[ToLabel]
+    said: tuple[str, ...] = ()
+
+
+@shows_settings(NextSettings)
+def next_images(model: str | os.PathLike[str], data: str | os.PathLike[str], **settings: Any) -> NextImages:
+    """Choose the unlabelled images that are worth labelling next; same as `paucal next`.
+
+    Args:
+        model: Run of `paucal train`, `paucal detect` or `paucal segment`, or a model that `paucal.load` takes.
+        data: Unlabelled images, as `paucal.pretrain` takes them.
+        **settings: Any field of `paucal.verbs.next.settings.NextSettings`.
+
+    Returns:
+        The images with the reason for each.
+
+    Raises:
+        UserError: There is no such model, no image is left to label, or a file cannot be written.
+        TypeError: A setting does not exist.
+
+    Example:
+        >>> for row in paucal.next_images("runs/1", "unlabelled/", count=20).rows:  # doctest: +SKIP
+        ...     print(row.path, row.reason)
+    """
+    console = RecordingConsole()
+    chosen = from_python(NextSettings, {**settings, "data": data}, "paucal.next_images", "next")
+    result = choose_next(os.fspath(model), chosen, console)
+    return replace(result, said=tuple(console.said))
+
+
+def choose_next(source: str, settings: NextSettings, console: Console) -> NextImages:
+    """Choose images, print a summary and write the requested files; see `next_images`."""
+    check_ranges(settings)
+    _check_targets(settings)
+    task = task_of(source)
+    if settings.to is not None and VERBS[task] not in LAYOUTS[settings.to].kinds:
+        holds = " or ".join(kind.noun for kind in KINDS if kind.verb in LAYOUTS[settings.to].kinds)
+        raise UserError(f"--to {settings.to} holds {holds}, and {source} is a model for {task}: choose another --to.")
+    model = MODELS[task](source, settings.device)
+    with console.progress("reading images") as advance:
+        images = load_images(settings, advance, labelled=False, reading=model.reading)
+    if images.stream is not None:
+        raise UserError(f"{settings.data} holds shards, which are read in order: give folders, tables or Parquet.")
+    images = _unlabelled(images, source, settings, console)
+    answers = model.answer(images, console)
+    choices = choose(
+        answers.unsure, answers.features, answers.labelled, settings.count, settings.random_share, settings.seed
+    )
+    places = np.asarray([choice.index for choice in choices], dtype=np.int64)
+    content = answers.content(places)
+    if content.kind == "segment":
+        labels = [answers.words[place] for place in places]
+    else:
+        labels = [";".join(item.labels or [thing.name for thing in item.things]) for item in content.items]
+    rows = [
+        ToLabel(
+            full_name(images, images.keys[choice.index]),
+            label,
+            round(float(answers.unsure[choice.index]), 4),
+            "random" if choice.is_random else "choice",
+            _reason(answers, choice),
+        )
+        for choice, label in zip(choices, labels, strict=True)
+    ]
+    if settings.sheet is not None:
+        path = named_path(settings.sheet, "--sheet")
+        captions = [f"{number}. {row.reason}" for number, row in enumerate(rows, 1)]
+        pictures = [images.store.read(int(place)).convert("RGB") for place in places]
+        write_atomically(path, save_sheet(sheet(pictures, captions), path))
+    if settings.to is not None and settings.folder is not None:
+        content = replace(content, images=without_decoded_copies(content.images))
+        write_set(content, LAYOUTS[settings.to], named_path(settings.folder, "--folder"), console)
+        for words, count in content.lost.items():
+            if count:
+                console.say(f"lost: {words}: {count}")
+    if settings.output is not None:
+        write_text(named_path(settings.output), as_csv(rows))
+    _conclude(source, settings, rows, console)
+    return NextImages(rows)
+
+
+def as_csv(rows: Sequence[ToLabel]) -> str:
+    """Return a table that `paucal train` reads once its labels are corrected."""
+    lines = [(row.path, row.label, row.unsure, row.by, row.reason) for row in rows]
+    return csv_text(("image_path", "label", "unsure", "chosen_by", "reason"), *lines)
+
+
+def _check_targets(settings: NextSettings) -> None:
+    places = {"DATA": settings.data}
+    if settings.output is not None:
+        path, form = check_table(settings.output)
+        if form != "csv":
+            raise UserError(f"--output: {settings.output!r} is no table of rows: give a name that ends in .csv.")
+        refuse_inside_images(path, places, settings.data_root)
+    if settings.sheet is not None:
+        if Path(settings.sheet).suffix.lower() not in SUFFIXES:
+            raise UserError(f"--sheet: {settings.sheet[:120]!r} must end in .png, .jpg or .jpeg: give another name.")
+        check_file(settings.sheet, places, settings.data_root, "--sheet")
+    if (settings.to is None) != (settings.folder is None):
+        missing = (
+            "--folder, a new folder for the images" if settings.folder is None else "--to, the layout of its files"
+        )
+        raise UserError(f"--to and --folder go together: give {missing}.")
+    if settings.folder is not None:
+        target = named_path(settings.folder, "--folder")
+        require_empty(target, "--folder")
+        refuse_inside_images(target, places, settings.data_root, "--folder")
+        try_folder(target, "--folder")
+
+
+def _unlabelled(images: ImageSet, source: str, settings: NextSettings, console: Console) -> ImageSet:
+    """Return the images without those that the model has seen, and without copies.
+
+    Raises:
+        UserError: No image is left.
+    """
+    run = run_behind(source)
+    seen, identities = np.zeros(len(images), dtype=bool), Identities(images)
+    for learned in training_history(run):
+        if learned.labelled:
+            seen |= learned.parts_of(identities) != ""
+    if seen.any():
+        console.say(f"left out: {counted(int(seen.sum()), 'image')} that the run has labels of")
+        images = images.select(np.flatnonzero(~seen))
+    if settings.copies == "leave-out" and len(images):
+        of_known, of_others = copies_among(images, _images_of(run, images, console))
+        for which, words in ((of_known, "one of the run"), (of_others & ~of_known, "another of them")):
+            if which.any():
+                look = "looks" if which.sum() == 1 else "look"
+                console.say(f"left out: {counted(int(which.sum()), 'image')} that {look} like {words}")
+        images = images.select(np.flatnonzero(~of_known & ~of_others))
+    if not len(images):
+        raise UserError(f"all images of {settings.data} are labelled, or look like images that are: nothing to label.")
+    return images
+
+
+def _images_of(run: RunFolder | None, like: ImageSet, console: Console) -> ImageSet | None:
+    """Return the images of a run, of any task; None with a note where they are gone."""
+    data = None if run is None or not run.config.is_file() else run.settings.get("data")
+    if run is None or data is None:
+        return None
+    try:
+        images = open_images(str(data), labelled=False, root=run.settings.get("data_root"))
+    except (UserError, OSError) as problem:
+        console.say(f"note: whether images look like those of the run cannot be said: {problem}")
+        return None
+    return None if images.stream is not None else images
+
+
+def _reason(answers: Answers, choice: Choice) -> str:
+    words = [answers.words[choice.index]]
+    if choice.is_random:
+        words.append(RANDOM)
+    elif choice.stands_for > 1:
+        words.append(f"stands for {choice.stands_for} images")
+    if answers.unlike is not None and bool(answers.unlike[choice.index]):
+        words.append("not like the training images")
+    return "; ".join(words)
+
+
+def _conclude(source: str, settings: NextSettings, rows: Sequence[ToLabel], console: Console) -> None:
+    drawn = sum(row.by == "random" for row in rows)
+    of_them = f", {drawn} of them at random" if drawn else ""
+    console.say(
+        f"{counted(len(rows), 'image')} to label next{of_them}; their labels are the model's answers: correct them"
+    )
+    if settings.folder is not None:
+        console.say(f"with these answers as {settings.to}: {settings.folder}")
+    if settings.output is not None:
+        console.say(f"the list: {settings.output}")
+    if settings.output is None and settings.folder is None:
+        for row in rows:
+            console.say(f"{row.path}: {row.reason}")

@@ -1,0 +1,128 @@
+"""Which unlabelled images to label next: those that stand for many others of which the model is unsure.
+
+Uncertainty Herding (Bae, Oliveira and Sutherland, ICLR 2025, arXiv 2412.20644) in the features of the model: every
+image counts by its uncertainty, and each choice is the image that brings most of the others closest to a labelled or
+chosen one. With few labels this spreads the choices over all images, with many it goes where the model is unsure; an
+image that resembles a labelled or chosen one adds nothing. A share of the choices is drawn at random instead.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+MOST = 8192  # images that are compared with each other; their similarities take a quarter of a gigabyte
+NEIGHBOUR = 5  # rank of the neighbour at whose distance two images half stand for each other
+SMALLEST = 1e-6  # squared distance of images that are the same to a network
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An image to label.
+
+    Attributes:
+        index: Position among the images.
+        stands_for: Number of images for which it is the most similar choice, itself included; 0 for a random one.
+        is_random: Whether it was drawn at random.
+    """
+
+    index: int
+    stands_for: int = 0
+    is_random: bool = False
+
+
+def unsureness(shares: Tensor, several: bool = False) -> Tensor:
+    """Return how unsure a model is of each image, (N,) from 0 to 1: one minus the lead of the likeliest class.
+
+    Args:
+        shares: (N, K) calibrated probabilities.
+        several: Whether an image may have several labels; then the class nearest to a probability of one half counts.
+    """
+    if several or shares.shape[1] < 2:
+        return 1 - (2 * shares - 1).abs().amin(1)
+    first, second = shares.topk(2, dim=1).values.unbind(1)
+    return 1 - (first - second)
+
+
+def choose(
+    unsure: Tensor, features: Tensor, labelled: Tensor, count: int, random_share: float = 0.0, seed: int = 0
+) -> list[Choice]:
+    """Choose images to label, the most useful first; the random ones come last.
+
+    Args:
+        unsure: (N,) uncertainty of each image.
+        features: (N, D) features.
+        labelled: (L, D) features of the labelled images; L may be 0.
+        count: Number of images to choose.
+        random_share: Share of the choices that is drawn at random.
+        seed: Seed of the draws.
+    """
+    draw = np.random.default_rng(seed)
+    count = min(count, len(unsure))
+    order = draw.permutation(len(unsure))
+    random = order[: round(random_share * count)]
+    considered = np.sort(order[len(random) : len(random) + MOST])
+    rows = torch.from_numpy(considered)
+    vectors = F.normalize(features.float(), dim=1)
+    known = torch.cat([F.normalize(labelled.float(), dim=1), vectors[torch.from_numpy(random)]])
+    similar = similarities(vectors[rows], known)
+    chosen, nearest = herd(unsure[rows].float(), *similar, count - len(random))
+    sizes = np.bincount(nearest[nearest >= 0], minlength=len(chosen))
+    picked = [Choice(int(considered[place]), int(sizes[rank])) for rank, place in enumerate(chosen)]
+    return [*picked, *(Choice(int(index), is_random=True) for index in random)]
+
+
+def similarities(vectors: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    """Return similarities from 0 to 1 between images, (N, N), and the largest to a known image, (N,).
+
+    The width of the Gaussian follows the images: two at the median distance of fifth neighbours have one half.
+
+    Args:
+        vectors: (N, D) features of length 1.
+        known: (L, D) features of length 1 of labelled images.
+    """
+    distances = (2 - 2 * vectors @ vectors.T).clamp_(min=0)
+    neighbour = distances.kthvalue(min(NEIGHBOUR + 1, len(vectors)), dim=1).values.median() if len(vectors) else 1.0
+    scale = float(np.log(2)) / max(float(neighbour), SMALLEST)
+    covered = torch.zeros(len(vectors))
+    if len(known):
+        covered = ((2 - 2 * vectors @ known.T).clamp_(min=0).amin(1) * -scale).exp_()
+    return distances.mul_(-scale).exp_(), covered
+
+
+def herd(unsure: Tensor, similar: Tensor, covered: Tensor, count: int) -> tuple[list[int], NDArray[np.int64]]:
+    """Choose images greedily by the uncertainty that they cover.
+
+    Args:
+        unsure: (N,) weight of each image.
+        similar: (N, N) similarities from 0 to 1.
+        covered: (N,) similarity of each image to the most similar labelled one.
+        count: Number of images to choose.
+
+    Returns:
+        The chosen positions, and for each image the rank of the choice that is most similar to it; -1 for an image to
+        which a labelled one is more similar.
+    """
+    covered, nearest = covered.clone(), np.full(len(unsure), -1, dtype=np.int64)
+    chosen: list[int] = []
+    free = torch.ones(len(unsure), dtype=torch.bool)
+    for rank in range(min(count, len(unsure))):
+        gains = _gains(unsure, similar, covered)
+        gains[~free] = -1.0
+        place = int(gains.argmax())
+        nearest[(similar[place] > covered).numpy()] = rank
+        nearest[place] = rank
+        covered = torch.maximum(covered, similar[place])
+        chosen.append(place)
+        free[place] = False
+    return chosen, nearest
+
+
+def _gains(unsure: Tensor, similar: Tensor, covered: Tensor) -> Tensor:
+    """Return the (N,) uncertainty that each image would cover in addition, some rows at a time."""
+    pieces = (unsure[:, None], similar, covered[:, None])
+    split = zip(*(piece.split(512) for piece in pieces), strict=True)
+    return sum(((weight * (rows - own).clamp(min=0)).sum(0) for weight, rows, own in split), torch.zeros(len(unsure)))
