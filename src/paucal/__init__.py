@@ -58,6 +58,7 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test comp
     from paucal.verbs.predict.launch import predict as predict
     from paucal.verbs.predict.segmentation import predict_masks as predict_masks
     from paucal.verbs.runs.launch import list_runs as list_runs
+    from paucal.verbs.runs.verify import verify_run as verify_run
     from paucal.verbs.shard.launch import shard as shard
 
 __version__ = version("paucal")
@@ -99,6 +100,7 @@ _WHERE = {
     "study": "paucal.studies.launch",
     "token_label_loss": "paucal.losses",
     "train": "paucal.tasks.classification.job",
+    "verify_run": "paucal.verbs.runs.verify",
 }
 _PACKAGES = ("types", *(part.name for part in pkgutil.iter_modules(__path__) if part.ispkg and part.name != "cli"))
 
@@ -141,6 +143,7 @@ __all__ = [
     "study",
     "token_label_loss",
     "train",
+    "verify_run",
 ]
 
 prepare_threads()

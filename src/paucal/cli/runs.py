@@ -8,11 +8,18 @@ from paucal.verbs.runs.settings import RunsSettings
 
 DESCRIPTION = """List runs with their settings, state and scores, those of comparisons too.
 Columns in which all runs agree are told once, below the table. What can be deleted is named with the reason: runs that
-saved nothing, that a newer run has repeated, or that were stopped long ago; nothing is deleted."""
+saved nothing, that a newer run has repeated, or that were stopped long ago; nothing is deleted.
+'paucal runs verify RUN' checks the ledger of a run instead."""
+
+
+VERIFY = """Check the ledger of a run that was trained with --ledger: whether each training image was used once
+per pass, none twice and none of validation or test, however often the run was killed and resumed on other processes."""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the verb; returns the exit code."""
+    """Run the verb; returns the exit code, 1 where a ledger shows that images were lost or used twice."""
+    if list(argv[:1]) == ["verify"]:
+        return _verify(argv[1:])
     parser = VerbParser("runs", DESCRIPTION)
     parser.add_argument("folder", nargs="?", type=str, default="runs", metavar="FOLDER", help="that holds the runs")
     add_settings(parser, RunsSettings)
@@ -24,6 +31,20 @@ def run(argv: Sequence[str]) -> int:
     settings, folder = settings_among(values, RunsSettings), Path(values.folder)
     show(chosen_runs(folder, settings), folder, settings, Console())
     return 0
+
+
+def _verify(argv: Sequence[str]) -> int:
+    parser = VerbParser("runs verify", VERIFY)
+    parser.add_argument("run", type=str, metavar="RUN", help="run folder")
+    values, _ = parse(parser, list(argv))
+    # Loaded only now, as above.
+    from paucal.runner.console import Console
+    from paucal.verbs.runs.verify import verify_run
+
+    verdict, console = verify_run(values.run), Console()
+    for line in [*verdict.lines(), "nothing lost, nothing doubled" if verdict.clean else "NOT as it should be"]:
+        console.say(line)
+    return 0 if verdict.clean else 1
 
 
 def _joined(argv: Sequence[str]) -> list[str]:

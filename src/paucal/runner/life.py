@@ -14,6 +14,7 @@ from lightning.pytorch import Callback
 from paucal.cores import note_late_import, own_threads
 from paucal.data.checking.survey import image_digests
 from paucal.data.processes import require_guard
+from paucal.data.sampler import steps_per_epoch
 from paucal.data.splits.split_csv import require_same_images, write_split
 from paucal.memory import kept_memory
 from paucal.models.trained import save_trained
@@ -39,6 +40,7 @@ from paucal.runner.time_budget import add_time_plan, describe_change
 from paucal.runs import RunFolder, describe_environment
 from paucal.settings.values import from_python, given_names
 from paucal.training import Outcome, Records, checkpoint_step, fit
+from paucal.training.ledger import Ledger
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -325,5 +327,9 @@ def _fit(
         on_start=watcher.on_start if watcher.scores_start else None,
         on_change=lambda plan, pace: console.say(describe_change(plan, pace)),
     )
+    if setup.settings.ledger:
+        n_train, batch = len(setup.data.part("train")), setup.settings.effective_batch
+        ledger = Ledger(run.path, setup.data.images.keys, batch, steps_per_epoch(n_train, batch))
+        callbacks = [ledger, *callbacks]
     callbacks = [*console.callbacks(), *callbacks]
     return fit(setup.objective, lambda: job.loader(setup, start), job.optimization(setup), plan, records, callbacks)

@@ -132,6 +132,7 @@ class RunSettings:
     time_limit: str | None = option("stop and save after this time, such as 45m, 8h or 1d12h", group="run")
     output: str | None = option("run folder; by default the next number below runs/", group="run")
     overwrite: bool = option("replace an existing run folder", False, group="run")
+    ledger: bool = option("record which image went into which step, for 'paucal runs verify'", False, group="run")
     logger: list[Logger] | None = option(
         "fill the logs of other programs beside the run's own files: tensorboard, mlflow, wandb", group="run"
     )

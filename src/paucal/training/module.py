@@ -45,6 +45,7 @@ class TrainingModule(LightningModule):
         self.plan = plan
         self.make_loader = make_loader
         self.meters = Meters()
+        self.batch_ids = torch.zeros(0, dtype=torch.int64)
 
     def progress(self, micro_step: int = 0) -> Progress:
         """Return the position of the run in its schedules, see `Plan.position`."""
@@ -66,6 +67,7 @@ class TrainingModule(LightningModule):
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         """Move a batch to the device asynchronously, which Lightning does only for tensors."""
+        self.batch_ids = batch.ids  # still in main memory, so that reading them does not wait for the device
         return batch.to(device, non_blocking=True)
 
     def train_dataloader(self) -> DataLoader:

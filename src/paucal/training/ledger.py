@@ -1,0 +1,51 @@
+"""Writes the ledger of a run while it trains."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+
+from paucal.data.string_arrays import take_strings
+from paucal.runs.ledger import LedgerWriter, Start, image_hashes, next_number
+
+
+class Ledger(Callback):
+    """Records the images of each forward pass before it is made, so that every step of a checkpoint is recorded.
+
+    A checkpoint of a step is saved after gradients were exchanged in it, to which every process contributes only after
+    its record.
+
+    Args:
+        run: Run folder.
+        keys: Keys of all images of the set.
+        batch: Images of an optimizer step, over all processes.
+        steps_per_pass: Optimizer steps of a pass over the training images.
+    """
+
+    def __init__(self, run: Path, keys: Sequence[str], batch: int, steps_per_pass: int) -> None:
+        self.run, self.keys, self.batch, self.steps_per_pass = run, keys, batch, steps_per_pass
+        self._writer: LedgerWriter | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Begin the file of this process."""
+        number = trainer.strategy.broadcast(next_number(self.run))
+        rank, processes, step = trainer.global_rank, trainer.world_size, trainer.global_step
+        self._writer = LedgerWriter(self.run, Start(number, rank, processes, step, self.batch, self.steps_per_pass))
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Record the images of a forward pass."""
+        assert self._writer is not None
+        keys = take_strings(self.keys, pl_module.batch_ids.numpy())
+        self._writer.write(batch_idx // pl_module.plan.accumulate, image_hashes(keys))
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Force the records of a checkpoint's steps to the disk."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def teardown(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Close the file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

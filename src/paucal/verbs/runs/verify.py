@@ -1,0 +1,150 @@
+"""`paucal.verify_run`: whether a run used each training image once per pass, and no other image, by its ledger."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paucal.data.splits.split_csv import read_rows
+from paucal.runs import RunFolder, open_run
+from paucal.runs.ledger import FOLDER, Record, Start, image_hashes, read_records
+from paucal.types import UserError
+from paucal.wording import counted
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of checking a run's ledger.
+
+    Attributes:
+        steps: Optimizer steps that count, from the first to the last.
+        draws: Images in these steps, repeated ones included.
+        passes: Passes over the training images that were completed.
+        images: Training images of the run.
+        left_over: Images of each pass that fill no whole step, and are therefore not used in it.
+        missing: Images that steps lack.
+        doubled: Images that a pass used more often than it should.
+        held_out: Uses of validation or test images.
+        unknown: Uses of images that are not in `split.csv`.
+        repeated_steps: Steps that were made again, because their state was lost with a killed process.
+        unsaved_steps: Steps after the newest saved state, which a resumed run makes again.
+        processes: Number of processes at each start of the run.
+        counts_uses: Whether a pass uses each image equally often; False for balanced sampling.
+    """
+
+    steps: int
+    draws: int
+    passes: int
+    images: int
+    left_over: int
+    missing: int
+    doubled: int
+    held_out: int
+    unknown: int
+    repeated_steps: int
+    unsaved_steps: int
+    processes: tuple[int, ...]
+    counts_uses: bool = True
+
+    @property
+    def clean(self) -> bool:
+        """Whether every step was complete and every image was used as it should be."""
+        return not (self.missing or self.doubled or self.held_out or self.unknown)
+
+    def lines(self) -> list[str]:
+        """Return the verdict as lines of text."""
+        starts = ", ".join(map(str, self.processes))
+        use = "each image at most once per pass" if self.counts_uses else "images repeated to balance the classes"
+        return [
+            f"{counted(self.steps, 'step')} with {counted(self.draws, 'image')} ({use}; {self.images} to train, "
+            f"{counted(self.passes, 'whole pass', 'whole passes')}, {self.left_over} left over in each)",
+            f"started {counted(len(self.processes), 'time')}, with {starts} processes; "
+            f"{counted(self.repeated_steps, 'lost step')} made again, {self.unsaved_steps} not yet saved",
+            f"missing {self.missing}, doubled {self.doubled}, of validation or test {self.held_out}, "
+            f"unknown {self.unknown}",
+        ]
+
+
+def verify_run(run: str | os.PathLike[str]) -> Verdict:
+    """Check the ledger of a run that was trained with `--ledger`; the same as `paucal runs verify`.
+
+    Args:
+        run: Run folder.
+
+    Raises:
+        UserError: There is no such run, or it has no ledger from its first step on.
+    """
+    folder = open_run(os.fspath(run))
+    records = list(read_records(folder.path))
+    if not records or min(record.start.step for record in records) > 0:
+        raise UserError(f"{str(folder.path)!r} has no {FOLDER} from its first step on: train with --ledger.")
+    starts = {record.start.number: record.start for record in records}
+    kept = list(_kept(records, starts))
+    made = len({record.step for record in kept})
+    last = _saved_steps(folder, max(record.step for record in kept) + 1)
+    unsaved = len({record.step for record in kept if record.step >= last})
+    kept = sorted((record for record in kept if record.step < last), key=lambda record: record.step)
+    return _verdict(folder, kept, starts, last, len({(r.start.number, r.step) for r in records}) - made, unsaved)
+
+
+def _kept(records: list[Record], starts: dict[int, Start]) -> Iterator[Record]:
+    """Yield the records of steps that no later start made again."""
+    again, least = {}, np.iinfo(np.int64).max
+    for number in sorted(starts, reverse=True):
+        again[number] = least
+        least = min(least, starts[number].step)
+    return (record for record in records if record.step < again[record.start.number])
+
+
+def _saved_steps(folder: RunFolder, made: int) -> int:
+    """Return the number of steps that count: those of the newest state, or all of a finished run."""
+    from paucal.training import checkpoint_step  # imported here: it takes seconds
+
+    if folder.finished:
+        return made
+    return min(made, checkpoint_step(folder.last)) if folder.last.exists() else 0
+
+
+def _verdict(
+    folder: RunFolder, kept: list[Record], starts: dict[int, Start], last: int, repeated: int, unsaved: int
+) -> Verdict:
+    settings = folder.read_yaml(folder.config.name).get("settings") or {}
+    rows = read_rows(folder.split)
+    hashes = image_hashes(row["key"] for row in rows)
+    is_train = np.asarray([row["split"] == "train" for row in rows])
+    train, others = hashes[is_train], hashes[~is_train]
+    first = next(iter(starts.values()))
+    batch, per_pass = first.batch, first.steps_per_pass
+    balanced = settings.get("sampling") == "balanced"
+    repeats = int(settings.get("repeats") or 1)
+    most = repeats * -(-batch * per_pass // (len(train) * repeats)) if len(train) < batch else repeats
+    draws = doubled = held_out = unknown = 0
+    for _, group in groupby(kept, key=lambda record: record.step // per_pass):
+        images = np.concatenate([record.images for record in group])
+        draws += len(images)
+        held_out += int(np.isin(images, others).sum())
+        unknown += int((~np.isin(images, hashes)).sum())
+        doubled += 0 if balanced else _surplus(images, most)
+    return Verdict(
+        steps=last,
+        draws=draws,
+        passes=last // per_pass,
+        images=len(train),
+        left_over=max(0, len(train) - batch * per_pass // repeats),
+        missing=batch * last - draws,
+        doubled=doubled,
+        held_out=held_out,
+        unknown=unknown,
+        repeated_steps=repeated,
+        unsaved_steps=unsaved,
+        processes=tuple(starts[number].processes for number in sorted(starts)),
+        counts_uses=not balanced,
+    )
+
+
+def _surplus(images: NDArray[np.uint64], most: int) -> int:
+    counts = np.unique(images, return_counts=True)[1]
+    return int(np.maximum(counts - most, 0).sum())
