@@ -11,6 +11,7 @@ from PIL import Image
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 CLOTHES = ("dress", "hat", "longsleeve", "outwear", "pants", "shirt", "shoes", "shorts", "skirt", "t-shirt")
+THINGS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CELL_SIDE = 96
 
 
@@ -32,6 +33,23 @@ def write_boards(root: Path) -> None:
     (root / "new_boards").mkdir()
     for number, photograph in enumerate(sorted((root / "board/test").glob("*.jpg"))[:3]):
         shutil.copy(photograph, root / f"new_boards/{number}.jpg")
+
+
+def write_things(root: Path) -> None:
+    """Write `things/` with a folder for each class of CIFAR-10 in `train` and `test`, and `unlabelled/`."""
+    _write_cifar("train", root / "things/train", range(1000))
+    _write_cifar("test", root / "things/test", range(2000))
+    _write_cifar("train", root / "unlabelled", range(5000, 10000), labelled=False)
+
+
+def _write_cifar(part: str, folder: Path, places: range, labelled: bool = True) -> None:
+    table = pq.read_table(SHARED / f"cifar10/{part}.parquet")
+    order = list(range(table.num_rows))
+    random.Random(0).shuffle(order)
+    for i, row in enumerate(table.take(order[places.start : places.stop]).to_pylist()):
+        place = folder / THINGS[row["label"]] if labelled else folder
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{i:05d}.jpg").write_bytes(row["image"]["bytes"])
 
 
 def write_cells(root: Path, each: int = 20) -> None:

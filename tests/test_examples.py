@@ -102,7 +102,8 @@ def shown_commands() -> list[tuple[str, list[str]]]:
     for page in PAGES:
         for block in re.findall(r"^ *```\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE):
             for line in re.findall(r"^ *(?:uv run )?paucal ([a-z](?:.*\\\n)*.*)", block, re.MULTILINE):
-                found.append((page.name, shlex.split(line.replace("\\\n", " ").split(" -- ")[0], comments=True)))
+                words = shlex.split(line.replace("\\\n", " ").split(" -- ")[0], comments=True)
+                found.append((str(page.relative_to(ROOT)), words))
     return found
 
 
