@@ -12,7 +12,17 @@ import tempfile
 from measuring import ratio, spread, store, surroundings
 
 REPEATS = 5
-VERBS = ("--help", "train --help", "models", "recipes", "study list", "runs {runs}", "cache", "completion bash")
+VERBS = (
+    "--help",
+    "train --help",
+    "models",
+    "recipes",
+    "study list",
+    "runs {runs}",
+    "cache",
+    "weights list",
+    "completion bash",
+)
 TIMM = "importing timm"
 
 

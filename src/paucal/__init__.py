@@ -60,6 +60,10 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test comp
     from paucal.verbs.runs.launch import list_runs as list_runs
     from paucal.verbs.runs.verify import verify_run as verify_run
     from paucal.verbs.shard.launch import shard as shard
+    from paucal.verbs.weights.launch import add_weights as add_weights
+    from paucal.verbs.weights.launch import pack_weights as pack_weights
+    from paucal.verbs.weights.launch import remove_weights as remove_weights
+    from paucal.verbs.weights.listing import list_weights as list_weights
 
 __version__ = version("paucal")
 
@@ -74,6 +78,7 @@ _WHERE = {
     "Supervised": "paucal.objectives",
     "Term": "paucal.objectives",
     "UserError": "paucal.types",
+    "add_weights": "paucal.verbs.weights.launch",
     "check": "paucal.verbs.check.launch",
     "compare": "paucal.verbs.compare.launch",
     "convert": "paucal.verbs.convert.launch",
@@ -88,13 +93,16 @@ _WHERE = {
     "label": "paucal.verbs.label.launch",
     "lejepa_loss": "paucal.losses",
     "list_runs": "paucal.verbs.runs.launch",
+    "list_weights": "paucal.verbs.weights.listing",
     "load": "paucal.export.reading:load_model",
     "load_published": "paucal.models.published",
     "load_segmenter": "paucal.tasks.segmentation.model",
     "next_images": "paucal.verbs.next.launch",
+    "pack_weights": "paucal.verbs.weights.launch",
     "predict": "paucal.verbs.predict.launch",
     "predict_masks": "paucal.verbs.predict.segmentation",
     "pretrain": "paucal.tasks.pretraining.job",
+    "remove_weights": "paucal.verbs.weights.launch",
     "segment": "paucal.tasks.segmentation.job",
     "shard": "paucal.verbs.shard.launch",
     "study": "paucal.studies.launch",
@@ -117,6 +125,7 @@ __all__ = [
     "Term",
     "UserError",
     "__version__",
+    "add_weights",
     "check",
     "compare",
     "convert",
@@ -131,13 +140,16 @@ __all__ = [
     "label",
     "lejepa_loss",
     "list_runs",
+    "list_weights",
     "load",
     "load_published",
     "load_segmenter",
     "next_images",
+    "pack_weights",
     "predict",
     "predict_masks",
     "pretrain",
+    "remove_weights",
     "segment",
     "shard",
     "study",

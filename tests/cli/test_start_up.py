@@ -25,6 +25,7 @@ VERBS = {
     "study show drloc-table-9": "recipe",
     "runs {runs}": "first",
     "cache": "decoded images",
+    "weights list": "tf_efficientnet_lite0.in1k",
     "completion bash": "swin_tiny_patch4_window7_224",
 }
 

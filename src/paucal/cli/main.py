@@ -40,6 +40,7 @@ VERBS = {
     "shard": "write images into shards, for sets of millions",
     "convert": "write a set in another layout: yolo, coco, voc, masks, csv, ...",
     "cache": "show what is kept between runs, or remove it",
+    "weights": "list trained weights, and bring them to another machine",
     "models": "list backbones",
     "recipes": "list named settings",
     "completion": "let the shell complete verbs, flags and their values",
@@ -51,7 +52,7 @@ PURPOSES = {  # the verbs, grouped by purpose
     "did it help": ("compare", "study", "runs"),
     "use it elsewhere": ("export", "serve"),
     "images without labels, labels for each patch": ("next", "pretrain", "label"),
-    "look things up, keep order": ("models", "recipes", "cache", "shard", "convert", "completion"),
+    "look things up, keep order": ("models", "weights", "recipes", "cache", "shard", "convert", "completion"),
 }
 _CHECK = "free some space or check the permissions"
 _ADVICE = {

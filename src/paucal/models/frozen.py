@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from paucal.backbones import BackboneSpec, FeatureBackbone
-from paucal.backbones.weights.inputs import input_of_file, input_of_timm, program_of
+from paucal.backbones.weights.inputs import input_of_file, program_of
 from paucal.backbones.weights.load_report import rounded_down
 from paucal.backbones.weights.start import start_from
 from paucal.models.devices import usable_device
@@ -21,6 +21,7 @@ from paucal.models.preprocessing import Preprocessing
 from paucal.models.published import load_published, model_of_file, read_timm
 from paucal.models.saved import stored_card
 from paucal.models.trained import load_trained
+from paucal.models.weights.at_hand import input_of_weights
 from paucal.runs import RunFolder
 from paucal.runs.folder import run_around
 from paucal.runs.weights import read_foreign
@@ -125,7 +126,7 @@ def open_frozen(
     if pretrained:
         start_from(backbone.model, read_timm(name, init=False), head="fresh")
     weights = f"timm's published weights of {name}" if pretrained else f"random, seed {seed}"
-    preprocessing = Preprocessing.as_tested(spec.image_size, input_of_timm(name))
+    preprocessing = Preprocessing.as_tested(spec.image_size, input_of_weights(name))
     return FrozenBackbone(name, weights, spec, backbone.to(target), preprocessing, random=not pretrained)
 
 

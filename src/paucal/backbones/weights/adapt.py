@@ -65,7 +65,7 @@ def fit_to_model(model: nn.Module, state: Mapping[str, Tensor], grid: Size | Non
 
 def _fit(model: nn.Module, state: Mapping[str, Tensor], grid: Size | None) -> Fitted:
     own = model.state_dict()
-    given = {name: value for name, value in state.items() if not name.endswith(_COMPUTED)}
+    given = {name: value for name, value in state.items() if not is_computed(name)}
     # timm's conversions assume a square source grid; positions of a grid known to be otherwise are kept from them.
     aside = {name: given.pop(name) for name in list(given) if grid is not None and _POSITIONS.search(name)}
     converted = {**_convert(model, given), **aside}
@@ -84,6 +84,11 @@ def _fit(model: nn.Module, state: Mapping[str, Tensor], grid: Size | None) -> Fi
         if result is not before:
             fitted.changes[name] = _describe(name, before, result)
     return fitted
+
+
+def is_computed(name: str) -> bool:
+    """Return whether a model computes a tensor from its sizes when it is built, so that a file need not hold it."""
+    return name.endswith(_COMPUTED)
 
 
 def position_grid(model: nn.Module) -> Size | None:

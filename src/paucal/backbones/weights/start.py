@@ -12,7 +12,7 @@ from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layers import classifier_modules, within
 from paucal.backbones.layout import Size
 from paucal.backbones.probe import model_name
-from paucal.backbones.weights.adapt import Fitted, fit_to_model, keep_classifier
+from paucal.backbones.weights.adapt import Fitted, fit_to_model, is_computed, keep_classifier
 from paucal.backbones.weights.checkpoints import Candidate, Program, candidates, models_of, recognise
 from paucal.backbones.weights.load_report import LoadReport, rounded_down
 from paucal.types import UserError
@@ -97,6 +97,41 @@ def start_from(
         unused=tuple([*fitted.unused, *fitted.misfits]),
         program=best.program.name if best.program else "",
         method=tuple(best.method),
+    )
+
+
+def take_whole(model: nn.Module, weights: StartWeights) -> tuple[dict[str, Tensor], LoadReport]:
+    """Return all tensors of a model from a file, under the model's names, with the file's own classifier.
+
+    Args:
+        model: A timm model; it may be on the meta device.
+        weights: Weights of exactly this model.
+
+    Returns:
+        The tensors, and a report of what was adapted and left out.
+
+    Raises:
+        UserError: a tensor below the classifier is missing or of another shape, or a value is not finite.
+    """
+    best = _best_fit(model, weights)
+    of_classifier, fitted = classifier_modules(model), best.fitted
+    classifier = _taken_out(fitted, of_classifier)
+    needed = [name for name in model.state_dict() if not within(name, of_classifier) and not _is_count(name)]
+    missing = [name for name in needed if name not in fitted.state and not is_computed(name)]
+    if missing:
+        raise UserError(
+            f"{weights.source} does not hold the weights of {model_name(model)}: {len(missing)} of its {len(needed)} "
+            f"tensors are not there in the right shape ({missing[0]!r}, for one); give the --model that they were "
+            "made with."
+        )
+    state = {**fitted.state, **classifier}
+    _require_finite(state, weights.source, "")
+    verdict = "kept" if classifier else "none"
+    unused = tuple([*fitted.unused, *fitted.misfits])
+    adapted = {name: what for name, what in fitted.changes.items() if name in state}
+    program = best.program.name if best.program else ""
+    return state, LoadReport(
+        weights.source, best.part, best.share, verdict, tuple(state), adapted, (), unused, program, tuple(best.method)
     )
 
 
@@ -247,11 +282,11 @@ def _times(tensor: Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "a number"
 
 
-def _require_finite(state: Mapping[str, Tensor], source: str) -> None:
+def _require_finite(state: Mapping[str, Tensor], source: str, setting: str = "--init: ") -> None:
     for name, value in state.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise UserError(
-                f"--init: {source} has values in {name!r} that are no finite numbers: choose another checkpoint."
+                f"{setting}{source} has values in {name!r} that are no finite numbers: choose another checkpoint."
             )
 
 

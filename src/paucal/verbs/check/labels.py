@@ -12,7 +12,6 @@ from PIL import Image
 from sklearn.model_selection import StratifiedGroupKFold
 from torch import Tensor, nn
 
-from paucal.backbones.weights.trained import TRAINED, Trained, at_hand
 from paucal.data.channels.pixels import RGB
 from paucal.data.images import ImageSet, reduce_images
 from paucal.data.loader import make_eval_loader
@@ -24,6 +23,9 @@ from paucal.evaluation.protocols.logistic import fit_logistic
 from paucal.models.features import ClassifierInputs, linear_classifier
 from paucal.models.named import find_named, open_named
 from paucal.models.preprocessing import Preprocessing
+from paucal.models.weights.at_hand import ready_weights
+from paucal.models.weights.store import AddedWeights
+from paucal.models.weights.table import Trained
 from paucal.runner.console import Console
 from paucal.runs import RunFolder
 from paucal.settings.options import check_size
@@ -107,9 +109,9 @@ class ReducedInput:
         return self.transform(image)
 
 
-def weights_at_hand() -> Trained | None:
+def weights_at_hand() -> Trained | AddedWeights | None:
     """Return the first trained weights that need no download; None if there are none."""
-    return next((weights for weights in TRAINED if weights.device == "cpu" and at_hand(weights)), None)
+    return next(iter(ready_weights("cpu")), None)
 
 
 def open_reader(settings: CheckSettings, side: int) -> FeatureReader:

@@ -8,13 +8,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from paucal.backbones.weights.trained import licence_of
 from paucal.data.arguments import path_text
 from paucal.evaluation.results import read_report
 from paucal.export.comparison import Comparison
 from paucal.export.formats import GRAPHS
 from paucal.export.timm_folder import model_page, write_timm_folder
 from paucal.models.trained import TrainedModel
+from paucal.models.weights.at_hand import licence_of
 from paucal.report.detection import write_detection_report
 from paucal.report.inputs import EXPORTS
 from paucal.report.page import NAME as REPORT

@@ -5,8 +5,8 @@ import hashlib
 import timm
 import torch
 
-from paucal.backbones.weights import trained
-from paucal.backbones.weights.trained import Package, Trained
+from paucal.models.weights import table
+from paucal.models.weights.table import Package, Trained
 
 MODEL = "resnet10t"
 
@@ -27,7 +27,7 @@ def install(tmp_path, monkeypatch, models=(MODEL,)):
         package = Package(f"carried-{number}", f"carried_{number}", "small.pth", digest, file.stat().st_size)
         tag = timm.get_pretrained_cfg(model).tag
         found.append(Trained(f"{model}.{tag}", "MIT", 1, "made by a test", "cpu", package))
-    monkeypatch.setattr(trained, "TRAINED", tuple(found))
-    monkeypatch.setattr("paucal.runner.starts.TRAINED", tuple(found))
+    monkeypatch.setattr(table, "TRAINED", tuple(found))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     monkeypatch.syspath_prepend(str(site))
     return found

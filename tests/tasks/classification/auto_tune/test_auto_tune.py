@@ -284,7 +284,6 @@ def test_start__is_not_looked_for_where_somebody_has_said_how_a_run_begins(data,
 
 def test_start__without_any_weights_says_what_would_help(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch, ())
-    monkeypatch.setattr(starting, "TRAINED", ())
     console = RecordingConsole()
     started_from(photos(tmp_path / "photos", each=12), tmp_path / "run", console, epochs=1)
     assert any('pip install "paucal[weights]"' in line for line in console.lines)

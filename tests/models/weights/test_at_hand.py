@@ -9,11 +9,12 @@ import timm
 import torch
 from PIL import Image
 
-from paucal.backbones.weights import trained
 from paucal.backbones.weights.inputs import input_of_timm
-from paucal.backbones.weights.trained import TRAINED, Package, Trained, at_hand, named_in_order, packaged
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.published import read_timm
+from paucal.models.weights import table
+from paucal.models.weights.at_hand import at_hand, named_in_order, packaged
+from paucal.models.weights.table import TRAINED, Package, Trained
 from paucal.types import UserError
 
 MODEL = "resnet10t"
@@ -32,7 +33,7 @@ def carried(tmp_path, monkeypatch):
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     package = Package("small-weights", "small_weights_package", "small.pth", digest, file.stat().st_size)
     name = f"{MODEL}.{timm.get_pretrained_cfg(MODEL).tag}"
-    monkeypatch.setattr(trained, "TRAINED", (Trained(name, "MIT", 1, "a test", "cpu", package),))
+    monkeypatch.setattr(table, "TRAINED", (Trained(name, "MIT", 1, "a test", "cpu", package),))
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     return model, package, file
 
@@ -48,7 +49,7 @@ def test_package__gives_its_weights_in_the_order_of_the_model(carried):
     assert weights.classes is not None
     assert len(weights.classes) == 1000
     assert packaged("resnet18") is None
-    assert at_hand(trained.TRAINED[0]) == "package"
+    assert at_hand(table.TRAINED[0]) == "package"
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
@@ -67,7 +68,7 @@ def test_package__that_is_not_what_was_published_is_refused(carried, damage):
 def test_package__of_another_model_is_refused(carried, monkeypatch):
     _, package, _ = carried
     other = Trained(f"resnet18.{timm.get_pretrained_cfg('resnet18').tag}", "MIT", 1, "a test", "cpu", package)
-    monkeypatch.setattr(trained, "TRAINED", (other,))
+    monkeypatch.setattr(table, "TRAINED", (other,))
     with pytest.raises(UserError, match="do not fit resnet18"):
         read_timm("resnet18")
 

@@ -1,0 +1,1 @@
+"""Trained weights on this machine: the table of candidates, and weights that the user has added."""

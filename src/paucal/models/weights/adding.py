@@ -1,0 +1,163 @@
+"""Check weights by loading them, and store them by content."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_images
+from torch import Tensor
+
+from paucal.backbones.empty_models import build_empty
+from paucal.backbones.layers import classifier_modules, within
+from paucal.backbones.names import create_model, require_name
+from paucal.backbones.weights.inputs import ImageInput, input_of_file, input_of_timm
+from paucal.backbones.weights.load_report import LoadReport
+from paucal.backbones.weights.start import StartWeights, take_whole
+from paucal.models.preprocessing import Preprocessing
+from paucal.models.weights.store import AddedWeights, file_digest, require_words, weights_folder, write_card
+from paucal.runs.weights import save_weights
+from paucal.types import UserError, height_and_width
+from paucal.wording import did_you_mean
+
+VIEWS = 4  # crops of each sample photograph that outputs are compared on
+USUAL_SIDE = 224  # pixels, of models without an image size in timm
+
+
+@dataclass(frozen=True)
+class CheckedWeights:
+    """Weights that were loaded into their model, and what is known about them.
+
+    Attributes:
+        state: Tensors by the model's names.
+        name: timm name of the model.
+        licence: Name of the licence.
+        source: Where they come from.
+        input: Preprocessing of images.
+        report: What was adapted and left out.
+        licence_text: Text of the licence; "" if it was not given.
+    """
+
+    state: Mapping[str, Tensor]
+    name: str
+    licence: str
+    source: str
+    input: ImageInput
+    report: LoadReport
+    licence_text: str = ""
+
+    @property
+    def classes(self) -> int:
+        """Number of outputs of the classifier; 0 without one."""
+        names = classifier_modules(build_empty(self.name, {}))
+        return next((len(value) for name, value in self.state.items() if within(name, names)), 0)
+
+    def card(self, digest: str, size: int) -> AddedWeights:
+        """Return the card for the tensors in a file of this SHA-256 and size in bytes."""
+        fed = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self.input).items()}
+        return AddedWeights(
+            self.name, self.licence, self.source, digest, size, self.classes, fed, self.licence_text
+        )  # fmt: skip
+
+
+def checked_licence(name: str, licence: str) -> str:
+    """Return a licence, as it is to be stored.
+
+    Args:
+        name: timm name of the model.
+        licence: Name of the licence, as given.
+
+    Raises:
+        UserError: timm does not know the model or the tag, the licence is no line of text, or timm states another one
+            for the weights of this tag.
+    """
+    require_name(name)
+    try:
+        licence = require_words(licence, "licence")
+        config = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    except ValueError as problem:
+        raise UserError(f"--licence: {problem}, such as Apache-2.0.") from None
+    except RuntimeError:  # timm knows no weights of this tag
+        base, _, tag = name.partition(".")
+        near = did_you_mean(name, timm.list_pretrained(f"{base}.*"))
+        raise UserError(f"--model: timm knows no weights {tag!r} of {base}{near}; for others give {base}.") from None
+    stated = config.license if config is not None and "." in name else None
+    if stated and stated.lower() != "unknown" and stated.lower() != licence.lower():
+        raise UserError(f"--licence is {licence!r}, and timm states {stated!r} for {name}: give that.")
+    return licence
+
+
+def check_weights(
+    weights: StartWeights, name: str, licence: str, licence_text: str = "", fed: ImageInput | None = None
+) -> CheckedWeights:
+    """Load weights into their model and apply it once.
+
+    Args:
+        weights: Weights of exactly this model.
+        name: timm name of the model.
+        licence: Name of their licence.
+        licence_text: Text of the licence; "" if unknown.
+        fed: Preprocessing of images; None for what the file tells, or else timm's.
+
+    Raises:
+        UserError: the tensors are not those of the model, a value or an output is not finite, or timm states another
+            licence.
+    """
+    licence = checked_licence(name, licence)
+    state, report = take_whole(build_empty(name, {}), weights)
+    if fed is None:
+        fed = input_of_file(report.program, name) if "." not in name else input_of_timm(name)
+    Preprocessing.as_tested((1, 1), fed)  # refuses values out of range
+    checked = CheckedWeights(state, name, licence, weights.source, fed, report, licence_text)
+    if not torch.isfinite(outputs(checked, checked.state)).all():
+        raise UserError(f"{weights.source} gives outputs that are not finite numbers: choose another file.")
+    return checked
+
+
+@torch.inference_mode()
+def outputs(weights: CheckedWeights, state: Mapping[str, Tensor]) -> Tensor:
+    """Return (N, K) outputs for crops of two photographs: logits, or features where there is no classifier.
+
+    Args:
+        weights: Weights with their model and preprocessing.
+        state: Tensors to apply; those of `weights`, or rounded ones.
+    """
+    with torch.random.fork_rng(devices=[]):
+        model = create_model(weights.name, num_classes=weights.classes).eval()
+    model.load_state_dict({key: value.float() if value.is_floating_point() else value for key, value in state.items()})
+    config: Any = timm.get_pretrained_cfg(weights.name, allow_unregistered=True)
+    size = height_and_width(USUAL_SIDE if config is None else config.input_size[1:])
+    transform = Preprocessing.as_tested(size, weights.input).transform()
+    views = []
+    for photo in map(Image.fromarray, load_sample_images().images):
+        for left in np.linspace(0, photo.width - photo.height, VIEWS).astype(int).tolist():
+            views.append(transform(photo.crop((left, 0, left + photo.height, photo.height)))[0])
+    return model(torch.stack(views)).flatten(1)
+
+
+def add_checked(weights: CheckedWeights) -> AddedWeights:
+    """Store weights in the user's cache folder, named by their content."""
+    folder = weights_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".adding.{os.getpid()}.safetensors"
+    try:
+        save_weights(temporary, dict(weights.state))
+        card = weights.card(file_digest(temporary), temporary.stat().st_size)
+        temporary.replace(card.content)
+    finally:
+        temporary.unlink(missing_ok=True)
+    write_card(card)
+    return card
+
+
+def halved(weights: CheckedWeights) -> CheckedWeights:
+    """Return weights with floating-point tensors of 16 bits."""
+    state = {
+        name: value.half() if value.dtype in (torch.float32, torch.float64, torch.bfloat16) else value
+        for name, value in weights.state.items()
+    }
+    return replace(weights, state=state)

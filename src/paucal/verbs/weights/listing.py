@@ -1,0 +1,91 @@
+"""Which weights are on this machine and what may be done with them; neither torch nor timm is loaded."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from paucal.models.weights import table
+from paucal.models.weights.store import AddedWeights, list_added
+from paucal.models.weights.table import Trained, has_terms
+
+HUB_FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+@dataclass(frozen=True)
+class ListedWeights:
+    """Weights in the list.
+
+    Attributes:
+        name: timm name of the model and tag.
+        place: Where they are: "added", "package", "cache" of the hub; "" where they would have to be fetched.
+        size: Size in bytes.
+        licence: Name of the licence; "see timm" for weights in the hub's cache that are not in paucal's table.
+        use: What they are used for.
+        source: Who trained them and on what, as far as known.
+    """
+
+    name: str
+    place: str
+    size: int
+    licence: str
+    use: str
+    source: str
+
+
+def list_weights() -> list[ListedWeights]:
+    """Return the weights of the table, those that were added, and timm's in the hub's cache, in the order of the race.
+
+    Example:
+        >>> [one.name for one in list_weights() if one.place == "package"]  # doctest: +SKIP
+        ['tf_efficientnet_lite0.in1k', 'tf_efficientnet_lite1.in1k', 'tf_efficientnet_lite2.in1k']
+    """
+    own, cached = {card.name: card for card in list_added()}, _in_hub_cache()
+    rows = [_of_table(one, own.pop(one.name, None), cached.pop(one.name, None)) for one in table.TRAINED]
+    rows += [
+        ListedWeights(card.name, "added", card.size, card.licence, _use("cpu", card.licence), card.source)
+        for card in own.values()
+    ]
+    named = "train --model"
+    return rows + [ListedWeights(name, "cache", size, "see timm", named, "") for name, size in cached.items()]
+
+
+def _of_table(one: Trained, own: AddedWeights | None, cached: int | None) -> ListedWeights:
+    use = _use(one.device, one.licence)
+    if own is not None:
+        return ListedWeights(one.name, "added", own.size, own.licence, use, own.source)
+    if one.package is not None and one.package.path() is not None:
+        return ListedWeights(one.name, "package", one.package.size, one.licence, use, one.source)
+    place = "" if cached is None else "cache"
+    return ListedWeights(one.name, place, cached or one.megabytes * 10**6, one.licence, use, one.source)
+
+
+def _use(device: str, licence: str) -> str:
+    if has_terms(licence):
+        return "train --model"
+    return "train" if device == "cpu" else "train on a GPU"
+
+
+def _in_hub_cache() -> dict[str, int]:
+    """Return the bytes of timm's weights in the hub's cache by their names; the layout is huggingface_hub's."""
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    folder = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
+    found = {}
+    for repository in sorted(folder.glob("models--timm--*")):
+        files = [path for name in HUB_FILES for path in repository.glob(f"snapshots/*/{name}") if path.is_file()]
+        if files:
+            found[repository.name.removeprefix("models--timm--")] = files[0].stat().st_size
+    return found
+
+
+def weights_table(rows: Iterable[ListedWeights]) -> Table:
+    """Return the list as a table for people."""
+    shown = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("weights", "where", "MB", "licence", "used by", "source"):
+        shown.add_column(heading, justify="right" if heading == "MB" else "left", no_wrap=heading != "source")
+    for row in rows:
+        size = f"{row.size / 1e6:.0f}"
+        shown.add_row(row.name, row.place or "not here", size, row.licence, row.use, row.source)
+    return shown
