@@ -58,7 +58,8 @@ COMPARE = {
 # The modules of another verb that a verb may import, and why.
 OTHER_VERBS = {
     "compare": {"verbs.eval"},  # a cell may be evaluated as `paucal eval` does
-    "serve": {"verbs.explain"},  # the page draws the explanations of `paucal explain`
+    # The page draws the explanations of `paucal explain`, and shows the images to label in the order of `paucal next`.
+    "serve": {"verbs.explain", "verbs.next"},
     "export": {"verbs.explain"},  # both write into the next numbered folder
     "next": {"verbs.predict", "verbs.convert"},  # the answers of a model, written as labels to correct
 }

@@ -89,7 +89,11 @@ SOUND: dict[str, list[list[str]]] = {
         [f"{M}/boxes", "out", "--to", "voc"],
     ],
     "cache": [[]],
-    "serve": [[f"{M}/run", "--port", PORT], [f"{M}/exported", "--port", PORT]],
+    "serve": [
+        [f"{M}/run", "--port", PORT],
+        [f"{M}/exported", "--port", PORT],
+        ["--label", f"{M}/photos", "--save", "a.csv", "--classes", "a", "b", "--port", PORT],
+    ],
     "completion": [["bash"]],
     "models": [["lvvit*"], ["--ours"]],
     "recipes": [[]],

@@ -6,18 +6,22 @@ from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
 from paucal.verbs.serve.settings import ServeSettings
 
 DESCRIPTION = """Open a page in your browser to try a model on: drop a picture and see its classes with calibrated
-probabilities, whether it is like the training images, and what spoke for the answer. Nothing leaves this machine."""
+probabilities, whether it is like the training images, and what spoke for the answer. Nothing leaves this machine.
+With --label the page shows unlabelled images, the most useful first, and --save gets the labels that you give with one
+key each; without a model, give --classes."""
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parser = VerbParser("serve", DESCRIPTION)
-    parser.add_argument("run", type=str, help="run folder, exported folder, or .onnx file")
+    parser.add_argument(
+        "run", nargs="?", type=str, help="run folder, exported folder, or .onnx file; not needed with --classes"
+    )
     add_settings(parser, ServeSettings)
     values, _ = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.runner.console import Console
     from paucal.verbs.serve.launch import serve
 
-    serve(values.run, settings_among(values, ServeSettings), Console())
+    serve(getattr(values, "run", None), settings_among(values, ServeSettings), Console())
     return 0

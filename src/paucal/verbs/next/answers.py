@@ -45,6 +45,7 @@ class Answers:
         labelled: (L, D) features of its training images; (0, D) if they are not known.
         unlike: (N,) whether an image is unlike the training images; None if that is not known.
         words: Answer for each image, in words.
+        likeliest: Likeliest classes of each image with their probabilities; empty for other tasks.
         content: Function that returns the answers for some positions as labels to correct, with the images.
     """
 
@@ -53,6 +54,7 @@ class Answers:
     labelled: Tensor
     unlike: Tensor | None
     words: list[str]
+    likeliest: list[list[tuple[str, float]]]
     content: Callable[[NDArray[np.int64]], Content]
 
 
@@ -94,13 +96,15 @@ class Classifier(Model):
         features = torch.cat([block.features for block in blocks if block.features is not None])
         known = self._familiarity(console)
         several = self.model.card.several
-        words = [", ".join(f"{name} {percent(share, '.0f')}" for name, share in row.top(2)) for row in rows]
+        likeliest = [row.top(2) for row in rows]
+        words = [", ".join(f"{name} {percent(share, '.0f')}" for name, share in top) for top in likeliest]
         return Answers(
             unsureness(shares, several),
             features,
             features[:0] if known is None else known.features,
             None if known is None else known.distances(features) > known.limit,
             words,
+            likeliest,
             lambda chosen: self._content(images, chosen, [tuple(rows[n].labels) for n in chosen], shares),
         )
 
@@ -144,7 +148,7 @@ class DetectorModel(Model):
         stacked = torch.stack(features)
         words = [self._describe(one) for one in found]
         return Answers(
-            unsure, stacked, stacked[:0], None, words, lambda chosen: self._content(images, chosen, found, sizes)
+            unsure, stacked, stacked[:0], None, words, [], lambda chosen: self._content(images, chosen, found, sizes)
         )
 
     def _describe(self, found: Detections) -> str:
@@ -208,7 +212,7 @@ class Segmenter(Model):
             made = _named("segment", some, items, self.source, {name: n for n, name in enumerate(self.model.classes)})
             return replace(made, mask=lambda index: self.model.mask(some.store.read(index)))
 
-        return Answers(torch.tensor(unsure), stacked, stacked[:0], None, words, content)
+        return Answers(torch.tensor(unsure), stacked, stacked[:0], None, words, [], content)
 
 
 MODELS: Mapping[str, type[Model]] = {

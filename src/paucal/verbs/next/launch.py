@@ -126,7 +126,7 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
             label,
             round(float(answers.unsure[choice.index]), 4),
             "random" if choice.is_random else "choice",
-            _reason(answers, choice),
+            describe_choice(answers, choice),
         )
         for choice, label in zip(choices, labels, strict=True)
     ]
@@ -215,7 +215,8 @@ def _images_of(run: RunFolder | None, like: ImageSet, console: Console) -> Image
     return None if images.stream is not None else images
 
 
-def _reason(answers: Answers, choice: Choice) -> str:
+def describe_choice(answers: Answers, choice: Choice) -> str:
+    """Return the answer for an image, and why it was chosen, in words."""
     words = [answers.words[choice.index]]
     if choice.is_random:
         words.append(RANDOM)

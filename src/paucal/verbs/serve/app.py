@@ -116,7 +116,7 @@ def make_app(
             return JSONResponse({"error": "too many pictures at once: try again in a moment."}, 503, headers)
         held += 1
         try:
-            content = await _body(request, most_bytes)
+            content = await read_body(request, most_bytes)
             name = request.query_params.get("name", "picture")[:LONGEST_NAME] or "picture"
             explain = request.query_params.get("explain") == "1"
             return JSONResponse(await run_in_threadpool(answerer.answer, content, name, explain))
@@ -131,12 +131,18 @@ def make_app(
         classes = list(answerer.model.classes)
         return JSONResponse({"title": title, "classes": classes, "several": answerer.model.card.several})
 
-    routes = [Route(path, _file(*what)) for path, what in FILES.items()]
+    routes = [Route(path, send_file(*what)) for path, what in FILES.items()]
     routes += [Route("/api/model", about), Route("/api/classify", classify, methods=["POST"])]
     return Guard(Starlette(routes=routes), hosts)
 
 
-def _file(name: str, kind: str) -> Any:
+def send_file(name: str, kind: str) -> Any:
+    """Return an endpoint that sends a file of the page.
+
+    Args:
+        name: Name of the file.
+        kind: Its media type.
+    """
     content = (files("paucal.verbs.serve") / name).read_bytes()
 
     async def send(request: Request) -> Response:
@@ -145,15 +151,22 @@ def _file(name: str, kind: str) -> Any:
     return send
 
 
-async def _body(request: Request, most: int) -> bytes:
+async def read_body(request: Request, most: int, kinds: str | tuple[str, ...] = KINDS) -> bytes:
     """Return the body of a request, never holding more than `most` bytes of it.
 
+    Args:
+        request: Request.
+        most: Largest number of bytes.
+        kinds: Beginnings of the content types that are accepted.
+
     Raises:
-        Refused: the body is too large, too slow, empty, or not sent as a picture.
+        Refused: the body is too large, too slow, empty, or of another content type.
     """
-    too_large = Refused(413, f"the picture is larger than {most / 1e6:.3g} MB, the most that is taken (--max-upload).")
-    if not request.headers.get("content-type", "").startswith(KINDS):
-        raise Refused(415, "send the picture itself, with the content type image/jpeg or application/octet-stream.")
+    what = "picture" if kinds == KINDS else "request"
+    too_large = Refused(413, f"the {what} is larger than {most / 1e6:.3g} MB, the most that is taken (--max-upload).")
+    if not request.headers.get("content-type", "").startswith(kinds):
+        sent = "the picture itself, with the content type image/jpeg or application/octet-stream"
+        raise Refused(415, f"send {sent if kinds == KINDS else f'the content type {kinds}'}.")
     told = request.headers.get("content-length", "0")
     if not told.isdecimal() or int(told) > most:
         raise too_large
@@ -165,9 +178,9 @@ async def _body(request: Request, most: int) -> bytes:
                 if len(content) > most:
                     raise too_large
     except TimeoutError:
-        raise Refused(408, "the picture did not arrive in time.") from None
+        raise Refused(408, f"the {what} did not arrive in time.") from None
     except ClientDisconnect:
-        raise Refused(400, "the picture did not arrive.") from None
+        raise Refused(400, f"the {what} did not arrive.") from None
     if not content:
-        raise Refused(422, "there was no picture: send one.")
+        raise Refused(422, f"there was no {what}: send one.")
     return bytes(content)

@@ -2,15 +2,20 @@
 
 import ipaddress
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 from paucal.export.reading import load_model
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console
+from paucal.runner.familiar import familiarity_of
 from paucal.runs import RunFolder, open_run
 from paucal.runs.folder import MARKER
 from paucal.settings.options import check_ranges
 from paucal.types import UserError
+from paucal.verbs.serve.answering import Answerer
+from paucal.verbs.serve.label_file import LabelFile, check_label_file
+from paucal.verbs.serve.label_order import check_labelling, open_labelling
 from paucal.verbs.serve.settings import ServeSettings
 
 EVERYWHERE = ("0.0.0.0", "::")
@@ -18,12 +23,12 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 OPEN_CONNECTIONS = 128
 
 
-def serve(source: str, settings: ServeSettings, console: Console) -> None:
+def serve(source: str | None, settings: ServeSettings, console: Console) -> None:
     """Serve a page until the user interrupts.
 
     Args:
-        source: A run, an exported folder, or an ONNX file.
-        settings: Address of the server and limits of its requests.
+        source: A run, an exported folder, or an ONNX file; None to label images without a model.
+        settings: Address of the server, limits of its requests, and images to label.
         console: Console that shows the address.
 
     Raises:
@@ -34,17 +39,23 @@ def serve(source: str, settings: ServeSettings, console: Console) -> None:
         import uvicorn
 
         from paucal.verbs.serve.app import make_app
+        from paucal.verbs.serve.label_app import make_label_app
     except ImportError as problem:
         raise UserError(f"paucal serve needs {problem.name}: pip install 'paucal[serve]'") from problem
-    from paucal.runner.familiar import familiarity_of
-    from paucal.verbs.serve.answering import Answerer
-
-    model = load_model(source, settings.device).require_classifier()
-    with _listening(settings.host, settings.port) as listener:  # before the minute that reading the images may take
-        known = familiarity_of(open_run(Path(source)), model, console) if _is_run(source) else None
-        app = make_app(
-            Answerer(model, known), _title(source, model), settings.max_upload * 10**6, _hosts(settings.host)
-        )
+    check_labelling(source, settings)
+    with ExitStack() as stack:
+        if source is None or settings.label is not None:
+            path = check_label_file(str(settings.save), str(settings.label))
+            listener = stack.enter_context(_listening(settings.host, settings.port))
+            saved = stack.enter_context(LabelFile(path))
+            app = make_label_app(open_labelling(source, settings, saved, console), _hosts(settings.host))
+        else:
+            model = load_model(source, settings.device).require_classifier()
+            # Before the minute that reading the images may take.
+            listener = stack.enter_context(_listening(settings.host, settings.port))
+            known = familiarity_of(open_run(Path(source)), model, console) if _is_run(source) else None
+            title, most = _title(source, model), settings.max_upload * 10**6
+            app = make_app(Answerer(model, known), title, most, _hosts(settings.host))
         if settings.host not in LOCAL:
             console.say("note: other machines can reach this page, and nothing asks who they are")
         shown = f"[{settings.host}]" if ":" in settings.host else settings.host

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from paucal.settings.options import option
 
 _GROUP = "serving"
+_LABELLING = "labels by people"
 
 
 @dataclass(frozen=True)
@@ -15,3 +16,13 @@ class ServeSettings:
     port: int = option("port to listen at", 8000, group=_GROUP, low=1, high=65535)
     max_upload: int = option("megabytes that a picture may have", 20, group=_GROUP, low=1, high=1024)
     device: str = option("cpu, cuda or mps", "cpu", group=_GROUP)
+    label: str | None = option(
+        "images that people label on the page: a folder, or several joined by ':'", group=_LABELLING
+    )
+    save: str | None = option(
+        "CSV file that gets the labels, each at once; it is continued if it exists", group=_LABELLING
+    )
+    classes: list[str] | None = option(
+        "classes to label with; by default those of the model, which may be left out if they are given",
+        group=_LABELLING,
+    )

@@ -1,0 +1,88 @@
+"""The web application of the labelling page: its files, its images, and the endpoints that save."""
+
+import json
+from collections.abc import Callable, Collection
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from paucal.types import UserError
+from paucal.verbs.serve.app import Guard, Refused, read_body, send_file
+from paucal.verbs.serve.labelling import Conflict, Labelling
+
+MOST_BYTES = 10_000  # of a request
+JSON = "application/json"  # a page of another site cannot send it without a CORS preflight, which nobody answers
+FILES = {
+    "/": ("label.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/label.css": ("label.css", "text/css"),
+    "/label.js": ("label.js", "text/javascript"),
+}
+
+
+def make_label_app(labelling: Labelling, hosts: Collection[str] | None) -> Guard:
+    """Return the application.
+
+    Args:
+        labelling: Images and labels.
+        hosts: Host names that requests may use for the server; None for any.
+    """
+
+    def post(path: str, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Route:
+        async def respond(request: Request) -> Response:
+            try:
+                content = _parsed(await read_body(request, MOST_BYTES, JSON))
+                return JSONResponse(await run_in_threadpool(answer, content))
+            except Refused as problem:
+                return JSONResponse({"error": problem.sentence}, problem.status)
+            except Conflict as problem:
+                return JSONResponse({"error": str(problem)}, 409)
+            except UserError as problem:
+                return JSONResponse({"error": str(problem)}, 422)
+            except OSError as problem:
+                return JSONResponse({"error": f"the label was not saved ({problem.strerror})."}, 507)
+
+        return Route(path, respond, methods=["POST"])
+
+    async def picture(request: Request) -> Response:
+        try:
+            content = await run_in_threadpool(labelling.picture, int(request.path_params["number"]))
+        except UserError as problem:
+            return JSONResponse({"error": str(problem)}, 404)
+        return Response(content, media_type="image/jpeg")
+
+    routes = [
+        *(Route(path, send_file(*what)) for path, what in FILES.items()),
+        Route("/api/image/{number:int}", picture),
+        post("/api/next", lambda given: labelling.next(_text(given, "tab"))),
+        post("/api/undo", lambda given: labelling.undo(_text(given, "tab"))),
+        post("/api/skip", lambda given: labelling.skip(_text(given, "tab"), _number(given))),
+        post("/api/save", lambda given: labelling.save(_text(given, "tab"), _number(given), _text(given, "label"))),
+    ]
+    return Guard(Starlette(routes=routes), hosts)
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(content)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise Refused(422, "send a JSON object.")
+    return values
+
+
+def _text(given: dict[str, Any], name: str) -> str:
+    if not isinstance(given.get(name), str):
+        raise Refused(422, f"the request has no text {name!r}.")
+    return given[name]
+
+
+def _number(given: dict[str, Any]) -> int:
+    if type(given.get("image")) is not int:
+        raise Refused(422, "the request has no number 'image'.")
+    return given["image"]

@@ -1,0 +1,127 @@
+"""The table of labels that people give on the page: one row appended for each, and on the disk before it is confirmed.
+
+A label is one line that is appended and flushed to the disk; only a label that is taken back has the file written anew,
+as a whole. If the process is killed, at most a line that was never confirmed is cut off.
+"""
+
+import contextlib
+import csv
+import io
+import os
+from pathlib import Path
+
+from paucal.reading import named_path
+from paucal.runner.outputs import refuse_inside_images
+from paucal.runs.files import try_folder, write_atomically
+from paucal.types import UserError
+
+COLUMNS = ("image_path", "label")
+MOST_BYTES = 1 << 28
+
+
+class LabelFile:
+    """Labels by image, and the CSV file that holds them; a context manager that keeps other processes out.
+
+    Args:
+        path: File; it is continued if it exists.
+
+    Attributes:
+        labels: Label by path of the image, in the order they were given; "" for "none of the classes".
+
+    Raises:
+        UserError: Another process writes the file, or it is another table.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.labels: dict[str, str] = {}
+
+    def __enter__(self) -> "LabelFile":
+        self._lock = self.path.with_name(f".{self.path.name}.lock").open("ab")
+        try:
+            _lock_or_refuse(self._lock.fileno(), self.path)
+            self._read()
+        except BaseException:
+            self._lock.close()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._lock.close()
+
+    def add(self, image: str, label: str) -> None:
+        """Store a label; it is on the disk when this returns.
+
+        Raises:
+            OSError: The disk is full.
+        """
+        line = _lines([(image, label)])
+        size = self.path.stat().st_size
+        with self.path.open("ab") as file:
+            try:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.truncate(self.path, size)
+                raise
+        self.labels[image] = label
+
+    def remove(self, image: str) -> None:
+        """Take a label back; the file without it is on the disk when this returns."""
+        kept = {name: label for name, label in self.labels.items() if name != image}
+        self._write(kept)
+        self.labels = kept
+
+    def _write(self, labels: dict[str, str]) -> None:
+        write_atomically(self.path, lambda file: file.write(_lines([COLUMNS, *labels.items()])))
+
+    def _read(self) -> None:
+        if not self.path.exists():
+            self._write({})
+            return
+        if self.path.stat().st_size > MOST_BYTES:
+            raise UserError(f"--save: {str(self.path)!r} is too large for a table of labels: give another name.")
+        content = self.path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]  # the rest was not confirmed
+        rows = list(csv.reader(io.StringIO(whole.decode(errors="surrogateescape"), newline="")))
+        if not rows or tuple(rows[0]) != COLUMNS or any(len(row) != len(COLUMNS) for row in rows):
+            raise UserError(
+                f"--save: {str(self.path)!r} is no table of image_path,label as this page writes it: give another name."
+            )
+        self.labels = {image: label for image, label in rows[1:]}
+        if len(whole) < len(content):
+            self._write(self.labels)
+
+
+def check_label_file(text: str, images: str) -> Path:
+    """Return the path of the table of labels.
+
+    Raises:
+        UserError: It is not a CSV file, lies among the images, or its folder cannot be written.
+    """
+    path = named_path(text, "--save")
+    if path.suffix.lower() != ".csv":
+        raise UserError(f"--save: {text[:120]!r} must end in .csv: give another name.")
+    refuse_inside_images(path, {"--label": images}, flag="--save")
+    try_folder(path.parent, "--save")
+    return path
+
+
+def _lines(rows: list) -> bytes:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode(errors="surrogateescape")
+
+
+def _lock_or_refuse(descriptor: int, path: Path) -> None:
+    """Lock a file for the life of the process; a killed process loses the lock."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise UserError(f"--save: another page writes {str(path)!r}: end it, or give another name.") from None

@@ -1,0 +1,118 @@
+"""What the labelling page shows and in which order: with a model the most useful images first, else at random."""
+
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from paucal.data.images import ImageSet, without_decoded_copies
+from paucal.data.sources.joining import SEPARATOR
+from paucal.models.tasks import CLASSIFICATION, task_of
+from paucal.runner.console import Console
+from paucal.runner.images import find_images, load_images
+from paucal.runner.input_images import full_name
+from paucal.runs import RunFolder
+from paucal.runs.folder import MARKER
+from paucal.settings.groups import DataSettings
+from paucal.types import UserError
+from paucal.verbs.next.answers import Classifier
+from paucal.verbs.next.launch import describe_choice
+from paucal.verbs.next.selection import Choice, choose
+from paucal.verbs.serve.label_file import LabelFile
+from paucal.verbs.serve.labelling import Labelling, Suggestion
+from paucal.verbs.serve.settings import ServeSettings
+from paucal.wording import counted
+
+RANKED = 200  # images whose order is chosen; after so many labels another model should choose
+TURN = 10  # every tenth image is one that was drawn at random
+
+
+def check_labelling(source: str | None, settings: ServeSettings) -> None:
+    """Refuse settings that do not fit each other, before anything is loaded.
+
+    Raises:
+        UserError: One is missing, or is for the other page.
+    """
+    if settings.label is None:
+        for name in ("save", "classes"):
+            if getattr(settings, name) is not None:
+                raise UserError(f"--{name} is for labels by people: give --label, the images, or leave it out.")
+        if source is None:
+            raise UserError("there is no RUN: give a model to try, or --label, --save and --classes to label images.")
+        return
+    if settings.save is None:
+        raise UserError("--label needs --save, the CSV file that gets the labels.")
+    if source is None and settings.classes is None:
+        raise UserError("there is neither a RUN nor --classes: give one of them, so that there is something to choose.")
+    repeated = [name for name, count in Counter(settings.classes or ()).items() if count > 1]
+    if repeated or len(settings.classes or ("", "")) < 2:
+        raise UserError(f"--classes is {' '.join(settings.classes or ())!r}, expected two different names or more.")
+    if source is not None and task_of(source) != CLASSIFICATION:
+        raise UserError(
+            f"{source} finds objects or areas, and the page labels whole images: 'paucal next "
+            "--to coco' writes its answers for a program that draws."
+        )
+
+
+def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile, console: Console) -> Labelling:
+    """Open the images to label, and ask the model about them if there is one.
+
+    Raises:
+        UserError: The images or the model cannot be read, or the model gives several labels.
+    """
+    data = DataSettings(data=str(settings.label), on_bad_image="skip")
+    suggestions: Mapping[int, Suggestion] = {}
+    if source is None:
+        images = find_images(data, labelled=False)
+        order, classes = np.random.default_rng(0).permutation(len(images)).tolist(), tuple(settings.classes or ())
+    else:
+        model = Classifier(source, settings.device)
+        if model.model.card.several:
+            raise UserError(f"{source} gives an image several labels, and the page one: label with 'paucal next --to'.")
+        with console.progress("reading images") as advance:
+            images = load_images(data, advance, labelled=False, reading=model.reading)
+        order, suggestions = _ranked(model, images, console)
+        classes = tuple(settings.classes or model.model.classes)
+    paths = [full_name(images, key) for key in images.keys]
+    if not all(Path(path).is_file() for path in paths[:1]):
+        raise UserError(
+            f"--label: {settings.label} holds no image files, by whose paths labels are saved: give a folder."
+        )
+    console.say(f"{counted(len(images), 'image')} to label; {counted(len(saved.labels), 'label')} in {saved.path}")
+    originals = without_decoded_copies(images)
+    return Labelling(originals, paths, order, classes, saved, suggestions, _command(source, saved))
+
+
+def _ranked(model: Classifier, images: ImageSet, console: Console) -> tuple[list[int], dict[int, Suggestion]]:
+    answers = model.answer(images, console)
+    choices = choose(answers.unsure, answers.features, answers.labelled, RANKED, 1 / TURN)
+    told = {place: Suggestion(top) for place, top in enumerate(answers.likeliest)}
+    for choice in choices:
+        told[choice.index] = Suggestion(told[choice.index].answers, describe_choice(answers, choice))
+    order = in_turns(choices)
+    rest = np.setdiff1d(np.arange(len(images)), order)
+    return [*order, *np.random.default_rng(0).permutation(rest).tolist()], told
+
+
+def in_turns(choices: Sequence[Choice]) -> list[int]:
+    """Return the images in order, with a random one after each nine others.
+
+    Example:
+        >>> in_turns([Choice(n) for n in range(12)] + [Choice(20, is_random=True)])
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 20, 9, 10, 11]
+    """
+    order = [one.index for one in choices if not one.is_random]
+    for number, place in enumerate([one.index for one in choices if one.is_random], 1):
+        order.insert(TURN * number - 1, place)
+    return order
+
+
+def _command(source: str | None, saved: LabelFile) -> str:
+    """Return the command that trains with the labels, beside the images of the run."""
+    data = None
+    if source is not None and (RunFolder(Path(source)).path / MARKER).exists():
+        data = RunFolder(Path(source)).settings.get("data")
+    places = [str(place) for place in (data, saved.path) if place is not None]
+    return f"paucal train {shlex.quote(SEPARATOR.join(places))}"

@@ -1,0 +1,187 @@
+"""Labels given by people on a page: which image comes next, for several tabs at once, and what is saved."""
+
+import io
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from PIL import Image
+
+from paucal.data.decode import UnreadableImage
+from paucal.data.images import ImageSet
+from paucal.types import UserError
+from paucal.verbs.serve.label_file import LabelFile
+
+SIDE = 1600  # longest side of a picture on the page, in pixels
+LEASE = 120.0  # seconds for which an image is kept for the tab that shows it
+OFFER = 50  # new labels after which the page offers to train again
+NONE = ""  # label of an image of none of the classes
+
+
+class Conflict(UserError):
+    """The image has another label by now, from another tab."""
+
+
+@dataclass
+class Tab:
+    """An open page.
+
+    Attributes:
+        given: Images that it has labelled, the latest last.
+        skipped: Images that it was told to show later.
+    """
+
+    given: list[int] = field(default_factory=list)
+    skipped: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """What a model says of an image: its likeliest classes with probabilities, and why it comes so early."""
+
+    answers: Sequence[tuple[str, float]] = ()
+    reason: str = ""
+
+
+class Labelling:
+    """Images that people label, one at a time in each tab, called from several threads.
+
+    Args:
+        images: Images to label.
+        paths: Path of each.
+        order: Positions of the images, the most useful first.
+        classes: Classes.
+        saved: File of the labels.
+        suggestions: What a model says, by position of the image.
+        command: Command that trains with the labels.
+    """
+
+    def __init__(
+        self,
+        images: ImageSet,
+        paths: Sequence[str],
+        order: Sequence[int],
+        classes: Sequence[str],
+        saved: LabelFile,
+        suggestions: Mapping[int, Suggestion],
+        command: str,
+    ) -> None:
+        self.classes = tuple(classes)
+        self._images, self._paths, self._order, self._saved = images, list(paths), list(order), saved
+        self._suggestions, self._command = suggestions, command
+        self._lock = threading.Lock()
+        self._tabs: dict[str, Tab] = {}
+        self._leases: dict[int, tuple[str, float]] = {}
+        self._at_first = len(saved.labels)
+
+    def state(self) -> dict[str, Any]:
+        """Return what the page shows besides the image: classes, progress and the command that trains."""
+        done = sum(path in self._saved.labels for path in self._paths)
+        new = len(self._saved.labels) - self._at_first
+        return {
+            "classes": list(self.classes),
+            "done": done,
+            "total": len(self._paths),
+            "file": str(self._saved.path),
+            "command": self._command if new >= OFFER or done == len(self._paths) else "",
+        }
+
+    def next(self, name: str) -> dict[str, Any]:
+        """Return the image that a tab shows next; no other tab gets it meanwhile."""
+        with self._lock:
+            return self._next(name)
+
+    def save(self, name: str, place: int, label: str) -> dict[str, Any]:
+        """Save a label, and return the next image.
+
+        Args:
+            name: Name of the tab.
+            place: Position of the image.
+            label: One of the classes, or `NONE`.
+
+        Raises:
+            Conflict: The image has another label already.
+            UserError: There is no such image or class.
+        """
+        with self._lock:
+            path = self._path(place)
+            if label != NONE and label not in self.classes:
+                raise UserError(f"there is no class {label[:80]!r}: reload the page.")
+            known = self._saved.labels.get(path)
+            if known is not None and known != label:
+                raise Conflict(f"this image was labelled {known or 'none of these'} elsewhere, and stays so.")
+            if known is None:
+                self._saved.add(path, label)
+            tab = self._tab(name)
+            if place not in tab.given:  # a page that got no answer sends the same again
+                tab.given.append(place)
+            self._leases.pop(place, None)
+            return self._next(name)
+
+    def skip(self, name: str, place: int) -> dict[str, Any]:
+        """Show an image after all others in this tab, and return the next one."""
+        with self._lock:
+            self._path(place)
+            self._tab(name).skipped.add(place)
+            self._leases.pop(place, None)
+            return self._next(name)
+
+    def undo(self, name: str) -> dict[str, Any]:
+        """Take back the latest label of a tab, and return its image."""
+        with self._lock:
+            tab = self._tab(name)
+            while tab.given:
+                place = tab.given.pop()
+                if self._path(place) in self._saved.labels:
+                    self._saved.remove(self._path(place))
+                    self._leases[place] = (name, time.monotonic())
+                    return self._shown(place)
+            return self._next(name)
+
+    def picture(self, place: int) -> bytes:
+        """Return an image as JPEG.
+
+        Raises:
+            UserError: There is no such image, or it cannot be read.
+        """
+        self._path(place)
+        try:
+            picture = self._images.store.read(place).convert("RGB")
+        except UnreadableImage as problem:
+            raise UserError(str(problem)) from problem
+        picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+        buffer = io.BytesIO()
+        picture.save(buffer, "JPEG", quality=90)
+        return buffer.getvalue()
+
+    def _next(self, name: str) -> dict[str, Any]:
+        tab, now = self._tab(name), time.monotonic()
+        # A tab has one image: what it was shown before is free for others.
+        self._leases = {
+            place: (owner, since)
+            for place, (owner, since) in self._leases.items()
+            if owner != name and now - since < LEASE
+        }
+        free = [place for place in self._order if self._paths[place] not in self._saved.labels]
+        waiting = [place for place in free if place not in self._leases]
+        place = next((place for place in waiting if place not in tab.skipped), next(iter(waiting), None))
+        if place is None:
+            return {**self.state(), "image": None, "elsewhere": len(free)}
+        self._leases[place] = (name, now)
+        return self._shown(place)
+
+    def _shown(self, place: int) -> dict[str, Any]:
+        told = self._suggestions.get(place, Suggestion())
+        answers = [{"name": name, "probability": round(share, 4)} for name, share in told.answers]
+        image = {"number": place, "name": self._images.keys[place], "answers": answers, "reason": told.reason}
+        return {**self.state(), "image": image}
+
+    def _path(self, place: int) -> str:
+        if not 0 <= place < len(self._paths):
+            raise UserError("there is no such image: reload the page.")
+        return self._paths[place]
+
+    def _tab(self, name: str) -> Tab:
+        return self._tabs.setdefault(name[:64], Tab())
