@@ -1,0 +1,89 @@
+"""Every command that a page shows is run on small sets, or listed below with what it needs that is not here.
+
+What trains is run up to its first step: the data is read and every setting is chosen and checked. The commands of the
+README and of the page with every method train in `test_examples.py`, those of the stories in `test_stories.py`.
+"""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import shown_sets
+from paucal.cli.main import main
+from test_examples import shown_commands
+
+# The first reason that fits a command counts.
+NEEDS = {
+    r"--scale (full|small)|--device cuda": "a GPU",
+    r"--on slurm": "a cluster",
+    r"--download|hf:|s3://|--pretrained|--init timm": "a network",
+    r"imagenet/|coco/|flowers102|svhn|cifar10 |/mnt/|project-1": "a set of the reader's",
+    r"weights\.pth": "a published checkpoint",
+    r"--format openvino": "a package; tests/export compares such files",
+    r"^serve ": "a browser; tests/cli/test_cli_serve.py serves",
+    r"^study (drloc-table-9|drloc-table-10|dhvt-table-3)": "minutes of training; tests/cli/test_cli_study*.py train",
+}
+TRAINS = ("train", "pretrain", "detect", "segment")
+
+
+def reason_not_to_run(words: list[str]) -> str | None:
+    """Return what a command needs that is not here, or None."""
+    return next((reason for pattern, reason in NEEDS.items() if re.search(pattern, " ".join(words))), None)
+
+
+def planned(words: list[str]) -> list[str]:
+    """Return a command without what a shell does for it, that stops where training would begin."""
+    words = words[: words.index(">")] if ">" in words else list(words)
+    if "--folds" in words:  # the first of them: no config is that of all
+        place = words.index("--folds")
+        words[place : place + 2] = ["--fold", f"1/{words[place + 1]}"]
+    if words[0] in TRAINS and "--print-config" not in words:
+        return [*words, "--print-config"]
+    return [*words, "--jobs", "0"] if words[0] == "compare" else words
+
+
+def remove_output(words: list[str]) -> None:
+    """Make room for what a command writes, where another one of the page or the sandbox has written it."""
+    name = words[2] if words[0] == "shard" else words[words.index("--output") + 1] if "--output" in words else ""
+    if name and words[0] not in TRAINS:
+        shutil.rmtree(name, ignore_errors=True)
+        Path(name).unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("shown")
+    shown_sets.make_folder(root)
+    return root
+
+
+ADDITIONS: dict[str, Callable[[Path], None]] = {
+    **dict.fromkeys(shown_sets.DETECTS, shown_sets.add_boxes),
+    **dict.fromkeys(shown_sets.SEGMENTS, shown_sets.add_masks),
+}
+ELSEWHERE = re.compile(r"docs/(lab|stories)/.*|docs/every_method.md")  # in no test; test_stories.py; test_examples.py
+COMMANDS = [(page, words) for page, words in shown_commands() if not ELSEWHERE.fullmatch(page)]
+PAGES = sorted({page for page, words in COMMANDS if not reason_not_to_run(words)})
+
+
+def test_reasons__are_all_needed():
+    joined = [" ".join(words) for _, words in COMMANDS]
+    for pattern in NEEDS:
+        assert any(re.search(pattern, command) for command in joined), pattern
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_commands__of_a_page_work(page: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    root = tmp_path / "here"
+    shutil.copytree(folder, root)
+    monkeypatch.chdir(root)
+    if page in ADDITIONS:
+        ADDITIONS[page](root)
+    for words in [words for name, words in COMMANDS if name == page]:
+        if reason_not_to_run(words) is None:
+            remove_output(words)
+            assert main(planned(words)) == 0, words
