@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
 from paucal.types import UserError
-from paucal.verbs.predict.settings import AnswerSettings, PredictSettings
+from paucal.verbs.predict.settings import AnswerSettings, MovingSettings, PredictSettings
 
 if TYPE_CHECKING:
     from paucal.runner.console import Console
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """Classify images with the model of a run, find objects in them with a run of 'paucal detect', or write
 masks of them with one of 'paucal segment'.
 PATHS are image files, folders (searched to any depth), Parquet files, or patterns such as 'photos/*.jpg'.
-With --output, a call that was stopped while it classified goes on where it was when it is given again."""
+With --output, a call that was stopped while it classified goes on where it was when it is given again.
+PATHS may be videos or cameras too (camera:0, rtsp://...), and --watch answers each new picture of a folder."""
 OF_CLASSIFIERS = ("top_k", "features", "sheet")  # settings that only classifiers have
 
 
@@ -23,9 +24,12 @@ def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parser = VerbParser("predict", DESCRIPTION)
     parser.add_argument("run", type=str, help="run folder")
-    parser.add_argument("paths", nargs="+", type=str, help="images, folders or patterns")
+    # A positional argument that may be missing would end before a flag, and words after the flag would be unknown.
+    many = "*" if any(word.partition("=")[0] == "--watch" for word in argv) else "+"
+    parser.add_argument("paths", nargs=many, type=str, help="images, folders or patterns; or videos, or camera:0")
     add_settings(parser, AnswerSettings)
     add_settings(parser, PredictSettings)
+    add_settings(parser, MovingSettings)
     values, given = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.models.tasks import DETECTION, SEGMENTATION, task_of
@@ -36,10 +40,27 @@ def run(argv: Sequence[str]) -> int:
     settings, wanted = settings_among(values, PredictSettings), settings_among(values, AnswerSettings)
     check_ranges(settings)
     check_ranges(wanted)
+    moving, in_motion = settings_among(values, MovingSettings), _moves(values.paths, values.watch, given)
     console, task = Console(PlainConsole(stderr=True)), task_of(values.run)
     answer = {DETECTION: _detect, SEGMENTATION: _segment}.get(task, _classify)
-    answer(values.run, values.paths, settings, wanted, given, console)
+    if in_motion:
+        from paucal.verbs.predict.moving import predict_moving
+
+        predict_moving(values.run, values.paths, settings, wanted, moving, console)
+    else:
+        answer(values.run, values.paths, settings, wanted, given, console)
     return 0
+
+
+def _moves(paths: Sequence[str], watch: str | None, given: Mapping[str, str]) -> bool:
+    """Return whether a call is about videos, cameras or a folder that is watched."""
+    from paucal.verbs.predict.video import is_moving
+
+    moves = watch is not None or any(map(is_moving, paths))
+    for name in ("every", "idle", "annotated"):
+        if name in given and not moves:
+            raise UserError(f"--{name} is of videos, cameras and --watch: leave it out, or give a video.")
+    return moves
 
 
 def _classify(

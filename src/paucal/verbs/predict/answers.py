@@ -107,17 +107,26 @@ def csv_lines(rows: Iterable[Prediction], card: ModelCard, top_k: int | None = N
         card: Card of the model.
         top_k: Number of likeliest classes to name, instead of a column for each class.
     """
-    several, top = card.several, None if top_k is None else min(top_k, len(card.classes))
-    answers = ["labels"] if several else ["predicted", "confidence"]
-    ranks = [] if top is None else [word for rank in range(1, top + 1) for word in (f"class_{rank}", f"p_{rank}")]
-    yield _line(["path", *answers, *([f"p_{name}" for name in card.classes] if top is None else ranks)])
+    yield _line(csv_header(card, top_k))
     for row in rows:
-        told = [";".join(row.labels)] if several else [row.predicted, _short(row.confidence)]
-        if top is None:
-            shares = map(_short, row.shares.tolist())
-        else:
-            shares = [word for name, share in row.top(top) for word in (name, _short(share))]
-        yield _line([row.path, *told, *shares])
+        yield _line(csv_words(row, top_k))
+
+
+def csv_header(card: ModelCard, top_k: int | None = None) -> list[str]:
+    """Return the names of the columns of `csv_lines`."""
+    answers = ["labels"] if card.several else ["predicted", "confidence"]
+    if top_k is None:
+        return ["path", *answers, *(f"p_{name}" for name in card.classes)]
+    ranks = range(1, min(top_k, len(card.classes)) + 1)
+    return ["path", *answers, *(word for rank in ranks for word in (f"class_{rank}", f"p_{rank}"))]
+
+
+def csv_words(row: Prediction, top_k: int | None = None) -> list[str | None]:
+    """Return the words of one line of `csv_lines`."""
+    told = [row.predicted, _short(row.confidence)] if row.thresholds is None else [";".join(row.labels)]
+    if top_k is None:
+        return [row.path, *told, *map(_short, row.shares.tolist())]
+    return [row.path, *told, *(word for name, share in row.top(top_k) for word in (name, _short(share)))]
 
 
 def json_lines(rows: Iterable[Prediction], top_k: int | None = None) -> Iterator[str]:

@@ -30,6 +30,7 @@ from paucal.tasks.detection.views import evaluation_view
 from paucal.types import UserError
 from paucal.verbs.predict.settings import AnswerSettings, PredictSettings
 
+HEADER = ("path", "class", "score", "left", "top", "right", "bottom")  # columns of the table
 Source = str | os.PathLike[str] | ImageInMemory
 
 
@@ -126,12 +127,19 @@ def as_csv(rows: Sequence[Objects], least: float = SHOWN) -> str:
     """Return a line for each object with at least this score: path, class, score, and its corners in pixels."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["path", "class", "score", "left", "top", "right", "bottom"])
+    writer.writerow(HEADER)
     for row in rows:
-        shown = row.found.above(least)
-        for box, score, label in zip(shown.boxes, shown.scores, shown.labels.tolist(), strict=True):
-            writer.writerow([row.path, row.classes[label], f"{score:.4f}", *(f"{value:.1f}" for value in box)])
+        writer.writerows([row.path, *words] for words in object_words(row, least))
     return text.getvalue()
+
+
+def object_words(row: Objects, least: float = SHOWN) -> list[list[str]]:
+    """Return the words of a line for each object with at least this score, without the path."""
+    shown = row.found.above(least)
+    return [
+        [row.classes[label], f"{score:.4f}", *(f"{value:.1f}" for value in box)]
+        for box, score, label in zip(shown.boxes, shown.scores, shown.labels.tolist(), strict=True)
+    ]
 
 
 def write_pictures(rows: Sequence[Objects], folder: Path) -> None:

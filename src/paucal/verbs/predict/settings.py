@@ -25,6 +25,19 @@ class PredictSettings:
     on_bad_image: Literal["refuse", "skip"] = option("unreadable images", "refuse", group=_GROUP)
 
 
+_MOVING = "videos, cameras and folders that fill"
+
+
+@dataclass(frozen=True)
+class MovingSettings:
+    """What `paucal predict` does with sources that move."""
+
+    every: str = option("of videos and cameras: time between two frames, such as 0.5s, or 'frame'", "1s", group=_MOVING)
+    watch: str | None = option("folder to watch: each new picture is answered once, when it is whole", group=_MOVING)
+    idle: str | None = option("of --watch: end after so long without a new picture; by default never", group=_MOVING)
+    annotated: str | None = option("of a video: .mp4 copy with the answers drawn in; needs --output", group=_MOVING)
+
+
 _FILES = "what is written"
 
 

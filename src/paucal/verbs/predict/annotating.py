@@ -1,0 +1,74 @@
+"""A copy of a video with the answers of its table drawn in."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageDraw
+
+from paucal.runner.console import Console
+from paucal.verbs.predict.video import VideoLedger, decoded_frames, opened_video, require_av, upright
+
+BOX = ("left", "top", "right", "bottom")
+LEAST_TEXT, LINE = 12, 60  # pixels of a letter; pixels of a picture's side for each pixel of a line
+
+
+def annotate_video(source: str, table: Path, output: Path, console: Console) -> None:
+    """Write a copy of a video in which each frame shows the last answer; the file appears when it is complete.
+
+    Args:
+        source: Path of the video.
+        table: Table of its answers.
+        output: New file that ends in .mp4.
+        console: Says where the copy is.
+    """
+    av = require_av()
+    codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
+    temporary = output.with_name(f".{output.stem}.tmp{output.suffix}")
+    answers = _answers(source, table)
+    current, following, ledger = [], next(answers, None), VideoLedger()
+    try:
+        with opened_video(source) as container, av.open(str(temporary), "w") as copy:
+            stream: Any = None
+            for _, frame in decoded_frames(container, ledger):
+                while following is not None and following[0] <= ledger.frames - 1:
+                    current, following = following[1], next(answers, None)
+                picture = _drawn(upright(frame), current)
+                width, height = (side - side % 2 for side in picture.size)
+                if stream is None:
+                    stream = copy.add_stream(codec, rate=container.streams.video[0].average_rate or 25)
+                    stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+                    stream.codec_context.time_base = frame.time_base
+                new = av.VideoFrame.from_image(picture.crop((0, 0, width, height)))
+                new.pts, new.time_base = frame.pts, frame.time_base
+                copy.mux(stream.encode(new))
+            if stream is not None:
+                copy.mux(stream.encode())
+        temporary.replace(output)
+    finally:
+        temporary.unlink(missing_ok=True)
+    console.say(f"wrote {output}: {ledger.frames} frames with the last answer drawn in")
+
+
+def _answers(source: str, table: Path) -> Iterator[tuple[int, list[dict[str, str]]]]:
+    """Yield the number of each frame with an answer, and its rows."""
+    with table.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        rows = (row for row in csv.DictReader(file) if row["path"] == source)
+        for number, group in groupby(rows, key=lambda row: int(row["frame"])):
+            yield number, list(group)
+
+
+def _drawn(picture: Image.Image, rows: Sequence[dict[str, str]]) -> Image.Image:
+    draw, size = ImageDraw.Draw(picture), max(LEAST_TEXT, picture.height // 20)
+    for row in rows:
+        if row.get("class"):
+            left, top, right, bottom = (float(row[name]) for name in BOX)
+            draw.rectangle((left, top, right, bottom), outline="red", width=max(1, picture.height // LINE // 4))
+            draw.text((left + 2, top + 2), f"{row['class']} {float(row['score']):.0%}", fill="red", font_size=size)
+        elif "predicted" in row or "labels" in row:
+            text = row.get("labels") or f"{row.get('predicted', '')} {float(row.get('confidence') or 0):.0%}"
+            draw.rectangle((0, 0, picture.width, size + 6), fill="black")
+            draw.text((4, 2), text, fill="white", font_size=size)
+    return picture

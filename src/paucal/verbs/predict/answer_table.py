@@ -1,0 +1,136 @@
+"""A CSV table that grows with the answers, and is gone on with after an interruption."""
+
+import csv
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from paucal.reading import parse_json, read_text
+from paucal.runner.tables import check_table
+from paucal.runs import write_text
+from paucal.runs.lock import RunLock
+from paucal.types import UserError
+from paucal.verbs.predict.journal import ENDING, WHAT
+
+ABOUT, MOST_ABOUT = "about.json", 1 << 20  # file name, bytes
+Key = tuple[str, str]  # path and number of the frame
+
+
+class AnswerTable:
+    """Rows that are written to disk batch by batch, or to standard output.
+
+    While it grows, a folder beside it holds a lock and what the answers depend on. The rows of the last frame may be
+    incomplete when a process dies, so whoever goes on removes them and answers that frame again.
+
+    Args:
+        output: File of the table; None for standard output.
+        header: Names of the columns; the first are "path" and, for videos, "frame".
+        about: Everything that the answers depend on, by the names that users know.
+    """
+
+    def __init__(self, output: str | None, header: Sequence[str], about: Mapping[str, Any]) -> None:
+        self.header, self.about = list(header), dict(about)
+        self.path = None if output is None else Path(output).expanduser()
+        self.part = None if self.path is None else self.path.with_name(self.path.name + ENDING)
+        self.done: dict[str, int] = {}
+        self.rows = 0
+
+    def __enter__(self) -> "AnswerTable":
+        if self.path is None or self.part is None:
+            self._write([self.header])
+            return self
+        goes_on = self.part.is_dir()
+        if goes_on:
+            self._require_same()
+        else:
+            check_table(str(self.path))
+            self.part.mkdir()
+            write_text(self.part / ABOUT, json.dumps(self.about, indent=1))
+        self._lock = RunLock(self.part, WHAT)
+        self._lock.acquire()
+        self._file = self.path.open("r+b" if self.path.exists() else "x+b")
+        self._recover()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self.part is not None:
+            self._file.close()
+            self._lock.release()
+
+    def add(self, rows: Sequence[Sequence[object]]) -> None:
+        """Write complete frames."""
+        if self.part is not None:
+            self._lock.check()
+        self._write(rows)
+        self.rows += len(rows)
+
+    def finish(self) -> None:
+        """Say that the table is complete: the same call will not go on with it."""
+        if self.part is not None:
+            (self.part / ABOUT).unlink(missing_ok=True)
+            self._lock.release()
+            with suppress(OSError):
+                self.part.rmdir()
+
+    def _write(self, rows: Sequence[Sequence[object]]) -> None:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        if self.path is None:
+            sys.stdout.write(text.getvalue())
+            sys.stdout.flush()
+            return
+        self._file.write(text.getvalue().encode(errors="surrogateescape"))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _require_same(self) -> None:
+        assert self.part is not None
+        try:
+            found = parse_json(read_text(self.part / ABOUT, MOST_ABOUT))
+        except (OSError, ValueError):
+            found = {}
+        word = next(
+            (name for name in self.about if not isinstance(found, dict) or found.get(name) != self.about[name]), None
+        )
+        if word is not None:
+            raise UserError(
+                f"{str(self.path)!r} has answers with another {word}: give the same call to go on, or another --output."
+            )
+
+    def _recover(self) -> None:
+        """Find out which frames have their answers, and remove the rows of the last one."""
+        end, last = 0, None
+        for start, stop, row in _records(self._file):
+            if not end:
+                if row != self.header:
+                    raise UserError(f"{str(self.path)!r} has other columns than these answers: give another --output.")
+                end = stop
+                continue
+            key = (row[0], row[1])
+            if last is not None and key != last:
+                self._note(last)
+                end = start
+            last = key
+        self._file.truncate(end)
+        self._file.seek(end)
+        if not end:
+            self._write([self.header])
+
+    def _note(self, key: Key) -> None:
+        self.done[key[0]] = int(key[1]) if self.header[1] == "frame" else 0
+
+
+def _records(file: BinaryIO) -> Iterator[tuple[int, int, list[str]]]:
+    """Yield the first byte, the byte after the last, and the words of each complete row, which may hold line breaks."""
+    start, held, place = 0, b"", 0
+    for line in file:
+        held, place = held + line, place + len(line)
+        if held.count(b'"') % 2 or not line.endswith(b"\n"):
+            continue
+        yield start, place, next(csv.reader([held.decode(errors="surrogateescape")]))
+        start, held = place, b""

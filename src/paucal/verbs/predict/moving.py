@@ -1,0 +1,215 @@
+"""`paucal predict` on what moves: videos, cameras, and a folder that is watched."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from paucal.data.loader import inference_batch_size
+from paucal.export.reading import load_model, model_digest
+from paucal.models.tasks import DETECTION, SEGMENTATION, task_of
+from paucal.models.trained import TrainedModel
+from paucal.reading import named_path
+from paucal.runner.clock import duration
+from paucal.runner.console import Console
+from paucal.runner.time_budget import seconds_of
+from paucal.settings.options import check_ranges
+from paucal.tasks.detection.model import load_detector
+from paucal.tasks.detection.pictures import SHOWN
+from paucal.types import UserError
+from paucal.verbs.predict.annotating import annotate_video
+from paucal.verbs.predict.answer_table import AnswerTable
+from paucal.verbs.predict.answers import Prediction, csv_header, csv_words
+from paucal.verbs.predict.detection import HEADER, detect_image, object_words
+from paucal.verbs.predict.settings import AnswerSettings, MovingSettings, PredictSettings
+from paucal.verbs.predict.video import Frame, VideoLedger, is_live, is_moving, read_frames, read_live
+from paucal.verbs.predict.watching import watched_pictures
+from paucal.wording import counted
+
+EACH = "frame"  # value of --every for each frame
+TIMED_BATCHES, NEAR_BEST = (1, 4, 16, 64), 0.95
+Rows = Sequence[Sequence[object]]
+
+
+class Answerer:
+    """A model that turns frames into rows of a table.
+
+    Attributes:
+        header: Columns after the path and the time.
+        reading: How pictures are read for the model.
+        batch_size: Number of frames that are answered at once.
+        device: Where the model computes, for messages.
+    """
+
+    def __init__(self, run: str, settings: PredictSettings, wanted: AnswerSettings, console: Console) -> None:
+        self._answer: Callable[[Sequence[Image.Image]], list[Rows]]
+        if task_of(run) == DETECTION:
+            detector, card, device = load_detector(run, settings.device)
+            self.header, self.batch_size, self.device = list(HEADER[1:]), 1, str(device)
+            self.reading = card.preprocessing.reading
+            self._answer = lambda images: [
+                object_words(detect_image(detector, card, None, image, device, False), SHOWN) for image in images
+            ]
+            return
+        model = load_model(run, settings.device).require_classifier()
+        model = model.mirrored() if settings.mirror else model
+        card, self.device, self.reading = model.card, str(model.device), model.card.preprocessing.reading
+        self.header = csv_header(card, wanted.top_k)[1:]
+        self.batch_size = settings.batch_size or _fastest_batch(model, console)
+        self._answer = lambda images: [
+            [csv_words(Prediction(None, card.classes, shares, card.thresholds), wanted.top_k)[1:]]
+            for shares in model.probabilities(list(images))
+        ]
+
+    def rows(self, frames: Sequence[Frame]) -> Rows:
+        """Return the rows of some frames: at least one for each, so that the table says what was looked at."""
+        images = [frame.image for frame in frames if frame.image is not None]
+        answers = iter(self._answer(images) if images else [])
+        rows: list[Sequence[object]] = []
+        for frame in frames:
+            begin = [frame.path, *([] if frame.number is None else [frame.number]), frame.time]
+            found = [] if frame.image is None else next(answers)
+            rows += [[*begin, *words] for words in found] or [[*begin, *[""] * len(self.header)]]
+        return rows
+
+
+def _fastest_batch(model: TrainedModel, console: Console) -> int:
+    """Return the smallest number of images that is answered nearly as fast as the fastest, by a short measurement."""
+    height, width = model.card.preprocessing.image_size
+    most, speeds = inference_batch_size((height, width), model.device.type), {}
+    for size in (size for size in TIMED_BATCHES if size <= most):
+        images = [Image.new("RGB", (width, height))] * size
+        model.probabilities(images)  # the first one warms up
+        start_time = time.perf_counter()
+        model.probabilities(images)
+        speeds[size] = size / max(time.perf_counter() - start_time, 1e-9)
+    best = next(size for size, speed in speeds.items() if speed >= NEAR_BEST * max(speeds.values()))
+    console.say(f"{counted(best, 'image')} at once: {speeds[best]:.3g} images/s of blank ones on {model.device}")
+    return best
+
+
+def predict_moving(
+    run: str,
+    paths: Sequence[str],
+    settings: PredictSettings,
+    wanted: AnswerSettings,
+    moving: MovingSettings,
+    console: Console,
+) -> None:
+    """Answer the frames of videos or cameras, or new pictures in a folder, and write a row for each at once.
+
+    Raises:
+        UserError: a source cannot be read, settings do not fit together, or a video is damaged and not to be skipped.
+    """
+    for group in (settings, wanted, moving):
+        check_ranges(group)
+    every = 0.0 if moving.every == EACH else seconds_of(moving.every, "--every")
+    _require_sense(run, paths, settings, wanted, moving)
+    answerer = Answerer(run, settings, wanted, console)
+    if answerer.reading.channels != 3:
+        raise UserError(
+            f"this model reads {answerer.reading.channels} channels, and frames have three: give another model."
+        )
+    numbered = ["frame"] if moving.watch is None else []
+    about = {"model": model_digest(run), "--every": moving.every, "--mirror": settings.mirror, "--top-k": wanted.top_k}
+    with AnswerTable(wanted.output, ["path", *numbered, "time", *answerer.header], about) as table:
+        if table.done:
+            console.say(f"{wanted.output} has answers already: going on")
+        try:
+            if moving.watch is not None:
+                _watch(moving, answerer, table, console)
+                return
+            for source in paths:
+                _video(source, every, answerer, table, settings, console)
+        except KeyboardInterrupt:
+            if table.part is not None:
+                console.say(f"the answers so far are in {wanted.output}: the same call goes on from there")
+            raise
+        table.finish()
+    if moving.annotated is not None and wanted.output is not None:
+        annotate_video(paths[0], Path(wanted.output), Path(moving.annotated), console)
+
+
+def _require_sense(
+    run: str, paths: Sequence[str], settings: PredictSettings, wanted: AnswerSettings, moving: MovingSettings
+) -> None:
+    if moving.watch is not None and paths:
+        raise UserError("--watch names the folder: leave the other PATHS out.")
+    if moving.idle is not None and moving.watch is None:
+        raise UserError("--idle is of --watch: leave it out.")
+    still = [path for path in paths if not is_moving(path)]
+    if still:
+        raise UserError(
+            f"videos and images give different tables: leave {still[0]!r} out, or predict it in another call."
+        )
+    if task_of(run) == SEGMENTATION:
+        raise UserError("masks of videos are not written: give images, or a model that classifies or finds objects.")
+    if wanted.format == "json" or any((wanted.features, wanted.pictures, wanted.sheet)) or settings.scales is not None:
+        raise UserError(
+            "what moves gives a table in CSV: leave --format, --features, --pictures, --sheet and --scales out."
+        )
+    if moving.annotated is not None:
+        if len(paths) != 1 or is_live(paths[0]) or wanted.output is None:
+            raise UserError("--annotated is a copy of one video file, drawn from its table: give one, and --output.")
+        if named_path(moving.annotated, "--annotated").exists() or Path(moving.annotated).suffix.lower() != ".mp4":
+            raise UserError(
+                f"--annotated: {moving.annotated!r} must be a new file that ends in .mp4: give another name."
+            )
+
+
+def _watch(moving: MovingSettings, answerer: Answerer, table: AnswerTable, console: Console) -> None:
+    """Answer new pictures until the folder has been idle for long enough."""
+    idle = None if moving.idle is None else seconds_of(moving.idle, "--idle")
+    folder = named_path(str(moving.watch), "--watch")
+    console.say(f"watching {folder}; Ctrl-C ends it, and the same call goes on")
+    source = watched_pictures(folder, set(table.done), idle, answerer.reading, console)
+    _answer(source, answerer, table, console)
+
+
+def _video(
+    source: str, every: float, answerer: Answerer, table: AnswerTable, settings: PredictSettings, console: Console
+) -> None:
+    """Answer one video or camera."""
+    if is_live(source):
+        _answer(read_live(source, every), answerer, table, console, at_once=True)
+        return
+    ledger = VideoLedger()
+    _answer(read_frames(source, every, ledger, table.done.get(source, -1)), answerer, table, console)
+    console.say(
+        f"{source}: {counted(ledger.frames, 'frame')} in {ledger.seconds:.1f} s, {ledger.taken} of them answered"
+    )
+    if ledger.problem and settings.on_bad_image == "refuse":
+        raise UserError(
+            f"{source!r} is not whole: {ledger.problem}; the same call with --on-bad-image skip takes the rest."
+        )
+    if ledger.problem:
+        console.say(f"note: {source} is not whole: {ledger.problem}")
+
+
+def _answer(
+    frames: Iterable[Frame | None], answerer: Answerer, table: AnswerTable, console: Console, at_once: bool = False
+) -> None:
+    """Answer frames batch by batch; a None, or `at_once`, answers what has come so far."""
+    count, busy = 0, 0.0
+    for batch in _batches(frames, 1 if at_once else answerer.batch_size):
+        start_time = time.perf_counter()
+        table.add(answerer.rows(batch))
+        count, busy = count + len(batch), busy + time.perf_counter() - start_time
+    if count:
+        speed = f"{count / max(busy, 1e-9):.3g} images/s on {answerer.device}"
+        console.say(
+            f"answered {counted(count, 'image')} in {duration(busy) if busy >= 10 else f'{busy:.1f} s'} ({speed})"
+        )
+
+
+def _batches(frames: Iterable[Frame | None], size: int) -> Iterator[list[Frame]]:
+    waiting: list[Frame] = []
+    for frame in frames:
+        if frame is not None:
+            waiting.append(frame)
+        if waiting and (frame is None or len(waiting) == size):
+            yield waiting
+            waiting = []
+    if waiting:
+        yield waiting

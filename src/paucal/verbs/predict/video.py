@@ -1,0 +1,192 @@
+"""Frames of video files and cameras, one after the other, so that memory does not grow with the length."""
+
+import importlib
+import math
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from paucal.reading import require_regular
+from paucal.types import UserError
+
+SUFFIXES = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".ts", ".wmv", ".3gp")
+CAMERA, STREAMS = "camera:", ("rtsp://", "rtsps://")
+_DEVICES = {"Linux": ("/dev/video{}", "v4l2"), "Darwin": ("{}", "avfoundation"), "Windows": ("video={}", "dshow")}
+_SLACK = 1e-6  # seconds by which a time stamp may be rounded
+CUT_SHORT = 1.0  # seconds of its stated length that a video may lack
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """A picture that is to be answered.
+
+    Attributes:
+        path: Path of the video or picture, or name of the camera.
+        number: Position among all frames of the video, from 0; None for a picture.
+        time: Seconds since the first frame, or for cameras and pictures the time of day, as text.
+        image: The picture, turned upright; None if it cannot be read.
+    """
+
+    path: str
+    number: int | None
+    time: str
+    image: Image.Image | None
+
+
+@dataclass
+class VideoLedger:
+    """What has been read of a video.
+
+    Attributes:
+        frames: Number of frames that were decoded.
+        taken: Number of those that were chosen, those of an earlier call included.
+        seconds: Time of the last frame, since the first.
+        problem: Why reading ended early, as a clause; "" if the video is whole.
+    """
+
+    frames: int = 0
+    taken: int = 0
+    seconds: float = 0.0
+    problem: str = ""
+
+
+def is_moving(source: str) -> bool:
+    """Return whether a source is a video file, a camera or a stream, by its name.
+
+    Example:
+        >>> is_moving("clip.MP4"), is_moving("camera:0"), is_moving("photo.jpg")
+        (True, True, False)
+    """
+    return source.lower().endswith(SUFFIXES) or is_live(source)
+
+
+def is_live(source: str) -> bool:
+    """Return whether a source is a camera or a stream, which has no end."""
+    return source.startswith((CAMERA, *STREAMS))
+
+
+def require_av() -> Any:
+    """Return the module of PyAV.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        return importlib.import_module("av")
+    except ImportError:
+        raise UserError('videos and cameras need PyAV: pip install "paucal[video]".') from None
+
+
+@contextmanager
+def opened_video(source: str) -> Iterator[Any]:
+    """Open a video, and yield PyAV's container, which has a stream of pictures.
+
+    Raises:
+        UserError: there is no such video or camera, or it has no pictures.
+    """
+    av, place, form = require_av(), source, None
+    if source.startswith(CAMERA):
+        pattern, form = _DEVICES.get(platform.system(), _DEVICES["Linux"])
+        place = pattern.format(source.removeprefix(CAMERA))
+    elif not is_live(source) and not require_regular(Path(source)).is_file():
+        raise UserError(f"there is no video {source!r}: check the path.")
+    try:
+        container = av.open(place, format=form)
+    except (av.error.FFmpegError, OSError, ValueError) as problem:
+        raise UserError(
+            f"{source!r} cannot be opened as a video ({_reason(problem)}): check it, or leave it out."
+        ) from None
+    with container:
+        if not container.streams.video:
+            raise UserError(f"{source!r} has no pictures: give a video.")
+        container.streams.video[0].thread_type = "AUTO"
+        yield container
+
+
+def decoded_frames(container: Any, ledger: VideoLedger) -> Iterator[tuple[float, Any]]:
+    """Yield the time in seconds since the first frame, and the frame, of each frame that can be decoded.
+
+    Args:
+        container: An open video of `opened_video`.
+        ledger: Counts the frames, and says at the end whether the video is whole.
+    """
+    stream, first, number = container.streams.video[0], None, 0
+    for frame in _decodable(container, stream, ledger):
+        own = frame.time if frame.time is not None else number / float(stream.average_rate or 25)
+        first, number = (own if first is None else first), number + 1
+        ledger.frames, ledger.seconds = number, own - first
+        yield own - first, frame
+    stated = None if container.duration is None else container.duration / 1e6
+    if (
+        not ledger.problem
+        and stated is not None
+        and stated - ledger.seconds > CUT_SHORT + 1 / float(stream.average_rate or 1)
+    ):
+        ledger.problem = f"it ends after {ledger.seconds:.1f} of {stated:.1f} s"
+
+
+def _decodable(container: Any, stream: Any, ledger: VideoLedger) -> Iterator[Any]:
+    """Yield all frames; a damaged part is passed over and noted."""
+    error = require_av().error.FFmpegError
+    try:
+        for packet in container.demux(stream):
+            try:
+                frames = packet.decode()
+            except error as problem:
+                ledger.problem = ledger.problem or f"it is damaged after {ledger.seconds:.1f} s ({_reason(problem)})"
+                continue
+            yield from frames
+    except error as problem:
+        ledger.problem = ledger.problem or f"it is damaged after {ledger.seconds:.1f} s ({_reason(problem)})"
+
+
+def read_frames(source: str, every: float, ledger: VideoLedger, after: int = -1) -> Iterator[Frame]:
+    """Yield the frames of a video file that are to be answered.
+
+    Args:
+        source: Path of the video.
+        every: Seconds between two of them: the first frame at or after each multiple is taken. 0 takes each frame.
+        ledger: Counts the frames.
+        after: Number of the last frame that has its answer already.
+
+    Raises:
+        UserError: there is no such video, or it has no frames.
+    """
+    with opened_video(source) as container:
+        due = 0.0
+        for seconds, frame in decoded_frames(container, ledger):
+            if seconds + _SLACK < due:
+                continue
+            due = (math.floor((seconds + _SLACK) / every) + 1) * every if every else 0.0
+            ledger.taken += 1
+            if ledger.frames - 1 > after:
+                yield Frame(source, ledger.frames - 1, f"{seconds:.3f}", upright(frame))
+    if not ledger.frames:
+        raise UserError(f"{source!r} has no frames that can be read: check the file, or leave it out.")
+
+
+def read_live(source: str, every: float) -> Iterator[Frame]:
+    """Yield frames of a camera or a stream until it ends; frames that come while a model computes are passed over."""
+    with opened_video(source) as container:
+        due = 0.0
+        for number, (_, frame) in enumerate(decoded_frames(container, VideoLedger())):
+            if time.monotonic() >= due:
+                due = time.monotonic() + every
+                yield Frame(source, number, datetime.now().isoformat(timespec="milliseconds"), upright(frame))
+
+
+def upright(frame: Any) -> Image.Image:
+    """Return a frame as a picture, turned as its video says."""
+    picture = frame.to_image()
+    return picture.rotate(frame.rotation, expand=True) if frame.rotation else picture
+
+
+def _reason(problem: Exception) -> str:
+    return (getattr(problem, "strerror", None) or str(problem).split("\n")[0] or type(problem).__name__).rstrip(".")

@@ -1,0 +1,87 @@
+"""New pictures in a folder, each once, after it has been written completely."""
+
+import os
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+from PIL import Image
+
+from paucal.data.decode import Reading, UnreadableImage
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES
+from paucal.runner.console import Console
+from paucal.runner.input_images import Pictures, open_sources
+from paucal.types import UserError
+from paucal.verbs.predict.video import Frame
+
+POLL = 1.0  # seconds between two looks into the folder
+PATIENCE = 10.0  # seconds without a change after which a picture that cannot be read is given up
+_Stamp = tuple[int, int]  # bytes and time of change
+
+
+def watched_pictures(
+    folder: Path, known: set[str], idle: float | None, reading: Reading, console: Console
+) -> Iterator[Frame | None]:
+    """Yield new pictures, oldest first, and None after each look into the folder.
+
+    A picture counts as whole when its size and time have not changed between two looks and it can be decoded. One that
+    stays unreadable is yielded without an image.
+
+    Args:
+        folder: Folder to watch, at any depth.
+        known: Paths that have their answers; those yielded are added.
+        idle: Seconds without a new picture after which watching ends; None for never.
+        reading: How pictures are read for the model.
+        console: Names pictures that cannot be read.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise UserError(f"--watch: there is no folder {str(folder)!r}: make it, or give another.")
+    waiting: dict[str, _Stamp] = {}
+    last = time.monotonic()
+    while True:
+        found = _stamps(folder, known)
+        whole = [path for path, stamp in found.items() if waiting.get(path) == stamp]
+        for path in sorted(whole, key=lambda path: (found[path][1], path)):
+            frame = _read(path, reading, console, given_up=time.time() - found[path][1] / 1e9 > PATIENCE)
+            if frame is not None:
+                known.add(path)
+                last = time.monotonic()
+                yield frame
+        waiting = found
+        yield None
+        if idle is not None and time.monotonic() - last >= idle and not set(found) - known:
+            return
+        time.sleep(POLL)
+
+
+def _stamps(folder: Path, known: set[str]) -> dict[str, _Stamp]:
+    """Return the size and time of the pictures that have no answer yet; hidden files are still being written."""
+    stamps = {}
+    for above, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(above, name)
+            if path in known or name.startswith(".") or not name.lower().endswith(IMAGE_SUFFIXES):
+                continue
+            try:
+                status = os.stat(path)
+            except OSError:  # it was just removed or renamed
+                continue
+            stamps[path] = (status.st_size, status.st_mtime_ns)
+    return stamps
+
+
+def _read(path: str, reading: Reading, console: Console, given_up: bool) -> Frame | None:
+    """Return a picture; None where it cannot be read and may still be growing."""
+    picture: Image.Image | None = None
+    try:
+        picture = Pictures(open_sources([path], console, reading), reading).read(0)
+        picture.load()
+    except (UnreadableImage, UserError, OSError) as problem:
+        if not given_up:
+            return None
+        console.say(f"cannot be read, and has no answer: {problem}")
+    return Frame(path, None, datetime.now().isoformat(timespec="milliseconds"), picture)

@@ -1,0 +1,235 @@
+"""Videos and a watched folder: no frame lost or doubled, also after an interruption, and damaged files named."""
+
+import csv
+import os
+import subprocess
+import sys
+import time
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import paucal
+from paucal.cli.main import main
+from paucal.verbs.predict import watching
+from paucal.verbs.predict.answer_table import AnswerTable
+from paucal.verbs.predict.video import VideoLedger, read_frames
+
+av = pytest.importorskip("av", reason="PyAV is not installed (the extra `video`)")
+BITS, CELL, RATE = 12, 8, 30
+
+
+def numbered(number: int) -> Image.Image:
+    """Draw a frame whose number can be read from black and white cells in its first row; the rest is grey."""
+    pixels = np.full((48, BITS * CELL, 3), 128, np.uint8)
+    for bit in range(BITS):
+        pixels[:CELL, bit * CELL : (bit + 1) * CELL] = 255 * (number >> bit & 1)
+    return Image.fromarray(pixels)
+
+
+def number_in(picture: Image.Image) -> int:
+    cells = np.asarray(picture.convert("L"))[CELL // 2, CELL // 2 :: CELL]
+    return sum(int(value > 127) << bit for bit, value in enumerate(cells))
+
+
+def write_video(path, frames, pts=None, fast_start=False):
+    options = {"movflags": "faststart"} if fast_start else {}
+    with av.open(str(path), "w", options=options) as container:
+        stream = container.add_stream("libx264" if "libx264" in av.codecs_available else "mpeg4", rate=RATE)
+        stream.width, stream.height, stream.pix_fmt = BITS * CELL, 48, "yuv420p"
+        stream.codec_context.time_base = Fraction(1, 1000 if pts else RATE)
+        for number in range(frames):
+            frame = av.VideoFrame.from_image(numbered(number))
+            frame.pts, frame.time_base = (pts[number] if pts else number), stream.codec_context.time_base
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+@pytest.fixture(scope="module")
+def minute(tmp_path_factory):
+    return write_video(tmp_path_factory.mktemp("video") / "minute.mp4", 60 * RATE, fast_start=True)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "run"
+    settings = {"model": "vit_mini", "model_args": ["depth=1"], "epochs": 1, "fraction": 0.05, "init": "none"}
+    paucal.train("digits", output=folder, workers=0, device="cpu", **settings)
+    return folder
+
+
+def read(path):
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def test_frames__each_is_read_once_and_in_order(minute):
+    ledger = VideoLedger()
+    frames = [(frame.number, number_in(frame.image)) for frame in read_frames(str(minute), 0, ledger)]
+    assert frames == [(number, number) for number in range(1800)]
+    assert (ledger.frames, ledger.taken, ledger.problem) == (1800, 1800, "")
+
+
+def test_frames__every_second(minute):
+    frames = list(read_frames(str(minute), 1.0, VideoLedger()))
+    assert [number_in(frame.image) for frame in frames] == list(range(0, 1800, RATE))
+    assert [frame.time for frame in frames] == [f"{second}.000" for second in range(60)]
+
+
+def test_frames__of_a_variable_rate_are_chosen_by_time(tmp_path):
+    stamps = np.cumsum(np.random.default_rng(0).integers(5, 400, 200)).tolist()
+    path = write_video(tmp_path / "variable.mkv", 200, pts=stamps)
+    begun, due, expected = stamps[0], 0, []
+    for number, stamp in enumerate(stamps):
+        if stamp - begun >= due:
+            expected.append(number)
+            due = ((stamp - begun) // 1000 + 1) * 1000
+    assert [number_in(frame.image) for frame in read_frames(str(path), 1.0, VideoLedger())] == expected
+
+
+def test_frames__are_turned_as_the_video_says(tmp_path):
+    path = write_video(tmp_path / "turned.mp4", 3)
+    content = path.read_bytes()
+    one, minus = (1 << 16).to_bytes(4), (-(1 << 16)).to_bytes(4, signed=True)
+    zero = bytes(4)
+    place = content.index(one + zero * 3 + one, content.index(b"tkhd"))
+    path.write_bytes(content[:place] + zero + one + zero + minus + zero + content[place + 20 :])
+    *_, last = read_frames(str(path), 0, VideoLedger())
+    assert last.image.size == (48, BITS * CELL)  # a quarter turn to the right: the first row is the right column
+    assert number_in(last.image.rotate(90, expand=True)) == 2
+
+
+def test_damaged_tail__keeps_what_can_be_read(minute, run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    content = minute.read_bytes()
+    (tmp_path / "cut.mp4").write_bytes(content[: len(content) * 2 // 3])
+    words = ["predict", str(run), "cut.mp4", "--output", "answers.csv"]
+    assert main(words) == 2
+    assert "is not whole" in capsys.readouterr().err
+    assert main([*words, "--on-bad-image", "skip"]) == 0
+    frames = [int(row["frame"]) for row in read(tmp_path / "answers.csv")]
+    assert frames == list(range(0, RATE * len(frames), RATE))
+    assert 20 < len(frames) < 60
+    assert not (tmp_path / "answers.csv.part").exists()
+
+
+def test_video__without_frames_is_refused(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_video(tmp_path / "empty.mkv", 0)
+    (tmp_path / "zero.mp4").write_bytes(b"")
+    (tmp_path / "text.mp4").write_text("no video")
+    for name in ("empty.mkv", "zero.mp4", "text.mp4", "missing.mp4"):
+        assert main(["predict", str(run), name]) == 2
+        said = capsys.readouterr().err
+        assert name in said
+        assert "Traceback" not in said
+
+
+SCRIPT = """
+import sys
+from paucal.cli.main import main
+from paucal.verbs.predict import moving
+add, calls = moving.AnswerTable.add, []
+def dying(self, rows):
+    calls.append(rows)
+    if len(calls) == 4:
+        self._file.write(b'minute.mp4,9')  # a row that a dying process has begun
+        self._file.flush()
+        import os; os._exit(9)
+    add(self, rows)
+moving.AnswerTable.add = dying
+main(sys.argv[1:])
+"""
+
+
+def test_interrupted__goes_on_with_the_same_table(minute, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(minute.parent)
+    whole, killed = tmp_path / "whole.csv", tmp_path / "killed.csv"
+    words = ["predict", str(run), minute.name, "--batch-size", "7", "--output"]
+    assert main([*words, str(whole)]) == 0
+    assert subprocess.run([sys.executable, "-c", SCRIPT, *words, str(killed)], timeout=300).returncode == 9
+    assert len(killed.read_text().splitlines()) == 1 + 3 * 7 + 1
+    assert main([*words, str(killed)]) == 0
+    assert killed.read_bytes() == whole.read_bytes()
+    assert [int(row["frame"]) for row in read(whole)] == list(range(0, 1800, RATE))
+
+
+def test_annotated_copy__has_every_frame(minute, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    short = write_video(tmp_path / "short.mp4", 45)
+    assert main(["predict", str(run), short.name, "--output", "a.csv", "--annotated", "copy.mp4"]) == 0
+    ledger = VideoLedger()
+    pictures = [np.asarray(frame.image) for frame in read_frames("copy.mp4", 0, ledger)]
+    assert (ledger.frames, ledger.problem) == (45, "")
+    assert round(ledger.seconds, 2) == round(44 / RATE, 2)
+    assert pictures[0][16:].mean() > 100  # below the line of text the frame is as it was
+    assert pictures[0][2:14].mean() < 100  # the line of text
+
+
+def test_watch__answers_each_picture_once_when_it_is_whole(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(watching, "POLL", 0.05)
+    monkeypatch.setattr(watching, "PATIENCE", 0.3)
+    folder = tmp_path / "new"
+    folder.mkdir()
+    for number in range(3):
+        numbered(number).save(folder / f"{number}.png")
+    (folder / "half.png").write_bytes((folder / "0.png").read_bytes()[:60])
+    (folder / ".hidden.png").write_bytes(b"")
+    (folder / "notes.txt").write_text("not a picture")
+    words = ["predict", str(run), "--watch", "new", "--idle", "1s", "--output", "answers.csv"]
+    assert main(words) == 0
+    first = read(tmp_path / "answers.csv")
+    assert sorted(row["path"] for row in first) == ["new/0.png", "new/1.png", "new/2.png", "new/half.png"]
+    assert [row["path"] for row in first if not row["predicted"]] == ["new/half.png"]
+    numbered(3).save(folder / "3.png")
+    assert main(words) == 0
+    names = [row["path"] for row in read(tmp_path / "answers.csv")]
+    assert sorted(names) == ["new/0.png", "new/1.png", "new/2.png", "new/3.png", "new/half.png"]
+
+
+def test_watch__waits_for_a_picture_that_grows(tmp_path, monkeypatch):
+    from paucal.data.decode import Reading
+    from paucal.runner.console import SilentConsole
+
+    monkeypatch.setattr(watching, "POLL", 0.05)
+    numbered(5).save(tmp_path / "whole.png")
+    content, growing = (tmp_path / "whole.png").read_bytes(), tmp_path / "growing.png"
+    growing.write_bytes(content[:50])
+    source = watching.watched_pictures(tmp_path, {str(tmp_path / "whole.png")}, None, Reading(None), SilentConsole())
+    assert [next(source) for _ in range(4)] == [None] * 4  # unchanged for a while, but not yet a picture
+    growing.write_bytes(content)
+    os.utime(growing, (time.time(), time.time()))
+    frame = next(frame for frame in source if frame is not None)
+    assert number_in(frame.image) == 5
+
+
+def test_table__of_other_settings_is_refused(tmp_path):
+    with AnswerTable(str(tmp_path / "a.csv"), ["path", "frame", "x"], {"--every": "1s"}) as table:
+        table.add([["v", 0, 1], ["v", 5, 2]])
+    with (
+        pytest.raises(paucal.UserError, match="another --every"),
+        AnswerTable(str(tmp_path / "a.csv"), ["path"], {"--every": "2s"}),
+    ):
+        pass
+    with AnswerTable(str(tmp_path / "a.csv"), ["path", "frame", "x"], {"--every": "1s"}) as table:
+        assert table.done == {"v": 0}  # the last frame may be incomplete
+        table.finish()
+    assert not (tmp_path / "a.csv.part").exists()
+
+
+def test_sources__that_do_not_go_together_are_refused(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for words, said in (
+        (["a.mp4", "b.png"], "videos and images"),
+        (["a.mp4", "--watch", "x"], "leave the other PATHS out"),
+        (["a.mp4", "--idle", "1s"], "--idle is of --watch"),
+        (["a.mp4", "--format", "json"], "table in CSV"),
+        (["a.mp4", "--annotated", "b.mp4"], "--annotated is a copy"),
+        ([], "paths"),
+        (["a.png", "--every", "2s"], "--every"),
+    ):
+        assert main(["predict", str(run), *words]) == 2
+        assert said in capsys.readouterr().err, words
