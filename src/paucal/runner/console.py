@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from paucal.runner.clock import Expectation
+from paucal.runner.notebook import OUTPUT, NotebookProgress, in_notebook
 from paucal.runner.plain_console import PlainConsole
 from paucal.wording import shortened, showable
 
@@ -55,7 +56,8 @@ class Console:
         handler = _LogFile(path, encoding="utf-8", errors="backslashreplace")
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         log.addHandler(handler)
-        level, log.level = log.level, logging.INFO
+        level, log.level, propagate = log.level, logging.INFO, log.propagate
+        log.propagate = False  # where a notebook logs to its cells, each line would be printed there too
         self._handler = handler
         for text in self._early:
             log.info(text)
@@ -64,7 +66,7 @@ class Console:
             yield
         finally:
             self._handler = None
-            log.level = level
+            log.level, log.propagate = level, propagate
             log.removeHandler(handler)
             handler.close()
 
@@ -136,10 +138,15 @@ class _LogFile(logging.FileHandler):
 
 
 class SilentConsole(Console):
-    """Prints nothing; the run's log has everything."""
+    """Prints nothing but a progress bar in a notebook; the run's log has everything."""
 
     def __init__(self) -> None:
         super().__init__(PlainConsole(file=sys.stderr, quiet=True))
+        self._output = OUTPUT
+
+    def bar(self, transient: bool) -> Progress:
+        """Return a progress bar, which is shown only in a notebook."""
+        return NotebookProgress(self._output) if in_notebook() else super().bar(transient)
 
 
 class LoggedConsole(SilentConsole):
@@ -151,8 +158,10 @@ class LoggedConsole(SilentConsole):
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Callable[[int, int], None]]:
-        """Show nothing."""
-        yield lambda done, total: None
+        """Show a progress bar in a notebook, and log nothing."""
+        with self.bar(transient=True) as bar:
+            task = bar.add_task(title, total=None, news="")
+            yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 class RecordingConsole(SilentConsole):
@@ -173,6 +182,10 @@ class RecordingConsole(SilentConsole):
 
 class NullConsole(SilentConsole):
     """Neither prints nor logs, for all processes but the first."""
+
+    def bar(self, transient: bool) -> Progress:
+        """Return a progress bar that is never shown."""
+        return Console.bar(self, transient)
 
     @contextmanager
     def logging_to(self, path: Path) -> Iterator[None]:

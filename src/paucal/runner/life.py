@@ -157,7 +157,13 @@ def resume(
         return _execute(job, run, setups[0], console, [*callbacks, *writing.callbacks()])
 
 
-def run_quietly(job: Job[S, A, R], settings: Mapping[str, Any], resumed: str | Path | None, name: str) -> R:
+def run_quietly(
+    job: Job[S, A, R],
+    settings: Mapping[str, Any],
+    resumed: str | Path | None,
+    name: str,
+    callbacks: Sequence[Callback] | Callback | None = None,
+) -> R:
     """Run a job from Python, without printing; a stopped run raises an error.
 
     Args:
@@ -165,18 +171,23 @@ def run_quietly(job: Job[S, A, R], settings: Mapping[str, Any], resumed: str | P
         settings: Settings by name, as given.
         resumed: Run to resume, with `settings` as changes; None for a new run.
         name: Name of the called function.
+        callbacks: Further Lightning callbacks.
 
     Raises:
         UserError: The data or a setting is invalid, or the run was stopped; the message says what to do.
-        TypeError: A setting does not exist.
+        TypeError: A setting does not exist, or something else than a callback was given.
     """
+    more = [] if callbacks is None else [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+    for callback in more:
+        if not isinstance(callback, Callback):
+            raise TypeError(f"{name}: callbacks has a {type(callback).__name__}, expected lightning.pytorch.Callback.")
     typed, given = from_python(job.kind, settings, name, job.verb), given_names(settings)
     note_late_import()
     with kept_memory():
         if resumed is None:
-            result = begin(job, typed, dict.fromkeys(given, "given"), SilentConsole())
+            result = begin(job, typed, dict.fromkeys(given, "given"), SilentConsole(), more)
         else:
-            result = resume(job, resumed, SilentConsole(), {word: getattr(typed, word) for word in given})
+            result = resume(job, resumed, SilentConsole(), {word: getattr(typed, word) for word in given}, more)
     if isinstance(result, Stopped):
         raise UserError(f"{result}.")
     return result

@@ -1,10 +1,11 @@
 """`paucal train`: the steps of a run that differ from other tasks, and the function for Python."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from lightning.pytorch import Callback
 from PIL import Image
 
 from paucal.data.loader import TrainLoader
@@ -110,7 +111,13 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
 
 @shows_settings(TrainSettings)
 @takes_frames
-def train(data: Data | None = None, *, resume: str | os.PathLike[str] | None = None, **settings: Any) -> Result:
+def train(
+    data: Data | None = None,
+    *,
+    resume: str | os.PathLike[str] | None = None,
+    callbacks: Sequence[Callback] | Callback | None = None,
+    **settings: Any,
+) -> Result:
     """Train a model and evaluate it on the test images; the same as `paucal train`.
 
     Args:
@@ -120,6 +127,7 @@ def train(data: Data | None = None, *, resume: str | os.PathLike[str] | None = N
         resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed. It uses its stored
             data and settings; only settings that do not change the result may be given, and `data` if the images have
             moved.
+        callbacks: Lightning callbacks that watch the training, in addition to those of the run.
         **settings: Fields of `paucal.methods.training_settings.TrainSettings`, such as `model`, `epochs` or `output`;
             the others are chosen from the data.
 
@@ -139,7 +147,8 @@ def train(data: Data | None = None, *, resume: str | os.PathLike[str] | None = N
         tensor([[0.0312, 0.9688]])
     """
     given = settings if data is None else {**settings, "data": data}
-    return life.run_quietly(TrainingJob(), given, None if resume is None else os.fspath(resume), "paucal.train")
+    resumed = None if resume is None else os.fspath(resume)
+    return life.run_quietly(TrainingJob(), given, resumed, "paucal.train", callbacks)
 
 
 def one_length(settings: TrainSettings, origin: Mapping[str, str]) -> TrainSettings:

@@ -2,12 +2,13 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch import Callback
 from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
@@ -208,7 +209,11 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
 
 @shows_settings(DetectSettings)
 def detect(
-    data: str | os.PathLike[str] | None = None, *, resume: str | os.PathLike[str] | None = None, **settings: Any
+    data: str | os.PathLike[str] | None = None,
+    *,
+    resume: str | os.PathLike[str] | None = None,
+    callbacks: Sequence[Callback] | Callback | None = None,
+    **settings: Any,
 ) -> DetectResult:
     """Train a detector on images with boxes and evaluate it on the test images; the same as `paucal detect`.
 
@@ -216,6 +221,7 @@ def detect(
         data: Folder, archive or annotation file of COCO, Pascal VOC, YOLO, LabelMe or CVAT, or a CSV of boxes.
         resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed; `data` then names
             images that have moved.
+        callbacks: Lightning callbacks that watch the training, in addition to those of the run.
         **settings: Fields of `paucal.tasks.detection.settings.DetectSettings`, such as `time`, `model` or `output`; the
             others are chosen from the data and the machine.
 
@@ -232,7 +238,9 @@ def detect(
         (0.871, 0.561)
     """
     given = settings if data is None else {**settings, "data": os.fspath(data)}
-    return life.run_quietly(DetectionJob(), given, None if resume is None else os.fspath(resume), "paucal.detect")
+    return life.run_quietly(
+        DetectionJob(), given, None if resume is None else os.fspath(resume), "paucal.detect", callbacks
+    )
 
 
 def fit_steps(pace: Pace, left: float, counts: Mapping[str, int], passes: float, most_passes: int) -> Steps:

@@ -1,10 +1,11 @@
 """`paucal pretrain`: the steps of a run that differ from other tasks, and the function for Python."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from lightning.pytorch import Callback
 from PIL import Image
 
 from paucal.data.dataset import ViewDataset
@@ -102,7 +103,11 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
 @shows_settings(PretrainSettings)
 @takes_frames
 def pretrain(
-    data: Data | None = None, *, resume: str | os.PathLike[str] | None = None, **settings: Any
+    data: Data | None = None,
+    *,
+    resume: str | os.PathLike[str] | None = None,
+    callbacks: Sequence[Callback] | Callback | None = None,
+    **settings: Any,
 ) -> PretrainResult:
     """Pre-train a backbone without labels; the same as `paucal pretrain`.
 
@@ -112,6 +117,7 @@ def pretrain(
         resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed. It uses its stored
             data and settings; only settings that do not change the result may be given, and `data` if the images have
             moved.
+        callbacks: Lightning callbacks that watch the training, in addition to those of the run.
         **settings: Fields of `paucal.methods.pretraining_settings.PretrainSettings`; the others are chosen from the
             images.
 
@@ -128,7 +134,9 @@ def pretrain(
         >>> paucal.train("photos/", init=run.folder)  # doctest: +SKIP
     """
     given = settings if data is None else {**settings, "data": data}
-    return life.run_quietly(PretrainingJob(), given, None if resume is None else os.fspath(resume), "paucal.pretrain")
+    return life.run_quietly(
+        PretrainingJob(), given, None if resume is None else os.fspath(resume), "paucal.pretrain", callbacks
+    )
 
 
 def _normalisation(setup: PretrainingSetup) -> Normalisation:

@@ -2,11 +2,12 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from lightning.pytorch import Callback
 from PIL import Image
 from torch import nn
 
@@ -188,7 +189,11 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
 
 @shows_settings(SegmentSettings)
 def segment(
-    data: str | os.PathLike[str] | None = None, *, resume: str | os.PathLike[str] | None = None, **settings: Any
+    data: str | os.PathLike[str] | None = None,
+    *,
+    resume: str | os.PathLike[str] | None = None,
+    callbacks: Sequence[Callback] | Callback | None = None,
+    **settings: Any,
 ) -> SegmentResult:
     """Train a network that classifies every pixel, and evaluate it on the test images; the same as `paucal segment`.
 
@@ -197,6 +202,7 @@ def segment(
         resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed. It uses its stored
             data and settings; only settings that do not change the result may be given, and `data` if the images have
             moved.
+        callbacks: Lightning callbacks that watch the training, in addition to those of the run.
         **settings: Fields of `paucal.tasks.segmentation.settings.SegmentSettings`, such as `model`, `time` or
             `output`; the others are chosen from the data.
 
@@ -216,7 +222,9 @@ def segment(
         array([[0, 0, 1, ...]], dtype=uint8)
     """
     given = settings if data is None else {**settings, "data": data}
-    return life.run_quietly(SegmentationJob(), given, None if resume is None else os.fspath(resume), "paucal.segment")
+    return life.run_quietly(
+        SegmentationJob(), given, None if resume is None else os.fspath(resume), "paucal.segment", callbacks
+    )
 
 
 def fill_time(training: float, one_crop: float, evaluation: float, crops: int, is_given: bool) -> tuple[int, int]:

@@ -1,0 +1,80 @@
+"""A progress bar for Jupyter, which needs no widgets: one output of the cell, replaced in place."""
+
+import sys
+import time
+from html import escape
+from typing import Any
+
+from rich.progress import Progress, TaskID
+
+SECONDS_BETWEEN = 0.2  # between updates; each is a message to the browser and stays in the notebook's history
+
+
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
+
+
+class NotebookProgress(Progress):
+    """A progress bar in the output of a notebook's cell; it is empty once the work is done.
+
+    Args:
+        output: Output in which it is shown.
+    """
+
+    def __init__(self, output: "NotebookOutput") -> None:
+        super().__init__(auto_refresh=False)
+        self._output, self._shown_at = output, 0.0
+
+    def start(self) -> None:
+        """Show the bar."""
+        self.refresh()
+
+    def stop(self) -> None:
+        """Remove the bar."""
+        self._output.show("", "")
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        """Change a task, and redraw the bar if the last drawing is old enough."""
+        super().update(task_id, **changes)
+        task = self._tasks[task_id]
+        if task.finished or time.monotonic() - self._shown_at >= SECONDS_BETWEEN:
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Draw the bar."""
+        self._shown_at = time.monotonic()
+        lines, bars = [], []
+        for task in self.tasks:
+            done, total = int(task.completed), task.total
+            words = f"{task.description} {done}/{'?' if total is None else int(total)}"
+            if news := task.fields.get("news"):
+                words = f"{words}  {news}"
+            lines.append(words)
+            share = f' value="{done}" max="{int(total)}"' if total else ""
+            bars.append(f"<div><progress{share}></progress> {escape(words)}</div>")
+        self._output.show("\n".join(lines), "".join(bars))
+
+
+class NotebookOutput:
+    """The output of a notebook's cell that shows progress: one for each execution, whose content is replaced."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._execution: int | None = None
+
+    def show(self, text: str, html: str) -> None:
+        """Replace the content; nothing appears before there is some."""
+        from IPython import get_ipython
+        from IPython.display import display  # installed where a notebook runs
+
+        content = {"text/plain": text, "text/html": html}
+        execution = getattr(get_ipython(), "execution_count", None)
+        if self._handle is not None and self._execution == execution:
+            self._handle.update(content, raw=True)
+        elif text:
+            self._handle, self._execution = display(content, raw=True, display_id=True), execution
+
+
+OUTPUT = NotebookOutput()  # of this process, since a cell may make many calls
