@@ -158,6 +158,7 @@ def test_file__is_written_by_one_page_and_no_other_table_is_touched(tmp_path: Pa
     other.communicate()
     with LabelFile(path) as saved:
         assert saved.labels == {}
+    assert list(tmp_path.iterdir()) == []  # nothing is left where no label was given
     for content in ("image_path,label,unsure\na,b,1\n", "x\n", "image_path,label\na\n"):
         path.write_text(content)
         with pytest.raises(UserError, match="is no table of image_path,label as this page writes it"), LabelFile(path):

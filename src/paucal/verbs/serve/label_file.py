@@ -47,6 +47,7 @@ class LabelFile:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        Path(self._lock.name).unlink(missing_ok=True)  # while it is locked
         self._lock.close()
 
     def add(self, image: str, label: str) -> None:
@@ -56,6 +57,8 @@ class LabelFile:
             OSError: The disk is full.
         """
         line = _lines([(image, label)])
+        if not self.path.exists():
+            self._write(self.labels)
         size = self.path.stat().st_size
         with self.path.open("ab") as file:
             try:
@@ -79,7 +82,6 @@ class LabelFile:
 
     def _read(self) -> None:
         if not self.path.exists():
-            self._write({})
             return
         if self.path.stat().st_size > MOST_BYTES:
             raise UserError(f"--save: {str(self.path)!r} is too large for a table of labels: give another name.")
