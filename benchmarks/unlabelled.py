@@ -1,0 +1,189 @@
+"""What unlabelled images add to a linear head on frozen features of few labelled ones.
+
+    python benchmarks/unlabelled.py CLOTHING --work W --train 10000 --test 10000 --name unlabelled_clothing
+    python benchmarks/unlabelled.py CLOTHING --work W --held-out 0.3 --seeds 100 101 102   # to develop on
+
+Labelled images are drawn from the training part; all others of that part are used without their labels. Each way gives
+them soft targets and a head is fitted to both, with the penalty that cross-validation within the labelled images chose.
+Gains are in points over the head of the labelled images alone, paired by seed. Nothing is tuned, and no part of `paucal
+train` does this: it measures what would be worth building.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from few_shot_features import NETWORKS, features
+from labelling import parts
+from measuring import store, surroundings
+from paucal.tasks.classification.auto_tune.probe import fit_head
+
+NEIGHBOURS, POWER, KEPT, STEPS = (
+    15,
+    3,
+    0.9,
+    40,
+)  # of the graph: edges, exponent of similarities, share passed on, rounds
+REAL_SHARE = 3.0  # most weight of the unlabelled images, as a multiple of the labelled ones'
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Labelled and unlabelled images of one seed.
+
+    Attributes:
+        rows: (N, D) float64 features of all images of the pool, standardised over them.
+        labelled: (L,) positions of the labelled ones.
+        labels: (L,) their classes.
+        unlabelled: (U,) positions of all others.
+        shares: (U, K) probabilities of the head of the labelled images.
+    """
+
+    rows: Tensor
+    labelled: Tensor
+    labels: Tensor
+    unlabelled: Tensor
+    shares: Tensor
+
+
+def sharpened(cell: Cell) -> tuple[Tensor, Tensor]:
+    """Return the head's own probabilities, squared, at half weight."""
+    return _normalised(cell.shares**2), 0.5 * weights(cell)
+
+
+def propagated(cell: Cell) -> tuple[Tensor, Tensor]:
+    """Return labels spread over a graph of nearest neighbours (Zhou et al., NIPS 2003), balanced by class."""
+    vectors = F.normalize(cell.rows, dim=1).float()
+    similar = vectors @ vectors.T
+    similar.fill_diagonal_(0)
+    values, places = similar.topk(NEIGHBOURS, dim=1)
+    edges = torch.zeros_like(similar).scatter_(1, places, values.clamp(min=0) ** POWER)
+    edges = edges + edges.T
+    scale = edges.sum(1).clamp(min=1e-9).rsqrt()
+    edges = scale[:, None] * edges * scale
+    known = torch.zeros(len(vectors), cell.shares.shape[1])
+    known[cell.labelled, cell.labels] = 1
+    spread = known.clone()
+    for _ in range(STEPS):
+        spread = KEPT * edges @ spread + (1 - KEPT) * known
+    spread = _normalised((spread / spread.sum(0))[cell.unlabelled].double())
+    return spread, weights(cell)
+
+
+def agreed(cell: Cell) -> tuple[Tensor, Tensor]:
+    """Return the product of the spread labels and the head's probabilities: high where both say the same."""
+    return _normalised((propagated(cell)[0] + 1e-3) * cell.shares), weights(cell)
+
+
+def weights(cell: Cell) -> Tensor:
+    """Return the weight of each unlabelled image: together at most `REAL_SHARE` times the labelled ones."""
+    count = len(cell.unlabelled)
+    return torch.full((count,), min(1.0, REAL_SHARE * len(cell.labelled) / count), dtype=torch.float64)
+
+
+WAYS: dict[str, Callable[[Cell], tuple[Tensor, Tensor]]] = {
+    "own probabilities, sharpened": sharpened,
+    "labels spread over a graph": propagated,
+    "the two agreed": agreed,
+}
+
+
+def _normalised(shares: Tensor) -> Tensor:
+    return shares / shares.sum(1, keepdim=True).clamp(min=1e-9)
+
+
+def fit_soft(rows: Tensor, targets: Tensor, weight: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
+    """Fit logistic regression to (N, K) soft targets with (N,) weights; return (K, D) weights and (K,) biases."""
+    slopes = torch.zeros(targets.shape[1], rows.shape[1], dtype=torch.float64, requires_grad=True)
+    biases = torch.zeros(targets.shape[1], dtype=torch.float64, requires_grad=True)
+    solver = torch.optim.LBFGS([slopes, biases], max_iter=60, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        solver.zero_grad()
+        logs = torch.log_softmax(rows @ slopes.T + biases, dim=1)
+        value = -(weight * (targets * logs).sum(1)).sum() + penalty / 2 * slopes.square().sum()
+        value.backward()
+        return value
+
+    solver.step(loss)
+    return slopes.detach(), biases.detach()
+
+
+def measured(found: dict[str, Tensor], per_class: int, held_out: float | None, seed: int) -> dict[str, float]:
+    """Return the accuracy of each way in percent."""
+    pool, judged = parts(found, held_out, seed)
+    values, labels, draw = found["last"].double(), found["labels"], np.random.default_rng(seed)
+    classes = int(labels.max()) + 1
+    own = labels[pool].numpy()
+    drawn = np.concatenate([draw.permutation(np.flatnonzero(own == k))[:per_class] for k in range(classes)])
+    others = torch.from_numpy(np.setdiff1d(np.arange(len(pool)), drawn))
+    labelled = torch.from_numpy(drawn)
+    truth = labels[judged]
+
+    def accuracy(scores: Tensor) -> float:
+        return 100 * float((scores.argmax(1) == truth).double().mean())
+
+    head = fit_head(found["last"][pool][labelled], labels[pool][labelled], classes, seed)
+    mean, deviation = values[pool].mean(0), values[pool].std(0).clamp(min=1e-6)
+    rows, seen = (values[pool] - mean) / deviation, (values[judged] - mean) / deviation
+    hard = F.one_hot(labels[pool][labelled], classes).double()
+    weight, bias = fit_soft(rows[labelled], hard, torch.ones(len(drawn), dtype=torch.float64), head.strength)
+    shares = (rows[others] @ weight.T + bias).softmax(1)
+    cell = Cell(rows, labelled, labels[pool][labelled], others, shares)
+    scores = {"labels alone": accuracy(head.scores(found["last"][judged]))}
+    for name, way in WAYS.items():
+        targets, more = way(cell)
+        both = torch.cat([torch.ones(len(drawn), dtype=torch.float64), more])
+        weight, bias = fit_soft(
+            torch.cat([rows[labelled], rows[others]]), torch.cat([hard, targets]), both, head.strength
+        )
+        scores[name] = accuracy(seen @ weight.T + bias)
+    return scores
+
+
+def main() -> None:
+    """Measure all cells, store and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", help="labelled images with a test part of their own")
+    parser.add_argument("--work", type=Path, required=True, help="folder for the features")
+    parser.add_argument("--per-class", type=int, nargs="+", default=[10, 40])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--train", type=int, default=240, help="most images of a class to draw from")
+    parser.add_argument("--test", type=int, default=300, help="most test images of a class")
+    parser.add_argument("--held-out", type=float, help="judge on this share of the training part, not on the test part")
+    parser.add_argument("--name", help="of the stored result; without it nothing is stored")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    found = features(options.source, NETWORKS[0], options.work, options.train, options.test)
+    rows: list[dict[str, Any]] = []
+    for per_class in options.per_class:
+        for seed in options.seeds:
+            accuracy = measured(found, per_class, options.held_out, seed)
+            rows.append({"per_class": per_class, "seed": seed, "accuracy": accuracy})
+            print(rows[-1], flush=True)
+    cells = []
+    for per_class in options.per_class:
+        own = [row["accuracy"] for row in rows if row["per_class"] == per_class]
+        for name in WAYS:
+            gains = [accuracy[name] - accuracy["labels alone"] for accuracy in own]
+            spread = statistics.stdev(gains) if len(gains) > 1 else 0.0
+            cell = {"per_class": per_class, "way": name, "alone": statistics.mean(one["labels alone"] for one in own)}
+            cells.append(cell | {"gain": statistics.mean(gains), "deviation": spread, "worst_seed": min(gains)})
+            print(cells[-1])
+    if options.name:
+        settings = {key: value for key, value in vars(options).items() if key not in ("work", "source")}
+        images = {"in_all": len(found["labels"]), "in_the_test_part": int(found["is_test"].sum())}
+        facts = {"data": Path(options.source).name, "surroundings": surroundings("cpu"), "settings": settings}
+        store(options.name, facts | {"images": images, "cells": cells, "runs": rows})
+
+
+if __name__ == "__main__":
+    main()
