@@ -15,7 +15,7 @@ from tasks.detection.test_detect_runs import TINY
 
 CLASSES = ("cat", "dog")
 LEARNER = ["--model", "dhvt_mini", "--model-args", "embed_dim=32", "depth=3", "num_heads=2", "--img-size", "32"]
-SHORT = ["--epochs", "1", "-j", "0", "--device", "cpu"]
+CPU = ["-j", "0", "--device", "cpu", "--init", "none"]
 SEGMENTS = ("docs/segmenting.md",)
 DETECTS = ("docs/detecting.md", "docs/converting.md")
 
@@ -25,22 +25,11 @@ def make_folder(root: Path) -> None:
     for name in ("photos", "labelled", "birds"):
         _write_photos(root / name)
     _write_other_sets(root)
-    learned = [
-        "train",
-        str(root / "photos"),
-        *LEARNER,
-        *SHORT,
-        "--init",
-        "none",
-        "--method",
-        "drloc",
-        "--ledger",
-        "--output",
-    ]
-    assert call(*learned, root / "runs/1") == 0
+    learned = [*LEARNER, *CPU, "--epochs", "12", "--method", "drloc", "--ledger", "--output", root / "runs/1"]
+    assert call("train", root / "photos", *learned) == 0
     for name in ("2", "3", "4", "5", "6", "teacher"):
         shutil.copytree(root / "runs/1", root / "runs" / name)
-    plain = [*SHORT, "--init", "none", "--method", "supervised", "--img-size", "32", "--model", "lvvit_t"]
+    plain = [*CPU, "--epochs", "1", "--method", "supervised", "--img-size", "32", "--model", "lvvit_t"]
     assert call("train", root / "photos", *plain, "--output", root / "runs/7") == 0
     maps = ["--teacher", root / "runs/teacher", "--min-accuracy", "0", "--output", root / "labels"]
     assert call("label", root / "photos", *maps) == 0

@@ -17,7 +17,7 @@ from test_examples import shown_commands
 
 # The first reason that fits a command counts.
 NEEDS = {
-    r"--scale (full|small)|--device cuda": "a GPU",
+    r"--scale (full|small)|--device cuda|--img-size 384|-high-resolution": "a GPU",
     r"--on slurm": "a cluster",
     r"--download|hf:|s3://|--pretrained|--init timm": "a network",
     r"imagenet/|coco/|flowers102|svhn|cifar10 |/mnt/|project-1": "a set of the reader's",
