@@ -23,6 +23,8 @@ NEEDS = {
     r"imagenet/|coco/|flowers102|svhn|cifar10 |/mnt/|project-1": "a set of the reader's",
     r"weights\.pth": "a published checkpoint",
     r"--format openvino": "a package; tests/export compares such files",
+    r"^weights (pack|add|remove)": "weights of the reader's; tests/verbs/weights packs and adds some",
+    r"\.mp4|--watch|camera": "a video, a camera, a folder that fills; tests/verbs/predict/test_moving.py has them",
     r"^serve ": "a browser; tests/cli/test_cli_serve.py serves",
     r"^study (drloc-table-9|drloc-table-10|dhvt-table-3)": "minutes of training; tests/cli/test_cli_study*.py train",
 }
