@@ -29,7 +29,17 @@ def test_standardised__coordinates_keep_inner_products(rows, dim):
     assert standard.coordinates.shape == (rows, min(rows, dim))
     expected = standard.rows @ standard.rows.T
     torch.testing.assert_close(standard.coordinates @ standard.coordinates.T, expected, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(standard.rows.std(0), torch.ones(dim, dtype=torch.float64))
+    variance = (3 * features.double()).var(0)
+    drawn = (rows * variance + 50 * variance.median()) / (rows + 50)
+    torch.testing.assert_close(standard.rows.var(0), variance / drawn, atol=1e-5, rtol=1e-5)
+
+
+def test_standardised__does_not_let_a_feature_of_few_images_stretch_all_others():
+    features = torch.randn(8, 20, generator=torch.Generator().manual_seed(0))
+    features[:, 3] = 0.0
+    features[2, 3] = 1e-4  # nearly constant in these images, which says little about the next ones
+    assert 1 / standardise(features).deviation[3] < 2
+    assert 1 / standardise(features.repeat(1000, 1)).deviation[3] > 10
 
 
 @pytest.mark.parametrize(("rows", "dim"), [(12, 40), (60, 8)])

@@ -5,6 +5,7 @@ import torch
 
 from paucal.evaluation.protocols.logistic import fit_logistic
 from paucal.tasks.classification.auto_tune.probe import SOLVER, fit_head, head_score, stratified
+from paucal.tasks.classification.auto_tune.standardised import standardise
 from paucal.types import UserError
 
 
@@ -19,7 +20,7 @@ def blobs(classes, each, dim=12, apart=4.0, seed=0):
 def test_head__is_the_regression_on_standardised_features():
     features, labels = blobs(4, 30)
     head = fit_head(features, labels, 4, strengths=(10.0,))
-    standard = (features - features.mean(0)) / features.std(0)
+    standard = (features - features.mean(0)) / standardise(features).deviation
     expected = fit_logistic(standard, labels, 4, 10.0, SOLVER).scores(standard).float()
     torch.testing.assert_close(head.scores(features), expected, rtol=2e-3, atol=2e-3)
     layer = torch.nn.Linear(12, 4)
@@ -90,7 +91,7 @@ def several(n=120, dim=12, seed=0):
 def test_head__of_several_labels_is_one_regression_for_each_class():
     features, labels = several()
     head = fit_head(features, labels, 3, strengths=(10.0,))
-    standard = (features - features.mean(0)) / features.std(0)
+    standard = (features - features.mean(0)) / standardise(features).deviation
     for place in range(3):
         alone = fit_logistic(standard, labels[:, place], 2, 10.0, SOLVER).scores(standard)
         torch.testing.assert_close(

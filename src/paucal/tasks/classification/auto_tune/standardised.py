@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 SMALLEST_DEVIATION = 1e-8
+PRIOR_IMAGES = 50  # images that the median variance counts for beside the own variance of a feature
 JITTER = 1e-10  # relative; keeps the factorisation of dependent rows finite
 
 
@@ -19,7 +20,7 @@ class Standardised:
 
     Attributes:
         mean: (D,) means of the features.
-        deviation: (D,) standard deviations; 1 for a feature that never changes.
+        deviation: (D,) standard deviations, drawn towards that of all features; 1 if no feature ever changes.
         rows: (N, D) float64 standardised features.
         coordinates: (N, min(N, D)) float64.
     """
@@ -38,9 +39,12 @@ class Standardised:
 
 
 def standardise(features: Tensor) -> Standardised:
-    """Standardise (N, D) features over the images."""
+    """Standardise (N, D) features over the images, with variances that are drawn towards their median."""
     values = features.double()
-    mean, deviation = values.mean(0), values.std(0)
+    mean, variance = values.mean(0), values.var(0)
+    # Few images often leave a feature nearly constant, which further images would then stretch without bounds.
+    variance = (len(values) * variance + PRIOR_IMAGES * variance.median()) / (len(values) + PRIOR_IMAGES)
+    deviation = variance.sqrt()
     deviation = torch.where(deviation > SMALLEST_DEVIATION, deviation, torch.ones_like(deviation))
     rows = (values - mean) / deviation
     if len(rows) >= rows.shape[1]:
