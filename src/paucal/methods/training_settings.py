@@ -46,3 +46,9 @@ class TrainSettings(
         "digits",
         group="data",
     )
+    curve: bool = option(
+        "measure accuracy against images per class with the first model, and forecast twice as many; always done where "
+        "no images are kept to validate with",
+        False,
+        group="data",
+    )

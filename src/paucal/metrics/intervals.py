@@ -86,8 +86,12 @@ def cross_validated(hits: NDArray[np.bool_], level: float = 0.95, folds: int = 5
         level: Share of intervals that contain the truth.
         folds: K.
     """
-    images = hits.shape[1] / (1 + folds / (folds - 1))
-    return wilson_share(float(hits.mean()), images, level)
+    return wilson_share(float(hits.mean()), independent_images(hits.shape[1], folds), level)
+
+
+def independent_images(images: int, folds: int) -> float:
+    """Return how many test images of one model tell as much as a cross-validation of all, see `cross_validated`."""
+    return images / (1 + folds / (folds - 1))
 
 
 def percentile(value: float, draws: np.ndarray, level: float = 0.95) -> Score:

@@ -124,6 +124,7 @@ class Summary:
         kept: Origin of the run's model and the reason, in words, if it is not the state of one epoch.
         kept_val_score: Validation accuracy of the kept model, or its mean average precision.
         confidence: Effect of a temperature on the probabilities.
+        learning_curve: Sentence on accuracy by number of training images.
         next_steps: Sentences of advice.
     """
 
@@ -144,6 +145,7 @@ class Summary:
     kept: str | None = None
     kept_val_score: float | None = None
     confidence: Confidence | None = None
+    learning_curve: str | None = None
     next_steps: Sequence[str] = ()
 
 
@@ -271,7 +273,7 @@ def _rows(run: RunFolder) -> list[dict[str, float]]:
 
 def _summary(run: RunFolder) -> Summary:
     content = _json(run, "summary.json")
-    words = ("title", "model", "method", "data", "split", "grid", "kept")
+    words = ("title", "model", "method", "data", "split", "grid", "kept", "learning_curve")
     numbers = ("epochs", "seconds", "peak_memory", "best_epoch", "kept_val_score")
     kept = content.get("kept_val_top1", content.get("kept_val_map"))
     content = {**content, "kept_val_score": kept}

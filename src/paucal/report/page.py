@@ -79,6 +79,7 @@ def template(name: str) -> Template:
     )
     environment.filters["percent"] = percent
     environment.filters["share"] = lambda value: UNKNOWN if value is None else percent(value)
+    environment.filters["capitalise"] = lambda text: text[:1].upper() + text[1:]
     environment.filters["unbroken"] = lambda text: text.replace(" ", "\u00a0")
     return environment.get_template(name)
 

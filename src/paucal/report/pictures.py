@@ -41,6 +41,8 @@ CAPTIONS = {
     "mistakes_attribution": "What the model saw in its surest wrong answers: bright is what spoke for the answer, and "
     "beside it for the label.",
     "eval_batch": "Images exactly as the finished model sees them.",
+    "learning_curve": "Accuracy of linear heads on the frozen network by the number of images per class, with its 95 % "
+    "interval. Tuning, where there is any, comes on top.",
     "frozen_features": "Scores of the frozen network, and of the others, with their intervals.",
     "correspondence": "Which cells of two views of a test image the features take for the same: the ten surest pairs "
     "that can be scored. The network saw the second view in other colours.",

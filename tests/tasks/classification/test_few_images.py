@@ -53,6 +53,10 @@ def test_run__on_few_images_trains_on_all_and_is_cross_validated(weights, tmp_pa
     page = (result.folder / "report.html").read_text()
     assert f"In a cross-validation of {min(each, 5)} folds" in page
     assert "test accuracy" not in page
+    curve = json.loads((result.folder / "learning_curve.json").read_text())
+    assert len(curve["points"]) == (1 if each == 2 else 4)
+    assert curve["sentence"] in console.lines
+    assert "Would more images help?" in page
     model = load_trained(result.folder)
     assert model.card.reads_stages or model.card.temperature != 1.0
 
@@ -90,6 +94,17 @@ def test_run__with_a_single_image_of_a_class_is_refused(weights, tmp_path):
         image.unlink()
     with pytest.raises(UserError, match="class 'class1' has 1 image to train on; expected at least 2"):
         started_from(data, tmp_path / "run")
+
+
+def test_curve__is_drawn_where_it_is_asked_for_and_refused_without_trained_weights(weights, tmp_path):
+    data = photos(tmp_path / "photos", each=12)
+    plain = started_from(data, tmp_path / "plain", epochs=0)
+    asked = started_from(data, tmp_path / "asked", epochs=0, curve=True)
+    assert not (plain.folder / "learning_curve.json").exists()
+    assert (asked.folder / "plots" / "learning_curve.png").exists()
+    assert json.loads((asked.folder / "learning_curve.json").read_text())["per_class"] == 9  # that train
+    with pytest.raises(UserError, match="--curve fits heads to the frozen features of pretrained weights"):
+        started_from(data, tmp_path / "scratch", init=None, model="vit_mini", curve=True)
 
 
 def test_eval__of_a_run_without_test_images_says_so(weights, tmp_path, capsys):

@@ -196,6 +196,11 @@ def _check_new(settings: TrainSettings, tune_record: TuneRecord | None, whole: b
             "images at once, while shards are streamed: give at least 1, or train on a part of them "
             "that is small enough to be decoded once."
         )
+    if settings.curve and (tune_record is None or not tune_record.candidates):
+        raise UserError(
+            "--curve fits heads to the frozen features of pretrained weights, and this run has "
+            "none: leave it out, or compare shares of the images with 'paucal compare --labels 25% 50% 100%'."
+        )
     if settings.epochs == 0 and (tune_record is None or not tune_record.candidates):
         raise UserError(
             "--epochs 0 keeps the linear probe of pretrained weights, and this run does not look for any or has "

@@ -30,6 +30,7 @@ from paucal.runner.time_budget import seconds_of
 from paucal.runs import RunFolder
 from paucal.settings.options import flag_words, setting_fields
 from paucal.tasks.classification.assembly import TrainingSetup
+from paucal.tasks.classification.auto_tune.learning_curve import FILE as CURVE
 from paucal.tasks.classification.auto_tune.summary import (
     describe_kept_model,
     kept_model_score,
@@ -205,6 +206,7 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
         "peak_memory": peak_memory(setup.settings.device),
         f"{scored}_{measure.score}": evaluation.report.scores[measure.score].value,
         "start": None if setup.start is None else setup.start.short(),
+        "learning_curve": curve_sentence(run),
         "remarks": [*setup.remarks, *outcome.remarks],
         "next_steps": next_steps(run, setup),
     }
@@ -225,6 +227,7 @@ def closing_lines(
         f"{scored_part(report)} {setup.data.primary_metric.title}: {score.value} (95 % interval {score.interval}, "
         f"{counted(report.images, 'image')}); {baseline}: {usual}",
         *([due] if due else []),
+        *filter(None, [curve_sentence(run)]),
         *([calibration_line(evaluation.calibrated)] if evaluation.calibrated else []),
         f"trained: {setup.describe()}, {setup.settings.method}, "
         f"epochs: {outcome.passes(setup.settings.epochs)}, "
@@ -234,6 +237,11 @@ def closing_lines(
         "try next:",
         *(f"  {step}" for step in next_steps(run, setup)),
     ]
+
+
+def curve_sentence(run: RunFolder) -> str | None:
+    """Return what the learning curve of a run says; None for a run without one."""
+    return run.read_json(CURVE)["sentence"] if (run.path / CURVE).is_file() else None
 
 
 def calibration_line(found: Calibration) -> str:

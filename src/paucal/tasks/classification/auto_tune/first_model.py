@@ -26,7 +26,14 @@ from paucal.settings.groups import JobSettings
 from paucal.tasks.classification.assembly import HEAD, TrainingSetup
 from paucal.tasks.classification.auto_tune.head_race import RaceResult, race_heads
 from paucal.tasks.classification.auto_tune.heads import HEADS
-from paucal.tasks.classification.auto_tune.probe import MOST_COMPARED, Head, fit_head, head_score, stratified
+from paucal.tasks.classification.auto_tune.learning_curve import LearningCurve, learning_curve, write_curve
+from paucal.tasks.classification.auto_tune.probe import (
+    MOST_COMPARED,
+    Head,
+    fit_head,
+    head_score,
+    stratified,
+)
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.state import TuneState
 from paucal.tasks.classification.cross_validated import store_held_out
@@ -168,6 +175,7 @@ class Fitted:
         seconds: Seconds of one image through the frozen network.
         race: Comparison with heads that read the last stages too; without a head where they did not win.
         race_seconds: Seconds of the comparison.
+        curve: Learning curve of the best head; None where it was not asked for.
     """
 
     head: Head
@@ -176,6 +184,7 @@ class Fitted:
     seconds: float
     race: RaceResult = field(default_factory=RaceResult)
     race_seconds: float = 0.0
+    curve: LearningCurve | None = None
 
 
 def fit_probe(state: TuneState) -> None:
@@ -194,6 +203,8 @@ def fit_probe(state: TuneState) -> None:
         store_held_out(state.run, fitted.race.held_out)
         if setup.settings.calibrate == "temperature":
             card = card.at_temperature(fitted.race.held_out.temperature)
+    if fitted.curve is not None:
+        write_curve(state.run, fitted.curve)
     save_trained(state.run, network, card)
     best = fitted.race.head or fitted.head
     details = {
@@ -265,11 +276,15 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
             heads = HEADS if staged else {}
             result = race_heads(*fitted, len(card.classes), head.strength, settings.seed, heads)
         race_seconds = time.perf_counter() - start_time
+        curve = None
+        if result.held_out is not None and (settings.curve or not len(val)):
+            won, winner = (last, head) if result.head is None else (features, result.head)
+            curve = learning_curve(won[:count], labels[:count], len(card.classes), winner.strength, settings.seed)
     best, inputs = (head, last) if result.head is None else (result.head, features)
     score = best.cross_validated if result.held_out is None else float(result.held_out.hits.double().mean())
     if len(val):
         score = head_score(best, inputs[count:], labels[count:])
-    return Fitted(head, 0.0 if score is None else score, count, seconds, result, race_seconds)
+    return Fitted(head, 0.0 if score is None else score, count, seconds, result, race_seconds, curve)
 
 
 def _own_width(network: nn.Module) -> int | None:

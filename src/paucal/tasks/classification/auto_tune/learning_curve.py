@@ -1,0 +1,171 @@
+"""Learning curve of the first model: accuracy against training images per class, and a forecast for twice as many.
+
+Logistic regression on the winner's features is fitted to 1, 2, 5, ... images of each class, drawn from the other folds
+of a cross-validation, and judged on the images of the fold. The network is frozen, so all fits read the same features.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paucal.data.randomness import derive_seed
+from paucal.evaluation.plots import BLUE, ORANGE, save_figure
+from paucal.evaluation.protocols.classifier import draw_folds, even_folds
+from paucal.evaluation.protocols.few_labels import draw_few
+from paucal.metrics.intervals import Score, cross_validated, independent_images
+from paucal.runs import RunFolder
+from paucal.tasks.classification.auto_tune.head_race import FEW, FOLDS, REPEATS
+from paucal.tasks.classification.auto_tune.probe import ABSENT, MOST_COMPARED, fit_regression, stratified
+from paucal.tasks.classification.auto_tune.standardised import standardise
+from paucal.wording import percent
+
+FILE = "learning_curve.json"
+DRAWS = 1000
+SLOPE_POINTS = 3  # last points of the curve, whose slope the forecast extends
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Accuracy of heads that are fitted to a number of images.
+
+    Attributes:
+        per_class: Images per class that a fit sees, on average.
+        accuracy: Cross-validated accuracy with its interval.
+    """
+
+    per_class: float
+    accuracy: Score
+
+
+@dataclass(frozen=True)
+class LearningCurve:
+    """Accuracy against images per class, with a forecast.
+
+    Attributes:
+        points: Points in ascending order; the last one has all images of the other folds.
+        per_class: Images per class that the model itself has, on average.
+        forecast: Accuracy with twice as many images; None with fewer than three points.
+        gain: Difference between that and the model's accuracy, by the same extrapolation; None likewise. Curves that
+            flatten give less.
+    """
+
+    points: tuple[CurvePoint, ...]
+    per_class: float
+    forecast: Score | None = None
+    gain: float | None = None
+
+    def __str__(self) -> str:
+        last = f"{percent(self.points[-1].accuracy.value)} of held-out images at {self.points[-1].per_class:.3g} images"
+        if self.forecast is None or self.gain is None:
+            return f"learning curve of the first model: {last} per class; too few points for a forecast"
+        low, high = self.forecast.ends
+        return (
+            f"learning curve of the first model: {last} per class; twice as many images would give at best about "
+            f"{percent(self.forecast.value)} (95 % interval {percent(low)} to {percent(high)}), a gain of "
+            f"{100 * self.gain:.1f} points"
+        )
+
+
+def learning_curve(features: Tensor, labels: Tensor, n_classes: int, strength: float, seed: int) -> LearningCurve:
+    """Measure the learning curve of a head on frozen features.
+
+    Args:
+        features: (N, D) features of the training images.
+        labels: (N,) classes in [0, K); two of them have two images or more.
+        n_classes: K.
+        strength: L2 penalty of a fit to all images; that of a smaller one is smaller in proportion.
+        seed: Seed of the folds and of the draws.
+    """
+    own_size, some = len(labels) / n_classes, stratified(labels, MOST_COMPARED, seed)
+    features, labels = features[some], labels[some]
+    folds, repeats = even_folds(labels, FOLDS), REPEATS if len(labels) <= FEW else 1
+    counts = list(_counts(int(labels.bincount(minlength=n_classes).max() * (folds - 1) / folds)))
+    hits = np.zeros((len(counts) + 1, repeats, len(labels)), dtype=bool)
+    used = np.zeros(len(counts) + 1)
+    for repeat in range(repeats):
+        for rows, others in draw_folds(labels, derive_seed(seed, repeat), folds):
+            few = [rows[draw_few(labels[rows], count, derive_seed(seed, repeat))] for count in counts]
+            for place, chosen in enumerate([*few, rows]):
+                standard, share = standardise(features[chosen]), len(chosen) / len(labels)
+                fitted = fit_regression(standard.coordinates, labels[chosen], n_classes, strength * share)
+                weight, bias = standard.carry_back(fitted.weight, fitted.bias.clamp(min=ABSENT))
+                answers = (features[others].double() @ weight.T + bias).argmax(1)
+                hits[place, repeat, others.numpy()] = (answers == labels[others]).numpy()
+                used[place] += len(chosen) / (n_classes * folds * repeats)
+    points = tuple(
+        CurvePoint(float(size), cross_validated(own, folds=folds)) for size, own in zip(used, hits, strict=True)
+    )
+    if len(points) < SLOPE_POINTS:
+        return LearningCurve(points, own_size)
+    return LearningCurve(points, own_size, *_forecast(used, hits.mean(1), own_size, folds, seed))
+
+
+def write_curve(run: RunFolder, curve: LearningCurve) -> None:
+    """Store a learning curve in a run, with its picture and a sentence about it."""
+    run.write_json(FILE, {**asdict(curve), "sentence": str(curve)})
+    run.plots.mkdir(parents=True, exist_ok=True)
+    save_figure(run.plots / "learning_curve.png", curve_figure(curve))
+
+
+def curve_figure(curve: LearningCurve) -> Figure:
+    """Draw the points with their band, and the forecast."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    sizes = [point.per_class for point in curve.points]
+    low, high = zip(*(point.accuracy.ends for point in curve.points), strict=True)
+    axes.fill_between(sizes, low, high, color=BLUE, alpha=0.15, lw=0)
+    axes.plot(sizes, [point.accuracy.value for point in curve.points], color=BLUE, marker="o", label="cross-validated")
+    if curve.forecast is not None:
+        value, (low, high) = curve.forecast.value, curve.forecast.ends
+        error = [[value - low], [high - value]]
+        axes.errorbar([2 * curve.per_class], [value], error, color=ORANGE, fmt="s", capsize=3, label="forecast")
+    axes.set(xscale="log", xlabel="training images per class", ylabel="accuracy", ylim=(0, 1))
+    axes.xaxis.set_major_formatter("{x:.3g}")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right", fontsize=8)
+    return figure
+
+
+def _counts(most: int) -> Iterator[int]:
+    """Yield 1, 2, 5, 10, 20, ... below a number."""
+    for power in range(7):
+        yield from (step * 10**power for step in (1, 2, 5) if step * 10**power < most)
+
+
+def _forecast(
+    used: NDArray[np.float64], shares: NDArray[np.float64], own_size: float, folds: int, seed: int
+) -> tuple[Score, float]:
+    """Extend the errors as a power law to twice the model's images; return the accuracy and the gain there.
+
+    The interval is that of a bootstrap of as many images as independent ones would tell as much, see
+    `cross_validated`. A forecast below what there is counts as no gain.
+
+    Args:
+        used: (P,) images per class of the points.
+        shares: (P, N) share of the repeats in which each image was right.
+        own_size: Images per class of the model.
+        folds: Number of folds.
+        seed: Seed of the bootstrap.
+    """
+    images = shares.shape[1]
+    drawn = np.random.default_rng(seed).integers(images, size=(DRAWS, round(independent_images(images, folds))))
+    errors = np.stack([1 - share[drawn].mean(1) for share in shares[-SLOPE_POINTS:]])
+    whole = 1 - shares[-SLOPE_POINTS:].mean(1)
+    values = [_extended(used[-SLOPE_POINTS:], whole[:, None], size)[0] for size in (own_size, 2 * own_size)]
+    ends = np.quantile(_extended(used[-SLOPE_POINTS:], errors, 2 * own_size), [0.025, 0.975])
+    return Score(float(values[1]), *map(float, ends)), float(values[1] - values[0])
+
+
+def _extended(sizes: NDArray[np.float64], errors: NDArray[np.float64], size: float) -> NDArray[np.float64]:
+    """Return the (D,) accuracies at a size, from (P, D) errors: a power law through the last error.
+
+    Its exponent is the least-squares slope of the logarithms, which is not allowed to rise.
+    """
+    x, y = np.log(sizes), np.log(np.maximum(errors, 1e-3))
+    centred = (x - x.mean())[:, None]
+    slope = np.minimum(0.0, (centred * y).sum(0) / (centred**2).sum())
+    return 1 - errors[-1] * (size / sizes[-1]) ** slope

@@ -1,0 +1,55 @@
+"""Learning curve of the first model: what its points are, and what its forecast says of curves that are known."""
+
+import numpy as np
+import pytest
+import torch
+
+from paucal.data.randomness import derive_seed
+from paucal.evaluation.protocols.classifier import draw_folds
+from paucal.tasks.classification.auto_tune.head_race import FOLDS, REPEATS
+from paucal.tasks.classification.auto_tune.learning_curve import _extended, _forecast, curve_figure, learning_curve
+from paucal.tasks.classification.auto_tune.probe import fit_head
+
+
+def draw(each, classes=3, dim=12, apart=0.7):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(each * classes) % classes
+    centres = apart * torch.randn(classes, dim, generator=generator)
+    return centres[labels] + torch.randn(each * classes, dim, generator=generator), labels
+
+
+def test_curve__ends_with_the_cross_validation_of_all_images():
+    features, labels = draw(10)
+    curve = learning_curve(features, labels, 3, 10.0, seed=4)
+    assert [point.per_class for point in curve.points] == pytest.approx([1, 2, 5, 8])
+    right = []
+    for repeat in range(REPEATS):
+        for rows, others in draw_folds(labels, derive_seed(4, repeat), FOLDS):
+            head = fit_head(features[rows], labels[rows], 3, strengths=(8.0,))  # four fifths of the penalty
+            right.append((head.scores(features[others]).argmax(1) == labels[others]).float().mean())
+    assert curve.points[-1].accuracy.value == pytest.approx(float(torch.stack(right).mean()), abs=1e-6)
+    assert curve.points[0].accuracy.value < curve.points[-1].accuracy.value
+    assert curve.per_class == 10
+    assert 0 <= curve.gain <= curve.forecast.value
+    assert "twice as many images would give at best about" in str(curve)
+    assert len(curve_figure(curve).axes[0].lines) > 1
+
+
+def test_curve__of_two_images_per_class_forecasts_nothing():
+    curve = learning_curve(*draw(2), 3, 10.0, seed=0)
+    assert [point.per_class for point in curve.points] == pytest.approx([1])
+    assert (curve.forecast, curve.gain) == (None, None)
+    assert str(curve).endswith("too few points for a forecast")
+
+
+def test_extended__goes_on_with_a_power_law_and_never_down():
+    sizes = np.array([5.0, 10.0, 20.0])
+    assert 1 - _extended(sizes, 0.6 * sizes[:, None] ** -0.5, 80) == pytest.approx(0.6 * 80**-0.5)
+    assert 1 - _extended(sizes, np.array([[0.1], [0.2], [0.3]]), 80) == pytest.approx(0.3)
+
+
+def test_forecast__of_equal_errors_is_no_gain_with_the_width_of_the_test():
+    shares = np.tile(np.arange(90) % 2, (3, 1)).astype(float)
+    forecast, gain = _forecast(np.array([1.0, 2.0, 4.0]), shares, 5.0, 5, 0)
+    assert (forecast.value, gain) == (0.5, 0.0)
+    assert forecast.high - forecast.low == pytest.approx(2 * 1.96 * (0.25 / 40) ** 0.5, rel=0.15)
