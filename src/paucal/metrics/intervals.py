@@ -64,7 +64,7 @@ def images_needed(share: float, half_width: float, level: float = 0.95) -> int:
     """Return how many test images give a Wilson interval of at most twice `half_width`, if `share` are right.
 
     >>> images_needed(0.9, 0.03), images_needed(0.5, 0.03)
-    (395, 1064)
+    (388, 1064)
     """
     z = NormalDist().inv_cdf(0.5 + level / 2)
     a = half_width**2
