@@ -15,9 +15,17 @@ for name in ("torch", "timm", "paucal"):
 
 def answer(path: Path, given: np.ndarray) -> np.ndarray:
     if path.suffix == ".xml":
-        import openvino
+        import openvino  # type: ignore[import-not-found]
 
         return openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(given)[0]
+    if path.suffix == ".tflite":
+        from ai_edge_litert.interpreter import Interpreter  # type: ignore[import-not-found]
+
+        interpreter = Interpreter(str(path))
+        interpreter.allocate_tensors()
+        interpreter.set_tensor(interpreter.get_input_details()[0]["index"], given)
+        interpreter.invoke()
+        return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

@@ -1,6 +1,10 @@
 """Files for edge runtimes: they answer as the model does, with the runtime alone."""
 
+import base64
+import gzip
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +14,9 @@ import pytest
 from PIL import Image
 
 import paucal
-from cli.calls import call
+from cli.calls import call, failure
+from paucal.export.browser_page import MODEL
+from paucal.export.formats import Format
 
 ALONE = Path(__file__).with_name("runtime_alone.py")
 TRAIN = ["--img-size", "16", "--epochs", "2", "-j", "0", "--model", "vit_mini", "--model-args", "depth=1"]
@@ -29,6 +35,10 @@ def run_alone(path, given, tmp_path):
         [sys.executable, str(ALONE), str(path), str(tmp_path / "given.npy")], capture_output=True, text=True, check=True
     )
     return np.asarray(json.loads(done.stdout))
+
+
+def model_inside(page):
+    return gzip.decompress(base64.b64decode(MODEL.search(page)[1]))
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +67,101 @@ def test_openvino__in_8_bits_says_what_it_costs(run, picture, tmp_path):
     model = paucal.load(run)
     answer = run_alone(tmp_path / "out" / "model.int8.xml", model.prepared([picture]).numpy(), tmp_path)
     assert answer.argmax() == model.probabilities([picture]).argmax()
+
+
+def test_litert__answers_with_its_runtime_alone(run, picture, tmp_path):
+    pytest.importorskip("litert_torch", reason="the extra litert wants an earlier torch than the others")
+    found = paucal.export_model(run, output=str(tmp_path / "out"), format=["litert"], int8=True, images=60)
+    whole, small = (found.comparisons[name] for name in ("model.tflite", "model.int8.tflite"))
+    assert whole.largest < 1e-4
+    assert small.agreement > 0.8
+    assert small.size < 0.6 * whole.size
+    model = paucal.load(run)
+    answer = run_alone(tmp_path / "out" / "model.tflite", model.prepared([picture]).numpy(), tmp_path)
+    logits = model.module(model.prepared([picture])).detach().numpy()
+    np.testing.assert_allclose(answer, logits, atol=1e-4)
+    assert json.loads((tmp_path / "out" / "model.json").read_text())["classes"] == list(model.classes)
+
+
+def test_coreml__has_the_shapes_of_the_graph(run, tmp_path):
+    coremltools = pytest.importorskip("coremltools")
+    found = paucal.export_model(run, output=str(tmp_path / "out"), format=["coreml"], images=2)
+    description = coremltools.utils.load_spec(str(tmp_path / "out/model.mlpackage")).description
+    shapes = [list(each[0].type.multiArrayType.shape) for each in (description.input, description.output)]
+    assert shapes == [[1, 3, 16, 16], [1, 10]]
+    assert json.loads(description.metadata.userDefined["paucal"])["classes"] == [str(n) for n in range(10)]
+    if sys.platform != "darwin":
+        assert found.comparisons == {}
+        assert any("was not run" in line for line in found.said)
+
+
+FAKE = {
+    "ort.wasm.min.js": "var ort = '</script>';",
+    "ort-wasm-simd-threaded.mjs": "m",
+    "ort-wasm-simd-threaded.wasm": "w",
+}
+
+
+def test_html__has_the_runtime_and_the_model_inside(run, picture, tmp_path):
+    pytest.importorskip("onnxscript")
+    (tmp_path / "package/dist").mkdir(parents=True)
+    for name, content in FAKE.items():
+        (tmp_path / "package/dist" / name).write_text(content)
+    found = paucal.export_model(
+        run, output=str(tmp_path / "out"), format=["html"], onnxruntime_web=str(tmp_path / "package"), images=5
+    )
+    assert found.comparisons["model.html"].agreement == 1.0
+    page = (tmp_path / "out/model.html").read_text()
+    assert "var ort = '<\\/script>';" in page
+    assert "default-src 'none'" in page
+    assert 'const classes = ["0", "1", "2"' in page
+    assert "Permission is hereby granted" in page
+    (tmp_path / "model.onnx").write_bytes(model_inside(page))
+    answer = run_alone(tmp_path / "model.onnx", np.asarray(picture)[None], tmp_path)
+    np.testing.assert_allclose(answer, paucal.load(run).probabilities([picture]).numpy(), atol=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("PAUCAL_ONNXRUNTIME_WEB" not in os.environ, reason="needs the npm package onnxruntime-web unpacked")
+def test_html__classifies_in_a_browser_without_a_network(run, picture, tmp_path):
+    sync_api = pytest.importorskip("playwright.sync_api")
+    paucal.export_model(
+        run,
+        output=str(tmp_path / "out"),
+        format=["html"],
+        onnxruntime_web=os.environ["PAUCAL_ONNXRUNTIME_WEB"],
+        images=5,
+    )
+    picture.save(tmp_path / "picture.png")
+    with sync_api.sync_playwright() as browsers:
+        path = shutil.which("chromium")
+        browser = browsers.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_context(offline=True).new_page()
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((tmp_path / "out/model.html").as_uri())
+        page.locator("#file:not([disabled])").wait_for(state="attached", timeout=120_000)
+        page.set_input_files("#file", tmp_path / "picture.png")
+        page.locator("#answer li").first.wait_for(timeout=120_000)
+        lines = page.locator("#answer li").all_inner_texts()
+        browser.close()
+    assert [url for url in asked if not url.startswith(("file:", "blob:"))] == []
+    share, place = paucal.load(run).probabilities([picture])[0].sort(descending=True)
+    for line, value, number in zip(lines, share.tolist(), place.tolist(), strict=False):
+        shown, name = line.split("%")
+        assert (float(shown), name.strip()) == (pytest.approx(100 * value, abs=0.2), str(number))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--format", "html"], "--onnxruntime-web FOLDER"),
+        (["--format", "html", "--onnxruntime-web", "."], "lacks ort.wasm.min.js"),
+        (["--format", "coreml", "--with-preprocessing"], "fixed sizes"),
+    ],
+)
+def test_edge_formats__refuse_in_one_sentence(run, tmp_path, capsys, monkeypatch, flags, words):
+    monkeypatch.setattr(Format, "installed", True)
+    monkeypatch.chdir(tmp_path)
+    assert words in failure(capsys, "export", run, *flags, "--output", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

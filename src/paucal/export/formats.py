@@ -1,6 +1,7 @@
 """The formats of exported graphs: how each is written, run and turned into 8 bits, and what it needs."""
 
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.export import ExportedProgram
 
-from paucal.export import openvino_model
+from paucal.export import browser_page, coreml_model, litert_model, openvino_model
 from paucal.export.onnx_model import OnnxNetwork, quantised, to_onnx
 from paucal.export.program import Graph, packed, traced, unpacked
 from paucal.models.card import ModelCard
@@ -26,10 +27,11 @@ class Source:
     Args:
         graph: Graph of a model.
         card: Card of the model, which the files carry.
+        onnxruntime_web: Folder of onnxruntime-web's npm package, for a page.
     """
 
-    def __init__(self, graph: Graph, card: ModelCard) -> None:
-        self.graph, self.card = graph, card
+    def __init__(self, graph: Graph, card: ModelCard, onnxruntime_web: Path | None = None) -> None:
+        self.graph, self.card, self.onnxruntime_web = graph, card, onnxruntime_web
 
     @cached_property
     def program(self) -> ExportedProgram:
@@ -53,6 +55,8 @@ class Format:
         extra: Extra of this package that installs what is needed; "" for none.
         packages: Modules that are needed.
         tolerance: Largest allowed difference of a probability.
+        pixels: Whether the preprocessing is inside, always or never; None if the user chooses.
+        platform: Only value of `sys.platform` on which the file runs; "" for all.
         quantise: Writes a graph in 8 bits to a path, given inputs of (1, C, H, W) to calibrate with; None if it cannot.
     """
 
@@ -62,7 +66,14 @@ class Format:
     extra: str = ""
     packages: tuple[str, ...] = ()
     tolerance: float = 1e-3
+    pixels: bool | None = None
+    platform: str = ""
     quantise: Callable[[Source, Path, Iterable[NDArray[Any]]], None] | None = None
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether the format's runtime exists for this machine."""
+        return self.platform in ("", sys.platform)
 
     @property
     def installed(self) -> bool:
@@ -82,7 +93,7 @@ class Format:
             )
 
 
-GRAPHS: Mapping[str, Format] = {
+GRAPHS: dict[str, Format] = {
     "pt2": Format(
         ".pt2",
         lambda source, path: _store(path, packed(source.program, source.card)),
@@ -102,6 +113,32 @@ GRAPHS: Mapping[str, Format] = {
         *("openvino", ("openvino", "nncf", *ONNX[:2])),
         tolerance=openvino_model.TOLERANCE,
         quantise=lambda source, path, inputs: openvino_model.write(source.onnx, source.card, path, inputs),
+    ),
+    "litert": Format(
+        ".tflite",
+        lambda source, path: litert_model.write(source.graph, source.card, path),
+        litert_model.LiteRtNetwork,
+        *("litert", ("litert_torch", "ai_edge_litert")),
+        pixels=False,
+        quantise=lambda source, path, inputs: litert_model.write(source.graph, source.card, path, inputs),
+    ),
+    "coreml": Format(
+        ".mlpackage",
+        lambda source, path: coreml_model.write(source.graph, source.card, path),
+        coreml_model.CoreMlNetwork,
+        *("coreml", ("coremltools",)),
+        tolerance=coreml_model.TOLERANCE,
+        pixels=False,
+        platform="darwin",
+    ),
+    "html": Format(
+        ".html",
+        lambda source, path: browser_page.write(
+            source.onnx, source.card, path, browser_page.runtime_files(source.onnxruntime_web)
+        ),
+        browser_page.run,
+        *("onnx", ONNX),
+        pixels=True,
     ),
 }
 

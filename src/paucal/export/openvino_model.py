@@ -1,11 +1,8 @@
 """OpenVINO models: weights of float16, or 8 bits by NNCF's post-training quantisation, made from an ONNX graph."""
 
-import io
 import json
-import logging
 import os
 from collections.abc import Iterable
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from paucal.export.quiet import silenced
 from paucal.models.card import ModelCard
 
 KEY = "paucal"  # entry of the card in the file's rt_info
@@ -30,7 +28,7 @@ def write(onnx: bytes, card: ModelCard, path: Path, calibrating: Iterable[NDArra
         calibrating: Inputs of (1, C, H, W), from which the ranges of activations are measured, for a model of 8 bits;
             None for weights of float16.
     """
-    import openvino
+    import openvino  # type: ignore[import-not-found]
 
     model = openvino.Core().read_model(onnx)
     if calibrating is not None:
@@ -41,22 +39,17 @@ def write(onnx: bytes, card: ModelCard, path: Path, calibrating: Iterable[NDArra
 
 def _quantise(model: Any, inputs: list[NDArray[Any]]) -> Any:
     os.environ.setdefault("NNCF_CI", "1")  # otherwise importing it reports its use to a server
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with redirect_stdout(io.StringIO()):  # nncf draws progress bars
-            import nncf
+    with silenced():
+        import nncf  # type: ignore[import-not-found]
 
-            attends = any(node.get_type_name() in ATTENTION for node in model.get_ops())
-            return nncf.quantize(
-                model,
-                nncf.Dataset(inputs),
-                preset=nncf.QuantizationPreset.MIXED,
-                subset_size=len(inputs),
-                model_type=nncf.ModelType.TRANSFORMER if attends else None,
-            )
-    finally:
-        logging.disable(before)
+        attends = any(node.get_type_name() in ATTENTION for node in model.get_ops())
+        return nncf.quantize(
+            model,
+            nncf.Dataset(inputs),
+            preset=nncf.QuantizationPreset.MIXED,
+            subset_size=len(inputs),
+            model_type=nncf.ModelType.TRANSFORMER if attends else None,
+        )
 
 
 class OpenVinoNetwork(nn.Module):
@@ -68,7 +61,7 @@ class OpenVinoNetwork(nn.Module):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        import openvino
+        import openvino  # type: ignore[import-not-found]
 
         options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
         self.compiled = openvino.Core().compile_model(path, "CPU", options)

@@ -2,13 +2,15 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from paucal.export.browser_page import runtime_files
 from paucal.export.comparison import Comparison, compare_all
 from paucal.export.formats import GRAPHS, Source
+from paucal.reading import named_path
 from paucal.runner.console import Console
 from paucal.types import UserError
 from paucal.verbs.export.images import Pictures, calibrating_inputs, compared_images
@@ -44,41 +46,54 @@ class GraphWriter:
         console: Shows the comparisons.
 
     Attributes:
-        source: Graph that is written.
         pictures: Images on which the files are compared with the model.
     """
 
-    source: Source
     pictures: Pictures
 
     def __init__(self, subject: Subject, settings: ExportSettings, console: Console) -> None:
         self.subject, self.settings, self.console = subject, settings, console
+        self.sources: dict[bool, Source] = {}
 
-    def open(self) -> None:
-        """Prepare the graph, and read the images on which the files are compared.
+    def open(self, formats: Sequence[str]) -> None:
+        """Prepare the graphs, and read the images on which the files are compared.
 
         Raises:
             UserError: The preprocessing cannot be part of a graph, or there are no images.
         """
-        graph = self.subject.graph(self.settings.with_preprocessing)
+        web = None if self.settings.onnxruntime_web is None else named_path(self.settings.onnxruntime_web)
+        if "html" in formats:
+            runtime_files(web)
+        for pixels in {self._pixels(name) for name in formats}:
+            self.sources[pixels] = Source(self.subject.graph(pixels), self.subject.card, web)
         self.pictures = compared_images(self.settings.data, self.settings.images, self.subject, self.console)
-        self.source = Source(graph, self.subject.card)
         self.console.say(f"writing {self.subject.card.backbone.name} down as a graph, which takes up to a minute")
 
-    def write(self, name: str, int8: bool, folder: Path) -> Comparison:
-        """Write a format into a folder, and return how its answers differ from the model's.
+    def _pixels(self, name: str) -> bool:
+        """Return whether the graph of a format has its preprocessing inside."""
+        always = GRAPHS[name].pixels
+        return self.settings.with_preprocessing if always is None else always
+
+    def write(self, name: str, int8: bool, folder: Path) -> Comparison | None:
+        """Write a format into a folder, and return how its answers differ from the model's; None if it cannot run here.
 
         Raises:
             UserError: The network cannot be written in this format, or the file's answers differ from the model's.
         """
-        entry, path = GRAPHS[name], folder / file_name(name, int8)
+        entry, path, pixels = GRAPHS[name], folder / file_name(name, int8), self._pixels(name)
+        source, pictures = self.sources[pixels], self.pictures
         if int8:
             assert entry.quantise is not None
-            entry.quantise(self.source, path, calibrating_inputs(self.subject))
+            entry.quantise(source, path, calibrating_inputs(self.subject))
         else:
-            entry.write(self.source, path)
+            entry.write(source, path)
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        pictures, pixels = self.pictures, self.source.graph.input == "pixels"
+        if not entry.runs_here:
+            self.console.say(
+                f"{path.name} ({size / 2**20:.1f} MiB): converted, and its shapes are right; it was not run, since its "
+                f"runtime exists for {entry.platform} alone"
+            )
+            return None
         with self.console.progress(f"comparing {path.name}") as advance:
             network = entry.run(path)
             found = compare_all(self.subject, network, pixels, pictures.pictures, pictures.labels, advance)

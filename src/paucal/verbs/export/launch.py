@@ -32,7 +32,7 @@ from paucal.verbs.export.subjects import ClassifierSubject, Subject, open_subjec
 
 DEFAULT = Path("exports")
 REPORTS = {"train": write_report, "detect": write_detection_report, "segment": write_segmentation_report}
-PACKAGES = ("paucal", "torch", "timm", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf")
+PACKAGES = ("paucal", "torch", "timm", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "litert-torch")
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ def export_all(run: str, settings: ExportSettings, console: Console) -> Export:
     comparisons: dict[str, Comparison] = {}
     refused: list[str] = []
     writer = GraphWriter(subject, settings, console)
-    if set(formats) & set(GRAPHS):
-        writer.open()  # a mistake in the settings ends the export before anything is written
-    for name, int8 in [(name, int8) for name in formats if name in GRAPHS for int8 in (False, True)]:
+    if graphs := [name for name in formats if name in GRAPHS]:
+        writer.open(graphs)  # a mistake in the settings ends the export before anything is written
+    for name, int8 in [(name, int8) for name in graphs for int8 in (False, True)]:
         if int8 and not (settings.int8 and GRAPHS[name].quantise):
             continue
         try:
@@ -103,7 +103,8 @@ def export_all(run: str, settings: ExportSettings, console: Console) -> Export:
             refused.append(str(problem))
             continue
         written += [place / file for file in files]
-        comparisons[file_name(name, int8)] = comparison
+        if comparison is not None:
+            comparisons[file_name(name, int8)] = comparison
     if "safetensors" in formats and isinstance(subject, ClassifierSubject):
         place.mkdir(parents=True, exist_ok=True)
         written += write_timm_folder(place, subject.network, subject.card, _page(folder, subject.model))
@@ -129,6 +130,13 @@ def _formats(settings: ExportSettings, subject: Subject) -> Sequence[str]:
     if settings.int8 and not any(name in GRAPHS and GRAPHS[name].quantise for name in chosen):
         able = [name for name, entry in GRAPHS.items() if entry.quantise]
         raise UserError(f"--int8 writes a second file in 8 bits: give --format {' or '.join(able)} with it.")
+    if settings.with_preprocessing and (fixed := [n for n in chosen if n in GRAPHS and GRAPHS[n].pixels is False]):
+        raise UserError(
+            f"--with-preprocessing takes images of any size, and {fixed[0]} files have fixed sizes: leave it out, or "
+            "--format onnx."
+        )
+    if "html" in chosen and not is_classifier:
+        raise UserError("--format html is a page that classifies pictures, and this model does not: use --format onnx.")
     if settings.int8 and settings.with_preprocessing:
         raise UserError("--int8 goes with a network alone: leave out --with-preprocessing, or --int8.")
     if "safetensors" in chosen and not is_classifier:

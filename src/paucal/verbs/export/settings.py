@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from paucal.settings.options import MOST, option
 
 _GROUP, _COMPARED = "export", "comparison"
-Format = Literal["safetensors", "pt2", "onnx", "openvino"]
+Format = Literal["safetensors", "pt2", "onnx", "openvino", "litert", "coreml", "html"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 
@@ -15,20 +15,25 @@ class ExportSettings:
     """Every setting of `paucal export`; the command line and `paucal.export_model` share it."""
 
     format: list[Format] | None = option(
-        "any of safetensors (weights and JSON, as timm and the Hugging Face hub read them), pt2 (torch.export), onnx "
-        "and openvino (for Intel processors); by default safetensors and pt2, and onnx where the packages for it are "
+        "any of safetensors (weights and JSON, as timm and the Hugging Face hub read them), pt2 (torch.export), onnx, "
+        "openvino (Intel processors), litert (Android and small boards), coreml (Apple's devices) and html (one page "
+        "that classifies pictures in a browser); by default safetensors and pt2, and onnx where its packages are "
         "installed",
         group=_GROUP,
     )
     with_preprocessing: bool = option(
-        "graphs take bytes of any size and give probabilities, with resizing and normalising inside",
+        "pt2, onnx and openvino: take bytes of any size and give probabilities, with resizing and normalising inside",
         False,
         group=_GROUP,
     )
     int8: bool = option(
-        "onnx and openvino: a second file with weights and activations of 8 bits, calibrated with training images",
+        "onnx, openvino and litert: a second file with weights and activations of 8 bits, calibrated with training "
+        "images",
         False,
         group=_GROUP,
+    )
+    onnxruntime_web: str | None = option(
+        "html: unpacked folder of the npm package onnxruntime-web, which the page will contain", None, group=_GROUP
     )
     output: str | None = option("folder for the files (default: the next free in exports/)", group=_GROUP)
     data: str | None = option("images to compare with, instead of the run's test images", None, group=_COMPARED)

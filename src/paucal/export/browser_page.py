@@ -1,0 +1,79 @@
+"""One HTML file that classifies pictures in a browser, without a server and without a network.
+
+The file contains onnxruntime-web (MIT licence), taken from the folder of its npm package, and the ONNX graph with its
+preprocessing, so that the page itself only decodes pictures.
+"""
+
+import base64
+import gzip
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import jinja2
+
+from paucal.export.onnx_model import OnnxNetwork
+from paucal.models.card import ModelCard
+from paucal.types import UserError
+
+RUNTIME, LOADER, BINARY = "ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"
+LONGEST = 1024  # pixels of the longer side; larger pictures are made smaller by the browser, to save its memory
+TEMPLATE = Path(__file__).with_name("browser.html")
+MODEL = re.compile(r'<script type="application/octet-stream" id="model">([A-Za-z0-9+/=]*)</script>')
+
+
+def runtime_files(folder: Path | None) -> Sequence[Path]:
+    """Return the three files of onnxruntime-web that a page contains.
+
+    Args:
+        folder: Folder of the npm package, or its `dist`.
+
+    Raises:
+        UserError: No folder is given, or it lacks a file.
+    """
+    how = "run 'npm pack onnxruntime-web', unpack the archive, and give its folder 'package'"
+    if folder is None:
+        raise UserError(f"--format html needs --onnxruntime-web FOLDER: {how}.")
+    dist = folder / "dist" if (folder / "dist").is_dir() else folder
+    files = [dist / name for name in (RUNTIME, LOADER, BINARY)]
+    missing = [path.name for path in files if not path.is_file()]
+    if missing:
+        raise UserError(f"--onnxruntime-web: {str(folder)!r} lacks {', '.join(missing)}: {how}.")
+    return files
+
+
+def write(onnx: bytes, card: ModelCard, path: Path, runtime: Sequence[Path]) -> None:
+    """Write the page.
+
+    Args:
+        onnx: ONNX graph that takes pixels and gives probabilities.
+        card: Card of the model.
+        path: Path with the ending `.html`.
+        runtime: Files of onnxruntime-web, from `runtime_files`.
+    """
+    script, loader, binary = (file.read_bytes() for file in runtime)
+    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
+        TEMPLATE.read_text(encoding="utf-8")
+    )
+    page = template.render(
+        title=f"Which of {len(card.classes)} classes is it?",
+        classes=card.classes,
+        thresholds=card.thresholds,
+        longest=max(LONGEST, *card.preprocessing.image_size),
+        wasm=_packed(binary),
+        loader=_packed(loader),
+        model=_packed(onnx),
+        runtime=script.decode("utf-8").replace("</script", "<\\/script"),
+    )
+    path.write_text(page, encoding="utf-8")
+
+
+def _packed(content: bytes) -> str:
+    return base64.b64encode(gzip.compress(content, mtime=0)).decode("ascii")
+
+
+def run(path: Path) -> OnnxNetwork:
+    """Return the model in a page that this process has written, run by onnxruntime outside the browser."""
+    found = MODEL.search(path.read_text(encoding="utf-8"))
+    assert found is not None
+    return OnnxNetwork(gzip.decompress(base64.b64decode(found[1])))

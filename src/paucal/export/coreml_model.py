@@ -1,0 +1,73 @@
+"""Core ML models, for Apple's devices: written and shape-checked anywhere, run on macOS alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paucal.export.program import Graph
+from paucal.export.quiet import first_line, silenced
+from paucal.models.card import ModelCard
+from paucal.types import UserError
+
+TOLERANCE = 0.02  # largest difference of a probability that is allowed to float16
+
+# coremltools knows no aliases, which change nothing.
+NO_ALIAS: dict[Any, Any] = {torch.ops.aten.alias.default: lambda tensor: tensor}
+
+
+def write(graph: Graph, card: ModelCard, path: Path) -> None:
+    """Write a graph for one image at a time in float16, as a folder with the ending `.mlpackage`.
+
+    Args:
+        graph: Graph of a model.
+        card: Card of the model, which the metadata carries.
+        path: Path with the ending `.mlpackage`.
+
+    Raises:
+        UserError: The network has an operation that Core ML lacks, or the written shapes are wrong.
+    """
+    example = graph.example[:1]
+    try:
+        with silenced(), torch.no_grad():
+            import coremltools  # type: ignore[import-not-found]
+
+            wanted = {graph.input: [*example.shape], graph.output: [*graph.module(example).shape]}
+            model: Any = coremltools.convert(
+                torch.export.export(graph.module, (example,), strict=False).run_decompositions(NO_ALIAS),
+                inputs=[coremltools.TensorType(name=graph.input, shape=tuple(example.shape))],
+                outputs=[coremltools.TensorType(name=graph.output)],
+                convert_to="mlprogram",
+            )
+    except Exception as problem:  # the converter raises many kinds of exceptions, depending on the network
+        raise UserError(
+            f"this network cannot be written for Core ML ({first_line(problem)}): export it with --format onnx."
+        ) from problem
+    description = model.get_spec().description
+    shapes = {each.name: [*each.type.multiArrayType.shape] for each in (*description.input, *description.output)}
+    if shapes != wanted:
+        raise UserError(f"the Core ML file has shapes {shapes}, expected {wanted}: export it with --format onnx.")
+    model.user_defined_metadata["paucal"] = json.dumps(card.to_dict(), ensure_ascii=False)
+    model.save(str(path))
+
+
+class CoreMlNetwork(nn.Module):
+    """A Core ML model as a module, on macOS.
+
+    Args:
+        path: Path of the `.mlpackage`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        import coremltools  # type: ignore[import-not-found]
+
+        self.model: Any = coremltools.models.MLModel(str(path))
+        description = self.model.get_spec().description
+        self.input, self.output = description.input[0].name, description.output[0].name
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the model's output for a batch of one image."""
+        return torch.from_numpy(self.model.predict({self.input: images.numpy()})[self.output])

@@ -1,0 +1,94 @@
+"""LiteRT models (earlier TensorFlow Lite), for Android and small boards: float32, or 8 bits by static quantisation.
+
+litert-torch supports torch only up to a certain version; its own requirements say which.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from paucal.export.program import Graph
+from paucal.export.quiet import first_line, silenced
+from paucal.models.card import ModelCard
+from paucal.types import UserError
+
+SIGNATURE = "serving_default"
+
+
+def write(graph: Graph, card: ModelCard, path: Path, calibrating: Iterable[NDArray[Any]] | None = None) -> None:
+    """Write a graph for one image at a time, and its card as `model.json` beside it.
+
+    Args:
+        graph: Graph of a model.
+        card: Card of the model.
+        path: Path with the ending `.tflite`.
+        calibrating: Inputs of (1, C, H, W), from which the ranges of activations are measured, for a model of 8 bits;
+            None for float32.
+
+    Raises:
+        UserError: The network has an operation that LiteRT lacks.
+    """
+    inputs = None if calibrating is None else [*calibrating]
+    try:
+        with silenced():
+            import litert_torch  # type: ignore[import-not-found]
+
+            model = litert_torch.convert(graph.module, (graph.example[:1],))
+            if inputs is None:
+                model.export(str(path))
+            else:
+                _quantise(model, path, inputs)
+    except Exception as problem:  # the converter raises many kinds of exceptions, depending on the network
+        raise UserError(
+            f"this network cannot be written for LiteRT ({first_line(problem)}): export it with --format onnx."
+        ) from problem
+    (path.parent / "model.json").write_text(json.dumps(card.to_dict(), indent=2, ensure_ascii=False) + "\n")
+
+
+def _quantise(model: Any, path: Path, inputs: Iterable[NDArray[Any]]) -> None:
+    from ai_edge_quantizer import qtyping, quantizer, recipe  # type: ignore[import-not-found]
+
+    with tempfile.TemporaryDirectory(prefix="paucal-int8-") as folder:
+        whole = Path(folder) / "whole.tflite"
+        model.export(str(whole))
+        name = next(iter(_interpreter(whole).get_signature_list()[SIGNATURE]["inputs"]))
+        making = quantizer.Quantizer(str(whole), recipe.static_wi8_ai8())
+        for end in (qtyping.TFLOperationName.INPUT, qtyping.TFLOperationName.OUTPUT):
+            making.update_quantization_recipe(".*", end, algorithm_key="no_quantize")  # both stay floats
+        ranges = making.calibrate({SIGNATURE: [{name: each} for each in inputs]})
+        making.quantize(ranges).export_model(str(path))
+
+
+def _interpreter(path: Path) -> Any:
+    from ai_edge_litert.interpreter import Interpreter  # type: ignore[import-not-found]
+
+    interpreter = Interpreter(str(path), num_threads=torch.get_num_threads())
+    interpreter.allocate_tensors()
+    return interpreter
+
+
+class LiteRtNetwork(nn.Module):
+    """A LiteRT model as a module, run on the CPU with torch's number of threads.
+
+    Args:
+        path: Path of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.interpreter = _interpreter(path)
+        self.input, self.output = (
+            each[0]["index"] for each in (self.interpreter.get_input_details(), self.interpreter.get_output_details())
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the model's output for a batch of one image."""
+        self.interpreter.set_tensor(self.input, images.numpy())
+        self.interpreter.invoke()
+        return torch.from_numpy(self.interpreter.get_tensor(self.output))

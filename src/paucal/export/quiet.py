@@ -1,0 +1,30 @@
+"""Silence for converters that print progress, warnings and banners of their own."""
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def silenced() -> Iterator[None]:
+    """Discard what the block prints, warns of and logs."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def first_line(problem: Exception) -> str:
+    """Return the kind and the first line of an exception, for a sentence."""
+    lines = [line for line in str(problem).splitlines() if line.strip()]
+    return f"{type(problem).__name__}: {lines[0][:300] if lines else 'no reason'}"
