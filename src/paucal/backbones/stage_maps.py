@@ -98,13 +98,32 @@ class StageMaps(nn.Module):
         Raises:
             UserError: the images are larger than `fixed_size`.
         """
+        return self.maps_of(self.grids(images), self.padded_size(images.shape[-2], images.shape[-1]))
+
+    def grids(self, images: Tensor) -> list[Tensor]:
+        """Return what the model itself gives of a batch: a grid per level, or the one that all levels are made from."""
         images = self._padded(images)
         height, width = images.shape[-2:]
         if self._shrink != 1:
             seen = (round(height * self._shrink), round(width * self._shrink))
             images = F.interpolate(images, seen, mode="bilinear", antialias=True)
-        maps = [level(grid) for level, grid in zip(self.levels, self._grids(images), strict=True)]
-        return [_exact(grid, (height // n, width // n)) for grid, n in zip(maps, self.strides, strict=True)]
+        if self._single:
+            return [self.backbone(images).grids[0]]
+        indices = [index for index, _ in self._stages.values()]
+        return self.backbone.model.forward_intermediates(  # type: ignore[operator]
+            images, indices=indices, intermediates_only=True
+        )
+
+    def maps_of(self, grids: Sequence[Tensor], size: Size) -> list[Tensor]:
+        """Return the maps of a batch from what `grids` returned.
+
+        Args:
+            grids: (B, channels, rows, columns) each.
+            size: (height, width) in pixels that the images were padded to.
+        """
+        per_level = [*grids] * (len(self.levels) if self._single else 1)
+        maps = [level(grid) for level, grid in zip(self.levels, per_level, strict=True)]
+        return [_exact(grid, (size[0] // n, size[1] // n)) for grid, n in zip(maps, self.strides, strict=True)]
 
     def padded_size(self, height: int, width: int) -> Size:
         """Return the (height, width) in pixels that images of this size are padded to."""
@@ -122,14 +141,6 @@ class StageMaps(nn.Module):
         height, width = images.shape[-2:]
         rows, columns = self.padded_size(height, width)
         return F.pad(images, (0, columns - width, 0, rows - height)) if (rows, columns) != (height, width) else images
-
-    def _grids(self, images: Tensor) -> Sequence[Tensor]:
-        if self._single:
-            return [self.backbone(images).grids[0]] * len(self.levels)
-        indices = [index for index, _ in self._stages.values()]
-        return self.backbone.model.forward_intermediates(  # type: ignore[operator]
-            images, indices=indices, intermediates_only=True
-        )
 
     def _require_whole(self) -> None:
         if self.fixed_size is not None and any(side % self.multiple for side in self.fixed_size):

@@ -27,6 +27,7 @@ from paucal.runner.trainer_inputs import check_rates, trainer_plan, with_joint_n
 from paucal.runs import RunFolder
 from paucal.settings.options import flag
 from paucal.tasks.detection.evaluation import require_metrics
+from paucal.tasks.detection.first_record import FirstDetector, load_layers, read_first
 from paucal.tasks.detection.images import BoxedImages, open_boxed
 from paucal.tasks.detection.model import DetectorCard
 from paucal.tasks.detection.network.detector import build_detector
@@ -51,9 +52,11 @@ class DetectionSetup(RunSetup[DetectSettings]):
 
     Attributes:
         boxed: Images and their boxes.
+        first: First detector of the run; None if it has none yet.
     """
 
     boxed: BoxedImages | None = None
+    first: FirstDetector | None = None
 
     @property
     def images(self) -> BoxedImages:
@@ -96,6 +99,8 @@ def check(settings: DetectSettings) -> None:
         raise UserError("--strategy fsdp is not supported for detectors: leave it out.")
     if settings.batch_size == "auto":
         raise UserError("--batch-size auto tries batches of images without boxes: give a number.")
+    if settings.heads_steps and settings.processes > 1:
+        raise UserError("--heads-steps trains on one process only: leave it out, or give --devices 1.")
     _check_structure(settings)
     lengths = [name for name in ("time", "epochs", "steps") if getattr(settings, name) is not None]
     # A length that was planned for a time is stored together with the time.
@@ -155,11 +160,15 @@ def assemble(
         check_rates(replace(settings, epochs=settings.passes))
     objective, card, notes = _build(settings, data, boxed, start.input and start.input(settings.model), run)
     loaded = load_start(start, settings.model, objective, ())
+    first = read_first(run)
+    if run is not None and first is not None:
+        load_layers(run, objective.deployable())
     remarks += [*boxed.images.notes, *(loaded.lines() if loaded else ()), *notes, *_warnings(data)]
     return DetectionSetup(
         *(settings, origins(settings, given, reasons), data, _plan(settings, len(data.part("train")))),
         *(objective, card, tuple(remarks), loaded),
         boxed=boxed,
+        first=first,
     )
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -152,7 +152,8 @@ def _summary(setup: DetectionSetup, outcome: Outcome, result: DetectResult) -> d
         "classes": len(setup.images.classes),
         "parts": setup.data.counts(),
         "steps": outcome.step,
-        "best_val_ap": outcome.best.get(SCORE),
+        "best_val_ap": outcome.best.get(SCORE, setup.first and setup.first.score),
+        **({} if setup.first is None else {"first_detector": asdict(setup.first)}),
         "seconds": round(outcome.seconds, 1),
         "peak_memory": peak_memory(setup.settings.device),
         "test_ap": result.metrics["ap"],
@@ -172,6 +173,8 @@ def closing_lines(run: RunFolder, setup: DetectionSetup, outcome: Outcome, resul
     shown = [(name, value) for name, value in result.per_class.items() if value is not None]
     by_class = ", ".join(f"{name} {value:.3f}" for name, value in sorted(shown, key=lambda item: item[1])[:12])
     kept = "the last state, since there are no validation images to select with"
+    if not outcome.best and setup.first is not None and setup.first.score is not None:
+        kept = f"the first detector, which validation prefers (AP {setup.first.score:.3f})"
     if len(setup.data.part("val")) and outcome.best:
         kept = f"step {outcome.best['step']:.0f}, the best of the validation images (AP {outcome.best[SCORE]:.3f})"
     return [

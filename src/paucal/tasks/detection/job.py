@@ -19,9 +19,12 @@ from paucal.data.sampler import StepSampler
 from paucal.distributed import rank, world_size
 from paucal.recipes.detection import LENGTH, RECIPES
 from paucal.recipes.recipe import fill_in, require_start
+from paucal.rules.resolve import origins
 from paucal.runner import life
+from paucal.runner.clock import duration
 from paucal.runner.console import Console
 from paucal.runner.job import Bars, Watcher
+from paucal.runner.run_folder import store_changes
 from paucal.runner.starts import plain_init
 from paucal.runner.time_budget import Length, Pace, TimedJob, seconds_of, seconds_per_step, trial_steps
 from paucal.runs import RunFolder
@@ -32,10 +35,14 @@ from paucal.tasks.detection.batches import BoxedDataset, collate_boxes, evaluati
 from paucal.tasks.detection.conclusion import SCORE, DetectResult, conclude
 from paucal.tasks.detection.detections import detect_all
 from paucal.tasks.detection.evaluation import MASKS, coco_scores
+from paucal.tasks.detection.first_detector import SHARE as FIRST_SHARE
+from paucal.tasks.detection.first_detector import fit_heads_steps, train_first
+from paucal.tasks.detection.first_record import load_layers
 from paucal.tasks.detection.pictures import batch_sheet
 from paucal.tasks.detection.settings import DetectSettings
 from paucal.tasks.detection.views import CopyPaste, training_view
 from paucal.training import CosineWarmup, Optimization, Outcome, Watch
+from paucal.training.failures import memory_advice
 from paucal.training.schedules import WarmupThenSteps
 from paucal.types import UserError
 
@@ -114,6 +121,41 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         preprocessing = setup.card.preprocessing
         batch = next(iter(self.loader(setup, 0)))
         return batch_sheet(batch, setup.images.classes, preprocessing.mean, preprocessing.std)
+
+    def needs_planning(self, setup: DetectionSetup) -> bool:
+        """Return whether the first detector is missing, or the length of the run."""
+        return (bool(setup.settings.heads_steps) and setup.first is None) or super().needs_planning(setup)
+
+    def plan(self, run: RunFolder, setup: DetectionSetup, console: Console) -> bool:
+        """Train the first detector on the frozen backbone, then plan the length for the time that is left."""
+        setup = self._plan_first(run, setup, console)
+        if setup.settings.heads_steps and setup.first is None:
+            console.say(f"first detector: {setup.settings.heads_steps} steps with a frozen backbone")
+            with memory_advice(setup.plan):
+                first = train_first(run, setup, self.validation(setup), console)
+            if first is None:
+                return False
+            setup = replace(setup, first=first)
+            load_layers(run, setup.objective.deployable())
+            score = "" if first.score is None else f"AP {first.score:.3f} on the validation images; "
+            console.say(f"first detector after {duration(first.seconds)}: {score}it is in {run.path} and ready for use")
+        return super().plan(run, setup, console) if super().needs_planning(setup) else True
+
+    def _plan_first(self, run: RunFolder, setup: DetectionSetup, console: Console) -> DetectionSetup:
+        """Store the steps of the first detector, which takes a share of `--time` if the backbone is trained."""
+        settings = setup.settings
+        if settings.heads_steps is not None or settings.time is None or settings.steps is not None:
+            return setup
+        steps, reason = 0, "the backbone is not trained"
+        if settings.init is not None and settings.processes == 1:
+            console.say("timing a few steps with a frozen backbone")
+            with memory_advice(setup.plan):
+                steps = fit_heads_steps(setup, FIRST_SHARE * seconds_of(settings.time, "--time"))
+            reason = f"a fifth of {settings.time}" if steps else f"too few fit in a fifth of {settings.time}"
+        changed = replace(settings, heads_steps=steps)
+        origin = origins(changed, setup.origin, {"heads_steps": reason})
+        store_changes(run, changed, origin)
+        return replace(setup, settings=changed, origin=origin)
 
     def measure(self, setup: DetectionSetup, threads: bool = False) -> Pace:
         """Time a few steps, and the evaluation of a few images."""
@@ -194,7 +236,8 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
             masks = {f"val_{MASKS}ap": scores[f"{MASKS}ap"]} if f"{MASKS}ap" in scores else {}
             return {SCORE: scores["ap"], "val_ap50": scores["ap50"], **masks, MISSED: 1 - scores["recall"]}
 
-        return Watch(evaluate, SCORE, MISSED) if len(indices) else None
+        floor = None if setup.first is None else setup.first.score
+        return Watch(evaluate, SCORE, MISSED, floor) if len(indices) else None
 
     def watcher(self, run: RunFolder, setup: DetectionSetup, console: Console) -> DetectionWatcher:
         """Return the watcher that prints each epoch."""

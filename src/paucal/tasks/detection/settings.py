@@ -113,6 +113,12 @@ class ScheduleSettings:
         "train and evaluate within this time, such as 20m or 2h; the length is planned for it", chosen=True
     )
     steps: int | None = option("number of optimizer steps, instead of --epochs", low=1, high=10**8)
+    heads_steps: int | None = option(
+        "optimizer steps at the start in which only the layers behind the backbone learn, whose result is the first "
+        "detector of the run; 0 for none; planned for --time by default",
+        low=0,
+        high=10**8,
+    )
     judge_every: int | None = option(
         "optimizer steps between two evaluations on the validation images", low=1, high=10**8
     )

@@ -83,6 +83,7 @@ class Detector(nn.Module):
         boxes: Sequence[Tensor],
         labels: Sequence[Tensor],
         masks: Sequence[Tensor] | None = None,
+        maps: Sequence[Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """Return the unweighted losses of a batch, by name.
 
@@ -92,11 +93,12 @@ class Detector(nn.Module):
             boxes: (N, 4) corners per image; (0, 4) for an image without objects.
             labels: (N,) int64 from 0, per image.
             masks: (N, H, W) uint8 of 0 and 1, per image; for a detector that predicts masks.
+            maps: Maps of the backbone for these images, if they are known already.
         """
         targets = [{"boxes": corners, "labels": label + 1} for corners, label in zip(boxes, labels, strict=True)]
         if self.options.masks and masks is not None:
             targets = [{**target, "masks": mask} for target, mask in zip(targets, masks, strict=True)]
-        return self._run(images, sizes, targets)[1]
+        return self._run(images, sizes, targets, maps)[1]
 
     def loss_weights(self) -> dict[str, float]:
         """Return the weights of losses by name; losses without an entry have weight 1."""
@@ -104,9 +106,13 @@ class Detector(nn.Module):
         return heads.loss_weights() if isinstance(heads, CascadeHeads) else {"box": heads.box_weight}
 
     def _run(
-        self, images: Tensor, sizes: Sequence[tuple[int, int]], targets: list[dict[str, Tensor]] | None
+        self,
+        images: Tensor,
+        sizes: Sequence[tuple[int, int]],
+        targets: list[dict[str, Tensor]] | None,
+        known: Sequence[Tensor] | None = None,
     ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
-        maps = self.stages(images)
+        maps = self.stages(images) if known is None else known
         features = self.pyramid(OrderedDict((str(level), grid) for level, grid in enumerate(maps)))
         # torchvision derives strides from the sizes of the maps and the image, which must include the padding.
         height, width = maps[0].shape[-2] * self.stages.strides[0], maps[0].shape[-1] * self.stages.strides[0]

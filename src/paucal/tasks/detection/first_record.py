@@ -1,0 +1,68 @@
+"""What a run stores of its first detector: the layers that were trained on the frozen backbone, and their score."""
+
+from dataclasses import asdict, dataclass
+
+from torch import nn
+
+from paucal.runs import RunFolder
+from paucal.runs.weights import read_weights, save_weights
+from paucal.types import UserError
+
+FILE, WEIGHTS = "first_detector.json", "first_detector.safetensors"
+BACKBONE = "stages.backbone."
+
+
+@dataclass(frozen=True)
+class FirstDetector:
+    """The first detector of a run, from which tuning starts.
+
+    Attributes:
+        steps: Optimizer steps that it was trained for.
+        score: AP on the validation images; None without any.
+        ap50: AP50 on the validation images; None without any.
+        seconds: Seconds from the start of the command until it was saved.
+    """
+
+    steps: int
+    score: float | None
+    ap50: float | None
+    seconds: float
+
+    def write(self, run: RunFolder) -> None:
+        """Store the record in the run folder."""
+        run.write_json(FILE, asdict(self))
+
+
+def save_layers(run: RunFolder, detector: nn.Module) -> None:
+    """Store the layers of a detector behind its backbone."""
+    state = detector.state_dict()
+    save_weights(run.path / WEIGHTS, {name: value for name, value in state.items() if not name.startswith(BACKBONE)})
+
+
+def load_layers(run: RunFolder, detector: nn.Module) -> None:
+    """Put the stored layers into a detector.
+
+    Raises:
+        UserError: The file is missing or damaged, or does not fit the detector.
+    """
+    stored, path = read_weights(run.path / WEIGHTS), str(run.path / WEIGHTS)
+    expected = {name: value.shape for name, value in detector.state_dict().items() if not name.startswith(BACKBONE)}
+    if {name: value.shape for name, value in stored.items()} != expected:
+        raise UserError(f"{path!r} does not fit the detector of this run: restore it or train anew.")
+    detector.load_state_dict(stored, strict=False)
+
+
+def read_first(run: RunFolder | None) -> FirstDetector | None:
+    """Read the record of a run's first detector; None if it has none yet.
+
+    Raises:
+        UserError: The file is damaged.
+    """
+    if run is None or not (run.path / FILE).is_file():
+        return None
+    stored = run.read_json(FILE)
+    try:
+        ap, ap50 = (None if stored[name] is None else float(stored[name]) for name in ("score", "ap50"))
+        return FirstDetector(int(stored["steps"]), ap, ap50, float(stored["seconds"]))
+    except (KeyError, TypeError, ValueError) as problem:
+        raise UserError(f"{str(run.path / FILE)!r} is damaged ({problem!r}): restore it or train anew.") from problem
