@@ -31,7 +31,7 @@ from paucal.models.weights.table import Trained, has_terms
 from paucal.objectives import Objective
 from paucal.rules.facts import StartFacts
 from paucal.runs import RunFolder, open_model_folder
-from paucal.runs.folder import AUTO, PUBLISHED, TIMM, run_around, with_ancestors
+from paucal.runs.folder import AUTO, COCO, PUBLISHED, TIMM, run_around, with_ancestors
 from paucal.runs.weights import read_foreign, read_weights
 from paucal.settings.groups import ModelSettings
 from paucal.types import UserError
@@ -94,6 +94,10 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
     _require_sense(settings)
     if settings.init is None:
         return Start()
+    if settings.init == COCO:
+        raise UserError(
+            f"--init {COCO} is a detector, which only 'paucal detect' starts from: give {TIMM!r} or a file."
+        )
     if settings.init in PUBLISHED:
         return Start(StartFacts("timm's weights", normalise="model"), read_timm, input_of_weights)
     path = _existing(settings.init)

@@ -40,7 +40,8 @@ PACKAGES = (
 )
 TIMM = "timm"  # start from the weights that timm publishes
 AUTO = "auto"  # the same, if the run chose them itself and auto-tunes from them
-PUBLISHED = (TIMM, AUTO)
+COCO = "coco"  # start from a detector that torchvision publishes
+PUBLISHED = (TIMM, AUTO, COCO)
 MAX_ANCESTORS = 32  # runs in a chain
 
 

@@ -21,10 +21,11 @@ from paucal.runner.images import SplitImages, decoded, normalisation, reading_fo
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, explain_memory_errors
 from paucal.runner.run_folder import stored_split
-from paucal.runner.starts import choose_start, find_start, load_start, may_choose_start
+from paucal.runner.starts import choose_start, load_start, may_choose_start
 from paucal.runner.time_budget import seconds_of
 from paucal.runner.trainer_inputs import check_rates, trainer_plan, with_joint_norms
 from paucal.runs import RunFolder
+from paucal.runs.folder import COCO
 from paucal.settings.options import flag
 from paucal.tasks.detection.evaluation import require_metrics
 from paucal.tasks.detection.first_record import FirstDetector, load_layers, read_first
@@ -33,6 +34,7 @@ from paucal.tasks.detection.model import DetectorCard
 from paucal.tasks.detection.network.detector import build_detector
 from paucal.tasks.detection.network.options import HEADS
 from paucal.tasks.detection.objective import Detection
+from paucal.tasks.detection.published import adopt_published, load_published, start_of
 from paucal.tasks.detection.rules import RULES, BoxFacts
 from paucal.tasks.detection.settings import DetectSettings, detector_name, detector_options
 from paucal.training import Plan
@@ -151,7 +153,9 @@ def assemble(
         shorter = int(np.median([min(boxed.boxes_of(index).size) for index in range(len(boxed.images))]))
         settings, given, choice = choose_start(settings, given, settings.device or best_device()[0], shorter)
         remarks = [choice.remark] if choice.remark else []
-    start = find_start(settings, run)
+    if run is None and settings.init == COCO:
+        settings, given = adopt_published(settings, given, outlined=not boxed.without_outline)
+    start = start_of(settings, run)
     data = _split(settings, boxed, run)
     settings, reasons = resolve(settings, _facts(boxed, data, start.facts), RULES)
     boxed = _with_chosen_masks(settings, boxed)
@@ -159,7 +163,10 @@ def assemble(
     if run is None:
         check_rates(replace(settings, epochs=settings.passes))
     objective, card, notes = _build(settings, data, boxed, start.input and start.input(settings.model), run)
-    loaded = load_start(start, settings.model, objective, ())
+    if settings.init == COCO and start.record is None:
+        loaded = load_published(objective.detector, settings, boxed.classes, bars)
+    else:
+        loaded = load_start(start, settings.model, objective, ())
     first = read_first(run)
     if run is not None and first is not None:
         load_layers(run, objective.deployable())

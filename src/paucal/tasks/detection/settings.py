@@ -8,10 +8,14 @@ from paucal.settings.options import EarlierName, option
 from paucal.settings.parts import CutSettings, JointNormSettings
 from paucal.tasks.detection.network.options import (
     HEADS,
+    MOST_LAYERS,
+    AnchorSides,
     BoxLoss,
     CascadeAverage,
     CascadeBoxes,
     DetectorOptions,
+    Maps,
+    MaskNorm,
     Matching,
     Pooling,
     ProposalLoss,
@@ -47,6 +51,20 @@ class DetectorSettings:
         high=10_000,
     )
     pyramid_norm: PyramidNorm = option("norm after each convolution of the feature pyramid", "group", group="detector")
+    proposal_layers: int = option(
+        "convolutions between a map and its proposals", 1, group="detector", low=1, high=MOST_LAYERS
+    )
+    maps: Maps = option(
+        "maps of the backbone: one of each stride, or the two of torchvision's MobileNet detectors",
+        "strides",
+        group="detector",
+    )
+    anchor_sides: AnchorSides = option(
+        "sides of the anchors of a cell: one that grows with the stride, or five from 32 to 512 pixels on every map",
+        "one",
+        group="detector",
+    )
+    mask_norm: MaskNorm = option("norm after each convolution of the mask layers", "none", group="detector")
     pooling: Pooling = option(
         "how a region is read from a map: sampled at 2x2 points of each cell, or exactly aligned at as many points as "
         "it covers",
@@ -197,4 +215,8 @@ def detector_options(settings: DetectSettings) -> DetectorOptions:
         matching=settings.matching,
         pooling=settings.pooling,
         pyramid_norm=settings.pyramid_norm,
+        proposal_layers=settings.proposal_layers,
+        mask_norm=settings.mask_norm,
+        maps=settings.maps,
+        anchor_sides=settings.anchor_sides,
     )

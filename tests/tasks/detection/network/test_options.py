@@ -25,7 +25,7 @@ def test_oldest_cards__open_with_what_they_were_trained_with():
     assert added == {
         **{"head": "2fc", "cascade_boxes": "shared", "cascade_average": "probabilities", "box_loss": "smooth-l1"},
         **{"proposal_loss": "smooth-l1", "candidates": 0, "matching": "torchvision", "pooling": "sampled"},
-        "pyramid_norm": "group",
+        **{"pyramid_norm": "group", "proposal_layers": 1, "mask_norm": "none", "maps": "strides", "anchor_sides": "one"},
     }
 
 
@@ -43,6 +43,7 @@ def test_every_option_since__may_lack_in_a_card():
     "change",
     [
         *({name: value} for name in ("head", "box_loss", "matching", "pooling") for value in ("no such", 3, None, [])),
+        *({"proposal_layers": value} for value in (-1, 9, "2", True, 2.0)),
         *({"candidates": value} for value in (-1, 10**9, "2", True, 2.0)),
         {"proposal_loss": "giou"},
         {"a_later_option": 1},

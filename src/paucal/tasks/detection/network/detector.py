@@ -18,6 +18,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 from paucal.backbones import BackboneSpec
 from paucal.backbones.stage_maps import StageMaps, stage_maps
 from paucal.tasks.detection.network.cascade import CascadeHeads
+from paucal.tasks.detection.network.last_blocks import LastBlocks
 from paucal.tasks.detection.network.options import HEADS, DetectorOptions
 from paucal.tasks.detection.network.proposals import ProposalNetwork
 from paucal.tasks.detection.network.region_heads import (
@@ -55,9 +56,12 @@ class Detector(nn.Module):
     def __init__(self, stages: StageMaps, classes: int, options: DetectorOptions) -> None:
         super().__init__()
         self.stages, self.options = stages, options
-        norm = partial(nn.GroupNorm, min(GROUPS, options.channels)) if options.pyramid_norm == "group" else None
+        norms = {"group": partial(nn.GroupNorm, min(GROUPS, options.channels)), "batch": nn.BatchNorm2d, "none": None}
         self.pyramid = FeaturePyramidNetwork(
-            list(stages.channels), options.channels, extra_blocks=LastLevelMaxPool(), norm_layer=norm
+            list(stages.channels),
+            options.channels,
+            extra_blocks=LastLevelMaxPool(),
+            norm_layer=norms[options.pyramid_norm],
         )
         self.proposals = ProposalNetwork(stages, options)
         self.heads = _build_heads(stages, classes, options)
@@ -131,7 +135,10 @@ def build_detector(
     Raises:
         UserError: The backbone cannot be built, or has no map of the required strides.
     """
-    stages = stage_maps(replace(spec, pretrained=False), drop_path_rate, options.finest)
+    spec = replace(spec, pretrained=False)
+    if options.maps == "last-blocks":
+        return Detector(LastBlocks(spec.build(drop_path_rate=drop_path_rate)), classes, options)
+    stages = stage_maps(spec, drop_path_rate, options.finest)
     if not stages.strides:
         raise UserError(f"{spec.name} has no map of a stride from {options.finest} pixels up: choose another model.")
     return Detector(stages, classes, options)
@@ -151,7 +158,7 @@ def _build_heads(stages: StageMaps, classes: int, options: DetectorOptions) -> C
             *(pool, HEADS[options.head].build(options.channels, BOX_CELLS, dim)),
             SharedPredictor(dim, classes) if shared else FastRCNNPredictor(dim, classes + 1),
             *(hit, hit, options.regions, POSITIVE_SHARE, weights, options.least_score, NMS, options.most),
-            *((mask_pool, *mask_layers(options.channels, classes)) if options.masks else ()),
+            *((mask_pool, *mask_layers(options.channels, classes, options.mask_norm)) if options.masks else ()),
             hit=hit,
             box_loss=options.box_loss,
             matching=options.matching,

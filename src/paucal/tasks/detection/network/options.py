@@ -16,11 +16,14 @@ BoxLoss = Literal["smooth-l1", "l1", "giou"]
 ProposalLoss = Literal["smooth-l1", "l1"]
 Matching = Literal["torchvision", "anchors", "regions"]
 Pooling = Literal["sampled", "aligned"]
-PyramidNorm = Literal["group", "none"]
+PyramidNorm = Literal["group", "batch", "none"]
+MaskNorm = Literal["batch", "none"]
+Maps = Literal["strides", "last-blocks"]
+AnchorSides = Literal["one", "five"]
 CascadeBoxes = Literal["shared", "per-class"]
 CascadeAverage = Literal["probabilities", "logits"]
 CONVOLUTIONS = 4
-LARGEST = 100_000
+LARGEST, MOST_LAYERS = 100_000, 8
 # Every stored detector has these. Options added later take their default if they are missing.
 FIRST_OPTIONS = frozenset(
     ("channels", "head_dim", "finest", "anchor", "regions", "proposals", "cascade", "least_score", "most", "masks")
@@ -88,6 +91,10 @@ class DetectorOptions:
         pooling: How a region is read from a map: at 2x2 points of each of its cells, or exactly aligned, at
             more points for larger cells.
         pyramid_norm: Norm after each convolution of the pyramid.
+        proposal_layers: Convolutions between a map and its proposals.
+        mask_norm: Norm after each convolution of the mask layers.
+        maps: Maps of the backbone: one of each stride, or the two of torchvision's MobileNet detectors.
+        anchor_sides: Sides of the anchors of a cell: one that grows with the stride, or 32 to 512 pixels on every map.
     """
 
     channels: int = 256
@@ -109,6 +116,10 @@ class DetectorOptions:
     matching: Matching = "torchvision"
     pooling: Pooling = "sampled"
     pyramid_norm: PyramidNorm = "group"
+    proposal_layers: int = 1
+    mask_norm: MaskNorm = "none"
+    maps: Maps = "strides"
+    anchor_sides: AnchorSides = "one"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for a model's card."""
@@ -137,6 +148,7 @@ class DetectorOptions:
         for name, value in stored.items():
             choices = HEADS if name == "head" else get_args(hints[name])
             is_typed = type(value) is type(defaults[name])
-            if not is_typed or not (value in choices if choices else 0 <= value <= LARGEST):
+            most = MOST_LAYERS if name == "proposal_layers" else LARGEST
+            if not is_typed or not (value in choices if choices else 0 <= value <= most):
                 raise UserError(f"model.json gives a detector {name} {value!r}: restore it or train again.")
         return cls(**stored)

@@ -11,6 +11,7 @@ from paucal.backbones.stage_maps import StageMaps
 from paucal.tasks.detection.network.options import DetectorOptions
 
 RATIOS = (0.5, 1.0, 2.0)
+FIVE_SIDES = (32, 64, 128, 256, 512)  # pixels
 HIT, MISS, SAMPLES, POSITIVE_SHARE, NMS = 0.7, 0.3, 256, 0.5, 0.7
 BETAS = {"smooth-l1": 1 / 9, "l1": 0.0}  # difference at which smooth L1 becomes linear
 
@@ -65,12 +66,14 @@ class ProposalNetwork(RegionProposalNetwork):
 
     def __init__(self, stages: StageMaps, options: DetectorOptions) -> None:
         strides = [*stages.strides, 2 * stages.strides[-1]]
-        anchors = AnchorGenerator(tuple((options.anchor * stride,) for stride in strides), (RATIOS,) * len(strides))
+        by_stride = tuple((options.anchor * stride,) for stride in strides)
+        sides = by_stride if options.anchor_sides == "one" else (FIVE_SIDES,) * len(strides)
+        anchors = AnchorGenerator(sides, (RATIOS,) * len(strides))
         candidates = options.candidates or options.proposals
         compared = {"training": candidates, "testing": max(candidates // 2, options.most)}
         kept = {"training": options.proposals, "testing": max(min(options.proposals, candidates // 2), options.most)}
         super().__init__(
-            *(anchors, ProposalHead(options.channels, anchors.num_anchors_per_location()[0])),
+            *(anchors, ProposalHead(options.channels, anchors.num_anchors_per_location()[0], options.proposal_layers)),
             *(HIT, MISS, SAMPLES, POSITIVE_SHARE, compared, kept, NMS),
         )
         self._beta = BETAS[options.proposal_loss]

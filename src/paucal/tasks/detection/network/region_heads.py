@@ -17,7 +17,7 @@ from torchvision.models.detection.roi_heads import RoIHeads, maskrcnn_loss
 from torchvision.ops import MultiScaleRoIAlign, clip_boxes_to_image, generalized_box_iou_loss, roi_align
 from torchvision.ops.poolers import LevelMapper
 
-from paucal.tasks.detection.network.options import BoxLoss, Matching
+from paucal.tasks.detection.network.options import BoxLoss, MaskNorm, Matching
 from paucal.tasks.detection.network.proposals import ObjectMatcher
 
 BOX_CELLS, MASK_CELLS = 7, 14  # per side of a region; predicted masks have twice as many
@@ -209,14 +209,17 @@ def select_class(deltas: Tensor, classes: Tensor) -> Tensor:
     return deltas.view(len(deltas), -1, 4)[torch.arange(len(deltas), device=deltas.device), classes]
 
 
-def mask_layers(channels: int, classes: int) -> tuple[nn.Module, nn.Module]:
+def mask_layers(channels: int, classes: int, norm: MaskNorm = "none") -> tuple[nn.Module, nn.Module]:
     """Return the layers between the cells of a region and its masks, one per class and one for the background.
 
     Args:
         channels: Channels of the pyramid and of all layers; 256 as published.
         classes: Number of classes of objects.
+        norm: Norm after each convolution.
     """
-    return MaskRCNNHeads(channels, [channels] * MASK_LAYERS, 1), MaskRCNNPredictor(channels, channels, classes + 1)
+    norm_layer = nn.BatchNorm2d if norm == "batch" else None
+    layers = MaskRCNNHeads(channels, [channels] * MASK_LAYERS, 1, norm_layer)
+    return layers, MaskRCNNPredictor(channels, channels, classes + 1)
 
 
 def mask_logits(

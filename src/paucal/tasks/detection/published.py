@@ -1,0 +1,223 @@
+"""Detectors that torchvision publishes, trained on COCO, as the start of a run: `--init coco`.
+
+A run gets their backbone, pyramid, proposals and heads. Classes are replaced: those that COCO has too keep their
+weights; others start with COCO's mean box and mask, and a random score.
+"""
+
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchvision.models import detection
+
+from paucal.backbones.weights.inputs import ImageInput
+from paucal.backbones.weights.load_report import LoadReport
+from paucal.rules.facts import StartFacts
+from paucal.runner.job import Bars
+from paucal.runner.starts import Start, find_start
+from paucal.runs import RunFolder
+from paucal.runs.folder import COCO
+from paucal.runs.weights import read_foreign
+from paucal.settings.options import flag
+from paucal.tasks.detection.network.detector import Detector
+from paucal.tasks.detection.settings import DetectSettings
+from paucal.types import UserError
+
+LICENCE = "BSD-3-Clause"
+SECONDS = 5.0  # to wait for the answer of the server
+PARTS = {
+    "backbone.body.": "stages.backbone.model.",
+    "backbone.fpn.": "pyramid.",
+    "rpn.": "proposals.",
+    "roi_heads.": "heads.",
+}
+# Layers of the heads with rows per class, and the rows of one class.
+PER_CLASS = {
+    "roi_heads.box_predictor.cls_score": 1,
+    "roi_heads.box_predictor.bbox_pred": 4,
+    "roi_heads.mask_predictor.mask_fcn_logits": 1,
+}
+SCORES = "roi_heads.box_predictor.cls_score"
+SHARED = {"pyramid_channels": 256, "head_dim": 1024, "cascade": False}
+RESNET = {
+    **{"model": "resnet50", "finest": 4, "anchor": 8, "pyramid_norm": "batch", "proposal_layers": 2},
+    **{"head": "4conv1fc", "mask_norm": "batch", **SHARED},
+}
+MOBILENET = {
+    **{"model": "mobilenetv3_large_100", "maps": "last-blocks", "anchor_sides": "five", "pyramid_norm": "none"},
+    **{"head": "2fc", "masks": "off", "finest": 32, "anchor": 1, **SHARED},
+}
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published detector.
+
+    Attributes:
+        title: Name for messages.
+        weights: torchvision's entry with the address of the weights.
+        settings: Settings of a run that builds the same layers.
+    """
+
+    title: str
+    weights: Any
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        """Place of the weights in the cache of torch."""
+        return Path(torch.hub.get_dir()) / "checkpoints" / self.weights.url.rpartition("/")[2]
+
+    def describe(self) -> str:
+        """Return the name with the size and the licence of the file."""
+        return f"torchvision's {self.title}, trained on COCO ({self.weights.meta['_file_size']:.0f} MB, {LICENCE})"
+
+
+PUBLISHED = (
+    Published(
+        "Mask R-CNN with ResNet-50 FPN v2",
+        detection.MaskRCNN_ResNet50_FPN_V2_Weights.COCO_V1,
+        {**RESNET, "masks": "on"},
+    ),
+    Published(
+        "Faster R-CNN with ResNet-50 FPN v2",
+        detection.FasterRCNN_ResNet50_FPN_V2_Weights.COCO_V1,
+        {**RESNET, "masks": "off"},
+    ),
+    Published(
+        "Faster R-CNN with MobileNetV3-Large 320 FPN",
+        detection.FasterRCNN_MobileNet_V3_Large_320_FPN_Weights.COCO_V1,
+        MOBILENET,
+    ),
+)
+
+
+def choose_published(settings: DetectSettings, outlined: bool) -> Published:
+    """Return the published detector of some settings: ResNet-50 by default, with masks if the objects have outlines.
+
+    Raises:
+        UserError: The model of the settings is not that of a published detector.
+    """
+    masks = settings.masks == "on" or (settings.masks in (None, "auto") and outlined)
+    model = settings.model or RESNET["model"]
+    fitting = [each for each in PUBLISHED if each.settings["model"] == model]
+    if not fitting:
+        models = " or ".join(dict.fromkeys(each.settings["model"] for each in PUBLISHED))
+        raise UserError(f"--init {COCO} has detectors of {models}, and --model is {model}: give one of these.")
+    return next((each for each in fitting if each.settings["masks"] == ("on" if masks else "off")), fitting[-1])
+
+
+def adopt_published(
+    settings: DetectSettings, given: Mapping[str, str], outlined: bool
+) -> tuple[DetectSettings, dict[str, str]]:
+    """Return settings that build the layers of the published detector, with the origins of all settings.
+
+    Raises:
+        UserError: A setting that was given builds other layers.
+    """
+    published = choose_published(settings, outlined)
+    for name, value in published.settings.items():
+        if name in given and getattr(settings, name) not in (value, "auto", None):
+            raise UserError(
+                f"{flag(name)} is {getattr(settings, name)}, and {published.title} of --init {COCO} has {value}: leave "
+                f"it out, or start from a classifier with --init timm."
+            )
+    reasons = {name: f"auto: as in {published.title}" for name in published.settings if name not in given}
+    return replace(settings, **published.settings), {**given, **reasons}
+
+
+def start_of(settings: DetectSettings, run: RunFolder | None) -> Start:
+    """Find the weights that `--init` names; those of a published detector are read by `load_published`."""
+    if settings.init != COCO or (run is not None and run.last.exists()):
+        return find_start(settings, run)
+    facts = StartFacts("torchvision's detector", settings.model, normalise="model")
+    return Start(facts, input=lambda _: ImageInput())
+
+
+def load_published(detector: Detector, settings: DetectSettings, classes: Sequence[str], bars: Bars) -> LoadReport:
+    """Load the published detector of some settings, fetched if it is not in the cache.
+
+    Raises:
+        UserError: The weights are not in the cache and cannot be fetched, or the file is damaged.
+    """
+    published = choose_published(settings, settings.masks == "on")
+    names = published.weights.meta["categories"]
+    tree = read_foreign(_cached(published, bars))
+    state, kept = _rename(tree, detector.state_dict(), names, classes)
+    own = detector.state_dict()
+    counts = {name for name in own if name.endswith("num_batches_tracked")}
+    misfits = [name for name in own.keys() - counts if name not in state or state[name].shape != own[name].shape]
+    if misfits or not all(value.isfinite().all() for value in state.values()):
+        raise UserError(
+            f"{str(published.path)!r} is not {published.title}, or is damaged ({', '.join(misfits[:3])}): remove it, "
+            "and it is fetched again."
+        )
+    detector.load_state_dict({name: value for name, value in state.items() if name in own}, strict=False)
+    shown = f"those of {', '.join(kept)} from COCO" if kept else "fresh, as COCO has none of these"
+    return LoadReport(published.describe(), "", 1.0, shown, loaded=tuple(state), input=vars(ImageInput()))
+
+
+def _rename(
+    tree: Mapping[str, Any], own: Mapping[str, Tensor], names: Sequence[str], classes: Sequence[str]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the tensors by the names of our detector, with rows for its classes, and the classes that COCO has."""
+    places = {name.lower(): place for place, name in enumerate(names)}
+    rows = [places.get(name.strip().lower().replace("_", " ")) for name in classes]
+    body = [name for name in own if name.startswith(PARTS["backbone.body."]) and not name.endswith("_tracked")]
+    state: dict[str, Tensor] = {}
+    by_order = iter(body)
+    for name, value in tree.items():
+        prefix = next((prefix for prefix in PARTS if name.startswith(prefix)), None)
+        if prefix is None or not isinstance(value, Tensor) or name.endswith("_tracked"):
+            continue
+        renamed = PARTS[prefix] + name.removeprefix(prefix)
+        if prefix == "backbone.body." and renamed not in own:  # MobileNet has other names, in the same order
+            renamed = next(by_order, renamed)
+        layer = name.rpartition(".")[0]
+        if layer in PER_CLASS:
+            fresh = own[renamed] if layer == SCORES and renamed in own else None
+            value = _of_classes(value, PER_CLASS[layer], rows, fresh)
+        state[renamed] = value.float()
+    return state, [name for name, place in zip(classes, rows, strict=True) if place is not None]
+
+
+def _of_classes(value: Tensor, each: int, rows: Sequence[int | None], fresh: Tensor | None) -> Tensor:
+    """Return the rows of the background and of some classes.
+
+    Args:
+        value: Rows of COCO's classes, the background first.
+        each: Rows of a class.
+        rows: Place of each class in COCO; None for other classes.
+        fresh: Rows of our detector, which other classes keep; None for the mean of COCO's classes.
+    """
+    grouped = value.unflatten(0, (-1, each))
+    mean = grouped[1:].mean(0)
+    ours = [] if fresh is None else [*fresh.unflatten(0, (-1, each))[1:]]
+    others = ours or [mean] * len(rows)
+    return torch.stack(
+        [grouped[0], *(other if row is None else grouped[row] for row, other in zip(rows, others, strict=True))]
+    ).flatten(0, 1)
+
+
+def _cached(published: Published, bars: Bars) -> Path:
+    """Return the file of the weights, fetched if it is not in the cache."""
+    path, url = published.path, published.weights.url
+    if path.is_file():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=SECONDS):
+            pass
+        with bars(f"fetching {published.describe()}"):
+            torch.hub.download_url_to_file(url, str(path), path.stem.rpartition("-")[2], progress=False)
+    except (OSError, RuntimeError) as problem:
+        reason = str(getattr(problem, "reason", problem)).split("\n")[0]
+        raise UserError(
+            f"--init {COCO} starts from {published.describe()}, which are neither in the cache nor to be fetched "
+            f"({reason}): copy {url} to {str(path)!r} from a machine with a network, or give --init timm or a run."
+        ) from problem
+    return path
