@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -77,6 +78,17 @@ def test_regions__are_read_in_pixels_whatever_images_are_called(tmp_path: Path, 
     if kind == "polygon":
         left, top, right, bottom = one.boxes[0]
         assert one.outlines[0][0] == pytest.approx([left, top, right, top, right, bottom, left, bottom])
+
+
+@pytest.mark.parametrize("prefix", ["/data/local-files/?d=my%20sets/", "/data/upload/3/1a2b3c4d-", "s3://b/"])
+def test_addresses__may_be_percent_encoded(tmp_path: Path, prefix: str):
+    names = ["a b.png", "50%.png", "c#d.png", "e%20f.png"]
+    rows = pictures(1)[0][1]
+    tasks = [task(prefix + quote(name), [region(rows[0], SIZE)]) for name in names]
+    root = write(tmp_path / "set", tasks)
+    for n, name in enumerate(names):
+        (root / f"{n}.png").rename(root / name)
+    assert [image.key for image in read_boxes(root)[1].images] == names
 
 
 def test_regions__of_all_kinds(tmp_path: Path):

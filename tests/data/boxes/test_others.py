@@ -92,6 +92,18 @@ def test_cvat__boxes_polygons_and_masks(tmp_path: Path, kind: str):
         assert flat.sum() == flat[top:bottom, left:right].sum() == (right - left) * (bottom - top)
 
 
+@pytest.mark.parametrize(("turned", "box"), [(0, (20, 30, 60, 50)), (90, (30, 20, 50, 60)), (180, (20, 30, 60, 50))])
+def test_cvat__ellipses_are_polygons(tmp_path: Path, turned: int, box: tuple[int, ...]):
+    extra = f'<ellipse label="red" cx="40" cy="40" rx="20" ry="10" rotation="{turned}"/>'
+    image = read_boxes(write_cvat(tmp_path / "set", extra=extra))[1].images[0]
+    assert image.boxes[-1] == pytest.approx(box, abs=0.1)
+    x, y = np.asarray(image.outlines[-1][0]).reshape(-1, 2).T - 40
+    long, short = (x, y) if turned % 180 == 0 else (y, x)
+    assert (long / 20) ** 2 + (short / 10) ** 2 == pytest.approx(np.ones(len(x)))
+    area = abs(x @ np.roll(y, 1) - y @ np.roll(x, 1)) / 2
+    assert area == pytest.approx(np.pi * 20 * 10, rel=0.01)
+
+
 def test_cvat__subsets_are_parts_and_other_shapes_are_counted(tmp_path: Path):
     described = read_boxes(write_cvat(tmp_path / "set", subset=True, extra='<points label="a" points="1,2"/>'))[1]
     assert [one.declared for one in described.images] == ["train"] * 4 + ["val"] * 2
@@ -106,6 +118,7 @@ def test_cvat__subsets_are_parts_and_other_shapes_are_counted(tmp_path: Path):
         ('<box label="" xtl="1" ytl="1" xbr="9" ybr="9"/>', "without a label"),
         ('<mask label="a" rle="0, 5" left="1" top="1" width="2" height="2"/>', "whose numbers cannot be read"),
         ('<polygon label="a" points=""/>', "whose numbers cannot be read"),
+        ('<ellipse label="a" cx="4" cy="4" rx="2"/>', "whose numbers cannot be read"),
     ],
 )
 def test_cvat__refuses_damaged_and_turned_shapes(tmp_path: Path, extra: str, words: str):

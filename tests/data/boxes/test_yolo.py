@@ -115,13 +115,22 @@ def test_empty_labels_missing_labels_and_missing_images(tmp_path: Path):
     (root / "images/2.png").unlink()
     described = read_boxes(root)[1]
     assert [(Path(one.key).stem, len(one.boxes) > 0) for one in described.images] == [
-        *(("0", False), ("3", True), ("4", True), ("5", True)),
+        *(("0", False), ("3", True), ("4", True), ("5", True), ("1", False)),
     ]
+    assert described.images[-1].declared == "train"
     assert described.notes == (
         "the images of val are those of train: they count as train alone",
         "1 label without an image was left out, such as labels/2.txt",
-        "1 image that no annotation describes is left out",
+        "1 image without a label file: they count as images without objects",
     )
+
+
+def test_missing_labels__mean_nothing_where_no_yaml_names_the_images(tmp_path: Path):
+    root = write_yolo(tmp_path / "set", "images", "labels")
+    (root / "labels/1.txt").unlink()
+    described = read_boxes(root)[1]
+    assert [Path(one.key).stem for one in described.images] == ["0", "2", "3", "4", "5"]
+    assert "1 image that no annotation describes is left out" in described.notes
 
 
 BAD = {

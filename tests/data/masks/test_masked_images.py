@@ -7,6 +7,7 @@ from PIL import Image
 from data.masks.saving import grey, save
 from paucal.data.decode import UnreadableImage
 from paucal.data.masks.coding import IGNORED
+from paucal.data.masks.mask_files import read_mask
 from paucal.data.masks.masked_images import images_of_pairs, join_masks, read_masks
 from paucal.data.masks.pairs import find_pairs
 from paucal.types import UserError
@@ -93,6 +94,44 @@ def test_sixteen_bits__are_numbers_of_classes_or_refused(tmp_path):
     save(tmp_path / "masks/1.png", (deep * 9000).astype(np.uint16))
     with pytest.raises(UserError, match="values up to 27000, and 255 classes are the most"):
         opened(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int64", "float32", "bool", "colour"])
+def test_arrays__are_masks_of_numbers(tmp_path, kind):
+    values = np.asarray([[0, 1, 1, 0, 0, 0]] * 4)
+    stored = np.stack([values * 200, values * 0, values * 10], -1).astype(np.uint8) if kind == "colour" else values
+    np.save(tmp_path / "1.npy", stored if kind == "colour" else values.astype(kind))
+    raw = read_mask(tmp_path / "1.npy", "1.npy")
+    expected = values * (200 << 16 | 10) if kind == "colour" else values
+    assert np.array_equal(raw.values, expected)
+    assert (raw.kind, raw.bits) == ("colour" if kind == "colour" else "grey", 1 if kind == "bool" else 8)
+
+
+def test_arrays__are_found_beside_their_images(tmp_path):
+    make(tmp_path, [np.zeros((4, 6), np.uint8)] * 2)
+    for number in range(2):
+        (tmp_path / f"masks/{number}.png").unlink()
+        np.save(tmp_path / f"masks/{number}.npy", np.full((4, 6), number, np.int64))
+    masked = opened(tmp_path)
+    assert [masked.masks.read(n)[0, 0] for n in range(2)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (np.asarray([[0.0, 0.5]]), "expected whole numbers from 0 to 65535"),
+        (np.asarray([[0.0, np.nan]]), "expected whole numbers"),
+        (np.asarray([[0, -1]]), "it holds numbers from -1 to 0"),
+        (np.asarray([[0, 1 << 40]]), "expected whole numbers"),
+        (np.zeros((9, 8, 7)), "it has 7 channels of float64"),
+        (np.asarray([["a"]]), "expected numbers with 2 axes"),
+        (np.zeros((40, 50), np.uint8), "many more than its image"),
+    ],
+)
+def test_arrays_that_are_no_mask__are_refused(tmp_path, values, words):
+    np.save(tmp_path / "1.npy", values)
+    with pytest.raises(UnreadableImage, match=words):
+        read_mask(tmp_path / "1.npy", "1.npy", most=1000)
 
 
 def test_several_masks_of_an_image__are_joined(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from paucal.types import UserError
 from paucal.wording import counted, was
 
 MOST_CLASSES = 10_000
+ELLIPSE_POINTS = 72
 ROUNDING = 0.5  # pixels by which edges of a box may differ between two files if one file rounds them
 # COCO's text of run lengths: each character code, minus that of "0", has 5 bits and a flag that the number continues.
 ZERO, BITS, CONTINUES, SIGN = 48, 5, 0x20, 0x10
@@ -161,6 +162,22 @@ def parse_number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
+
+
+def points_of_ellipse(
+    centre: tuple[float, float], radii: tuple[float, float], turned: float = 0.0
+) -> list[tuple[float, float]]:
+    """Return the corners of a polygon on an ellipse.
+
+    Args:
+        centre: x and y in pixels.
+        radii: Half of the width and of the height in pixels.
+        turned: Degrees by which it is turned to the right around its centre.
+    """
+    angles = np.arange(ELLIPSE_POINTS) * 2 * np.pi / ELLIPSE_POINTS
+    x, y, turn = radii[0] * np.cos(angles), radii[1] * np.sin(angles), np.deg2rad(turned)
+    across, down = x * np.cos(turn) - y * np.sin(turn), x * np.sin(turn) + y * np.cos(turn)
+    return list(zip((centre[0] + across).tolist(), (centre[1] + down).tolist(), strict=True))
 
 
 def box_of_points(points: Iterable[tuple[float, float]]) -> Corners:

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,7 +165,10 @@ def _find_images(named: Sequence[str], names: ImageNames, tree: Tree, file: str)
     Raises:
         MissingImage: An image is missing.
     """
-    plain = [_LOCAL.sub("", name) for name in named]
+    local = [_LOCAL.sub("", name) for name in named]
+    # Addresses may be percent-encoded; a file of that very name comes first.
+    as_named = names.find_images(local, file, part_of_file(file))
+    plain = [name if key is not None else unquote(name) for name, key in zip(local, as_named, strict=True)]
     folders = [name.rpartition("/") for name in plain]
     shorter = [f"{folder}{slash}{_UPLOADED.sub('', last, count=1)}" for folder, slash, last in folders]
     part = part_of_file(file)

@@ -17,6 +17,7 @@ from paucal.data.boxes.annotations import (
     box_of_points,
     number_classes,
     parse_number,
+    points_of_ellipse,
     run_lengths_of,
     shorten_notes,
     unread_shapes_notes,
@@ -229,7 +230,7 @@ def _add_cvat_shape(image: AnnotatedImage, shape: ElementTree.Element, place: st
         return
     if not name:
         raise UserError(f"{place!r} has a {shape.tag} without a label in {image.key!r}: correct it.")
-    if angle % 360:
+    if angle % 360 and shape.tag != "ellipse":
         raise UserError(
             f"{place!r} has a {shape.tag} of {name!r} in {image.key!r} that is turned by {angle:g} degrees, and turned "
             "boxes are not read: draw it upright, or as a polygon."
@@ -249,6 +250,10 @@ def _cvat_outline(shape: ElementTree.Element, size: tuple[int, int] | None) -> t
     if shape.tag == "polygon":
         pairs = [pair.split(",") for pair in (shape.get("points") or "").split(";")]
         points = [(float(x), float(y)) for x, y in pairs]
+        return box_of_points(points), [[value for point in points for value in point]]
+    if shape.tag == "ellipse":
+        x, y, across, down = (float(shape.get(name) or "") for name in ("cx", "cy", "rx", "ry"))
+        points = points_of_ellipse((x, y), (across, down), float(shape.get("rotation") or 0))
         return box_of_points(points), [[value for point in points for value in point]]
     if shape.tag != "mask" or size is None:
         return None, None

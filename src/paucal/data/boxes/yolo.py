@@ -64,6 +64,8 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     """Read the label files of a set; an empty file means an image without objects.
 
+    As in Ultralytics' programs, so does a missing file, where a YAML file names the images of the parts.
+
     Raises:
         UserError: A label file cannot be read, has an unnamed class or numbers beyond the image, or the configuration
             does not fit the files.
@@ -87,6 +89,10 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
                 _add_object(image, line, f"line {number} of {tree.place_of(file)!r}", store.size(place), config)
         images.append(image)
     notes += shorten_notes(encodings)
+    described = {image.key for image in images}
+    if bare := [key for key in parts if key not in described]:
+        images += [AnnotatedImage(key, declared=parts[key], source=config.place) for key in bare]
+        notes.append(f"{counted(len(bare), 'image')} without a label file: they count as images without objects")
     if config.names is not None:
         return AnnotationSet(images, {name: number for number, name in config.names.items()}, tuple(notes))
     notes.append("there is no data.yaml and no classes.txt, so the classes are called by their numbers")

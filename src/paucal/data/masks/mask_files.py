@@ -4,15 +4,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.decode import UnreadableImage, open_image, turned_upright
+from paucal.data.channels.arrays import is_npy, npy_shape, read_npy
+from paucal.data.decode import UnreadableImage, decoding_errors, open_image, turned_upright
 
 GREY, PALETTE, COLOUR = "grey", "palette", "colour"
 LOSSY = ("JPEG", "MPO")  # formats that change values
+WIDEST = 65535  # largest value of a mask
 GREY_UNIT, WHITE = 0x010101, 0xFFFFFF  # packed colours of grey level 1 and of white
 
 
@@ -74,6 +77,8 @@ def read_mask(path: Path, name: str, most: int | None = None) -> RawMask:
     Raises:
         UnreadableImage: The file is not an image, is damaged, holds floats, or has too many pixels.
     """
+    if is_npy(path):
+        return _read_array(path, name, most)
     with open_image(path, f"{name} (a mask)") as image:
         if most is not None and image.width * image.height > most:
             raise ValueError(f"it has {image.height}x{image.width} pixels, many more than its image")
@@ -82,6 +87,24 @@ def read_mask(path: Path, name: str, most: int | None = None) -> RawMask:
         values, kind, bits = _stored_values(upright)
         palette = _palette(upright) if kind == PALETTE else None
     return RawMask(values, kind, bits, lossy, palette)
+
+
+def _read_array(path: Path, name: str, most: int | None) -> RawMask:
+    """Read a NumPy array of whole numbers, or of three channels of 8 bits; see `read_mask`."""
+    with decoding_errors(f"{name} (a mask)"):
+        shape = npy_shape(path)
+        if most is not None and shape.height * shape.width > most:
+            raise ValueError(f"it has {shape.height}x{shape.width} pixels, many more than its image")
+        values: NDArray[Any] = read_npy(path)
+        if shape.channels == 3 and values.dtype == np.uint8:
+            return RawMask(pack_colours(values), COLOUR)
+        if shape.channels != 1:
+            raise ValueError(f"it has {shape.channels} channels of {values.dtype}, expected 1, or 3 of uint8")
+        low, high = values.min(), values.max()
+        if not (low >= 0 and high <= WIDEST) or (values.dtype.kind == "f" and (values % 1).any()):
+            raise ValueError(f"it holds numbers from {low} to {high}, expected whole numbers from 0 to {WIDEST}")
+    bits = 1 if values.dtype == np.bool_ else 8 if high < 256 else 16
+    return RawMask(values[..., 0].astype(np.int32), GREY, bits)
 
 
 def _stored_values(image: Image.Image) -> tuple[NDArray[np.int32], str, int]:
@@ -99,8 +122,8 @@ def _stored_values(image: Image.Image) -> tuple[NDArray[np.int32], str, int]:
         return np.asarray(image.getchannel(0)).astype(np.int32), GREY, 8
     if mode.startswith("I"):
         wide = np.asarray(image).astype(np.int64)
-        if wide.min() < 0 or wide.max() > 65535:
-            raise ValueError(f"it holds values from {wide.min()} to {wide.max()}, and 0 to 65535 are read")
+        if wide.min() < 0 or wide.max() > WIDEST:
+            raise ValueError(f"it holds values from {wide.min()} to {wide.max()}, and 0 to {WIDEST} are read")
         return wide.astype(np.int32), GREY, 16
     rgb = np.asarray(image.convert("RGB"))
     if (rgb[..., 0] == rgb[..., 1]).all() and (rgb[..., 0] == rgb[..., 2]).all():
