@@ -60,6 +60,7 @@ OTHER_VERBS = {
     "compare": {"verbs.eval"},  # a cell may be evaluated as `paucal eval` does
     # The page draws the explanations of `paucal explain`, and shows the images to label in the order of `paucal next`.
     "serve": {"verbs.explain", "verbs.next"},
+    "predict": {"verbs.convert"},  # answers are written in the layouts of `paucal convert`
     "export": {"verbs.explain"},  # both write into the next numbered folder
     "next": {"verbs.predict", "verbs.convert"},  # the answers of a model, written as labels to correct
 }

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -13,6 +14,7 @@ from PIL import Image
 
 import paucal
 from cli.calls import call, failure, table
+from paucal.data.sources.opening import open_images
 from paucal.models.trained import TrainedModel, load_trained, save_trained
 from paucal.runs import RunFolder
 from paucal.verbs.predict.writing import COLUMNS, TILE
@@ -59,6 +61,18 @@ def test_top_k__names_the_likeliest_classes_in_falling_order(trained, tmp_path, 
     assert call(*words, "--output", tmp_path / "more.csv", "--top-k", 9) == 0
     assert "class_3" in table(tmp_path / "more.csv")[0]
     assert "--top-k is 0, expected" in failure(capsys, *words, "--top-k", 0)
+
+
+def test_answers__are_written_as_labels(trained, many, tmp_path):
+    """As folders of the predicted classes, and as a table, which `paucal train` reads."""
+    assert call("predict", trained / "run", many, "--to", "folders", "--output", tmp_path / "sorted") == 0
+    assert call("predict", trained / "run", many, "--to", "csv", "--output", tmp_path / "table") == 0
+    for place in ("sorted", "table/labels.csv"):
+        assert len(open_images(str(tmp_path / place))) == 36
+    written = [path for path in (tmp_path / "sorted").rglob("*") if path.is_file()]
+    by_bytes = {path.read_bytes(): path.parent.name for path in written}
+    answers = {row.path: row.predicted for row in paucal.predict(trained / "run", many)}
+    assert all(by_bytes[Path(path).read_bytes()] == answer for path, answer in answers.items())
 
 
 def test_features__equal_a_naive_forward(trained, many, tmp_path):

@@ -25,6 +25,16 @@ def segmented(tmp_path_factory):
     return base
 
 
+def test_answers__are_written_as_masks_that_are_read_back(segmented, tmp_path):
+    images = sorted((segmented / "scenes" / "images").iterdir())[:3]
+    assert call("predict", segmented / "run", *images, "--to", "masks", "--output", tmp_path / "out") == 0
+    model = paucal.load_segmenter(segmented / "run")
+    for path in images:
+        with Image.open(tmp_path / "out" / "masks" / f"{path.stem}.png") as mask, Image.open(path) as image:
+            assert np.array_equal(np.asarray(mask), model.mask(image))
+    assert (tmp_path / "out/classes.csv").read_text().startswith("name,value")
+
+
 def test_segment__leaves_a_judged_model_masks_and_pictures(segmented):
     run = segmented / "run"
     found = json.loads((run / "evaluation/test/segmentation.json").read_text())

@@ -42,6 +42,12 @@ def run(argv: Sequence[str]) -> int:
     check_ranges(wanted)
     moving, in_motion = settings_among(values, MovingSettings), _moves(values.paths, values.watch, given)
     console, task = Console(PlainConsole(stderr=True)), task_of(values.run)
+    if wanted.to is not None:
+        from paucal.verbs.predict.layouts import predict_as_labels
+
+        _refuse(given, ("format", "pictures", *OF_CLASSIFIERS), "--{} is of answers that --to does not write")
+        predict_as_labels(values.run, values.paths, settings, wanted, console)
+        return 0
     answer = {DETECTION: _detect, SEGMENTATION: _segment}.get(task, _classify)
     if in_motion:
         from paucal.verbs.predict.moving import predict_moving

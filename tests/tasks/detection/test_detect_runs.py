@@ -21,6 +21,7 @@ from paucal.runs.weights import load_checkpoint, read_weights
 from paucal.settings.options import chosen_settings
 from paucal.tasks.detection import assembly
 from paucal.tasks.detection.assembly import assemble
+from paucal.tasks.detection.images import open_boxed
 from paucal.tasks.detection.job import DetectionJob, detect, fit_steps
 from paucal.tasks.detection.rules import RULES
 from paucal.tasks.detection.settings import DetectSettings
@@ -133,6 +134,40 @@ def test_predictions__are_those_of_the_test(finished: Path, images: Path):
     left, top, width, height = expected[0]["bbox"]
     assert best == pytest.approx([left, top, left + width, top + height], abs=0.1)
     assert float(row.found.scores[0]) == pytest.approx(expected[0]["score"], abs=1e-3)
+
+
+@pytest.mark.parametrize("to", ["coco", "yolo", "voc", "csv", "label-studio"])
+def test_answers__are_written_as_labels_that_are_read_back(
+    finished: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
+):
+    monkeypatch.setattr("paucal.verbs.predict.layouts.SHOWN", 0.05)  # a detector of six steps is sure of nothing
+    paths = [str(images / f"{number}.png") for number in (3, 0, 7)]
+    found = {Path(row.path or "").name: row.found for row in detect_objects(finished, paths)}
+    assert sum(map(len, found.values())) > 3
+    assert main(["predict", str(finished), *paths, "--to", to, "--output", str(tmp_path / "out")]) == 0
+    if to == "label-studio":
+        tasks = json.loads((tmp_path / "out/tasks.json").read_text())
+        scores = [[region["score"] for region in task["predictions"][0]["result"]] for task in tasks]
+        assert [len(rows) for rows in scores] == [len(found[f"{number}.png"]) for number in (3, 0, 7)]
+        assert "annotations" not in tasks[0]
+        return
+    read = open_boxed(tmp_path / "out")
+    for index, key in enumerate(read.images.keys):
+        expected, boxes = found[Path(key).name], read.boxes_of(index)
+        assert boxes.corners == pytest.approx(expected.boxes, abs=0.02)
+        assert [read.classes[label] for label in boxes.labels] == [("red", "blue")[label] for label in expected.labels]
+    if to == "coco":
+        document = json.loads((tmp_path / "out/annotations/instances_default.json").read_text())
+        assert all(0.05 <= row["score"] <= 1 for row in document["annotations"])
+
+
+def test_labels__need_a_folder_and_a_layout_for_boxes(finished: Path, images: Path, tmp_path: Path, capsys):
+    words = ["predict", str(finished), str(images / "3.png")]
+    assert main([*words, "--to", "coco"]) == 2
+    assert "give --output, a new folder" in " ".join(capsys.readouterr().err.split())
+    assert main([*words, "--to", "folders", "--output", str(tmp_path / "out")]) == 2
+    assert "this model gives boxes, which --to folders does not hold" in " ".join(capsys.readouterr().err.split())
+    assert main([*words, "--to", "coco", "--format", "json", "--output", str(tmp_path / "out")]) == 2
 
 
 def test_other_verbs__say_that_a_detector_is_no_classifier(finished: Path, images: Path, capsys):

@@ -1,5 +1,6 @@
 """`paucal convert`: what is written is read back equal, and what a layout cannot hold is said."""
 
+import json
 import shutil
 from io import BytesIO
 from pathlib import Path
@@ -13,7 +14,7 @@ from PIL import Image
 
 import paucal
 from cli.calls import make_photos, make_scenes
-from data.boxes.written import write_label_studio, write_yolo
+from data.boxes.written import write_cvat, write_label_studio, write_yolo
 from paucal.cli.main import main
 from paucal.data.boxes.opening import read_boxes
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
@@ -224,6 +225,27 @@ def test_boxes_without_an_area__are_said_to_be_lost(tmp_path: Path):
     result = paucal.convert(root, to="coco", output=tmp_path / "coco")
     assert result.lost == {"boxes without an area": 1}
     assert "nothing is lost." not in result.said
+
+
+def test_yolo__names_its_only_part_twice_where_a_set_has_none(tmp_path: Path):
+    """Other programs ask for both, and the part is read as one."""
+    first = described(write_cvat(tmp_path / "set"))
+    result = paucal.convert(tmp_path / "set", to="yolo", output=tmp_path / "yolo")
+    config = yaml.safe_load((tmp_path / "yolo" / "data.yaml").read_text())
+    assert config["train"] == config["val"] == "images"
+    assert result.lost == {}
+    assert {part for part, _, _ in described(tmp_path / "yolo").values()} == {"train"}
+    assert len(first) == 6
+
+
+def test_label_studio__gets_addresses_that_a_browser_follows(tmp_path: Path):
+    root = write_yolo(tmp_path / "set", "images", "labels")
+    (root / "images/0.png").rename(root / "images/a b#1.png")
+    (root / "labels/0.txt").rename(root / "labels/a b#1.txt")
+    paucal.convert(root, to="label-studio", output=tmp_path / "out")
+    addresses = [row["data"]["image"] for row in json.loads((tmp_path / "out/tasks.json").read_text())]
+    assert "/data/local-files/?d=images/a%20b%231.png" in addresses
+    assert described(tmp_path / "out").keys() == described(root).keys()
 
 
 def test_yolo__names_its_folders_beside_its_own_file(tmp_path: Path):

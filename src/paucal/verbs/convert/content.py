@@ -30,12 +30,21 @@ Kind = Literal["detect", "segment", "train"]
 
 @dataclass(frozen=True)
 class Thing:
-    """An object: its class, its box in pixels, whether it is a crowd or difficult, and its outline as COCO has it."""
+    """An object of an image.
+
+    Attributes:
+        name: Its class.
+        box: (left, top, right, bottom) in pixels.
+        crowd: Whether it is a crowd or difficult.
+        outline: Its outline as COCO has it; None if unknown.
+        score: Confidence of the model that found it; None for objects that people annotated.
+    """
 
     name: str
     box: Corners
     crowd: bool = False
     outline: Any = None
+    score: float | None = None
 
 
 @dataclass(frozen=True)

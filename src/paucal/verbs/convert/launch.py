@@ -80,7 +80,7 @@ def convert_set(settings: ConvertSettings, console: Console) -> Converted:
     for note in content.images.notes:
         console.say(f"note: {note}")
     write_set(content, layout, target, console)
-    return _concluded(content, settings, console)
+    return conclude(content, settings.to, target, console)
 
 
 def write_set(content: Content, layout: Layout, target: Path, console: Console) -> None:
@@ -102,16 +102,17 @@ def write_set(content: Content, layout: Layout, target: Path, console: Console) 
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _concluded(content: Content, settings: ConvertSettings, console: Console) -> Converted:
+def conclude(content: Content, to: Form, target: Path, console: Console) -> Converted:
+    """Print what the layout could not hold and what to do next, and return the result."""
     lost = {words: count for words, count in content.lost.items() if count}
     for words, count in lost.items():
         console.say(f"lost: {words}: {count}")
     if not lost:
         console.say("nothing is lost.")
-    verb = {"masks": "segment", "coco": "detect"}.get(str(settings.to), content.kind)
-    written = f"{counted(len(content.items), 'image')} as {settings.to} in {settings.output}"
-    console.say(f"{written}; to learn from them: paucal {verb} {settings.output}")
-    return Converted(str(settings.output), len(content.items), lost)
+    verb = {"masks": "segment", "coco": "detect"}.get(to, content.kind)
+    written = f"{counted(len(content.items), 'image')} as {to} in {target}"
+    console.say(f"{written}; to learn from them: paucal {verb} {target}")
+    return Converted(str(target), len(content.items), lost)
 
 
 def _copy_image(images: ImageSet, index: int, path: Path) -> None:

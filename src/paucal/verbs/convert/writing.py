@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
@@ -77,6 +78,8 @@ def write_yolo(content: Content, folder: Path) -> None:
             lines.append(" ".join([str(names.index(thing.name)), *(f"{value:.8f}" for value in values)]) + "\n")
         _save(folder / item.place("labels", ".txt"), "".join(lines))
     parts = {part or "train": f"images/{part}".rstrip("/") for part in content.parts}
+    if content.parts == [""]:  # other programs ask for both; what they score there says nothing
+        parts["val"] = parts["train"]
     # Without "path", for which other programs do not take the folder of this file.
     config = {**parts, "names": dict(enumerate(names))}
     _save(folder / "data.yaml", yaml.safe_dump(config, allow_unicode=True, sort_keys=False))
@@ -103,6 +106,7 @@ def write_coco(content: Content, folder: Path) -> None:
                         "bbox": [left, top, right - left, bottom - top],
                         "area": _area(thing),
                         "iscrowd": int(thing.crowd),
+                        **({} if thing.score is None else {"score": thing.score}),
                         **outline,
                     }
                 )
@@ -238,7 +242,7 @@ def write_label_studio(content: Content, folder: Path) -> None:
         tasks = []
         for item in content.items:
             if item.part == part:
-                image = f"{_LOCAL}{item.place('images')}"
+                image = f"{_LOCAL}{quote(item.place('images'))}"
                 results = [_region(content, item, n, thing) for n, thing in enumerate(item.things) if not thing.crowd]
                 content.lost[CROWDS] += sum(thing.crowd for thing in item.things)
                 if content.kind == "train" and item.labels:
@@ -279,7 +283,8 @@ def _region(content: Content, item: Item, number: int, thing: Thing) -> dict[str
         kind, name = "polygonlabels", "polygon"
     stated = {"original_width": width, "original_height": height, "image_rotation": 0}
     region = {"id": f"{item.index + 1}-{number + 1}", "from_name": name, "to_name": "image", "type": kind}
-    return {**region, **stated, "value": {**value, kind: [thing.name]}}
+    score = {} if thing.score is None else {"score": thing.score}
+    return {**region, **stated, **score, "value": {**value, kind: [thing.name]}}
 
 
 def write_cvat(content: Content, folder: Path) -> None:

@@ -25,10 +25,11 @@ from paucal.tasks.detection.detections import Detections
 from paucal.tasks.detection.model import load_detector
 from paucal.tasks.detection.pictures import SHOWN
 from paucal.tasks.segmentation.model import load_segmenter
-from paucal.verbs.convert.content import Content, Item, Kind, Thing, with_names
+from paucal.verbs.convert.content import Content, Item, Kind, with_names
 from paucal.verbs.next.selection import unsureness
 from paucal.verbs.predict.asking import ask
 from paucal.verbs.predict.detection import detect_image
+from paucal.verbs.predict.layouts import things_of
 from paucal.verbs.predict.settings import PredictSettings
 from paucal.wording import percent
 
@@ -168,17 +169,8 @@ class DetectorModel(Model):
         items = []
         for place, index in enumerate(chosen.tolist()):
             shown = found[index].above(SHOWN)
-            outlines = shown.masks or [None] * len(shown)
-            things = [
-                Thing(
-                    self.card.classes[label],
-                    (float(box[0]), float(box[1]), float(box[2]), float(box[3])),
-                    outline=None if runs is None else {**runs, "counts": runs["counts"].decode("ascii")},
-                )
-                for label, box, runs in zip(shown.labels.tolist(), shown.boxes, outlines, strict=True)
-            ]
             score = float(shown.scores.mean()) if len(shown) else None
-            items.append(Item(place, "", "", sizes[index], tuple(things), score=score))
+            items.append(Item(place, "", "", sizes[index], things_of(shown, self.card.classes), score=score))
         numbers = dict(zip(self.card.classes, self.card.category_ids, strict=True))
         return _named("detect", images.select(chosen), items, self.source, numbers)
 

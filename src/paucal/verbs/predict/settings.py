@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paucal.settings.options import option
+from paucal.verbs.convert.settings import Form
 
 _GROUP = "prediction"
 
@@ -47,6 +48,11 @@ class AnswerSettings:
 
     format: Literal["csv", "json"] | None = option(
         "form of the answers; of a detector json is COCO's; by default what --output ends in, else csv", group=_FILES
+    )
+    to: Form | None = option(
+        "write the answers as labels, with copies of the images, in this layout of paucal convert, into the folder "
+        "--output",
+        group=_FILES,
     )
     top_k: int | None = option(
         "write only so many classes, the likeliest first; by default each has a column", group=_FILES, low=1, high=10**6

@@ -1,0 +1,147 @@
+"""Answers written as labels, with copies of the images, in a layout of `paucal convert`: a draft to correct by hand."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paucal.data.decode import WHOLE, UnreadableImage
+from paucal.data.images import ImageSet
+from paucal.data.sources.joining import join_sets
+from paucal.models.saved import read_card
+from paucal.models.tasks import DETECTION, SEGMENTATION, task_of
+from paucal.reading import named_path
+from paucal.runner.console import Console, NullConsole
+from paucal.runner.input_images import InMemory, Pictures, full_name, open_sources
+from paucal.runner.outputs import refuse_inside_images, require_empty
+from paucal.runs import open_model_folder
+from paucal.runs.files import try_folder
+from paucal.tasks.detection.detections import Detections
+from paucal.tasks.detection.model import DetectorCard
+from paucal.tasks.detection.pictures import SHOWN
+from paucal.tasks.segmentation.job import check_factors
+from paucal.tasks.segmentation.model import load_segmenter
+from paucal.types import UserError
+from paucal.verbs.convert.content import Content, Item, Kind, Thing, with_names
+from paucal.verbs.convert.launch import Converted, conclude, write_set
+from paucal.verbs.convert.writing import LAYOUTS
+from paucal.verbs.predict.detection import detect_objects
+from paucal.verbs.predict.launch import predict
+from paucal.verbs.predict.settings import AnswerSettings, PredictSettings
+
+NOUNS: dict[Kind, str] = {"detect": "boxes", "segment": "masks", "train": "classes of images"}
+
+
+class _Asked(NamedTuple):
+    """A model and the images that it is asked about: as they were given, as a set, and the path of each."""
+
+    source: str
+    paths: Sequence[str]
+    images: ImageSet
+    names: Sequence[str]
+
+
+def predict_as_labels(
+    source: str, paths: Sequence[str], settings: PredictSettings, wanted: AnswerSettings, console: Console
+) -> Converted:
+    """Write what a model answers for images as their labels, in the layout `wanted.to`.
+
+    Args:
+        source: Run folder.
+        paths: Images, folders and patterns.
+        settings: Settings of the prediction.
+        wanted: Layout and folder.
+        console: Console for messages and progress.
+
+    Raises:
+        UserError: The model's answers do not fit the layout, or an image or the folder is invalid.
+    """
+    if wanted.to is None or wanted.output is None:
+        raise UserError("--to writes labels and copies of the images: give --output, a new folder for them.")
+    kind = _KINDS.get(task_of(source), "train")
+    if kind not in LAYOUTS[wanted.to].kinds:
+        fitting = ", ".join(name for name, layout in LAYOUTS.items() if kind in layout.kinds)
+        raise UserError(f"this model gives {NOUNS[kind]}, which --to {wanted.to} does not hold: give one of {fitting}.")
+    target = named_path(wanted.output, "--output")
+    require_empty(target)
+    for path in paths:
+        refuse_inside_images(target, {"PATHS": path})
+    try_folder(target)
+    sets = [images for images in open_sources(paths, NullConsole(), WHOLE) if not isinstance(images, InMemory)]
+    names = [full_name(images, key) for images in sets for key in images.keys]
+    images = sets[0] if len(sets) == 1 else join_sets(sets, "+".join(paths))
+    images = replace(images, classes=(), labels=np.full(len(images), -1), multi_hot=None, declared=[""] * len(images))
+    content = _READERS[kind](_Asked(source, paths, images, names), settings, console)
+    content = with_names(replace(content, model=Path(source).resolve().name))
+    write_set(content, LAYOUTS[wanted.to], target, console)
+    return conclude(content, wanted.to, target, console)
+
+
+def _boxes(asked: _Asked, settings: PredictSettings, console: Console) -> Content:
+    card = read_card(open_model_folder(named_path(asked.source, "RUN")), DetectorCard)
+    rows = {row.path: row for row in detect_objects(asked.source, list(asked.paths), settings, console)}
+    items = []
+    for index, name in enumerate(asked.names):
+        if (row := rows.get(name)) is not None:
+            shown = row.found.above(SHOWN)
+            score = float(shown.scores.mean()) if len(shown) else None
+            items.append(Item(index, "", "", row.size, things_of(shown, card.classes), score=score))
+    return Content("detect", asked.images, tuple(items), dict(zip(card.classes, card.category_ids, strict=True)))
+
+
+def things_of(found: Detections, classes: Sequence[str]) -> tuple[Thing, ...]:
+    """Return detections as objects of a set that can be written, with their masks as packed run lengths."""
+    outlines = [
+        None if mask is None else {"size": list(mask["size"]), "counts": mask["counts"].decode("ascii")}
+        for mask in found.masks or [None] * len(found)
+    ]
+    rows = zip(found.boxes.tolist(), found.labels.tolist(), found.scores.tolist(), outlines, strict=True)
+    return tuple(
+        Thing(classes[label], (left, top, right, bottom), outline=outline, score=round(score, 5))
+        for (left, top, right, bottom), label, score, outline in rows
+    )
+
+
+def _masks(asked: _Asked, settings: PredictSettings, console: Console) -> Content:
+    check_factors("scales", settings.scales)
+    model = load_segmenter(asked.source, settings.device)
+    pictures = Pictures([asked.images], model.reading)
+    items = [
+        Item(index, "", "", (picture.height, picture.width))
+        for index in range(len(pictures))
+        if not isinstance(picture := pictures.read_or_skip(index, settings.on_bad_image, console), UnreadableImage)
+    ]
+
+    def mask(index: int) -> NDArray[np.uint8]:
+        return model.mask(pictures.read(index), tuple(settings.scales or (1.0,)), settings.mirror)
+
+    numbers = {name: number for number, name in enumerate(model.classes)}
+    return Content("segment", asked.images, tuple(items), numbers, mask)
+
+
+def _classes(asked: _Asked, settings: PredictSettings, console: Console) -> Content:
+    values, images = {name: value for name, value in vars(settings).items() if value is not None}, asked.images
+    rows = {row.path: row for row in predict(asked.source, list(asked.paths), **values)}
+    classes = next(iter(rows.values())).classes if rows else ()
+    items = [
+        Item(index, "", "", labels=tuple(rows[name].labels), score=rows[name].confidence)
+        for index, name in enumerate(asked.names)
+        if name in rows
+    ]
+    if any(row.thresholds is not None for row in rows.values()):
+        marks = np.zeros((len(images), len(classes)), dtype=np.int8)
+        for item in items:
+            marks[item.index, [classes.index(label) for label in item.labels]] = 1
+        images = replace(images, classes=classes, multi_hot=marks)
+    return Content("train", images, tuple(items), {name: number for number, name in enumerate(classes)})
+
+
+_KINDS: dict[str, Kind] = {DETECTION: "detect", SEGMENTATION: "segment"}
+_READERS: dict[Kind, Callable[[_Asked, PredictSettings, Console], Content]] = {
+    "detect": _boxes,
+    "segment": _masks,
+    "train": _classes,
+}
