@@ -172,7 +172,7 @@ def test_labels__need_a_folder_and_a_layout_for_boxes(finished: Path, images: Pa
 
 def test_other_verbs__say_that_a_detector_is_no_classifier(finished: Path, images: Path, capsys):
     assert main(["export", str(finished)]) == 2
-    assert "'paucal predict' uses it" in " ".join(capsys.readouterr().err.split())
+    assert "a detector is not exported: 'paucal predict'" in " ".join(capsys.readouterr().err.split())
 
 
 BAD = {

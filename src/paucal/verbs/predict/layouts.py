@@ -92,7 +92,7 @@ def _boxes(asked: _Asked, settings: PredictSettings, console: Console) -> Conten
     return Content("detect", asked.images, tuple(items), dict(zip(card.classes, card.category_ids, strict=True)))
 
 
-def things_of(found: Detections, classes: Sequence[str]) -> tuple[Thing, ...]:
+def things_of(found: Detections, classes: tuple[str, ...]) -> tuple[Thing, ...]:
     """Return detections as objects of a set that can be written, with their masks as packed run lengths."""
     outlines = [
         None if mask is None else {"size": list(mask["size"]), "counts": mask["counts"].decode("ascii")}

@@ -25,13 +25,8 @@ def test_oldest_cards__open_with_what_they_were_trained_with():
     assert added == {
         **{"head": "2fc", "cascade_boxes": "shared", "cascade_average": "probabilities", "box_loss": "smooth-l1"},
         **{"proposal_loss": "smooth-l1", "candidates": 0, "matching": "torchvision", "pooling": "sampled"},
-        **{
-            "pyramid_norm": "group",
-            "proposal_layers": 1,
-            "mask_norm": "none",
-            "maps": "strides",
-            "anchor_sides": "one",
-        },
+        **{"pyramid_norm": "group", "proposal_layers": 1, "mask_norm": "none"},
+        **{"maps": "strides", "anchor_sides": "one"},
     }
 
 
