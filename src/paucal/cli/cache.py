@@ -1,5 +1,6 @@
 """`paucal cache`: the disk space that decoded images and features take on this machine, and how to free it."""
 
+import shutil
 from collections.abc import Sequence
 
 from paucal.cli.arguments import VerbParser, parse
@@ -24,6 +25,8 @@ def run(argv: Sequence[str]) -> int:
         clear_cache,
         features_folder,
         list_entries,
+        unpacked_bytes,
+        unpacked_folder,
     )
     from paucal.data.shards.folders import clear_fetched, fetched_bytes
     from paucal.runner.plain_console import PlainConsole
@@ -44,6 +47,12 @@ def run(argv: Sequence[str]) -> int:
             console.print(f"shards: {fetched / MIB:.0f} MiB of fetched ones and of indices, in {folder}", markup=False)
             if values.clear:
                 console.print(f"removed {clear_fetched(folder) / MIB:.0f} MiB of shards", markup=False)
+    unpacked = unpacked_bytes()
+    if unpacked:
+        console.print(f"archives: {unpacked / MIB:.0f} MiB of unpacked masks, in {unpacked_folder()}", markup=False)
+        if values.clear:
+            shutil.rmtree(unpacked_folder(), ignore_errors=True)
+            console.print(f"removed {unpacked / MIB:.0f} MiB of unpacked masks", markup=False)
     features = sorted(features_folder().glob("*.safetensors"))
     size = sum(file.stat().st_size for file in features)
     words = f"{counted(len(features), 'file')}, {size / MIB:.0f} MiB"

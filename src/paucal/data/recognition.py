@@ -9,12 +9,12 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from paucal.data.boxes.opening import LAYOUTS, STRUCTURE, find_boxes, open_tagged_images
-from paucal.data.boxes.tree import Tree, is_archive, open_tree
+from paucal.data.boxes.tree import Tree, open_tree
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet, evenly_spaced
 from paucal.data.masks.mask_files import pack_colours
 from paucal.data.masks.recognition import masks_among
-from paucal.data.sources.archive import open_archive
+from paucal.data.sources.archive import is_archive, open_archive
 from paucal.data.sources.folder import open_folder
 from paucal.data.sources.source import SourceOptions
 from paucal.data.sources.table_columns import find_tables

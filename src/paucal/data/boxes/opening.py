@@ -15,9 +15,9 @@ from paucal.data.boxes import coco, label_studio, labelme, table, xml_layouts, y
 from paucal.data.boxes.annotations import AnnotationSet, Layout
 from paucal.data.boxes.naming import LABEL_FOLDERS, MissingImage
 from paucal.data.boxes.parts import with_parts
-from paucal.data.boxes.tree import Tree, ascii_bytes, folder_tree, is_archive, open_tree
+from paucal.data.boxes.tree import Tree, ascii_bytes, folder_tree, open_tree
 from paucal.data.images import ImageSet
-from paucal.data.sources.archive import ARCHIVE_SUFFIXES
+from paucal.data.sources.archive import ARCHIVE_SUFFIXES, is_archive
 from paucal.data.sources.folder import IMAGE_FOLDERS
 from paucal.data.sources.labels import from_names
 from paucal.data.splits.part_names import part_of_folders

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from paucal.data.sources.archive import ARCHIVE_SUFFIXES, COMPRESSED, ArchiveStore, archive_entries, shared_folder
+from paucal.data.sources.archive import ArchiveStore, archive_entries, shared_folder
 from paucal.data.sources.folder import find_files
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.stores import EncodedStore, FileStore
@@ -81,11 +81,6 @@ def open_tree(place: Path) -> Tree:
         UserError: The archive is damaged or compressed as a whole.
     """
     return folder_tree(place) if place.is_dir() else _archive_tree(place)
-
-
-def is_archive(file: Path) -> bool:
-    """Return whether a file has the suffix of an archive."""
-    return file.name.lower().endswith((*ARCHIVE_SUFFIXES, *COMPRESSED))
 
 
 def folder_tree(root: Path, files: Sequence[str] | None = None) -> Tree:

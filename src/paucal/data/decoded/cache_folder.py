@@ -67,6 +67,16 @@ def frames_folder() -> Path:
     return (cache_folder() or features_folder().with_name("images")) / "frames"
 
 
+def unpacked_folder() -> Path:
+    """Return the folder of unpacked archives with masks, `unpacked` in the cache folder also if caching is off."""
+    return frames_folder().with_name("unpacked")
+
+
+def unpacked_bytes() -> int:
+    """Return the size in bytes of the unpacked archives."""
+    return sum(file.stat().st_size for file in unpacked_folder().rglob("*") if file.is_file())
+
+
 def usable_folder() -> Path | None:
     """Create and return the cache folder; None if caching is off or the folder cannot be written.
 

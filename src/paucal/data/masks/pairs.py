@@ -18,7 +18,8 @@ from paucal.data.masks.naming import (
     without_suffix,
 )
 from paucal.data.masks.part_lists import read_part_lists
-from paucal.data.sources.archive import ARCHIVE_SUFFIXES, COMPRESSED
+from paucal.data.masks.unpacking import unpack
+from paucal.data.sources.archive import is_archive
 from paucal.data.sources.folder import find_images
 from paucal.data.splits.part_names import part_among_words
 from paucal.types import NoLabelsError, UserError
@@ -80,7 +81,7 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
     Args:
         data: Folder that contains a folder of images and one of masks, at its top (`images/`, `masks/`, with train,
             val and test below them) or within each split (`train/images/`, `train/masks/`, or `train/`, `trainannot/`),
-            or images and masks side by side (`x.jpg`, `x_mask.png`).
+            or images and masks side by side (`x.jpg`, `x_mask.png`); or a zip or tar file of such a folder.
         images: Folder of the images instead of `data`; needs `masks`.
         masks: Folder of the masks.
 
@@ -91,6 +92,8 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
     if (images is None) != (masks is None):
         raise UserError("--images and --masks go together: give both, or a folder that has both in it.")
     if images is None or masks is None:
+        if data.is_file() and is_archive(data):
+            data = unpack(data)
         _require_folder(data, "DATA")
         sides = tell_sides(find_images(data))
         if not sides.images or not sides.masks:
@@ -287,6 +290,4 @@ def _lacking(data: Path, sides: Sides) -> str:
 def _require_folder(path: Path, flag: str) -> None:
     if not path.is_dir():
         problem = "is no folder" if path.exists() else "does not exist"
-        if path.name.lower().endswith((*ARCHIVE_SUFFIXES, *COMPRESSED)) and path.exists():
-            raise NoLabelsError(f"{flag}: {str(path)!r} is an archive, and masks are read from folders: unpack it.")
         raise UserError(f"{flag}: {str(path)!r} {problem}; give a folder of image files.")

@@ -101,6 +101,11 @@ class ArchiveStore(Reopened, EncodedStore):
         self._lock = threading.Lock()
 
 
+def is_archive(file: Path) -> bool:
+    """Return whether a file has the suffix of an archive."""
+    return file.name.lower().endswith((*ARCHIVE_SUFFIXES, *COMPRESSED))
+
+
 def open_archive(file: Path, labelled: bool = True) -> ImageSet:
     """Open a zip or tar file like the folder that it was made from.
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from paucal.data.boxes.annotations import AnnotatedImage
 from paucal.data.boxes.opening import find_boxes, open_tagged_images, read_boxes, without_labels
-from paucal.data.boxes.tree import is_archive
 from paucal.data.checking.findings import Finding, refusal_finding
 from paucal.data.checking.survey import Survey
 from paucal.data.images import ImageSet
@@ -20,6 +19,7 @@ from paucal.data.masks.masked_images import MaskedImages, images_of_pairs, read_
 from paucal.data.masks.pairs import Pairs, find_pairs
 from paucal.data.masks.recognition import masks_among
 from paucal.data.recognition import other_kinds_named, recognise
+from paucal.data.sources.archive import is_archive
 from paucal.data.sources.folder import find_images
 from paucal.data.sources.opening import open_images
 from paucal.data.stores import FileStore
