@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from paucal.evaluation.results import MultiLabelReport, Report
+from paucal.export.hub import HubFacts, hub_header, licence_lines
 from paucal.models.card import ModelCard
 from paucal.runs import write_text
 from paucal.runs.weights import save_weights
@@ -73,7 +74,12 @@ SHOWN = 20  # maximum number of classes in the table
 
 
 def model_page(
-    card: ModelCard, start: str, licence: str | None, facts: Mapping[str, Any], report: Report | None
+    card: ModelCard,
+    start: str,
+    licence: str | None,
+    facts: Mapping[str, Any],
+    report: Report | None,
+    hub: HubFacts | None = None,
 ) -> str:
     """Return the page in Markdown, with the header that the Hugging Face hub reads.
 
@@ -83,13 +89,14 @@ def model_page(
         licence: Licence of the initial weights, which also covers models trained from them; None if unknown.
         facts: Entries "data", "split" and "epochs" of the run's summary, if known.
         report: Report on the test images; None if there is none.
+        hub: What the hub's header states; None for a page with a short header.
     """
     fed = card.preprocessing
     library = () if card.reads_stages else ("library_name: timm",)
     tags = ("- image-classification",) if card.reads_stages else ("- image-classification", "- timm")
     loaded = () if card.reads_stages else (_TIMM,)
     lines = [
-        *("---", *library, "tags:", *tags, "---", ""),
+        *(("---", *library, "tags:", *tags, "---", "") if hub is None else hub_header(card, hub)),
         *(f"# {_plain(card.backbone.name)}", ""),
         f"An image classifier for {len(card.classes)} classes: {card.backbone.name}, images of "
         f"{'x'.join(map(str, fed.image_size))} pixels, trained with paucal.",
@@ -99,7 +106,7 @@ def model_page(
         f"- licence of the start: {_plain(licence or 'not stated')}",
         *("", "## How good it is", ""),
         *_scores(report, card.classes),
-        *("", "## Limits", ""),
+        *("", *(() if hub is None else licence_lines(hub)), "## Limits", ""),
         "It knows nothing but its classes: an image of anything else is given one of them too. Scores hold for images "
         "like the test images; photographs of another camera, place or season may do worse.",
         *("", "## Use", ""),

@@ -12,6 +12,7 @@ from paucal.data.arguments import path_text
 from paucal.evaluation.results import read_report
 from paucal.export.comparison import Comparison
 from paucal.export.formats import GRAPHS
+from paucal.export.hub import HubFacts, push_folder
 from paucal.export.timm_folder import model_page, write_timm_folder
 from paucal.models.trained import TrainedModel
 from paucal.models.weights.at_hand import licence_of
@@ -105,9 +106,8 @@ def export_all(run: str, settings: ExportSettings, console: Console) -> Export:
         written += [place / file for file in files]
         if comparison is not None:
             comparisons[file_name(name, int8)] = comparison
-    if "safetensors" in formats and isinstance(subject, ClassifierSubject):
-        place.mkdir(parents=True, exist_ok=True)
-        written += write_timm_folder(place, subject.network, subject.card, _page(folder, subject.model))
+    if {"safetensors", "hub"} & set(formats) and isinstance(subject, ClassifierSubject):
+        written += _write_folder(place, folder, subject, settings, "hub" in formats, console)
     if comparisons:
         record = _record(comparisons)
         write_text(place / "export.json", json.dumps(record, indent=2) + "\n")
@@ -139,12 +139,32 @@ def _formats(settings: ExportSettings, subject: Subject) -> Sequence[str]:
         raise UserError("--format html is a page that classifies pictures, and this model does not: use --format onnx.")
     if settings.int8 and settings.with_preprocessing:
         raise UserError("--int8 goes with a network alone: leave out --with-preprocessing, or --int8.")
+    _check_hub(chosen, settings, subject)
     if "safetensors" in chosen and not is_classifier:
         raise UserError("--format safetensors is for classifiers; the run's model.safetensors has these weights.")
     for name in chosen:
         if name in GRAPHS:
             GRAPHS[name].require_installed(name)
     return chosen
+
+
+def _check_hub(chosen: Sequence[str], settings: ExportSettings, subject: Subject) -> None:
+    if "hub" not in chosen and (settings.push or settings.data_licence):
+        raise UserError("--push and --data-licence are of the hub: give --format hub with them.")
+    if "hub" in chosen and (not isinstance(subject, ClassifierSubject) or subject.card.reads_stages):
+        raise UserError("--format hub is for classifiers that timm can build; this model is for 'paucal.load' alone.")
+
+
+def _write_folder(
+    place: Path, run: RunFolder, subject: ClassifierSubject, settings: ExportSettings, for_hub: bool, console: Console
+) -> list[Path]:
+    """Write the folder that timm reads, and upload it if that is asked for."""
+    place.mkdir(parents=True, exist_ok=True)
+    page = _page(run, subject.model, settings, for_hub)
+    files = write_timm_folder(place, subject.network, subject.card, page)
+    if settings.push is not None:
+        console.say(f"uploaded to {push_folder(place, files, settings.push)}")
+    return files
 
 
 def _add_to_report(run: RunFolder, comparisons: Mapping[str, Any]) -> None:
@@ -170,11 +190,16 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _page(run: RunFolder, model: TrainedModel) -> str:
+def _page(run: RunFolder, model: TrainedModel, settings: ExportSettings, for_hub: bool) -> str:
     facts = run.read_json("summary.json") if run.finished else {}
     start = run.read_json("init.json").get("source") if (run.path / "init.json").is_file() else None
     stored = run.evaluation("test") / "metrics.json"
     name = str(stored.relative_to(run.path))
     report = read_report(run.read_json(name)) if stored.is_file() else None
     licence = "none: nothing was taken over" if start is None else licence_of(model.card.backbone.name)
-    return model_page(model.card, str(start or "random weights"), licence, facts, report)
+    hub = None
+    if for_hub:
+        data = Path(str(facts.get("data", "images"))).name  # without the folders of this machine
+        facts = {**facts, "data": data}
+        hub = HubFacts(None if start is None else licence, data, settings.data_licence, report)
+    return model_page(model.card, str(start or "random weights"), licence, facts, report, hub)

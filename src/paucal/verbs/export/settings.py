@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from paucal.settings.options import MOST, option
 
 _GROUP, _COMPARED = "export", "comparison"
-Format = Literal["safetensors", "pt2", "onnx", "openvino", "litert", "coreml", "html"]
+Format = Literal["safetensors", "hub", "pt2", "onnx", "openvino", "litert", "coreml", "html"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 
@@ -15,7 +15,8 @@ class ExportSettings:
     """Every setting of `paucal export`; the command line and `paucal.export_model` share it."""
 
     format: list[Format] | None = option(
-        "any of safetensors (weights and JSON, as timm and the Hugging Face hub read them), pt2 (torch.export), onnx, "
+        "any of safetensors (weights and JSON, as timm reads them), hub (the same, with a page for the Hugging Face "
+        "hub), pt2 (torch.export), onnx, "
         "openvino (Intel processors), litert (Android and small boards), coreml (Apple's devices) and html (one page "
         "that classifies pictures in a browser); by default safetensors and pt2, and onnx where its packages are "
         "installed",
@@ -37,4 +38,6 @@ class ExportSettings:
     )
     output: str | None = option("folder for the files (default: the next free in exports/)", group=_GROUP)
     data: str | None = option("images to compare with, instead of the run's test images", None, group=_COMPARED)
+    push: str | None = option("hub: OWNER/NAME to upload the folder to; a new repository is private", group=_GROUP)
+    data_licence: str | None = option("hub: licence of the training images, as the page is to state it", group=_GROUP)
     images: int = option("largest number of images to compare with", 200, group=_COMPARED, low=1, high=MOST)

@@ -1,0 +1,105 @@
+"""What the Hugging Face hub shows of a model: the header of its page, and the upload of its folder."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from paucal.evaluation.results import Report
+from paucal.models.card import ModelCard
+from paucal.models.weights.table import has_terms
+from paucal.types import UserError
+from paucal.wording import percent
+
+TAGS = ["image-classification", "timm", "paucal"]
+
+
+@dataclass(frozen=True)
+class HubFacts:
+    """What is stated about a model on the hub.
+
+    Attributes:
+        licence: Licence of the initial weights, which also covers the model; None if nothing was taken over or stated.
+        data: Name of the training images.
+        data_licence: Licence of the training images, as the user states it; None if unknown.
+        report: Report on the test images; None if there is none.
+    """
+
+    licence: str | None
+    data: str
+    data_licence: str | None
+    report: Report | None
+
+
+def hub_header(card: ModelCard, facts: HubFacts) -> list[str]:
+    """Return the lines of the YAML header of a model page, with the scores that the hub shows."""
+    header: dict[str, Any] = {"library_name": "timm", "pipeline_tag": "image-classification", "tags": TAGS}
+    if facts.licence is not None:
+        free = not has_terms(facts.licence)
+        header |= {"license": facts.licence.lower()} if free else {"license": "other", "license_name": facts.licence}
+    if facts.report is not None:
+        dataset = {"name": f"{facts.data}, test images", "type": "image-folder"}
+        task = {"type": "image-classification", "name": "image classification"}
+        metrics = [
+            {
+                "type": "accuracy" if name == "top1" else name,
+                "name": _with_interval(name, score, facts.report.level),
+                "value": score.value,
+            }
+            for name, score in facts.report.scores.items()
+        ]
+        result = {"task": task, "dataset": dataset, "metrics": metrics}
+        header["model-index"] = [{"name": card.backbone.name, "results": [result]}]
+    text = yaml.safe_dump(header, sort_keys=False, allow_unicode=True, width=10_000)
+    return ["---", *text.splitlines(), "---", ""]
+
+
+def _with_interval(name: str, score: Any, level: float) -> str:
+    if score.low is None or score.high is None:
+        return name
+    return f"{name}, {percent(level, 'g')} interval {score.low:.3f} to {score.high:.3f}"
+
+
+def licence_lines(facts: HubFacts) -> list[str]:
+    """Return the part of a model page about licences."""
+    return [
+        *("## Licences", ""),
+        f"- of the initial weights: {facts.licence or 'none, or not stated'}",
+        f"- of the training images, as stated by who exported the model: {facts.data_licence or 'not stated'}",
+        "",
+    ]
+
+
+def push_folder(folder: Path, files: Sequence[Path], repository: str) -> str:
+    """Upload an exported model, into a new private repository if there is none of that name.
+
+    Args:
+        folder: Folder of the files.
+        files: Files to upload.
+        repository: OWNER/NAME on the hub.
+
+    Returns:
+        Address of the repository.
+
+    Raises:
+        UserError: huggingface_hub is missing, nobody is logged in, or the hub refuses the upload.
+    """
+    try:
+        from huggingface_hub import HfApi, get_token
+    except ImportError:
+        raise UserError("--push needs huggingface_hub: pip install huggingface_hub.") from None
+    if get_token() is None:
+        raise UserError("--push needs a token of the hub: run 'hf auth login' or set HF_TOKEN, then export again.")
+    try:
+        api = HfApi()
+        address = api.create_repo(repository, private=True, exist_ok=True)
+        names = [path.name for path in files]
+        api.upload_folder(repo_id=repository, folder_path=folder, allow_patterns=names, commit_message="Add the model")
+    except Exception as problem:  # the client raises many types, from those of the network to those of its checks
+        reason = (str(problem).split("\n")[0] or type(problem).__name__).rstrip(".")
+        raise UserError(
+            f"--push: {repository!r} could not be written ({reason}); the files are in {folder}."
+        ) from problem
+    return str(address)

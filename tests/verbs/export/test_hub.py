@@ -1,0 +1,72 @@
+"""`paucal export --format hub`: a folder that timm loads, a page with scores and licences, and its upload."""
+
+import huggingface_hub
+import pytest
+import timm
+import torch
+import yaml
+
+import paucal
+from paucal.cli.main import main
+
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hub") / "run"
+    settings = {"model": "test_resnet", "epochs": 1, "fraction": 0.05, "init": "none", "img_size": 32}
+    paucal.train("digits", output=folder, workers=0, device="cpu", **settings)
+    return folder
+
+
+class FakeApi:
+    calls: list = []  # noqa: RUF012
+
+    def create_repo(self, repository, **words):
+        self.calls.append((repository, words))
+        return f"https://hub.example/{repository}"
+
+    def upload_folder(self, **words):
+        self.calls.append(words)
+
+
+def test_hub__folder_is_loaded_by_timm_and_says_how_good_the_model_is(run, tmp_path):
+    made = paucal.export_model(run, format="hub", output=tmp_path / "out", data_licence="CC0-1.0")
+    assert {path.name for path in made.files} == {"model.safetensors", "model.json", "config.json", "README.md"}
+    network = timm.create_model(f"local-dir:{made.folder}", pretrained=True).eval()
+    own = paucal.load(run).module
+    batch = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(network(batch), own(batch))
+    _, header, page = (made.folder / "README.md").read_text().split("---\n", 2)
+    stated = yaml.safe_load(header)
+    assert (stated["library_name"], stated["pipeline_tag"]) == ("timm", "image-classification")
+    assert "license" not in stated  # nothing was taken over
+    metrics = stated["model-index"][0]["results"][0]["metrics"]
+    score = paucal.evaluate(run).score()
+    accuracy = next(metric for metric in metrics if metric["type"] == "accuracy")
+    assert accuracy["value"] == pytest.approx(score.value, abs=1e-6)
+    assert f"interval {score.low:.3f} to {score.high:.3f}" in accuracy["name"]
+    assert "as stated by who exported the model: CC0-1.0" in page
+
+
+def test_push__uploads_these_files_into_a_private_repository(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(huggingface_hub, "HfApi", FakeApi)
+    words = ["export", str(run), "--format", "hub", "--push", "me/model", "--output"]
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    assert main([*words, str(tmp_path / "first")]) == 2
+    assert "--push needs a token" in capsys.readouterr().err
+    assert FakeApi.calls == []
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "a token")
+    assert main([*words, str(tmp_path / "second")]) == 0
+    assert "uploaded to https://hub.example/me/model" in capsys.readouterr().out
+    made, upload = FakeApi.calls
+    assert made == ("me/model", {"private": True, "exist_ok": True})
+    assert upload["folder_path"] == tmp_path / "second"
+    assert sorted(upload["allow_patterns"]) == ["README.md", "config.json", "model.json", "model.safetensors"]
+
+
+def test_push__without_the_format_is_refused(run, capsys):
+    assert main(["export", str(run), "--format", "safetensors", "--push", "me/model"]) == 2
+    assert "give --format hub" in capsys.readouterr().err
