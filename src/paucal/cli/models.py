@@ -1,7 +1,7 @@
 """`paucal models`: the backbones, their size and cost."""
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.progress import track
 from rich.table import Table
@@ -16,7 +16,7 @@ DESCRIPTION = (
     "for instance 'swin*'; any of them can be trained."
 )
 COLUMNS = {"model": 24, "made for": 8, "parameters": 10, "GMACs": 5, "grid": 5, "source": 8, "DrLoc weight": 5}
-WIDTH = 160
+NUMBERS = ("parameters", "GMACs")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -34,16 +34,24 @@ def run(argv: Sequence[str]) -> int:
     if not found:
         raise UserError(f"no model is called like {values.pattern!r}; 'paucal models' lists all.")
     console = PlainConsole()
-    if not console.is_terminal:
-        console = PlainConsole(width=WIDTH)  # a file or a pipe has no width to fit
+    if not console.is_terminal:  # a file or a pipe has no width to fit, and rich takes half a second for all rows
+        print("\n".join(_lines([tuple(COLUMNS), *(_row(name, one) for name, one in found.items())])))
+        return 0
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading, width in COLUMNS.items():
-        right = heading in ("parameters", "GMACs")
-        table.add_column(heading, justify="right" if right else "left", min_width=width, overflow="fold")
+        table.add_column(heading, justify="right" if heading in NUMBERS else "left", min_width=width, overflow="fold")
     for name, one in found.items():
         table.add_row(*_row(name, one))
     console.print(table)
     return 0
+
+
+def _lines(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Yield rows as lines with aligned columns, the first of them the headings."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = zip(COLUMNS, row, widths, strict=True)
+        yield "  ".join(f"{word:{'>' if heading in NUMBERS else '<'}{width}}" for heading, word, width in cells)
 
 
 def _names(pattern: str) -> list[str]:
