@@ -12,6 +12,7 @@ from paucal.data.sampler import StepSampler
 from paucal.data.shards.stream import Stream
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.elastic import shape_of, with_processes
+from paucal.runner.processes import explain_lost_processes
 from paucal.types import UserError
 
 IMAGES, STEPS = 100, 9
@@ -97,3 +98,15 @@ def test_resume__with_other_forward_passes_per_step_gives_the_same_weights(befor
         train("resumed", before, callbacks=[Stop(4)])  # one step after the state was saved
     resumed = train("resumed", after)
     assert (resumed - whole).norm() < 1e-4 * whole.norm()
+
+
+def test_a_lost_process__ends_the_others_with_how_to_go_on():
+    closed = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:3333"
+    for problem in (RuntimeError(closed), torch.distributed.DistBackendError("NCCL watchdog timed out")):
+        with (
+            pytest.raises(UserError, match=r"another process .* go on with 'paucal train --resume r'"),
+            explain_lost_processes("paucal train --resume r"),
+        ):
+            raise problem
+    with pytest.raises(RuntimeError, match="shapes"), explain_lost_processes("paucal train --resume r"):
+        raise RuntimeError("shapes do not fit")

@@ -27,6 +27,7 @@ from paucal.runner.outputs import resolve_output
 from paucal.runner.processes import (
     broadcast_flag,
     broadcast_path,
+    explain_lost_processes,
     forget_run_of_children,
     is_first,
     join_processes,
@@ -246,8 +247,13 @@ def _execute(
 ) -> R | Stopped:
     names = setup.settings.logger if is_first() else None
     pass_run_to_children(run.path)
+    go_on = f"paucal {job.verb} --resume {shlex.quote(str(run.path))}"
     try:
-        with console.logging_to(run.log), Loggers(run, names, console) as loggers:
+        with (
+            explain_lost_processes(go_on),
+            console.logging_to(run.log),
+            Loggers(run, names, console) as loggers,
+        ):
             if job.needs_planning(setup):
                 planned = _plan_run(job, run, setup, console)
                 if planned is None:

@@ -7,7 +7,8 @@ cannot differ.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from paucal.types import UserError
 
 RUN_VARIABLE = "PAUCAL_RUN"
+_EXCHANGE = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")  # in messages of torch
 
 
 def launcher() -> ClusterEnvironment | None:
@@ -135,6 +137,30 @@ def run_on_rank_zero(act: Callable[[], None]) -> None:
 
 def _joined() -> bool:
     return dist.is_available() and dist.is_initialized()
+
+
+@contextmanager
+def explain_lost_processes(resume: str) -> Iterator[None]:
+    """Turn a failed exchange between processes into a UserError that says how to go on.
+
+    A process whose connection is closed is noticed at once; one that hangs after torch's limit (half an hour on the
+    CPU, ten minutes on GPUs).
+
+    Args:
+        resume: Command that resumes the run.
+
+    Raises:
+        UserError: Another process ended or did not answer.
+    """
+    try:
+        yield
+    except RuntimeError as problem:
+        if not isinstance(problem, dist.DistError) and not any(word in str(problem).lower() for word in _EXCHANGE):
+            raise
+        raise UserError(
+            "another process of this run ended or did not answer, and its own output says why; what was saved is kept: "
+            f"go on with '{resume}', also on fewer processes."
+        ) from problem
 
 
 def wait_for_all() -> None:

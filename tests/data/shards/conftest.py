@@ -13,6 +13,7 @@ from paucal.data.shards.folders import RemoteShardFolder
 def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(place_module, "_PAUSE", 0.0)
+    monkeypatch.setattr(place_module, "_BUDGET", 0.0)
     return tmp_path / "cache"
 
 

@@ -1,7 +1,10 @@
 """Shards on object storage: fsspec's own memory stands for it."""
 
+import errno
+import os
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -11,7 +14,7 @@ from paucal.data.decode import Reading, UnreadableImage
 from paucal.data.decoded.cache_folder import VARIABLE
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.shards import folders as place_module
-from paucal.data.shards.folders import RemoteShardFolder, clear_fetched, fetched_bytes, upload
+from paucal.data.shards.folders import GaveUp, RemoteShardFolder, clear_fetched, fetched_bytes, retry, upload
 from paucal.data.shards.index import NAME
 from paucal.data.shards.writing import write_shards
 from paucal.data.sources.opening import open_images
@@ -104,10 +107,64 @@ def test_remote__missing_changed_and_unreachable_shards_are_named(storage, cache
         raise ConnectionError("the network is down")
 
     monkeypatch.setattr(RemoteShardFolder, "_get", fail)
-    with pytest.raises(UnreadableImage, match=r"cannot be downloaded from memory.*the network is down"):
+    with pytest.raises(UnreadableImage, match=r"cannot be downloaded from memory.*is down, after 3 tries in"):
         images.store.read(60)
     assert len(tries) == 3
     assert list(cache.rglob("*.tmp")) == []
+
+
+def test_remote__a_transfer_that_ends_early_is_tried_again(storage, cache, monkeypatch):
+    images, whole, tries = open_images(URL), RemoteShardFolder._get, []
+
+    def cut(self, name: str, target: Path) -> None:
+        whole(self, name, target)
+        tries.append(name)
+        if len(tries) < 3:
+            os.truncate(target, 100)
+
+    monkeypatch.setattr(RemoteShardFolder, "_get", cut)
+    assert number_of(images.store.read(60)) % 3 == images.labels[60]
+    assert len(tries) == 3
+    tries.clear()
+    monkeypatch.setattr(place_module, "_TRIES", 2)
+    with pytest.raises(UnreadableImage, match=r"\(100 of \d+ bytes arrived, after 2 tries in 0 s\)"):
+        images.store.read(30)
+
+
+def test_remote__a_full_disk_is_no_fault_of_the_network(storage, cache, monkeypatch):
+    images = open_images(URL)
+
+    def fill(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RemoteShardFolder, "_get", fill)
+    with pytest.raises(UserError, match=r"the disk of .* is full, and the shard shard-000002\.tar .* free some space"):
+        images.store.read(60)
+
+
+def test_retry__pauses_are_random_and_end_with_the_budget(monkeypatch):
+    now, pauses = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        now[0] += seconds
+
+    def fail() -> None:
+        now[0] += 1.0
+        raise ConnectionError("503 Slow Down")
+
+    monkeypatch.setattr(place_module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    with pytest.raises(GaveUp, match=r"503 Slow Down, after \d+ tries in \d+ s"):
+        retry(fail)
+    assert 90 < now[0] <= 121  # the last pause would have gone beyond the budget
+    assert max(pauses) <= 30
+    assert all(pause <= 2 * 2**number for number, pause in enumerate(pauses))
+    first, pauses[:], now[0] = pauses[0], [], 0.0
+    with pytest.raises(GaveUp):
+        retry(fail)
+    assert pauses[0] != first
+    with pytest.raises(FileNotFoundError):  # which another try would not find either
+        retry(lambda: Path("/nowhere").read_bytes())
 
 
 def test_remote__sentences_for_what_cannot_be_opened(cache, monkeypatch):

@@ -1,7 +1,10 @@
 """Folders of shards: on this machine, or on object storage; remote shards are downloaded once and kept."""
 
+import errno
 import hashlib
+import itertools
 import os
+import random
 import shutil
 import time
 from collections.abc import Callable
@@ -20,9 +23,11 @@ from paucal.types import UserError
 FOLDER = "shards"  # subfolder of the image cache
 MOST_FETCHED = 32 << 30  # bytes of downloaded shards on this machine
 _SHARE_OF_FREE = 0.5  # share of the free disk that downloaded shards may take
-_TRIES = 3
-_PAUSE = 2.0  # seconds before the second try, twice as long before the third
+_TRIES = 3  # at least
+_BUDGET = 120.0  # seconds after which no request is tried again
+_PAUSE, _LONGEST_PAUSE = 2.0, 30.0  # seconds, at most, before the second try and before any try
 T = TypeVar("T")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _EXTRA = "pip install 'paucal[remote]'"
 
 
@@ -197,13 +202,7 @@ class RemoteShardFolder:
     def _fetch(self, shard: Shard, target: Path) -> None:
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
-            retry(lambda: self._get(shard.name, temporary))
-            size = temporary.stat().st_size
-            if size != shard.size:
-                raise UnreadableImage(
-                    f"the shard {shard.name} of {self.url} has {size} bytes, and the index says {shard.size}; "
-                    "index the shards again."
-                )
+            retry(lambda: self._get_whole(shard, temporary))
             temporary.replace(target)
         except FileNotFoundError:
             raise UnreadableImage(
@@ -213,12 +212,32 @@ class RemoteShardFolder:
         except UserError:
             raise
         except Exception as problem:  # as above
+            if isinstance(problem, OSError) and problem.errno in _FULL:
+                raise UserError(
+                    f"the disk of {self.cache} is full, and the shard {shard.name} of {self.url} does not fit: free "
+                    f"some space, or set {VARIABLE} to a folder on another disk; the run can then be resumed."
+                ) from None
+            reason = _first_line(problem)
             raise UnreadableImage(
-                f"the shard {shard.name} cannot be downloaded from {self.url} ({_first_line(problem)}); check the "
-                "network."
+                f"the shard {shard.name} cannot be downloaded from {self.url} ({reason}); check the network."
             ) from None
         finally:
             temporary.unlink(missing_ok=True)
+
+    def _get_whole(self, shard: Shard, target: Path) -> None:
+        """Download a shard; a transfer that ended early is a failed request, unlike a shard that was changed."""
+        self._get(shard.name, target)
+        size = target.stat().st_size
+        if size == shard.size:
+            return
+        files, root = self._storage()
+        there = files.info(f"{root.rstrip('/')}/{shard.name}").get("size")
+        if there == shard.size:
+            raise ConnectionError(f"{size} of {shard.size} bytes arrived")
+        raise UnreadableImage(
+            f"the shard {shard.name} of {self.url} has {size} bytes, and the index says {shard.size}; index the "
+            "shards again."
+        )
 
     def _get(self, name: str, target: Path) -> None:
         files, root = self._storage()
@@ -314,17 +333,32 @@ def _free_space(folder: Path, needed: int) -> None:
             file.unlink()
 
 
+class GaveUp(Exception):
+    """A request failed until its budget was spent; the text says why, how often and for how long."""
+
+
 def retry(work: Callable[[], T]) -> T:
-    """Return the result of a network request, trying it up to three times."""
-    for attempt in range(_TRIES):
+    """Return the result of a network request, trying it again for two minutes, but at least three times.
+
+    Pauses double and are random, so that the processes of a run do not ask an overloaded storage all at once.
+
+    Raises:
+        GaveUp: No try succeeded.
+    """
+    begin, jitter = time.monotonic(), random.Random()  # unlike all else, this must differ between processes
+    for attempt in itertools.count():
         try:
             return work()
-        except (FileNotFoundError, UserError):  # another try would fail too
+        except (FileNotFoundError, PermissionError, UserError):  # another try would fail too
             raise
-        except Exception:  # as above; networks fail temporarily
-            if attempt + 1 == _TRIES:
+        except Exception as problem:  # as above; networks fail temporarily
+            if isinstance(problem, OSError) and problem.errno in _FULL:
                 raise
-            time.sleep(_PAUSE * 2**attempt)
+            pause = jitter.uniform(0, min(_LONGEST_PAUSE, _PAUSE * 2**attempt))
+            spent = time.monotonic() - begin
+            if attempt + 1 >= _TRIES and spent + pause >= _BUDGET:
+                raise GaveUp(f"{_first_line(problem)}, after {attempt + 1} tries in {spent:.0f} s") from problem
+            time.sleep(pause)
     raise AssertionError
 
 

@@ -82,7 +82,7 @@ def verify_run(run: str | os.PathLike[str]) -> Verdict:
     if not records or min(record.start.step for record in records) > 0:
         raise UserError(f"{str(folder.path)!r} has no {FOLDER} from its first step on: train with --ledger.")
     starts = {record.start.number: record.start for record in records}
-    kept = list(_kept(records, starts))
+    kept = list(kept_records(records, starts))
     made = len({record.step for record in kept})
     last = _saved_steps(folder, max(record.step for record in kept) + 1)
     unsaved = len({record.step for record in kept if record.step >= last})
@@ -90,7 +90,7 @@ def verify_run(run: str | os.PathLike[str]) -> Verdict:
     return _verdict(folder, kept, starts, last, len({(r.start.number, r.step) for r in records}) - made, unsaved)
 
 
-def _kept(records: list[Record], starts: dict[int, Start]) -> Iterator[Record]:
+def kept_records(records: list[Record], starts: dict[int, Start]) -> Iterator[Record]:
     """Yield the records of steps that no later start made again."""
     again, least = {}, np.iinfo(np.int64).max
     for number in sorted(starts, reverse=True):
