@@ -40,11 +40,11 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test comp
     from paucal.objectives import Term as Term
     from paucal.studies.launch import study as study
     from paucal.tasks.classification.folds import cross_validate as cross_validate
-    from paucal.tasks.classification.job import train as train
     from paucal.tasks.detection.job import detect as detect
     from paucal.tasks.pretraining.job import pretrain as pretrain
     from paucal.tasks.segmentation.job import segment as segment
     from paucal.tasks.segmentation.model import load_segmenter as load_segmenter
+    from paucal.tasks.train import train as train
     from paucal.types import UserError as UserError
     from paucal.verbs.check.launch import check as check
     from paucal.verbs.compare.launch import compare as compare
@@ -107,7 +107,7 @@ _WHERE = {
     "shard": "paucal.verbs.shard.launch",
     "study": "paucal.studies.launch",
     "token_label_loss": "paucal.losses",
-    "train": "paucal.tasks.classification.job",
+    "train": "paucal.tasks.train",
     "verify_run": "paucal.verbs.runs.verify",
 }
 _PACKAGES = ("types", *(part.name for part in pkgutil.iter_modules(__path__) if part.ispkg and part.name != "cli"))

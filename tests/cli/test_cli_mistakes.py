@@ -8,7 +8,7 @@ from PIL import Image
 
 from cli.calls import QUICK, failure, make_photos
 from paucal.cli.main import main
-from paucal.tasks.classification.job import train
+from paucal.tasks.train import train
 from paucal.types import UserError
 
 

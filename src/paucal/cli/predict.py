@@ -32,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
     add_settings(parser, MovingSettings)
     values, given = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.models.tasks import DETECTION, SEGMENTATION, task_of
+    from paucal.models.tasks import DETECTION, REGRESSION, SEGMENTATION, task_of
     from paucal.runner.console import Console
     from paucal.runner.plain_console import PlainConsole
     from paucal.settings.options import check_ranges
@@ -48,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
         _refuse(given, ("format", "pictures", *OF_CLASSIFIERS), "--{} is of answers that --to does not write")
         predict_as_labels(values.run, values.paths, settings, wanted, console)
         return 0
-    answer = {DETECTION: _detect, SEGMENTATION: _segment}.get(task, _classify)
+    answer = {DETECTION: _detect, SEGMENTATION: _segment, REGRESSION: _number}.get(task, _classify)
     if in_motion:
         from paucal.verbs.predict.moving import predict_moving
 
@@ -101,6 +101,31 @@ def _detect(
     _refuse(given, OF_CLASSIFIERS, "--{} is of models that classify, and this one finds objects")
     output, form = (None, wanted.format) if wanted.output is None else check_table(wanted.output, wanted.format)
     text = find_objects(run, paths, settings, replace(wanted, format=form), console)
+    if output is None:
+        _show(text)
+    else:
+        write_text(output, text)
+
+
+def _number(
+    run: str,
+    paths: Sequence[str],
+    settings: PredictSettings,
+    wanted: AnswerSettings,
+    given: Mapping[str, str],
+    console: "Console",
+) -> None:
+    """Write numbers and their intervals."""
+    from paucal.runner.tables import check_table
+    from paucal.runs import write_text
+    from paucal.tasks.regression.model import load_regressor
+    from paucal.verbs.predict.launch import open_pictures
+    from paucal.verbs.predict.regression import as_text, predict_numbers
+
+    _refuse(given, ("pictures", *OF_CLASSIFIERS), "--{} is of models that classify or find objects")
+    output, form = (None, wanted.format) if wanted.output is None else check_table(wanted.output, wanted.format)
+    opened = open_pictures(load_regressor(run, settings.device), list(paths), settings, console)
+    text = as_text(predict_numbers(*opened, console), form or "csv")
     if output is None:
         _show(text)
     else:

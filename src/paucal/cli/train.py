@@ -8,7 +8,8 @@ from paucal.runner.clock import command_start
 
 DESCRIPTION = """Train a classifier on a folder of images and judge it on images it has not seen.
 Everything that is not given is chosen from the data, and the choice is printed with its reason.
-Without DATA the built-in digits are used; that takes about a minute on two processor cores."""
+Without DATA the built-in digits are used; that takes about a minute on two processor cores.
+With --target COLUMN a number is learned in place of a class."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -18,16 +19,17 @@ def run(argv: Sequence[str]) -> int:
     from paucal.runner.console import Console
     from paucal.runner.life import Stopped, begin, resume, show_config
     from paucal.tasks.classification.folds import train_folds
-    from paucal.tasks.classification.job import TrainingJob
+    from paucal.tasks.train import job_of, stored_target
 
+    job = job_of(stored_target(values.resume) if "resume" in given else changes.get("target"))
     if values.print_config:
-        print(show_config(TrainingJob(), TrainSettings(**changes), given), end="")
+        print(show_config(job, TrainSettings(**changes), given), end="")
         return 0
-    if values.folds is not None and "resume" not in given:
+    if values.folds is not None and values.target is None and "resume" not in given:
         result = train_folds(TrainSettings(**changes), given, Console())
         return 130 if isinstance(result, Stopped) else 0
     if "resume" in given:
-        result = resume(TrainingJob(), values.resume, Console(), changes)
+        result = resume(job, values.resume, Console(), changes)
     else:
-        result = begin(TrainingJob(), TrainSettings(**changes), given, Console(), start=command_start())
+        result = begin(job, TrainSettings(**changes), given, Console(), start=command_start())
     return 130 if isinstance(result, Stopped) else 0

@@ -15,7 +15,7 @@ from paucal.estimators.inputs import Images, list_images, name_classes, order_co
 from paucal.models.trained import TrainedModel, load_trained
 from paucal.runner.frames import store_columns
 from paucal.runs.folder import RUNS, next_numbered
-from paucal.tasks.classification.job import train
+from paucal.tasks.train import train
 from paucal.verbs.predict.launch import predict
 
 ONE_PER_CLASS = 1e-6  # share of the images that a run keeps for its own test: one of each class

@@ -52,3 +52,6 @@ class TrainSettings(
         False,
         group="data",
     )
+    target: str | None = option(
+        "column of a table with a number for each image, which is predicted in place of a class", group="data"
+    )

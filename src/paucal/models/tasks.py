@@ -6,8 +6,13 @@ from pathlib import Path
 from paucal.runs import RunFolder, open_model_folder
 from paucal.runs.folder import MARKER
 
-CLASSIFICATION, DETECTION, SEGMENTATION = "classification", "detection", "segmentation"
-VERBS = {CLASSIFICATION: "train", DETECTION: "detect", SEGMENTATION: "segment"}  # verb that trains for each task
+CLASSIFICATION, DETECTION, SEGMENTATION, REGRESSION = "classification", "detection", "segmentation", "regression"
+VERBS = {
+    CLASSIFICATION: "train",
+    DETECTION: "detect",
+    SEGMENTATION: "segment",
+    REGRESSION: "train --target",
+}  # verb that trains for each task
 
 
 def task_of(model: str | os.PathLike[str]) -> str:

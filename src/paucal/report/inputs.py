@@ -200,7 +200,7 @@ def _read(run: RunFolder) -> RunFiles:
         _settings(run),
         _environment(run),
         _rows(run),
-        read_report(evaluation) if evaluation else None,
+        read_report(evaluation) if evaluation and evaluation.get("kind") != "regression" else None,
         _check(run),
         read_frozen(run),
         run.verb if run.config.is_file() else "train",

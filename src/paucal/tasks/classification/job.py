@@ -1,26 +1,20 @@
-"""`paucal train`: the steps of a run that differ from other tasks, and the function for Python."""
+"""`paucal train`: the steps of a run of a classifier that differ from other tasks."""
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from lightning.pytorch import Callback
 from PIL import Image
 
 from paucal.data.loader import TrainLoader
 from paucal.methods.training import check_used, paths_of_methods, terms_of, with_recipe
 from paucal.methods.training_settings import TrainSettings
-from paucal.runner import life
 from paucal.runner.console import Console
-from paucal.runner.frames import Data, takes_frames
 from paucal.runner.images import pin_data
 from paucal.runner.job import Bars, Job, Watcher
 from paucal.runner.starts import pin_start, plain_init
 from paucal.runner.time_budget import seconds_of
 from paucal.runs import RunFolder, write_atomically
 from paucal.settings.options import check_ranges
-from paucal.settings.values import shows_settings
 from paucal.tasks.classification.assembly import TrainingSetup, assemble
 from paucal.tasks.classification.auto_tune.auto_tune import auto_tune
 from paucal.tasks.classification.conclusion import Result, conclude
@@ -45,6 +39,8 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
     def check(self, settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
         """Fill in the recipe and refuse settings that contradict each other."""
         settings = plain_init(settings)
+        if settings.target is not None:
+            raise UserError("--target is not supported for comparisons and folds: train with --target and --seed.")
         if settings.folds is not None:
             raise UserError("--folds makes several runs: in Python call paucal.cross_validate, or give --fold 1/5.")
         terms_of(settings)  # checks the names before the recipe changes them
@@ -107,48 +103,6 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
     ) -> Result:
         """Evaluate the best model on the test images and write the results."""
         return conclude(run, setup, outcome, console)
-
-
-@shows_settings(TrainSettings)
-@takes_frames
-def train(
-    data: Data | None = None,
-    *,
-    resume: str | os.PathLike[str] | None = None,
-    callbacks: Sequence[Callback] | Callback | None = None,
-    **settings: Any,
-) -> Result:
-    """Train a model and evaluate it on the test images; the same as `paucal train`.
-
-    Args:
-        data: "digits" (the built-in images, the default), a folder of images, Parquet in the Hugging Face layout, a
-            list file, or the name of a published data set such as "cifar10"; or a DataFrame with a row per image
-            (pandas, Polars, Arrow), whose columns `image=` (paths or pictures) and `label=` name. The run keeps it.
-        resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed. It uses its stored
-            data and settings; only settings that do not change the result may be given, and `data` if the images have
-            moved.
-        callbacks: Lightning callbacks that watch the training, in addition to those of the run.
-        **settings: Fields of `paucal.methods.training_settings.TrainSettings`, such as `model`, `epochs` or `output`;
-            the others are chosen from the data.
-
-    Returns:
-        The run with its folder, its model and its test scores.
-
-    Raises:
-        UserError: The data or a setting is invalid, or a signal or the time limit stopped the run; the message says
-            what to do.
-        TypeError: A setting does not exist.
-
-    Example:
-        >>> run = paucal.train("photos/", model="resnet18", epochs=20)  # doctest: +SKIP
-        >>> run.metrics["top1"], run.report.scores["top1"]  # doctest: +SKIP
-        (0.93, Score(value=0.93, low=0.91, high=0.95))
-        >>> run.model.probabilities([image])  # doctest: +SKIP
-        tensor([[0.0312, 0.9688]])
-    """
-    given = settings if data is None else {**settings, "data": data}
-    resumed = None if resume is None else os.fspath(resume)
-    return life.run_quietly(TrainingJob(), given, resumed, "paucal.train", callbacks)
 
 
 def one_length(settings: TrainSettings, origin: Mapping[str, str]) -> TrainSettings:

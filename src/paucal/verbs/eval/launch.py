@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from paucal.data.arguments import path_text
 from paucal.evaluation.protocols.evaluate import PROTOCOLS, Protocol
 from paucal.metrics.intervals import Score
-from paucal.models.tasks import CLASSIFICATION, DETECTION, SEGMENTATION, task_of
+from paucal.models.tasks import CLASSIFICATION, DETECTION, REGRESSION, SEGMENTATION, task_of
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data, without_frame
 from paucal.settings.options import check_ranges, flag
@@ -184,6 +184,11 @@ def _evaluate_places(
     model: str, data: Sequence[str], task: str, settings: EvalSettings, console: Console
 ) -> Evaluation:
     """Evaluate a detector on boxes, or a segmentation network on masks."""
+    if task == REGRESSION:
+        raise UserError(
+            f"paucal eval does not read numbers, and {model} is a model which predicts numbers: its test scores are in "
+            "its report, and 'paucal predict' gives the numbers of other images."
+        )
     if settings.protocol is not None:
         raise UserError(
             f"--protocol is for classifiers and frozen features, and {model} is for {task}: leave it out, or evaluate "

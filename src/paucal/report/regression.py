@@ -1,0 +1,92 @@
+"""The report of a regression: its errors beside those of the mean, and predicted against true numbers."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paucal.report.explanations import cost
+from paucal.report.inputs import RunFiles, read_run
+from paucal.report.page import write_run_page
+from paucal.types import UserError
+from paucal.wording import counted, percent
+
+METRICS = "evaluation/test/metrics.json"
+CAPTIONS = {"predicted": "Each test image: the number that was predicted over the true one."}
+TITLES = {"mae": "mean absolute error", "rmse": "root mean squared error", "r2": "R²", "coverage": "in the interval"}
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """One score as text."""
+
+    title: str
+    value: str
+    interval: str
+
+
+def write_regression_report(run: Path) -> Path:
+    """Write `report.html` into the folder of a run of `paucal train --target`, and return its path.
+
+    Raises:
+        UserError: The folder does not exist, or one of its files is too large or damaged.
+    """
+    files = read_run(run)
+    path = files.run.path / METRICS
+    try:
+        content = files.run.read_json(METRICS)
+        rows = [_row(name, content["scores"][name]) for name in TITLES]
+        sentences = headline(content)
+    except (KeyError, TypeError, ValueError) as problem:
+        raise UserError(f"{str(path)!r} is damaged ({problem!r}): restore it or train again.") from problem
+    return write_run_page(
+        files, "regression.html", rows=rows, headline=sentences, warnings=[], table=table(files), captions=CAPTIONS
+    )
+
+
+def headline(content: dict[str, Any]) -> list[str]:
+    """Return the result in a few sentences."""
+    mae, gain = content["scores"]["mae"], content["gain"]
+    sentences = [
+        f"On {counted(int(content['images']), 'test image')} that were not used in training, a prediction is off by "
+        f"{_text(mae['value'])} on average (95 % interval {_between(mae)}). Always predicting the mean of the training "
+        f"images, {_text(content['mean'])}, would be off by {_text(content['baseline'])}."
+    ]
+    if gain["low"] is not None and gain["low"] <= 0:
+        sentences.append("These images do not show that the model is better than the mean.")
+    if content["half_width"] is None:
+        sentences.append("There are too few training images for prediction intervals.")
+    else:
+        coverage = content["scores"]["coverage"]
+        sentences.append(
+            f"A 90 % interval reaches {_text(content['half_width'])} to both sides of a prediction; it held the true "
+            f"number of {percent(coverage['value'])} of the test images."
+        )
+    return sentences
+
+
+def table(files: RunFiles) -> dict[str, str]:
+    """Return the known facts about the fit as names and texts."""
+    summary = files.summary
+    rows = {
+        "model": summary.model,
+        "method": summary.method,
+        "parameters": None if summary.parameters is None else f"{summary.parameters:,}",
+        **cost(files),
+        "images": ", ".join(f"{part.images} {part.name}" for part in summary.parts) or None,
+    }
+    return {name: value for name, value in rows.items() if value is not None}
+
+
+def _row(name: str, score: dict[str, Any]) -> ScoreRow:
+    shown = percent if name == "coverage" else _text
+    if score["low"] is None:
+        return ScoreRow(TITLES[name], shown(score["value"]), "")
+    return ScoreRow(TITLES[name], shown(score["value"]), f"{shown(score['low'])} to {shown(score['high'])}")
+
+
+def _between(score: dict[str, Any]) -> str:
+    return "unknown" if score["low"] is None else f"{_text(score['low'])} to {_text(score['high'])}"
+
+
+def _text(value: float) -> str:
+    return f"{float(value):.3g}"

@@ -1,0 +1,92 @@
+"""Images with numbers: a column of a table is the target."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paucal.data.images import ImageSet
+from paucal.data.sources.labels import is_missing
+from paucal.data.splits.split import Split, make_split
+from paucal.data.splits.split_csv import read_split
+from paucal.methods.training_settings import TrainSettings
+from paucal.runner.images import SplitImages
+from paucal.runner.run_folder import stored_split
+from paucal.runs import RunFolder
+from paucal.types import UserError
+from paucal.wording import counted, shortened, was
+
+FEWEST = 10  # images with a number
+MOST_GRADES = 10  # whole numbers that may be grades, and could be classes
+
+
+@dataclass(frozen=True)
+class NumberedImages(SplitImages):
+    """Images with a number each, and their split.
+
+    Attributes:
+        targets: (N,) float64.
+    """
+
+    targets: NDArray[np.float64] = None  # type: ignore[assignment]
+
+
+def with_numbers(images: ImageSet, column: str) -> tuple[ImageSet, NDArray[np.float64]]:
+    """Return the images that have a number in a column, and the (N,) numbers.
+
+    Raises:
+        UserError: There is no such column, a cell is no number, or too few images have one.
+    """
+    if column not in images.columns:
+        known = ", ".join(map(repr, images.columns)) or "no table with further columns"
+        raise UserError(f"--target: {images.location} has no column {column!r}; it has {known}.")
+    cells = images.columns[column]
+    kept = [place for place, cell in enumerate(cells) if not is_missing(cell)]
+    targets = np.asarray([_number(cells[place], column, images.keys[place]) for place in kept], dtype=np.float64)
+    if len(kept) < FEWEST:
+        raise UserError(f"--target: {counted(len(kept), 'image')} with a number in {column!r}, expected {FEWEST}.")
+    bare = len(cells) - len(kept)
+    note = f"{counted(bare, 'row')} without a number in {column!r} {was(bare)} left out" if bare else ""
+    return images.select(np.asarray(kept, dtype=np.int64), note), targets
+
+
+def grades_note(targets: NDArray[np.float64], column: str) -> Sequence[str]:
+    """Return a sentence on targets that are few whole numbers, one after the other, which could be classes too."""
+    values = np.unique(targets)
+    follow = (
+        bool((values == np.round(values)).all()) and len(values) <= MOST_GRADES and np.ptp(values) == len(values) - 1
+    )
+    if not follow:
+        return []
+    return [
+        f"{column!r} has only the whole numbers {values[0]:g} to {values[-1]:g}, which are predicted as points of a "
+        f"scale; --label-column {column} in place of --target learns them as classes without an order"
+    ]
+
+
+def split_numbers(settings: TrainSettings, images: ImageSet, run: RunFolder | None) -> Split:
+    """Return the split: stored, given, or cut without validation images, since cross-validation does their work."""
+    if run is not None:
+        return stored_split(run, images)
+    if settings.split is not None:
+        return read_split(Path(settings.split).expanduser(), images)
+    share = {} if settings.test_fraction is None else {"test_fraction": settings.test_fraction}
+    split = make_split(images, settings.seed, 0.0, group_by=settings.group_by, fold=settings.fold, **share)
+    parts = np.where(split.parts == "val", "train", split.parts)
+    return replace(split, parts=parts)
+
+
+def _number(cell: str, column: str, key: str) -> float:
+    try:
+        value = float(cell)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(
+            f"--target: {column!r} is {shortened(cell, 40)!r} for {shortened(key, 80)!r}, expected a number: correct "
+            "it, or leave the cell empty."
+        )
+    return value

@@ -1,0 +1,73 @@
+"""`paucal.train`: a classifier, or with `target` a regression; each is a task of its own."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from lightning.pytorch import Callback
+
+from paucal.methods.training_settings import TrainSettings
+from paucal.runner import life
+from paucal.runner.frames import Data, takes_frames
+from paucal.runner.job import AnyJob
+from paucal.runs import open_run
+from paucal.settings.values import shows_settings
+from paucal.tasks.classification.job import TrainingJob
+from paucal.tasks.regression.job import RegressionJob
+from paucal.types import UserError
+
+
+def job_of(target: object) -> AnyJob:
+    """Return the kind of run: a regression if there is a target, else a classifier."""
+    return TrainingJob() if target is None else RegressionJob()
+
+
+def stored_target(path: str) -> object:
+    """Return the target of the run to resume; None for a classifier, and if there is no run, which resuming reports."""
+    try:
+        return open_run(path).settings.get("target")
+    except UserError:
+        return None
+
+
+@shows_settings(TrainSettings)
+@takes_frames
+def train(
+    data: Data | None = None,
+    *,
+    resume: str | os.PathLike[str] | None = None,
+    callbacks: Sequence[Callback] | Callback | None = None,
+    **settings: Any,
+) -> Any:
+    """Train a model and evaluate it on the test images; the same as `paucal train`.
+
+    Args:
+        data: "digits" (the built-in images, the default), a folder of images, Parquet in the Hugging Face layout, a
+            list file, or the name of a published data set such as "cifar10"; or a DataFrame with a row per image
+            (pandas, Polars, Arrow), whose columns `image=` (paths or pictures) and `label=` name. The run keeps it.
+        resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed. It uses its stored
+            data and settings; only settings that do not change the result may be given, and `data` if the images have
+            moved.
+        callbacks: Lightning callbacks that watch the training, in addition to those of the run.
+        **settings: Fields of `paucal.methods.training_settings.TrainSettings`, such as `model`, `epochs` or `output`;
+            the others are chosen from the data.
+
+    Returns:
+        The run with its folder, its model and its test scores.
+
+    Raises:
+        UserError: The data or a setting is invalid, or a signal or the time limit stopped the run; the message says
+            what to do.
+        TypeError: A setting does not exist.
+
+    Example:
+        >>> run = paucal.train("photos/", model="resnet18", epochs=20)  # doctest: +SKIP
+        >>> run.metrics["top1"], run.report.scores["top1"]  # doctest: +SKIP
+        (0.93, Score(value=0.93, low=0.91, high=0.95))
+        >>> run.model.probabilities([image])  # doctest: +SKIP
+        tensor([[0.0312, 0.9688]])
+    """
+    given = settings if data is None else {**settings, "data": data}
+    resumed = None if resume is None else os.fspath(resume)
+    target = settings.get("target") if resumed is None else stored_target(resumed)
+    return life.run_quietly(job_of(target), given, resumed, "paucal.train", callbacks)

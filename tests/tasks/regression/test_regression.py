@@ -1,0 +1,167 @@
+"""Numbers as targets: the fit, its intervals, a run, its files, predictions, and what is refused."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
+
+import paucal
+from paucal.cli.main import main
+from paucal.data.sources.opening import open_images
+from paucal.metrics.measures import value_of
+from paucal.metrics.regression import R2, RootMeanSquare, conformal_half_width, regression_report
+from paucal.tasks.regression.fitting import fit_ridge
+from paucal.tasks.regression.images import grades_note, with_numbers
+from paucal.types import UserError
+from paucal.verbs.check.labels import weights_at_hand
+
+needs_weights = pytest.mark.skipif(weights_at_hand() is None, reason="no trained weights are on this machine")
+
+
+def test_scores__are_those_of_scikit_learn():
+    generator = np.random.default_rng(0)
+    truth = generator.normal(50, 10, 40)
+    predicted = truth + generator.normal(0, 4, 40)
+    report = regression_report(truth, predicted, mean=50.0, half_width=6.0, level=0.9)
+    assert report.values["mae"] == pytest.approx(mean_absolute_error(truth, predicted))
+    assert report.values["rmse"] == pytest.approx(root_mean_squared_error(truth, predicted))
+    assert report.values["r2"] == pytest.approx(r2_score(truth, predicted))
+    assert report.values["coverage"] == np.mean(np.abs(truth - predicted) <= 6)
+    assert report.gain.value == pytest.approx(np.abs(truth - 50).mean() - report.values["mae"])
+    low, high = report.scores["mae"].ends
+    assert low < report.values["mae"] < high
+    assert report.gain.excludes_zero
+    # Weights are counts of images.
+    twice = np.r_[truth, truth[:10]], np.r_[predicted, predicted[:10]]
+    weights = np.r_[np.full(10, 2.0), np.ones(30)][None]
+    assert R2(truth, predicted)(weights)[0] == pytest.approx(r2_score(*twice))
+    assert value_of(RootMeanSquare(np.array([3.0, 4.0])), 2) == pytest.approx(math.sqrt(12.5))
+    assert math.isnan(value_of(R2(np.ones(3), np.zeros(3)), 3))
+
+
+def test_intervals__hold_as_many_numbers_as_they_say():
+    """Over 200 draws of 60 training and 40 further images; both ends of the band were set beforehand."""
+    generator, held = np.random.default_rng(0), []
+    for _ in range(200):
+        features = generator.normal(size=(100, 8))
+        targets = features[:, 0] * 5 + generator.standard_t(4, 100) * 3 + 20
+        fitted = fit_ridge(features[:60], targets[:60])
+        half = conformal_half_width(fitted.residuals, 0.9)
+        held.append((np.abs(fitted.predict(features[60:]) - targets[60:]) <= half).mean())
+    assert 0.88 <= np.mean(held) <= 0.93
+
+
+def test_ridge__finds_a_linear_function_and_shrinks_noise():
+    generator = np.random.default_rng(0)
+    features = generator.normal(3, 2, (400, 6))
+    targets = 100 + 7 * features[:, 2] - 2 * features[:, 4]
+    fitted = fit_ridge(features, targets)
+    assert fitted.strength == 100
+    assert fitted.weight[[2, 4]] == pytest.approx([7, -2], rel=0.25)
+    assert fitted.predict(features).mean() == pytest.approx(targets.mean())
+    noise = fit_ridge(features, generator.normal(50, 10, 400))
+    assert noise.strength >= 1000
+    assert noise.predict(features).std() < 1
+
+
+def test_ridge__a_feature_that_is_nearly_constant_throws_no_prediction():
+    generator = np.random.default_rng(0)
+    features = generator.normal(size=(60, 20))
+    features[:, 3] = generator.normal(0, 1e-4, 60)
+    targets = features[:, 0] + generator.normal(0, 0.5, 60)
+    features[0, 3] = 1e-3
+    odd = features[:1].copy()
+    odd[0, 3] = 1.0
+    assert abs(fit_ridge(features, targets).predict(odd)[0]) < 3
+
+
+def bright_table(folder, rows=60):
+    """Write images of different brightness, and a table with their brightness, two of them unknown."""
+    generator = np.random.default_rng(0)
+    folder.mkdir()
+    with (folder / "table.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["image", "level", "patient"])
+        for number in range(rows):
+            level = generator.uniform(20, 235)
+            pixels = np.clip(generator.normal(level, 15, (40, 48, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+            writer.writerow([f"{number}.png", "" if number in (3, 9) else f"{level:.2f}", number // 2])
+    return folder / "table.csv"
+
+
+@needs_weights
+def test_run__predicts_numbers_with_intervals(tmp_path, capsys):
+    table = bright_table(tmp_path / "images")
+    run = paucal.train(table, target="level", output=tmp_path / "run", img_size=64, group_by="patient")
+    assert run.metrics["mae"] < 0.5 * run.report.baseline
+    assert run.metrics["r2"] > 0.7
+    rows = list(csv.DictReader((run.folder / "evaluation/test/predictions.csv").read_text().splitlines()))
+    errors = [abs(float(row["predicted"]) - float(row["target"])) for row in rows]
+    assert np.mean(errors) == pytest.approx(run.metrics["mae"], rel=1e-6)
+    assert float(rows[0]["high"]) - float(rows[0]["low"]) == pytest.approx(2 * run.report.half_width, rel=1e-6)
+    card = json.loads((run.folder / "model.json").read_text())
+    assert (card["task"], card["classes"]) == ("regression", ["level"])
+    page = (run.folder / "report.html").read_text()
+    assert "a prediction is off by" in page
+    assert "data:image/png" in page
+    image = tmp_path / "images" / rows[0]["key"]
+    (one,) = paucal.predict(run, image)
+    assert one.predicted == pytest.approx(float(rows[0]["predicted"]), abs=1e-3)
+    assert one.high - one.predicted == pytest.approx(run.report.half_width)
+    assert main(["predict", str(run.folder), str(image)]) == 0
+    header, line = capsys.readouterr().out.splitlines()
+    assert header == "path,predicted,low,high"
+    assert float(line.split(",")[1]) == pytest.approx(one.predicted, rel=1e-6)
+    with pytest.raises(UserError, match="which predicts numbers"):
+        paucal.evaluate(run)
+    (run.folder / "summary.json").unlink()  # as if it had been stopped
+    again = paucal.train(resume=run.folder)
+    assert again.metrics == run.metrics
+
+
+def test_numbers__are_read_and_missing_ones_left_out(tmp_path):
+    images = open_images(bright_table(tmp_path / "images"), labelled=False)
+    kept, targets = with_numbers(images, "level")
+    assert len(kept) == len(targets) == 58
+    assert "2 rows without a number in 'level' were left out" in kept.notes
+    assert kept.keys[3] == "4.png"
+    assert targets[3] == float(images.columns["level"][4])
+    with pytest.raises(UserError, match="has no column 'age'; it has 'level', 'patient'"):
+        with_numbers(images, "age")
+
+
+def test_words__are_refused(tmp_path):
+    table = bright_table(tmp_path / "images")
+    table.write_text(table.read_text().replace("\n1.png,", "\n1.png,about "))
+    with pytest.raises(UserError, match=r"'level' is 'about .*' for '1.png', expected a number"):
+        with_numbers(open_images(table, labelled=False), "level")
+
+
+def test_grades__are_said_to_be_possible_classes():
+    assert "whole numbers 1 to 4" in grades_note(np.array([1.0, 2, 3, 4, 4, 1]), "grade")[0]
+    assert grades_note(np.array([1.0, 2, 4]), "grade") == []
+    assert grades_note(np.array([1.0, 1.5, 2]), "grade") == []
+    assert grades_note(np.arange(11.0), "grade") == []
+
+
+@pytest.mark.parametrize(("name", "value"), [("epochs", 3), ("mixup", 0.2), ("method", "drloc"), ("time", "5m")])
+def test_settings_of_training__are_refused(tmp_path, name, value):
+    with pytest.raises(UserError, match=f"--{name} is not supported with --target"):
+        paucal.train(bright_table(tmp_path / "images"), target="level", output=tmp_path / "run", **{name: value})
+
+
+def test_cross_validation__does_not_take_a_target(tmp_path):
+    with pytest.raises(UserError, match="--target is not supported for comparisons and folds"):
+        paucal.cross_validate(bright_table(tmp_path / "images"), target="level", output=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("residuals", "expected"), [(np.arange(1.0, 20.0), 18.0), (-np.arange(1.0, 10.0), 9.0), (np.arange(8.0), math.inf)]
+)
+def test_half_width__is_a_rank_of_the_errors(residuals, expected):
+    assert conformal_half_width(residuals, 0.9) == expected
