@@ -12,6 +12,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
+from sklearn.utils import estimator_checks
 
 from paucal import ImageClassifier, ImageEmbedder
 from paucal.estimators.inputs import list_images, name_classes
@@ -162,35 +163,22 @@ def test_grid_search__in_two_processes(tmp_path):
     assert len(list(tmp_path.iterdir())) == 5
 
 
-# scikit-learn's checks fit on tables of numbers. Here each row is drawn as a small picture.
-def drawn(rows) -> np.ndarray:
-    if not isinstance(rows, np.ndarray) or rows.ndim != 2:
-        raise ValueError("Reshape your data: expected 2D array, got something else")
-    levels = 255 / (1 + np.exp(-np.asarray(rows, dtype=np.float64)))
-    return np.stack([np.resize(row, 256).reshape(16, 16) for row in levels]).astype(np.uint8)
+# Those of scikit-learn's checks that fit nothing; the others fit tables of numbers, which are no images.
+CHECKS = (
+    estimator_checks.check_estimator_cloneable,
+    estimator_checks.check_estimator_repr,
+    estimator_checks.check_no_attributes_set_in_init,
+    estimator_checks.check_parameters_default_constructible,
+    estimator_checks.check_get_params_invariance,
+    estimator_checks.check_set_params,
+    estimator_checks.check_do_not_raise_errors_in_init_or_set_params,
+    estimator_checks.check_mixin_order,
+    estimator_checks.check_valid_tag_types,
+    estimator_checks.check_estimators_unfitted,
+)
 
 
-class OnRows:
-    """Draws the rows of tables of numbers, so that scikit-learn's checks can be run."""
-
-    def fit(self, X, y=None):
-        return super().fit(drawn(X), y)  # type: ignore[misc]
-
-    def predict_proba(self, X):
-        return super().predict_proba(drawn(X))  # type: ignore[misc]
-
-    def transform(self, X):
-        return super().transform(drawn(X))  # type: ignore[misc]
-
-    def __sklearn_tags__(self):
-        tags = super().__sklearn_tags__()  # type: ignore[misc]
-        tags.input_tags.two_d_array = True
-        return tags
-
-
-class ClassifierOnRows(OnRows, ImageClassifier):
-    pass
-
-
-class EmbedderOnRows(OnRows, ImageEmbedder):
-    pass
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("kind", [ImageClassifier, ImageEmbedder])
+def test_scikit_learn__checks_the_estimators(kind, check):
+    check(kind.__name__, kind())

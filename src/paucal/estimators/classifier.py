@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, c
 from paucal.estimators.inputs import Images, list_images, name_classes, order_columns
 from paucal.models.trained import TrainedModel, load_trained
 from paucal.runner.frames import store_columns
-from paucal.runs.folder import RUNS, next_numbered
+from paucal.runs.folder import next_numbered
 from paucal.tasks.train import train
 from paucal.verbs.predict.launch import predict
 
@@ -71,7 +71,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         device: str | None = None,
         workers: int | None = None,
         random_state: Any = 0,
-        runs: str | Path = RUNS,
+        runs: str | Path = "runs",
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.time = time
