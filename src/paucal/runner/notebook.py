@@ -66,8 +66,8 @@ class NotebookOutput:
 
     def show(self, text: str, html: str) -> None:
         """Replace the content; nothing appears before there is some."""
-        from IPython import get_ipython
-        from IPython.display import display  # installed where a notebook runs
+        from IPython import get_ipython  # type: ignore[import-not-found]
+        from IPython.display import display  # installed where a notebook runs  # type: ignore[import-not-found]
 
         content = {"text/plain": text, "text/html": html}
         execution = getattr(get_ipython(), "execution_count", None)
