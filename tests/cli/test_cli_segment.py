@@ -145,7 +145,7 @@ def test_predict__refuses_two_masks_of_one_name(segmented, tmp_path, capsys):
 
 
 def test_verbs_that_classify__say_that_this_model_does_not(segmented, tmp_path, capsys):
-    words = failure(capsys, "export", segmented / "run", "--output", tmp_path / "e.onnx")
+    words = failure(capsys, "explain", segmented / "run", next((segmented / "scenes" / "images").iterdir()))
     assert "is for segmentation, expected classification: give a run of 'paucal train'" in words
 
 

@@ -224,7 +224,7 @@ def to_pandas(table: pa.Table) -> "DataFrame":
 
 def keep_frame(run: RunFolder, setup: A) -> A:
     """Return a setup whose table lies in the run folder, if it was a DataFrame, so that the run can be repeated."""
-    place = Path(setup.settings.data)
+    place = Path(setup.settings.data or "")  # segmentation may be given --images in its place
     if place.parent != frames_folder().resolve() or not FRAME.fullmatch(place.name):
         return setup
     kept = run.path.resolve() / place.name
