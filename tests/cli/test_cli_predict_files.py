@@ -63,7 +63,7 @@ def test_top_k__names_the_likeliest_classes_in_falling_order(trained, tmp_path, 
     assert "--top-k is 0, expected" in failure(capsys, *words, "--top-k", 0)
 
 
-def test_answers__are_written_as_labels(trained, many, tmp_path):
+def test_answers__are_written_as_labels(trained, many, tmp_path, capsys):
     """As folders of the predicted classes, and as a table, which `paucal train` reads."""
     assert call("predict", trained / "run", many, "--to", "folders", "--output", tmp_path / "sorted") == 0
     assert call("predict", trained / "run", many, "--to", "csv", "--output", tmp_path / "table") == 0
@@ -73,6 +73,11 @@ def test_answers__are_written_as_labels(trained, many, tmp_path):
     by_bytes = {path.read_bytes(): path.parent.name for path in written}
     answers = {row.path: row.predicted for row in paucal.predict(trained / "run", many)}
     assert all(by_bytes[Path(path).read_bytes()] == answer for path, answer in answers.items())
+    words = failure(
+        capsys, "predict", trained / "run", "--watch", many, "--to", "csv", "--output", tmp_path / "watched"
+    )
+    assert "--watch have no end: leave one out" in words
+    assert not (tmp_path / "watched").exists()
 
 
 def test_features__equal_a_naive_forward(trained, many, tmp_path):

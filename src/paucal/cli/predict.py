@@ -10,6 +10,8 @@ from paucal.types import UserError
 from paucal.verbs.predict.settings import AnswerSettings, MovingSettings, PredictSettings
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from paucal.runner.console import Console
 
 DESCRIPTION = """Classify images with the model of a run, find objects in them with a run of 'paucal detect', or write
@@ -46,6 +48,8 @@ def run(argv: Sequence[str]) -> int:
         from paucal.verbs.predict.layouts import predict_as_labels
 
         _refuse(given, ("format", "pictures", *OF_CLASSIFIERS), "--{} is of answers that --to does not write")
+        if in_motion:
+            raise UserError("--to writes labels of images, and videos, cameras and --watch have no end: leave one out.")
         predict_as_labels(values.run, values.paths, settings, wanted, console)
         return 0
     answer = {DETECTION: _detect, SEGMENTATION: _segment, REGRESSION: _number}.get(task, _classify)
@@ -95,16 +99,11 @@ def _detect(
 ) -> None:
     """Write objects and their boxes."""
     from paucal.runner.tables import check_table
-    from paucal.runs import write_text
     from paucal.verbs.predict.detection import find_objects
 
     _refuse(given, OF_CLASSIFIERS, "--{} is of models that classify, and this one finds objects")
     output, form = (None, wanted.format) if wanted.output is None else check_table(wanted.output, wanted.format)
-    text = find_objects(run, paths, settings, replace(wanted, format=form), console)
-    if output is None:
-        _show(text)
-    else:
-        write_text(output, text)
+    _hand_over(find_objects(run, paths, settings, replace(wanted, format=form), console), output)
 
 
 def _number(
@@ -117,7 +116,6 @@ def _number(
 ) -> None:
     """Write numbers and their intervals."""
     from paucal.runner.tables import check_table
-    from paucal.runs import write_text
     from paucal.tasks.regression.model import load_regressor
     from paucal.verbs.predict.launch import open_pictures
     from paucal.verbs.predict.regression import as_text, predict_numbers
@@ -125,11 +123,7 @@ def _number(
     _refuse(given, ("pictures", *OF_CLASSIFIERS), "--{} is of models that classify or find objects")
     output, form = (None, wanted.format) if wanted.output is None else check_table(wanted.output, wanted.format)
     opened = open_pictures(load_regressor(run, settings.device), list(paths), settings, console)
-    text = as_text(predict_numbers(*opened, console), form or "csv")
-    if output is None:
-        _show(text)
-    else:
-        write_text(output, text)
+    _hand_over(as_text(predict_numbers(*opened, console), form or "csv"), output)
 
 
 def _segment(
@@ -166,6 +160,16 @@ def _refuse(given: Mapping[str, str], flags: Iterable[str], why: str) -> None:
     for name in flags:
         if name in given:
             raise UserError(f"{why.format(name.replace('_', '-'))}: leave it out.")
+
+
+def _hand_over(text: str, output: "Path | None") -> None:
+    """Write a table into its file, or show it."""
+    from paucal.runs import write_text
+
+    if output is None:
+        _show(text)
+    else:
+        write_text(output, text)
 
 
 def _show(text: str) -> None:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from PIL.Image import Image
 
@@ -56,6 +56,35 @@ class FinishedRun:
     def run(self) -> Path:
         """The run folder, under its former name."""
         return self.folder
+
+
+class _Values(Protocol):
+    @property
+    def values(self) -> dict[str, float]: ...
+
+
+@dataclass(frozen=True)
+class JudgedRun(FinishedRun):
+    """A finished run with a report on its test images.
+
+    Attributes:
+        folder: Run folder.
+        report: Scores on the test images with intervals.
+        seconds: Seconds of training.
+    """
+
+    report: _Values
+    seconds: float
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The test scores as plain numbers, by name."""
+        return self.report.values
+
+    @property
+    def test_scores(self) -> dict[str, float]:
+        """The same as `metrics`."""
+        return self.metrics
 
 
 S = TypeVar("S", bound=JobSettings)

@@ -136,10 +136,8 @@ class RunFolder:
         """Return stored settings whose DATA is the DataFrame in this folder, also after the folder was moved."""
         data = settings.get("data")
         name = Path(data).name if isinstance(data, str) else ""
-        return {**settings, "data": str(self.path / name)} if self._has_frame(name) else settings
-
-    def _has_frame(self, name: str) -> bool:
-        return FRAME.fullmatch(name) is not None and (self.path / name).is_file()
+        kept = FRAME.fullmatch(name) is not None and (self.path / name).is_file()
+        return {**settings, "data": str(self.path / name)} if kept else settings
 
     def evaluation(self, name: str) -> Path:
         """Return the folder of an evaluation's results."""

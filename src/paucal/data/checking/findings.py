@@ -15,7 +15,7 @@ from paucal.wording import counted, percent
 
 Level = Literal["misleads", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("misleads", "warning", "note")
-FEW = 10  # training images; with fewer, the score of a class is mostly chance
+FEW = 10  # training images; with fewer, the score of a class says little
 UNBALANCED, VERY_UNBALANCED = 3.0, 20.0  # ratio of the largest to the smallest class
 _SHOWN = 5
 _ENLARGED = 2.0  # least enlargement at which an image has too little detail for the network
@@ -195,7 +195,7 @@ def _rare(checked: CheckedSet) -> list[Finding]:
             "rare-classes",
             "warning",
             f"{counted(len(rare), 'class has', 'classes have')} fewer than {FEW} images to train on "
-            f"({_named(rare)}): the scores of {'it' if len(rare) == 1 else 'them'} are mostly chance",
+            f"({_named(rare)}): a score of {'it' if len(rare) == 1 else 'one of them'} says little",
             "add images, join classes, or look at the intervals before believing a score",
         )
     ]

@@ -62,7 +62,7 @@ def open_parquet(root: Path, files: Sequence[Path], options: SourceOptions) -> I
     """Open Parquet or Arrow files as one set; the parts come from names such as `train-00000-of-00002.parquet`.
 
     If the name of a file has no part, the name of its folder may have one (`train/0000.parquet`). A single file
-    declares no part: whoever opens it wants all of it. Rows without a label (null or -1, as in the hidden test labels
+    declares no part: opening it means all of it. Rows without a label (null or -1, as in the hidden test labels
     of some sets) are left out of a labelled set, with a note. If rows have lists of labels, images may have several
     labels, or none.
 

@@ -24,7 +24,7 @@ from paucal.report.page import write_report
 from paucal.runner.console import Console
 from paucal.runner.frames import read_table, to_pandas
 from paucal.runner.images import eval_loader
-from paucal.runner.job import FinishedRun
+from paucal.runner.job import JudgedRun
 from paucal.runner.processes import wait_for_all
 from paucal.runner.time_budget import seconds_of
 from paucal.runs import RunFolder
@@ -49,8 +49,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Result(FinishedRun):
+class Result(JudgedRun):
     """The result of a finished training run.
+
+    Its `metrics` are "top1", "loss" and others; "map" for several labels.
 
     Attributes:
         folder: Run folder.
@@ -59,17 +61,6 @@ class Result(FinishedRun):
     """
 
     report: Report
-    seconds: float
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The test scores as plain numbers: "top1", "loss" and others; "map" for several labels."""
-        return self.report.values
-
-    @property
-    def test_scores(self) -> dict[str, float]:
-        """The same as `metrics`."""
-        return self.metrics
 
     @property
     def predictions(self) -> "DataFrame":
@@ -260,6 +251,8 @@ def next_steps(run: RunFolder, setup: TrainingSetup) -> list[str]:
     """Return commands to run next."""
     settings = setup.settings
     steps = [f"paucal predict {run.path} new_images/     # classify images with this model"]
+    if not len(setup.data.part("val")) and (run.path / HELD_OUT).is_file():  # more training cannot be judged
+        return [*steps, f"paucal next {run.path} more_images/     # which images to label next"]
     contrast = method_of(settings).contrast
     if contrast is not None:
         steps.append(f"{command_again(setup, method=contrast[0])}     # {contrast[1]}")

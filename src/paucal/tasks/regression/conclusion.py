@@ -18,7 +18,7 @@ from paucal.report.regression import write_regression_report
 from paucal.runner.console import Console
 from paucal.runner.frames import read_table, to_pandas
 from paucal.runner.images import eval_loader
-from paucal.runner.job import FinishedRun
+from paucal.runner.job import JudgedRun
 from paucal.runs import RunFolder
 from paucal.tasks.regression.evaluation import evaluate_numbers, format_number, report_table, write_scores
 from paucal.tasks.regression.fitting import Array, FittedRidge, fit_ridge
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RegressionResult(FinishedRun):
+class RegressionResult(JudgedRun):
     """A finished run of `paucal train --target`.
+
+    Its `metrics` are "mae", "rmse", "r2" and "coverage".
 
     Attributes:
         folder: Run folder.
@@ -41,17 +43,6 @@ class RegressionResult(FinishedRun):
     """
 
     report: RegressionReport
-    seconds: float
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The test scores as plain numbers: "mae", "rmse", "r2" and "coverage"."""
-        return self.report.values
-
-    @property
-    def test_scores(self) -> dict[str, float]:
-        """The same as `metrics`."""
-        return self.metrics
 
     @property
     def model(self) -> TrainedModel:  # type: ignore[override]

@@ -15,7 +15,7 @@ from paucal.evaluation.plots import save_figure
 from paucal.memory import peak_memory
 from paucal.report.segmentation import write_segmentation_report
 from paucal.runner.console import Console
-from paucal.runner.job import FinishedRun
+from paucal.runner.job import JudgedRun
 from paucal.runner.processes import wait_for_all
 from paucal.runs import RunFolder, write_atomically
 from paucal.tasks.segmentation.assembly import SegmentationSetup, full_inference
@@ -45,8 +45,10 @@ DRAWN = 4  # images in each of the two pictures
 
 
 @dataclass(frozen=True)
-class SegmentResult(FinishedRun):
+class SegmentResult(JudgedRun):
     """A finished run of `paucal segment`.
+
+    Its `metrics` are "mean_iou", "pixel_accuracy", "mean_accuracy" and "loss".
 
     Attributes:
         folder: Run folder.
@@ -55,17 +57,6 @@ class SegmentResult(FinishedRun):
     """
 
     report: SegmentationReport
-    seconds: float
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The scores on the test images: "mean_iou", "pixel_accuracy", "mean_accuracy" and "loss"."""
-        return self.report.values
-
-    @property
-    def test_scores(self) -> dict[str, float]:
-        """The same as `metrics`."""
-        return self.metrics
 
     @property
     def model(self) -> SegmentationModel:  # type: ignore[override]

@@ -25,7 +25,7 @@ class AnswerTable:
     """Rows that are written to disk batch by batch, or to standard output.
 
     While it grows, a folder beside it holds a lock and what the answers depend on. The rows of the last frame may be
-    incomplete when a process dies, so whoever goes on removes them and answers that frame again.
+    incomplete when a process dies, so a call that goes on removes them and answers that frame again.
 
     Args:
         output: File of the table; None for standard output.

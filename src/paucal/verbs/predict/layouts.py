@@ -12,7 +12,7 @@ from paucal.data.decode import WHOLE, UnreadableImage
 from paucal.data.images import ImageSet
 from paucal.data.sources.joining import join_sets
 from paucal.models.saved import read_card
-from paucal.models.tasks import DETECTION, SEGMENTATION, task_of
+from paucal.models.tasks import DETECTION, REGRESSION, SEGMENTATION, task_of
 from paucal.reading import named_path
 from paucal.runner.console import Console, NullConsole
 from paucal.runner.input_images import InMemory, Pictures, full_name, open_sources
@@ -61,7 +61,10 @@ def predict_as_labels(
     """
     if wanted.to is None or wanted.output is None:
         raise UserError("--to writes labels and copies of the images: give --output, a new folder for them.")
-    kind = _KINDS.get(task_of(source), "train")
+    task = task_of(source)
+    if task == REGRESSION:
+        raise UserError("this model gives numbers, which no layout of --to holds: leave --to out for a table.")
+    kind = _KINDS.get(task, "train")
     if kind not in LAYOUTS[wanted.to].kinds:
         fitting = ", ".join(name for name, layout in LAYOUTS.items() if kind in layout.kinds)
         raise UserError(f"this model gives {NOUNS[kind]}, which --to {wanted.to} does not hold: give one of {fitting}.")
