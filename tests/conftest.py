@@ -9,7 +9,9 @@ import io
 import os
 import re
 import shutil
+import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -18,6 +20,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before anything loads the hub's client, an
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):  # as in many containers
+    # Without bytecode every process that a test starts compiles torch and timm again, for longer than most tests take.
+    _bytecode = str(Path(__file__).parents[1] / ".pytest_cache" / "bytecode")
+    os.environ.setdefault("PYTHONPYCACHEPREFIX", _bytecode)  # for processes that start from now on, xdist's too
+    sys.dont_write_bytecode, sys.pycache_prefix = False, os.environ["PYTHONPYCACHEPREFIX"]
 
 _images = tempfile.mkdtemp(prefix="paucal-test-images-")
 os.environ["PAUCAL_IMAGE_CACHE"] = _images
