@@ -9,9 +9,10 @@ import pytest
 from PIL import Image
 
 import paucal
-from cli.calls import make_photos, make_scenes
+from cli.calls import failure, make_photos, make_scenes
 from data.boxes.written import PIXELS, SHARES, write_tables, write_yolo
 from paucal.cli.main import main
+from paucal.data.masks.pairs import find_pairs
 from paucal.data.recognition import KINDS, recognise
 from paucal.data.sources.opening import open_images
 from paucal.tasks.detection.images import open_boxed
@@ -111,8 +112,17 @@ def test_two_folders_with_files_of_the_same_names__may_be_photographs_and_masks(
     assert open_images(tmp_path).classes == ("x", "y")
     for n in range(3):
         Image.fromarray(np.eye(24, dtype=np.uint8)[:20] * 255).save(tmp_path / f"y/{n}.png")
-    with pytest.raises(UserError, match=r"those of 'y' have few colours.*segment --images .*/x --masks .*/y` learns"):
+    words = r"has 3 masks \('y/0\.png' of 'x/0\.png'\), and no"
+    with pytest.raises(UserError, match=rf"{words} classes of images: `paucal segment` learns masks"):
         open_images(tmp_path)
+    with pytest.raises(UserError, match=rf"{words} boxes: `paucal segment` learns masks"):
+        open_boxed(tmp_path)
+    assert open_images(tmp_path, labelled=False).keys == ["x/0.png", "x/1.png", "x/2.png"]
+    pairs = find_pairs(tmp_path)
+    assert [(pair.key, pair.masks) for pair in pairs.pairs] == [
+        (f"{n}.png", (tmp_path / f"y/{n}.png",)) for n in range(3)
+    ]
+    assert pairs.notes[0] == "the files of y have few colours, and count as masks of those of x"
 
 
 def test_a_table_of_boxes__is_no_table_of_marks(tmp_path: Path):
@@ -128,3 +138,48 @@ def test_a_table_of_boxes__is_no_table_of_marks(tmp_path: Path):
         open_images(root)
     table = write_tables(tmp_path / "table", PIXELS, {"boxes.csv": range(6)}) / "boxes.csv"
     assert len(open_boxed(table).images) == 6
+
+
+def test_classes_and_boxes_of_one_set__are_both_named(tmp_path: Path):
+    root = make_photos(tmp_path / "set")
+    lines = ["filename,class,xmin,ymin,xmax,ymax", *(f"class{n}/{n}.png,cell,1,2,9,8" for n in range(3))]
+    (root / "boxes.csv").write_text("\n".join(lines))
+    note = "there are also boxes (boxes.csv) as a CSV of boxes: `paucal detect` learns those"
+    assert note in open_images(root).notes
+    assert note not in open_images(make_photos(tmp_path / "other")).notes
+    told = {one.name: one.text for one in paucal.check(root).findings}
+    assert told["also-classes"] == ("there are also class folders (class0, class1, class2): --verb train checks those")
+
+
+def test_folders_of_parts__are_no_classes_in_an_archive_either(tmp_path: Path):
+    root = write_yolo(tmp_path / "set", "{}2017", "{}2017")
+    with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
+        for path in sorted(root.rglob("*.*")):
+            archive.write(path, path.relative_to(root))
+    for place in (root, tmp_path / "set.zip"):
+        assert list(recognise(place)) == ["detect"]
+        with pytest.raises(UserError, match=r"as YOLO's text files, and no classes of images"):
+            open_images(place)
+
+
+def test_tables_parquet_and_shards__are_classes_to_verbs_for_boxes_and_masks(tmp_path: Path):
+    photos = make_photos(tmp_path / "photos")
+    paucal.shard(photos, output=str(tmp_path / "shards"))
+    paucal.shard(photos, output=str(tmp_path / "parquet"), format="parquet")
+    table = photos / "labels.csv"
+    table.write_text("image_path,label\nclass0/0.png,a\nclass1/1.png,b\n")
+    for place, words in (
+        (tmp_path / "shards", "images in shards"),
+        (tmp_path / "parquet", "images in Parquet files"),
+        (table, "a table of classes"),
+    ):
+        assert recognise(place) == {"train": words}
+        with pytest.raises(UserError, match=rf"has {words}, and no boxes: `paucal train` learns classes of images"):
+            open_boxed(place)
+
+
+def test_shard__says_how_images_with_boxes_are_written(tmp_path: Path, capsys):
+    boxes = write_yolo(tmp_path / "boxes")
+    words = failure(capsys, "shard", boxes, tmp_path / "out")
+    assert "as YOLO's text files, and shards hold classes of images: --unlabelled writes the images alone" in words
+    assert paucal.shard(boxes, output=str(tmp_path / "out"), unlabelled=True).images == 6

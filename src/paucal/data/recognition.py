@@ -1,30 +1,31 @@
 """The kinds of labels of images (classes, boxes, masks): how each is recognised, and which verb learns it."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-import numpy as np
-
 from paucal.data.boxes.opening import LAYOUTS, STRUCTURE, find_boxes, open_tagged_images
-from paucal.data.boxes.tree import Tree, open_tree
-from paucal.data.decode import UnreadableImage
-from paucal.data.images import ImageSet, evenly_spaced
-from paucal.data.masks.mask_files import pack_colours
+from paucal.data.boxes.tree import Tree, folder_tree, open_tree
+from paucal.data.images import ImageSet
+from paucal.data.masks.panoptic import NAME as PANOPTIC
+from paucal.data.masks.panoptic import find_panoptic
 from paucal.data.masks.recognition import masks_among
+from paucal.data.shards.opening import find_shards, is_shard
 from paucal.data.sources.archive import is_archive, open_archive
 from paucal.data.sources.folder import open_folder
+from paucal.data.sources.parquet import PARQUET_SUFFIXES, find_parquet
 from paucal.data.sources.source import SourceOptions
-from paucal.data.sources.table_columns import find_tables
-from paucal.data.splits.part_names import PARTS, tells_part
+from paucal.data.sources.table_columns import describes_images, find_tables
+from paucal.data.sources.table_rows import TABLE_SUFFIXES
+from paucal.data.sources.tables import find_train_list
+from paucal.data.sources.voc import is_voc
+from paucal.data.splits.part_names import part_of_name
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted
 
 FOLDERS_SHOWN, CLASSES_SHOWN = 5, 3
-LOOKED_AT = 5  # pairs of files whose colours are counted
-MASK_COLOURS, PHOTO_COLOURS = 32, 256  # most colours of a mask, and least of a photograph, in folders named by no rule
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,14 @@ class Kind:
         noun: Name of the labels.
         reads: Description of the files that the verb reads.
         see: Function that describes the labels of this kind in a folder, an archive or a file; "" if there are none.
-        advice: What to do with a place that has labels of other kinds alone; "" for nothing.
+        advice: What to do with a place that has labels of another kind alone, by the verb that learns those.
     """
 
     verb: str
     noun: str
     reads: str
     see: Callable[[Path], str]
-    advice: str = ""
+    advice: Mapping[str, str] = field(default_factory=dict)
 
 
 def recognise(place: Path) -> dict[str, str]:
@@ -76,14 +77,6 @@ def refuse_masks(images: ImageSet) -> None:
     """Refuse images with masks where images with classes are expected."""
     if masks := masks_among(images.keys, images.store):
         raise _refusal(images.location, {"segment": masks.describe()}, "train")
-    if (folders := _twin_folders(images)) is not None:
-        photos, masks_folder = folders
-        raise UserError(
-            f"the class folders {photos!r} and {masks_folder!r} of {images.location} have files of the same names, and "
-            f"those of {masks_folder!r} have few colours, as masks have: `paucal segment --images "
-            f"{Path(images.location, photos)} --masks {Path(images.location, masks_folder)}` learns masks; rename the "
-            "files if the folders are classes."
-        )
 
 
 def refuse_structure(place: Path, names: tuple[str, ...]) -> None:
@@ -105,7 +98,7 @@ def refuse_structure(place: Path, names: tuple[str, ...]) -> None:
 def _refusal(place: str, seen: dict[str, str], verb: str) -> UserError:
     own = next(kind for kind in KINDS if kind.verb == verb)
     verbs = ", ".join(f"`paucal {kind.verb}` learns {kind.noun}" for kind in KINDS if kind.verb in seen)
-    advice = f"; {own.advice}" if own.advice else ""
+    advice = "".join(f"; {words}" for words in dict.fromkeys(own.advice.get(one, "") for one in seen) if words)
     return UserError(f"{place} has {' and '.join(seen.values())}, and no {own.noun}: {verbs}{advice}.")
 
 
@@ -123,36 +116,65 @@ def _see_boxes(place: Path) -> str:
 
 
 def _see_masks(place: Path) -> str:
-    if not place.is_dir() and not is_archive(place):
+    is_json = place.is_file() and place.suffix.lower() == ".json"
+    if not place.is_dir() and not is_archive(place) and not is_json:
         return ""
-    tree = open_tree(place)
+    tree = folder_tree(place.parent, [place.name]) if is_json else open_tree(place)
+    if panoptic := find_panoptic(tree):
+        return f"masks as {PANOPTIC} ({panoptic[0]})"
     masks = masks_among(tree.images, tree.store(list(tree.images)))
     return masks.describe() if masks else ""
 
 
 def _see_classes(place: Path) -> str:
-    found = find_boxes(place)  # a table of boxes has columns of images and classes too
-    boxes = set(found.files) if found else set()
-    tables = find_tables(place, SourceOptions()) if place.is_dir() else {}
-    if tables and not {table.relative_to(place).as_posix() for table in tables.values()} & boxes:
-        return f"a table of classes ({next(iter(tables.values())).name})"
+    is_file = place.is_file() and not is_archive(place)
+    if find_parquet(place) if place.is_dir() else place.suffix.lower() in PARQUET_SUFFIXES:
+        return "images in Parquet files"
+    if find_shards(place) if place.is_dir() else is_shard(place):
+        return "images in shards"
     if (images := open_tagged_images(place)) is not None:
         return f"labels of whole images ({images.notes[0]})"
+    found = find_boxes(place)  # a table of boxes has columns of images and classes too
+    if is_file:
+        is_table = place.suffix.lower() in TABLE_SUFFIXES and found is None and describes_images(place, SourceOptions())
+        return "a table of classes" if is_table else ""
+    if place.is_dir():
+        boxes = set(found.files) if found else set()
+        tables = find_tables(place, SourceOptions())
+        if tables and not {table.relative_to(place).as_posix() for table in tables.values()} & boxes:
+            return f"a table of classes ({next(iter(tables.values())).name})"
+        if is_voc(place):
+            return "PASCAL VOC's lists of classes"
+        if train_list := find_train_list(place):
+            return f"a list of images and classes ({train_list.name})"
     names = (open_archive(place) if is_archive(place) else open_folder(place)).classes
-    are_parts = all(any(tells_part(name, part) for part in set(PARTS.values())) for name in names)
-    if len(names) < 2 or are_parts or {name.lower() for name in names} & set(STRUCTURE):
+    if len(names) < 2 or are_parts(names) or {name.lower() for name in names} & set(STRUCTURE) or _see_masks(place):
         return ""
     return f"class folders ({', '.join(names[:CLASSES_SHOWN])}{', ...' if len(names) > CLASSES_SHOWN else ''})"
 
 
+def are_parts(names: Sequence[str]) -> bool:
+    """Return whether all names of folders are those of parts, such as `train2017` and `val2017`."""
+    return bool(names) and all(part_of_name(name) for name in names)
+
+
+def boxes_note(place: Path) -> str:
+    """Return a note on boxes in a place whose labels of another kind are read; "" if there are none."""
+    boxes = _seen(next(kind for kind in KINDS if kind.verb == "detect"), place)
+    return f"there are also {boxes}: `paucal detect` learns those" if boxes else ""
+
+
+_CLASSIFY = (
+    "to classify, write a table of image_path,label with the classes that each image shows, such as 'cat;dog', or "
+    "rename folders that are classes nevertheless"
+)
 KINDS = (
     Kind(
         "train",
         "classes of images",
         "class folders, or a table of image_path,label",
         _see_classes,
-        "to classify, write a table of image_path,label with the classes that each image shows, such as 'cat;dog', or "
-        "rename folders that are classes nevertheless",
+        {"detect": _CLASSIFY, "segment": _CLASSIFY},
     ),
     Kind("detect", "boxes", f"boxes as {', '.join(layout.name for layout in LAYOUTS)}", _see_boxes),
     Kind(
@@ -161,6 +183,7 @@ KINDS = (
         "masks with the names of their images, in a folder such as masks/ or in any two folders with --images and "
         "--masks",
         _see_masks,
+        {"detect": "`paucal convert DATA OUT --to masks` draws boxes with outlines as masks"},
     ),
 )
 
@@ -174,29 +197,3 @@ def _contents(tree: Tree, names: tuple[str, ...]) -> str:
         described.append(f"{name}/ ({kinds or 'empty'})")
     others = [file for file in tree.files if "/" not in file]
     return ", ".join(described) + (f" and {counted(len(others), 'file')} beside them" if others else "")
-
-
-def _twin_folders(images: ImageSet) -> tuple[str, str] | None:
-    """Return two class folders that are photographs and their masks by their colours and sizes; None for others."""
-    if len(images.classes) != 2:
-        return None
-    places: list[dict[str, int]] = [{}, {}]
-    for place, (key, label) in enumerate(zip(images.keys, images.labels.tolist(), strict=True)):
-        if label < 0 or not key.startswith(f"{images.classes[label]}/"):
-            return None
-        places[label][str(PurePosixPath(key.partition("/")[2]).with_suffix(""))] = place
-    if places[0].keys() != places[1].keys() or sum(map(len, places)) != len(images):
-        return None
-    names = sorted(places[0])
-    chosen = [names[int(place)] for place in evenly_spaced(len(names), LOOKED_AT)]
-    try:
-        pictures = [[np.asarray(images.store.read(side[name])) for name in chosen] for side in places]
-    except UnreadableImage:
-        return None
-    if any(first.shape[:2] != second.shape[:2] for first, second in zip(*pictures, strict=True)):
-        return None
-    colours = [[len(np.unique(pack_colours(picture))) for picture in side] for side in pictures]
-    for photos, masks in ((0, 1), (1, 0)):
-        if min(colours[photos]) > PHOTO_COLOURS and max(colours[masks]) <= MASK_COLOURS:
-            return images.classes[photos], images.classes[masks]
-    return None

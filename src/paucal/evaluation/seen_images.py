@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from paucal.data.checking.survey import digest_or_none
 from paucal.data.images import ImageSet
 from paucal.data.shards.folders import is_remote
-from paucal.data.sources.opening import PARQUET_SUFFIXES
+from paucal.data.sources.parquet import PARQUET_SUFFIXES
 from paucal.data.splits.split import PARTS, Split
 from paucal.data.splits.split_csv import read_rows
 from paucal.runs import RunFolder

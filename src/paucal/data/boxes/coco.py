@@ -30,6 +30,7 @@ MOST_BYTES = 1 << 29  # instances_train2017.json, of 118,000 images, has 449 MB
 BOXES = "instances"  # first word of the names of COCO's own files of boxes
 HEAD = 1 << 16  # bytes at the start of a file that contain one of the entries below
 ENTRIES = ("images", "annotations", "categories")
+SEGMENTS = "segments_info"  # entry of panoptic files, which paucal segment reads
 # First words of the names of COCO's other files, some of which have boxes too.
 OTHERS = ("captions", "person_keypoints", "image_info", "panoptic", "stuff")
 
@@ -39,6 +40,7 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
     named = [file for file in files if file.lower().endswith(".json")]
     likely = [file for file in named if any(mentions(tree.peek(file, HEAD), name) for name in ENTRIES)]
     certain = {file for file in likely if all(mentions(tree.peek(file, PEEKED), name) for name in ENTRIES)}
+    certain = {file for file in certain if not mentions(tree.peek(file, PEEKED), SEGMENTS)}
     return [file for file in named if file in certain or _NAMED.fullmatch(file.rpartition("/")[2].lower())]
 
 

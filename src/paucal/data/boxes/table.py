@@ -23,7 +23,7 @@ from paucal.data.classes import plain_name
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import PARTS, part_of_file
 from paucal.reading import decode_text
-from paucal.types import UserError
+from paucal.types import NoLabelsError, UserError
 
 TABLES = (".csv", ".tsv")
 MOST_BYTES = 1 << 30
@@ -188,7 +188,7 @@ def _rows(tree: Tree, file: str) -> tuple[list[_Row], tuple[str, ...], list[str]
     named = columns_of(first[0]) if first else None
     columns = named or _columns_of_unnamed(first)
     if columns is None:
-        raise UserError(f"{place!r} has no columns of an image, a class and the edges of a box: add them.")
+        raise NoLabelsError(f"{place!r} has no columns of an image, a class and the edges of a box: add them.")
     form = next(form for form in FORMS if set(form) <= columns.keys())
     if "name" not in columns:
         notes.append(f"{file} has no column of classes, so all boxes are of one class, {ONE_CLASS!r}")

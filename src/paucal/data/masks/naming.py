@@ -18,8 +18,8 @@ _MASK_FOLDER = re.compile(
     r"(?:ground)?truths?|segs?|segmentations?|segmentationclass(?:es)?|targets?|trimaps?|1stmanual|semantic|"
     r"label(?:ids|maps?|images|segmentation)|maskimages|stuffthingmaps|labeledapproved"
 )
-# "other" stands for VOC's masks of objects, which number objects rather than classes.
-_SIDES = (("image", _IMAGE_FOLDER), ("mask", _MASK_FOLDER), ("other", re.compile("segmentationobjects?")))
+# "other" stands for VOC's masks of objects and COCO's of segments, which number objects rather than classes.
+_SIDES = (("image", _IMAGE_FOLDER), ("mask", _MASK_FOLDER), ("other", re.compile("segmentationobjects?|panoptic")))
 _FORMATS = ("png", "jpg", "jpeg", "tif", "tiff", "bmp", "gif")
 _PART = "|".join(sorted(WHOLE_WORDS, key=len, reverse=True))
 _GLUED = re.compile(rf"(?P<part>{_PART})(?P<rest>[a-z]+)|(?P<head>[a-z]+)(?P<tail>{_PART})")

@@ -3,7 +3,7 @@
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from paucal.data.masks.by_class import match_classes
@@ -17,11 +17,14 @@ from paucal.data.masks.naming import (
     parse_numbered_name,
     without_suffix,
 )
+from paucal.data.masks.panoptic import NAME, draw_panoptic
 from paucal.data.masks.part_lists import read_part_lists
+from paucal.data.masks.twins import twin_folders
 from paucal.data.masks.unpacking import unpack
 from paucal.data.sources.archive import is_archive
 from paucal.data.sources.folder import find_images
 from paucal.data.splits.part_names import part_among_words
+from paucal.data.stores import FileStore
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted
 
@@ -67,7 +70,7 @@ class Sides:
     Attributes:
         images: Image files.
         masks: Mask files.
-        others: Keys of labels of another kind, such as those in VOC's `SegmentationObject`.
+        others: Keys of labels of another kind, as in VOC's `SegmentationObject` and COCO's `panoptic_train2017`.
     """
 
     images: tuple[File, ...]
@@ -95,7 +98,16 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
         if data.is_file() and is_archive(data):
             data = unpack(data)
         _require_folder(data, "DATA")
-        sides = tell_sides(find_images(data))
+        if panoptic := draw_panoptic(data):
+            drawn_pairs = tuple(Pair(key, (mask,), part) for key, mask, part in sorted(panoptic))
+            return Pairs(data, drawn_pairs, (f"the masks are those of {NAME}",))
+        keys = find_images(data)
+        sides = tell_sides(keys)
+        if not sides.masks and (twins := twin_folders(keys, FileStore(data.resolve(), keys))):
+            photos, drawn = twins
+            pairs = find_pairs(data, data / photos, data / drawn)
+            note = f"the files of {drawn} have few colours, and count as masks of those of {photos}"
+            return replace(pairs, notes=(note, *pairs.notes))
         if not sides.images or not sides.masks:
             raise NoLabelsError(_lacking(data, sides))
         return _paired(data, data, sides, [data])
@@ -116,7 +128,7 @@ def tell_sides(keys: Sequence[str]) -> Sides:
     if not sides["mask"]:
         sides["mask"] = [key for key in sides[""] if any(map(ends_as_masks, PurePosixPath(key).parts[:-1]))]
         sides[""] = sorted(set(sides[""]) - set(sides["mask"]))
-    if sides["mask"]:
+    if sides["mask"] or sides["other"]:
         named = bool(sides["image"])
         images = tuple(_file(key, loose=not named) for key in sides["image"] or sides[""])
         return Sides(images, tuple(map(_file, sides["mask"])), tuple(sides["other"]))
@@ -290,4 +302,5 @@ def _lacking(data: Path, sides: Sides) -> str:
 def _require_folder(path: Path, flag: str) -> None:
     if not path.is_dir():
         problem = "is no folder" if path.exists() else "does not exist"
-        raise UserError(f"{flag}: {str(path)!r} {problem}; give a folder of image files.")
+        kind = NoLabelsError if path.exists() else UserError  # a file may have labels of another kind
+        raise kind(f"{flag}: {str(path)!r} {problem}; give a folder of image files.")

@@ -13,6 +13,7 @@ from paucal.data.masks.mask_files import pack_colours
 from paucal.data.masks.matching import match
 from paucal.data.masks.naming import TOKENS, folder_role
 from paucal.data.masks.pairs import tell_sides
+from paucal.data.masks.twins import twin_folders
 from paucal.data.stores import Store
 from paucal.types import UserError
 from paucal.wording import counted, was
@@ -48,18 +49,18 @@ def masks_among(keys: Sequence[str], store: Store) -> MasksAmong | None:
 
     The names of folders suffice if all folders are named after images or masks (`images/`, `masks/`, `trainannot/`).
     If only files are named so (`x.png`, `x_mask.png`), or there are other folders, the colours in a few masks are
-    counted as well.
+    counted as well. Two folders of other names with files of the same names are told apart by colours alone.
 
     Args:
         keys: Paths of all images, with forward slashes.
         store: Store of the images, by position.
     """
     if not _may_have_masks(keys):
-        return None
+        return _masks_of_twins(keys, store)
     sides = tell_sides(keys)
-    if not sides.images or len(sides.masks) < max(1, LEAST * len(keys)):
-        return None
     masks = frozenset((*(file.key for file in sides.masks), *sides.others))
+    if not sides.images or len(masks) < max(1, LEAST * len(keys)):
+        return None
     sure = all(_is_sided(key, "mask" if key in masks else "image") for key in set(keys) - set(sides.others))
     try:
         masks_of = match(sides.images, sides.masks).masks
@@ -69,6 +70,14 @@ def masks_among(keys: Sequence[str], store: Store) -> MasksAmong | None:
     if not sure and not (matched and _have_few_colours(keys, masks, store)):
         return None
     return MasksAmong(masks, next(((image, own[0]) for image, own in masks_of.items()), ("", "")))
+
+
+def _masks_of_twins(keys: Sequence[str], store: Store) -> MasksAmong | None:
+    folders = twin_folders(keys, store)
+    if folders is None:
+        return None
+    images, masks = (sorted(key for key in keys if key.startswith(f"{folder}/")) for folder in folders)
+    return MasksAmong(frozenset(masks), (images[0], masks[0]))
 
 
 def without_masks(images: ImageSet) -> ImageSet:
@@ -83,7 +92,9 @@ def without_masks(images: ImageSet) -> ImageSet:
 def _may_have_masks(keys: Sequence[str]) -> bool:
     """Whether a quick check of some of the names allows for masks; a set may have millions of images."""
     folders = {key.rpartition("/")[0] for key in keys}
-    if any(_is_sided(f"{folder}/", "mask") for folder in folders) or any(map(_WORD.search, folders)):
+    if any(_is_sided(f"{folder}/", side) for folder in folders for side in ("mask", "other")) or any(
+        map(_WORD.search, folders)
+    ):
         return True
     sample = [keys[int(place)] for place in evenly_spaced(len(keys), SAMPLE)]
     named = sum(_WORD.search(key.rpartition("/")[2].rpartition(".")[0]) is not None for key in sample)

@@ -11,7 +11,8 @@ from paucal.data.sources.archive import COMPRESSED, ArchiveStore, archive_entrie
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.types import UserError
 
-KEPT = (*IMAGE_SUFFIXES, ".txt", ".csv")  # images, masks, and lists of parts and of classes
+# Images, masks, lists of parts and of classes, and COCO's panoptic JSON.
+KEPT = (*IMAGE_SUFFIXES, ".txt", ".csv", ".json")
 
 
 def unpack(archive: Path) -> Path:
@@ -23,7 +24,7 @@ def unpack(archive: Path) -> Path:
     if archive.name.lower().endswith(COMPRESSED):
         raise UserError(f"{str(archive)!r} is compressed as a whole: unpack it, and give the folder.")
     found = archive.resolve().stat()
-    digest = hashlib.sha256(f"{archive.resolve()} {found.st_size} {found.st_mtime_ns}".encode()).hexdigest()[:32]
+    digest = hashlib.sha256(f"{archive.resolve()} {found.st_size} {found.st_mtime_ns} {KEPT}".encode()).hexdigest()[:32]
     folder = unpacked_folder() / digest
     if folder.is_dir():
         return folder

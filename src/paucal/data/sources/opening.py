@@ -1,6 +1,7 @@
 """`open_images`, and the table of all sources: built-in data, published sets, the hub, URLs, files and folders."""
 
 import difflib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,13 +13,14 @@ from paucal.data.classes import with_plain_classes
 from paucal.data.images import Hints, ImageSet
 from paucal.data.masks.recognition import without_masks
 from paucal.data.named.table import NAMED, is_named
-from paucal.data.recognition import refuse_masks, refuse_other_kinds, refuse_structure
+from paucal.data.recognition import are_parts, boxes_note, refuse_masks, refuse_other_kinds, refuse_structure
 from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, is_remote
 from paucal.data.shards.opening import find_shards, is_shard, open_shards
 from paucal.data.sources.archive import ARCHIVE_SUFFIXES, COMPRESSED, open_archive
 from paucal.data.sources.folder import ignored, open_folder
 from paucal.data.sources.joining import join_sets, roots_of
 from paucal.data.sources.parquet import (
+    PARQUET_SUFFIXES,
     find_parquet,
     find_remote_parquet,
     is_on_hub,
@@ -39,7 +41,7 @@ from paucal.data.unreadable import ReportProgress
 from paucal.types import NoLabelsError, UserError
 
 BUILT_IN = "digits"
-PARQUET_SUFFIXES = (".parquet", ".pq", ".arrow")
+MOST_SEARCHED = 100_000  # images of a set that is searched for boxes beside its classes
 _BRIGHTEST = 16  # scikit-learn's digits have 17 grey levels, 0 to 16
 
 
@@ -92,7 +94,8 @@ def open_images(
     images = sets[0] if len(sets) == 1 else join_sets(sets, str(location))
     if not labelled:
         return without_masks(images)
-    if len(images.classes) < 2 or {name.lower() for name in images.classes} & set(STRUCTURE):
+    names = images.classes
+    if len(names) < 2 or {name.lower() for name in names} & set(STRUCTURE) or are_parts(names):
         images = _open_otherwise(Path(location).expanduser()) or images
     if images.stream is None:
         refuse_masks(images)
@@ -104,6 +107,9 @@ def open_images(
             f"{path} has only one class ('{only}'); training a classifier needs at least two "
             f"class folders{_deeper(path)}"
         )
+    place = Path(location).expanduser()
+    if len(images) < MOST_SEARCHED and place.is_dir() and (note := boxes_note(place)):
+        return replace(images, notes=(*images.notes, note))
     return images
 
 

@@ -39,6 +39,8 @@ PREFIX = "hf:"
 CONVERTED = "refs/convert/parquet"  # branch on which the hub keeps most data sets as Parquet files
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # no slashes: a name must not lead to another folder
 
+PARQUET_SUFFIXES = (".parquet", ".pq", ".arrow")
+
 
 def find_parquet(folder: Path) -> list[Path]:
     """Return the Parquet files of a folder, else the Arrow files that Hugging Face's `save_to_disk` has written.

@@ -144,7 +144,7 @@ def find_tables(folder: Path, options: SourceOptions) -> dict[str, Path]:
     for below in sorted(folders, key=lambda below: PARTS[below.name.lower()] != "train"):
         part, table = PARTS[below.name.lower()], _find_table(below, options)
         if table is None and "train" in tables and (same := below / tables["train"].name).exists():
-            table = same if _is_table(same, options, refuse=True) else None
+            table = same if describes_images(same, options, refuse=True) else None
         if table is not None and tables.setdefault(part, table) != table:
             raise UserError(f"{tables[part]} and {table} are both tables of {part}; keep one.")
     return {part: tables[part] for part in ("train", "val", "test") if part in tables} if "train" in tables else {}
@@ -153,7 +153,7 @@ def find_tables(folder: Path, options: SourceOptions) -> dict[str, Path]:
 def _find_table(folder: Path, options: SourceOptions) -> Path | None:
     files = [file for file in sorted(folder.iterdir()) if file.suffix.lower() in TABLE_SUFFIXES]
     files = [file for file in files if not file.name.startswith(".") and "submission" not in file.stem.lower()]
-    tables = [file for file in files if _is_table(file, options)]
+    tables = [file for file in files if describes_images(file, options)]
     without_part = [file for file in tables if not part_name(file).part]
     candidates = without_part or train_files(tables) or tables[: len(tables) == 1]
     if len(candidates) > 1:
@@ -169,10 +169,10 @@ def tables_of_set(file: Path, options: SourceOptions) -> dict[str, Path]:
         UserError: Two tables are of one part, or one cannot be read.
     """
     # The test table of a competition has no labels.
-    return files_of_set(file, lambda other: _is_table(other, options, refuse=True), "tables")
+    return files_of_set(file, lambda other: describes_images(other, options, refuse=True), "tables")
 
 
-def _is_table(file: Path, options: SourceOptions, refuse: bool = False) -> bool:
+def describes_images(file: Path, options: SourceOptions, refuse: bool = False) -> bool:
     """Return whether a file has a column of paths, and either a column of classes or a column for each class.
 
     Args:

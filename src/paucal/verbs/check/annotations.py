@@ -30,7 +30,8 @@ from paucal.types import UserError
 from paucal.verbs.check.settings import CheckSettings
 from paucal.wording import counted, percent
 
-MASKS, BAD_MASKS, BOXES, SMALL_CROPS, ALSO_BOXES = "masks", "bad-masks", "boxes", "small-crops", "also-boxes"
+MASKS, BAD_MASKS, BOXES, SMALL_CROPS = "masks", "bad-masks", "boxes", "small-crops"
+ALSO = {"train": "classes", "detect": "boxes", "segment": "masks"}
 # Findings on labels of whole images, which do not apply to images with masks or boxes.
 OF_CLASSIFIERS = ("imbalance", "alike-with-other-labels", "small-images")
 SCARCE = 0.001  # share of the labelled pixels; a class below it is hardly learned
@@ -77,7 +78,7 @@ def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | Non
         return images, [_masks_finding(pairs), refusal_finding(BAD_MASKS, problem)]
     masked_images, findings = _described(masked, pairs)
     if settings.verb is None and settings.images is None:
-        findings += _also_boxes(root)
+        findings += also(root, "segment")
     return masked_images, findings
 
 
@@ -202,13 +203,17 @@ def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
     except UserError as problem:
         boxed = without_labels(tree, annotations)
         return boxed, [*_class_findings(images, boxed.keys), _refused(problem), *box_findings(images, boxed.keys)]
-    return boxed, [*_class_findings(images, boxed.keys), *box_findings(images, boxed.keys)]
+    others = also(place, "detect") if settings.verb is None else []
+    return boxed, [*_class_findings(images, boxed.keys), *box_findings(images, boxed.keys), *others]
 
 
-def _also_boxes(place: Path) -> list[Finding]:
-    """Return a note on boxes in a set whose masks are checked."""
-    boxes = recognise(place).get("detect")
-    return [Finding(ALSO_BOXES, "note", f"there are also {boxes}: --verb detect checks those")] if boxes else []
+def also(place: Path, verb: str) -> list[Finding]:
+    """Return a note on each kind of labels of a set besides those that a verb learns and that are checked."""
+    return [
+        Finding(f"also-{ALSO[other]}", "note", f"there are also {words}: --verb {other} checks those")
+        for other, words in recognise(place).items()
+        if other != verb
+    ]
 
 
 def _has_classes(data: str) -> bool:

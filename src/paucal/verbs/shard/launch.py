@@ -12,14 +12,15 @@ import numpy as np
 
 from paucal.data.classes import choose_classes
 from paucal.data.images import ImageSet
+from paucal.data.recognition import recognise
 from paucal.data.shards.folders import is_remote, upload
 from paucal.data.shards.writing import write_shards
-from paucal.data.sources.opening import open_images
 from paucal.data.stores import EncodedStore, locate
 from paucal.reading import named_path
 from paucal.runner.clock import duration
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data, takes_frames
+from paucal.runner.images import find_images
 from paucal.runner.outputs import put_in_place, refuse_inside_images, require_empty
 from paucal.runs.files import try_folder
 from paucal.settings.options import check_ranges
@@ -135,15 +136,24 @@ def _write(settings: ShardSettings, folder: Path, publish: Callable[[Path], None
 
 
 def _open(settings: ShardSettings) -> ImageSet:
-    images = open_images(
-        settings.data,
-        labelled=not settings.unlabelled,
-        label_column=settings.label_column,
-        label_separator=settings.label_separator,
-        image_column=settings.image_column,
-        root=settings.data_root,
-        download=settings.download,
-    )
+    """Open the images.
+
+    Raises:
+        UserError: They cannot be opened, or have boxes or masks, which shards do not hold.
+    """
+    try:
+        if not settings.unlabelled:
+            return find_images(settings)
+        images = find_images(replace(settings, classes=None), labelled=False)
+    except UserError:
+        place = Path(settings.data).expanduser()
+        seen = recognise(place) if place.exists() and not settings.unlabelled else {}
+        if not seen or "train" in seen:
+            raise
+        raise UserError(
+            f"{settings.data} has {' and '.join(seen.values())}, and shards hold classes of images: --unlabelled "
+            "writes the images alone, for paucal pretrain and paucal predict."
+        ) from None
     return images if settings.classes is None else choose_classes(images, settings.classes)
 
 

@@ -1,0 +1,169 @@
+"""COCO's panoptic JSON: PNG files whose colours number segments, drawn once into the cache as masks of classes.
+
+Format: https://cocodataset.org/#format-data, "Panoptic Segmentation". The number of a segment is red + 256
+green + 65,536 blue, and 0 is a pixel without a label. The JSON gives each segment its category, "things" and "stuff".
+"""
+
+import csv
+import hashlib
+import io
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from paucal.data.boxes.coco import SEGMENTS
+from paucal.data.boxes.naming import ImageNames
+from paucal.data.boxes.tree import PEEKED, Tree, folder_tree, mentions
+from paucal.data.decoded.cache_folder import unpacked_folder
+from paucal.data.masks.coding import IGNORED
+from paucal.data.masks.mask_files import read_mask
+from paucal.data.splits.part_names import part_of_file
+from paucal.reading import parse_json
+from paucal.types import UserError
+
+NAME = "COCO's panoptic JSON"
+MOST_BYTES = 1 << 29  # panoptic_train2017.json has 360 MB
+Drawn = list[tuple[str, Path, str]]
+
+
+def find_panoptic(tree: Tree) -> list[str]:
+    """Return the panoptic JSON files of a set."""
+    return [file for file in tree.ending(".json") if mentions(tree.peek(file, PEEKED), SEGMENTS)]
+
+
+def draw_panoptic(root: Path) -> Drawn:
+    """Return key, mask file and part of each image of a folder with panoptic JSON; empty without such files.
+
+    The masks hold the positions of the categories in the JSON, and `classes.csv` above them their names.
+
+    Raises:
+        UserError: A file is invalid, an image or a PNG is missing, or the files name different categories.
+    """
+    tree = folder_tree(root)
+    files = find_panoptic(tree)
+    if not files:
+        return []
+    contents = {file: _read(tree, file) for file in files}
+    names = {file: _names(tree.place_of(file), content["categories"]) for file, content in contents.items()}
+    first = names[files[0]]
+    if any(other != first for other in names.values()):
+        raise UserError(f"the panoptic files of {tree.shown!r} name different categories: give them the same ones.")
+    stamps = [(file, (root / file).stat().st_size, (root / file).stat().st_mtime_ns) for file in files]
+    folder = unpacked_folder() / hashlib.sha256(f"panoptic {root.resolve()} {stamps}".encode()).hexdigest()[:32]
+    planned = [row for file in files for row in _plan(tree, file, contents[file])]
+    if repeated := next((key for key, count in Counter(row[0] for row in planned).items() if count > 1), None):
+        raise UserError(f"the panoptic files of {tree.shown!r} describe {repeated!r} twice: give each image one entry.")
+    if not folder.is_dir():
+        _draw(tree, planned, {number: place for place, number in enumerate(first)}, list(first.values()), folder)
+    return [(key, folder / "masks" / f"{place}.png", part) for place, (key, _, _, part) in enumerate(planned)]
+
+
+def _read(tree: Tree, file: str) -> dict[str, list[dict[str, Any]]]:
+    place = tree.place_of(file)
+    try:
+        content = parse_json(tree.text(file, MOST_BYTES).text)
+    except ValueError as problem:
+        raise UserError(f"{place!r} cannot be read ({problem}): give {NAME}.") from None
+    rows = {name: content.get(name) if isinstance(content, dict) else None for name in _ENTRIES}
+    for name, entries in _ENTRIES.items():
+        listed = rows[name]
+        if not isinstance(listed, list) or not all(isinstance(row, dict) and entries <= row.keys() for row in listed):
+            raise UserError(f"{place!r} lacks {name!r} with {', '.join(sorted(entries))} in each: give {NAME}.")
+    return rows  # type: ignore[return-value]
+
+
+_ENTRIES = {
+    "images": {"id", "file_name"},
+    "annotations": {"image_id", "file_name", SEGMENTS},
+    "categories": {"id", "name"},
+}
+
+
+def _names(place: str, rows: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
+    """Return the names of the categories by their ids, in the order of the file."""
+    names = {repr(row["id"]): str(row["name"]).strip() for row in rows}
+    are_unique = len(names) == len(rows) == len(set(names.values()))
+    if not 1 <= len(names) <= IGNORED or not are_unique or not all(names.values()):
+        raise UserError(
+            f"{place!r} has {len(rows)} categories, expected 1 to {IGNORED} with an id and a name of its own each: "
+            "correct them."
+        )
+    return names
+
+
+def _plan(tree: Tree, file: str, content: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[tuple[str, str, Any, str]]:
+    """Return key of the image, path of the PNG, segments and part for each annotation of a file."""
+    place, part = tree.place_of(file), part_of_file(file)
+    stem = PurePosixPath(file).stem.lower()
+    of_segments = [path for path in tree.images if stem in path.lower().split("/")[:-1]]
+    if not of_segments:
+        of_segments = [path for path in tree.images if "panoptic" in path.lower().rpartition("/")[0]]
+    pictures = [path for path in tree.images if "panoptic" not in path.lower().rpartition("/")[0]]
+    images = {repr(row["id"]): str(row["file_name"]) for row in content["images"]}
+    rows = content["annotations"]
+    if missing := next((row for row in rows if repr(row["image_id"]) not in images), None):
+        raise UserError(f"{place!r} has segments of the image {missing['image_id']!r}, which it does not list: add it.")
+    wanted = [images[repr(row["image_id"])] for row in rows]
+    keys = ImageNames(sorted(set(pictures) - set(of_segments)), tree).find_images(wanted, file, part)
+    found = ImageNames(of_segments, tree).find_images([str(row["file_name"]) for row in rows], file, part)
+    for row, name, key, png in zip(rows, wanted, keys, found, strict=True):
+        if key is None or png is None:
+            raise UserError(
+                f"{place!r} describes {name if key is None else str(row['file_name'])!r}, and there is no such image "
+                f"in {tree.shown!r}{'' if key is None else f', in a folder such as {stem}/'}: add it."
+            )
+    return [(str(key), str(png), row[SEGMENTS], part) for row, key, png in zip(rows, keys, found, strict=True)]
+
+
+def _draw(
+    tree: Tree,
+    planned: Sequence[tuple[str, str, Any, str]],
+    classes: Mapping[Any, int],
+    names: Sequence[str],
+    folder: Path,
+) -> None:
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    target = Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))
+    try:
+        (target / "masks").mkdir()
+        for place, (_, png, segments, _) in enumerate(planned):
+            mask = _mask(Path(tree.location, png), png, segments, classes)
+            Image.fromarray(mask).save(target / "masks" / f"{place}.png")
+        text = io.StringIO(newline="")
+        csv.writer(text).writerows([("name", "value"), *((name, place) for place, name in enumerate(names))])
+        (target / "classes.csv").write_text(text.getvalue(), encoding="utf-8")
+        if not folder.is_dir():  # another process may have been faster
+            os.replace(target, folder)
+    finally:
+        shutil.rmtree(target, ignore_errors=True)
+
+
+def _mask(path: Path, name: str, segments: Any, classes: Mapping[Any, int]) -> NDArray[np.uint8]:
+    """Return the (H, W) class of each pixel; `IGNORED` for pixels of no segment."""
+    packed = read_mask(path, name).values_for(True, name)  # red is the highest byte
+    numbers = (packed >> 16) | (packed & 0xFF00) | (packed & 0xFF) << 16
+    mask = np.full(numbers.shape, IGNORED, dtype=np.uint8)
+    listed: list[Any] = segments if isinstance(segments, list) else [segments]
+    for segment in listed:
+        known = isinstance(segment, dict) and type(segment.get("id")) is int
+        if not known or repr(segment.get("category_id")) not in classes:
+            raise UserError(
+                f"{name!r} has a segment without an id, or of a category that is not listed ({str(segment)[:80]}): "
+                "correct the JSON."
+            )
+        mask[numbers == segment["id"]] = classes[repr(segment["category_id"])]
+    unknown = (mask == IGNORED) & (numbers != 0)
+    if unknown.any():
+        raise UserError(
+            f"{name!r} has pixels of the segment {int(numbers[unknown][0])}, which its JSON does not list: add the "
+            "segment."
+        )
+    return mask

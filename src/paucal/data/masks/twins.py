@@ -1,0 +1,47 @@
+"""Photographs and masks in two folders of any names, whose files have the same names, told apart by colours."""
+
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+import numpy as np
+
+from paucal.data.decode import UnreadableImage
+from paucal.data.images import evenly_spaced
+from paucal.data.masks.mask_files import pack_colours
+from paucal.data.stores import Store
+
+LOOKED_AT = 5  # pairs of files whose colours are counted
+MASK_COLOURS, PHOTO_COLOURS = 32, 256  # most colours of a mask, and least of a photograph
+
+
+def twin_folders(keys: Sequence[str], store: Store) -> tuple[str, str] | None:
+    """Return the two folders of a set that are photographs and their masks by colours and sizes; None for other sets.
+
+    Args:
+        keys: Paths of all images, with forward slashes.
+        store: Store of the images, by position.
+    """
+    places: dict[str, dict[str, int]] = {}
+    for place, key in enumerate(keys):
+        folder, _, rest = key.partition("/")
+        places.setdefault(folder, {})[str(PurePosixPath(rest).with_suffix("")) if rest else ""] = place
+        if len(places) > 2:
+            return None
+    folders = list(places)
+    if len(folders) != 2 or places[folders[0]].keys() != places[folders[1]].keys():
+        return None
+    names = sorted(places[folders[0]])
+    if 2 * len(names) != len(keys) or "" in names:
+        return None
+    chosen = [names[int(place)] for place in evenly_spaced(len(names), LOOKED_AT)]
+    try:
+        pictures = [[np.asarray(store.read(places[folder][name])) for name in chosen] for folder in folders]
+    except UnreadableImage:
+        return None
+    if any(first.shape[:2] != second.shape[:2] for first, second in zip(*pictures, strict=True)):
+        return None
+    colours = [[len(np.unique(pack_colours(picture))) for picture in side] for side in pictures]
+    for photos, masks in ((0, 1), (1, 0)):
+        if min(colours[photos]) > PHOTO_COLOURS and max(colours[masks]) <= MASK_COLOURS:
+            return folders[photos], folders[masks]
+    return None
