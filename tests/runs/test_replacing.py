@@ -52,6 +52,28 @@ def test_replaceable__is_no_project_that_looks_like_a_run(tmp_path, config):
     assert "replaces run folders only" in refusal(project)
 
 
+@pytest.mark.parametrize("moment", ["before the lock", "before the settings", "before the versions"])
+def test_replaceable__is_a_run_that_was_killed_while_it_was_created(tmp_path, moment):
+    run = create_run(tmp_path / "run")
+    holder = {"token": "t", "pid": 2**22 + 1, "host": "elsewhere", "space": "elsewhere", "since": "2026-01-01"}
+    if moment != "before the lock":
+        run.write_json("lock.json", holder)
+        os.utime(run.path / "lock.json", (1, 1))
+    if moment == "before the versions":
+        run.write_yaml("config.yaml", CONFIG)
+    require_replaceable(run.path)
+    (run.path / "checkpoints.txt").write_text("mine")
+    assert "'checkpoints.txt'" in refusal(run.path) or "replaces run folders only" in refusal(run.path)
+
+
+def test_replaceable__is_a_run_with_a_ledger_and_a_kept_table(tmp_path):
+    run = make_run(tmp_path / "run")
+    (run.path / "ledger").mkdir()
+    (run.path / "ledger" / "000000-00000.bin").write_bytes(b"{}")
+    (run.path / "frame-0123456789abcdef.csv").write_text("path,label")
+    require_replaceable(run.path)
+
+
 def test_replaceable__is_no_run_with_files_of_others(tmp_path):
     run = make_run(tmp_path / "run")
     require_replaceable(run.path)

@@ -156,6 +156,11 @@ def is_locked(folder: Path) -> bool:
     return path.exists() and _is_live(path, _holder(path), time.time())
 
 
+def names_holder(folder: Path) -> bool:
+    """Return whether a folder has a lock that names its holder, who may be dead."""
+    return _holder(folder / LOCK) is not None
+
+
 def require_unlocked(folder: Path, what: str = RUN) -> None:
     """Refuse a folder that another process is writing into; changes nothing.
 

@@ -8,8 +8,9 @@ import re
 import shutil
 from pathlib import Path
 
-from paucal.runs.folder import ASIDE, MARKER, RunFolder, is_taken
-from paucal.runs.lock import LOCK, require_unlocked
+from paucal.runs.folder import ASIDE, FRAME, MARKER, RunFolder, is_taken
+from paucal.runs.ledger import FOLDER as LEDGER
+from paucal.runs.lock import LOCK, names_holder, require_unlocked
 from paucal.types import UserError
 
 NOTE = "replaced.txt"
@@ -29,6 +30,7 @@ FILES = {
     ),
     *("summary.json", "report.html", "model.json", "model.safetensors", "checkpoints", "plots", "evaluation"),
     *("check.json", "rungs.json", "time_plan.json", "probe.safetensors", "trials"),
+    LEDGER,
     *("loggers.json", "tensorboard", "mlflow.db", "mlartifacts", "wandb"),
 }
 NUMBERED = re.compile(r"head-\d+(x\d+)?\.safetensors")
@@ -69,10 +71,16 @@ def require_replaceable(path: Path) -> None:
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a folder is a run, by its settings with origins and paucal's version."""
+    """Return whether a folder is a run, by its settings with origins and paucal's version.
+
+    A run that was killed while it was created has a lock, or no file at all, and no file of others.
+    """
     run = RunFolder(path)
     if not (path / "checkpoints").is_dir():
         return False
+    if not run.config.exists() or not (path / "env.json").exists():
+        is_empty = not any(entry.is_file() for entry in path.rglob("*"))
+        return (names_holder(path) or is_empty) and not _foreign(path)
     try:
         config, environment = run.read_yaml(MARKER), run.read_json("env.json")
     except (UserError, OSError):
@@ -161,4 +169,4 @@ def sweep(path: Path) -> None:
 
 def _foreign(path: Path) -> set[str]:
     names = {entry.name for entry in path.iterdir()} - FILES
-    return {name for name in names if not TEMPORARY.fullmatch(name) and not NUMBERED.fullmatch(name)}
+    return {name for name in names if not any(form.fullmatch(name) for form in (TEMPORARY, NUMBERED, FRAME))}
