@@ -1,20 +1,20 @@
 """Folders of shards: on this machine, or on object storage; remote shards are downloaded once and kept."""
 
-import errno
 import hashlib
-import itertools
 import os
-import random
 import shutil
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from paucal.data.decode import UnreadableImage
 from paucal.data.decoded.cache_folder import OFF, VARIABLE, usable_folder
 from paucal.data.shards.index import Shard
+from paucal.data.shards.requests import FULL, first_line, hedged, retry
 from paucal.data.sources.archive import checked_name
 from paucal.data.sources.folder import require_readable
 from paucal.reading import read_bytes
@@ -23,11 +23,9 @@ from paucal.types import UserError
 FOLDER = "shards"  # subfolder of the image cache
 MOST_FETCHED = 32 << 30  # bytes of downloaded shards on this machine
 _SHARE_OF_FREE = 0.5  # share of the free disk that downloaded shards may take
-_TRIES = 3  # at least
-_BUDGET = 120.0  # seconds after which no request is tried again
-_PAUSE, _LONGEST_PAUSE = 2.0, 30.0  # seconds, at most, before the second try and before any try
-T = TypeVar("T")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+# Seconds after which a shard is asked for a second time: so many times as long as others took, but at least these.
+_LATE, _LEAST_PATIENCE, _FIRST_PATIENCE = 4.0, 5.0, 60.0
+_MOST_SPEEDS = 32  # downloads whose speed is remembered
 _EXTRA = "pip install 'paucal[remote]'"
 
 
@@ -54,6 +52,10 @@ class ShardFolder(Protocol):
 
     def local_path(self, shard: Shard) -> Path:
         """Return the path of a shard on this machine, after downloading it if needed; raises `UnreadableImage`."""
+        ...
+
+    def fetch_ahead(self, shard: Shard) -> None:
+        """Download a shard that will be needed soon; a failure is left to `local_path`."""
         ...
 
 
@@ -88,6 +90,9 @@ class LocalShardFolder:
         """Return the path of a shard."""
         return self.root / shard.name
 
+    def fetch_ahead(self, shard: Shard) -> None:
+        """Do nothing: the shard is here."""
+
 
 def stamped(file: Path, name: str) -> Shard:
     """Return the `Shard` called `name` for a file on this machine, with its size and time of change."""
@@ -111,7 +116,8 @@ class RemoteShardFolder:
                 f"{VARIABLE} to a folder (not {OFF!r})."
             )
         self.cache = folder / FOLDER / hashlib.blake2b(self.url.encode(), digest_size=16).hexdigest()
-        self._opened: tuple[Any, str] | None = None
+        self._opened: tuple[int, Any, str] | None = None
+        self._speeds: deque[float] = deque(maxlen=_MOST_SPEEDS)  # bytes per second
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_opened": None}
@@ -134,7 +140,7 @@ class RemoteShardFolder:
         except NotImplementedError:
             return None
         except Exception as problem:  # every storage has its own types
-            raise UserError(f"{self.url} cannot be listed ({_first_line(problem)}); check the address.") from None
+            raise UserError(f"{self.url} cannot be listed ({first_line(problem)}); check the address.") from None
         sizes = {path.rstrip("/"): entry.get("size") for path, entry in entries.items()}
         if not sizes or any(size is None for size in sizes.values()):
             return None
@@ -151,7 +157,7 @@ class RemoteShardFolder:
         except FileNotFoundError:
             return None
         except Exception as problem:  # as above
-            raise UserError(f"{self.url}/{name} cannot be read ({_first_line(problem)}); check the address.") from None
+            raise UserError(f"{self.url}/{name} cannot be read ({first_line(problem)}); check the address.") from None
         if len(content) > most:
             raise UserError(f"{self.url}/{name} has more than {most:,} bytes, the limit for such a file.")
         return content
@@ -162,6 +168,14 @@ class RemoteShardFolder:
         Raises:
             UnreadableImage: The shard cannot be downloaded, or differs from the indexed one.
         """
+        return self._bring(shard, retry)
+
+    def fetch_ahead(self, shard: Shard) -> None:
+        """Download a shard that will be needed soon, in a single try."""
+        with suppress(Exception):  # the reader tries again, and says what is wrong
+            self._bring(shard, lambda work: work())
+
+    def _bring(self, shard: Shard, try_to: Callable[[Callable[[], Path]], Path]) -> Path:
         target = self.cache / shard.name
         if _is_complete(target, shard.size):
             return target
@@ -171,7 +185,7 @@ class RemoteShardFolder:
         with FileLock(target.with_name(f".{target.name}.lock")):
             if not _is_complete(target, shard.size):  # else another process has just downloaded it
                 _free_space(self.cache.parent, shard.size)
-                self._fetch(shard, target)
+                self._fetch(shard, target, try_to)
         return target
 
     def open_file(self, shard: Shard) -> Any:
@@ -194,16 +208,29 @@ class RemoteShardFolder:
         except FileNotFoundError:
             raise UserError(f"{self.url}/{name} does not exist; check the address.") from None
         except Exception as problem:  # as above
-            raise UserError(f"{self.url}/{name} cannot be read ({_first_line(problem)}); check the address.") from None
+            raise UserError(f"{self.url}/{name} cannot be read ({first_line(problem)}); check the address.") from None
         if size is None:
             raise UserError(f"{self.url} does not report the size of {name}: download it, and give the file.")
         return Shard(name, int(size))
 
-    def _fetch(self, shard: Shard, target: Path) -> None:
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    def _fetch(self, shard: Shard, target: Path, try_to: Callable[[Callable[[], Path]], Path]) -> None:
+        def get(number: int) -> Path:
+            temporary = target.with_name(f".{target.name}.{os.getpid()}-{time.monotonic_ns()}-{number}.tmp")
+            try:
+                self._get_whole(shard, temporary)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+            return temporary
+
+        def get_soon() -> Path:
+            begin = time.monotonic()
+            path = hedged(get, self._patience(shard.size), lambda late: late.unlink(missing_ok=True))
+            self._speeds.append(shard.size / max(1e-6, time.monotonic() - begin))
+            return path
+
         try:
-            retry(lambda: self._get_whole(shard, temporary))
-            temporary.replace(target)
+            try_to(get_soon).replace(target)
         except FileNotFoundError:
             raise UnreadableImage(
                 f"the shard {shard.name} is missing in {self.url}, although the index names it; put it there, or index "
@@ -212,17 +239,21 @@ class RemoteShardFolder:
         except UserError:
             raise
         except Exception as problem:  # as above
-            if isinstance(problem, OSError) and problem.errno in _FULL:
+            if isinstance(problem, OSError) and problem.errno in FULL:
                 raise UserError(
                     f"the disk of {self.cache} is full, and the shard {shard.name} of {self.url} does not fit: free "
                     f"some space, or set {VARIABLE} to a folder on another disk; the run can then be resumed."
                 ) from None
-            reason = _first_line(problem)
+            reason = first_line(problem)
             raise UnreadableImage(
                 f"the shard {shard.name} cannot be downloaded from {self.url} ({reason}); check the network."
             ) from None
-        finally:
-            temporary.unlink(missing_ok=True)
+
+    def _patience(self, size: int) -> float:
+        """Return the seconds after which a shard of `size` bytes is asked for a second time."""
+        if not self._speeds:
+            return _FIRST_PATIENCE
+        return max(_LEAST_PATIENCE, _LATE * size / statistics.median(self._speeds))
 
     def _get_whole(self, shard: Shard, target: Path) -> None:
         """Download a shard; a transfer that ended early is a failed request, unlike a shard that was changed."""
@@ -245,9 +276,9 @@ class RemoteShardFolder:
 
     def _storage(self) -> tuple[Any, str]:
         """Return the file system and the path in it; each process opens its own."""
-        if self._opened is None:
-            self._opened = open_storage(self.url)
-        return self._opened
+        if self._opened is None or self._opened[0] != os.getpid():  # file systems do not survive a fork
+            self._opened = os.getpid(), *open_storage(self.url)
+        return self._opened[1:]
 
 
 def is_remote(location: str | Path) -> bool:
@@ -273,9 +304,9 @@ def open_storage(url: str) -> tuple[Any, str]:
     try:
         return fsspec.core.url_to_fs(url)
     except ImportError as problem:
-        raise UserError(f"{url} needs a package that is not installed ({_first_line(problem)}): {_EXTRA}.") from None
+        raise UserError(f"{url} needs a package that is not installed ({first_line(problem)}): {_EXTRA}.") from None
     except Exception as problem:  # every storage has its own types
-        raise UserError(f"{url} cannot be opened ({_first_line(problem)}); check the address.") from None
+        raise UserError(f"{url} cannot be opened ({first_line(problem)}); check the address.") from None
 
 
 def upload(folder: Path, url: str) -> None:
@@ -294,7 +325,7 @@ def upload(folder: Path, url: str) -> None:
     except UserError:
         raise
     except Exception as problem:  # every storage has its own types
-        raise UserError(f"OUT: {url} cannot be written ({_first_line(problem)}): check the address.") from None
+        raise UserError(f"OUT: {url} cannot be written ({first_line(problem)}): check the address.") from None
 
 
 def fetched_bytes(folder: Path) -> int:
@@ -331,36 +362,3 @@ def _free_space(folder: Path, needed: int) -> None:
         with suppress(OSError):  # already removed or, on Windows, open elsewhere
             used -= file.stat().st_size
             file.unlink()
-
-
-class GaveUp(Exception):
-    """A request failed until its budget was spent; the text says why, how often and for how long."""
-
-
-def retry(work: Callable[[], T]) -> T:
-    """Return the result of a network request, trying it again for two minutes, but at least three times.
-
-    Pauses double and are random, so that the processes of a run do not ask an overloaded storage all at once.
-
-    Raises:
-        GaveUp: No try succeeded.
-    """
-    begin, jitter = time.monotonic(), random.Random()  # unlike all else, this must differ between processes
-    for attempt in itertools.count():
-        try:
-            return work()
-        except (FileNotFoundError, PermissionError, UserError):  # another try would fail too
-            raise
-        except Exception as problem:  # as above; networks fail temporarily
-            if isinstance(problem, OSError) and problem.errno in _FULL:
-                raise
-            pause = jitter.uniform(0, min(_LONGEST_PAUSE, _PAUSE * 2**attempt))
-            spent = time.monotonic() - begin
-            if attempt + 1 >= _TRIES and spent + pause >= _BUDGET:
-                raise GaveUp(f"{_first_line(problem)}, after {attempt + 1} tries in {spent:.0f} s") from problem
-            time.sleep(pause)
-    raise AssertionError
-
-
-def _first_line(problem: BaseException) -> str:
-    return str(problem).split("\n")[0].strip() or type(problem).__name__

@@ -14,8 +14,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from paucal.data.decode import UnreadableImage
-from paucal.data.shards.folders import RemoteShardFolder, ShardFolder, retry
+from paucal.data.shards.folders import RemoteShardFolder, ShardFolder
 from paucal.data.shards.index import Shard
+from paucal.data.shards.requests import retry
 from paucal.data.shards.stream import WINDOW_BYTES, is_streamed
 from paucal.data.stores import EncodedStore, Reopened, Stamp
 from paucal.types import UserError
@@ -161,6 +162,10 @@ class RowStore(Reopened, EncodedStore):
         file, row = (int(number) for number in self._rows[index])
         shard = self._files[file]
         return Stamp(f"{self._place.location}/{shard.name}#{row}", shard.size, shard.changed)
+
+    def fetch_ahead(self, index: int) -> None:
+        """Download the file of a row if needed."""
+        self._place.fetch_ahead(self._files[int(self._rows[index, 0])])
 
     def source(self, index: int) -> bytes:
         """Return the encoded bytes of a row.

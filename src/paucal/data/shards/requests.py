@@ -1,0 +1,98 @@
+"""Requests to storage that may fail or be slow: tried again within a budget, and asked a second time."""
+
+import errno
+import itertools
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from paucal.types import UserError
+
+_TRIES = 3  # at least
+_BUDGET = 120.0  # seconds after which no request is tried again
+_PAUSE, _LONGEST_PAUSE = 2.0, 30.0  # seconds, at most, before the second try and before any try
+FULL = (errno.ENOSPC, errno.EDQUOT)
+T = TypeVar("T")
+
+
+class GaveUp(Exception):
+    """A request failed until its budget was spent; the text says why, how often and for how long."""
+
+
+def retry(work: Callable[[], T]) -> T:
+    """Return the result of a network request, trying it again for two minutes, but at least three times.
+
+    Pauses double and are random, so that the processes of a run do not ask an overloaded storage all at once.
+
+    Raises:
+        GaveUp: No try succeeded.
+    """
+    begin, jitter = time.monotonic(), random.Random()  # unlike all else, this must differ between processes
+    for attempt in itertools.count():
+        try:
+            return work()
+        except (FileNotFoundError, PermissionError, UserError):  # another try would fail too
+            raise
+        except Exception as problem:  # as above; networks fail temporarily
+            if isinstance(problem, OSError) and problem.errno in FULL:
+                raise
+            pause = jitter.uniform(0, min(_LONGEST_PAUSE, _PAUSE * 2**attempt))
+            spent = time.monotonic() - begin
+            if attempt + 1 >= _TRIES and spent + pause >= _BUDGET:
+                raise GaveUp(f"{first_line(problem)}, after {attempt + 1} tries in {spent:.0f} s") from problem
+            time.sleep(pause)
+    raise AssertionError
+
+
+def hedged(work: Callable[[int], T], patience: float, discard: Callable[[T], None]) -> T:
+    """Return the result of a request, asking a second time if it takes long; the first answer wins.
+
+    Args:
+        work: Function that makes the request, given its number: 0, or 1 for the second.
+        patience: Seconds after which the second request begins.
+        discard: Function called with an answer that came too late.
+
+    Raises:
+        Exception: The first request failed within its patience, or both failed.
+    """
+    answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+    lock, won = threading.Lock(), threading.Event()
+
+    def ask(number: int) -> None:
+        try:
+            value = work(number)
+        except BaseException as problem:  # raised by the caller's thread
+            answers.put((None, problem))
+            return
+        with lock:
+            is_late = won.is_set()
+            won.set()
+        if is_late:
+            discard(value)
+        else:
+            answers.put((value, None))
+
+    def begin(number: int) -> None:
+        threading.Thread(target=ask, args=(number,), name="shard request", daemon=True).start()
+
+    begin(0)
+    left = 0
+    try:
+        value, problem = answers.get(timeout=patience)
+    except queue.Empty:
+        begin(1)
+        left = 1
+        value, problem = answers.get()
+    if problem is not None and left:
+        value, problem = answers.get()
+    if problem is not None:
+        raise problem
+    return value  # type: ignore[return-value]  # set where there is no problem
+
+
+def first_line(problem: BaseException) -> str:
+    """Return the first line of an error's text, or its type."""
+    return str(problem).split("\n")[0].strip() or type(problem).__name__
