@@ -1,6 +1,6 @@
 """The order of training samples as a function of the step, so that a run can start at any step."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +46,8 @@ class StepSampler(Sampler[list[SampleKey]]):
         labels: (n,) int64 classes of the images, for balanced epochs; None to draw each image once. In a balanced epoch
             images of small classes are repeated, each time augmented anew, and large classes are subsampled anew.
         stream: Stream of the images of `indices`, if they are streamed.
+        on_pass: Function called before each forward pass with the images of the epoch, in order, and the position among
+            them at which the pass begins; None for none.
     """
 
     indices: NDArray[np.int64]
@@ -60,6 +62,7 @@ class StepSampler(Sampler[list[SampleKey]]):
     accumulate: int = 1
     labels: NDArray[np.int64] | None = None
     stream: Stream | None = None
+    on_pass: Callable[[NDArray[np.int64], int], None] | None = None
 
     def __post_init__(self) -> None:
         if len(self.indices) == 0 or min(self.batch_size, self.world, self.repeats, self.accumulate) < 1:
@@ -81,8 +84,10 @@ class StepSampler(Sampler[list[SampleKey]]):
             if step // per_epoch != epoch:
                 epoch = step // per_epoch
                 images, repeats = self.epoch_draws(epoch)
-            first = step % per_epoch * self._global_batch + self.rank * self.batch_size
-            own = slice(first, first + self.batch_size)
+            first = step % per_epoch * self._global_batch
+            if self.on_pass is not None:
+                self.on_pass(images, first)
+            own = slice(first + self.rank * self.batch_size, first + (self.rank + 1) * self.batch_size)
             pairs = zip(images[own].tolist(), repeats[own].tolist(), strict=True)
             yield [SampleKey(epoch, image, repeat) for image, repeat in pairs]
 

@@ -156,6 +156,9 @@ class EncodedStore(ABC):
         """Return the stamp of an image; None if only its bytes identify it."""
         return None
 
+    def fetch_ahead(self, index: int) -> None:  # noqa: B027
+        """Bring the file of an image to this machine if it lies elsewhere; a failure is left to `source`."""
+
     def read(self, index: int) -> Image.Image:
         """Return the upright 8-bit RGB image."""
         return decode_image(self.source(index), self.name(index))

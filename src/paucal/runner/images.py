@@ -23,6 +23,7 @@ from paucal.data.loader import TrainLoader, inference_batch_size, make_eval_load
 from paucal.data.maps.reader import LabelMaps, MapReader
 from paucal.data.named.table import data_root, is_named
 from paucal.data.sampler import StepSampler
+from paucal.data.shards.ahead import ShardsAhead
 from paucal.data.shards.folders import is_remote
 from paucal.data.sources.joining import SEPARATOR, roots_of
 from paucal.data.sources.opening import BUILT_IN, open_images
@@ -299,6 +300,7 @@ def step_loader(
         repeats=repeats,
         labels=data.images.labels[train] if balanced else None,
         stream=stream and stream.take(train),
+        on_pass=None if stream is None else ShardsAhead(data.images.store, stream).reach,
     )
     return make_train_loader(dataset, sampler, settings.workers, pin_memory=settings.device == "cuda")
 

@@ -2,18 +2,21 @@
 
 from pathlib import Path
 
+import fsspec
 import pytest
 
+from data.shards.made_sets import URL, numbered
 from paucal.data.decoded.cache_folder import VARIABLE
-from paucal.data.shards import folders as place_module
-from paucal.data.shards.folders import RemoteShardFolder
+from paucal.data.shards import requests
+from paucal.data.shards.folders import RemoteShardFolder, upload
+from paucal.data.shards.writing import write_shards
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(place_module, "_PAUSE", 0.0)
-    monkeypatch.setattr(place_module, "_BUDGET", 0.0)
+    monkeypatch.setattr(requests, "_PAUSE", 0.0)
+    monkeypatch.setattr(requests, "_BUDGET", 0.0)
     return tmp_path / "cache"
 
 
@@ -26,3 +29,14 @@ def fetched(monkeypatch) -> list[str]:
         RemoteShardFolder, "_get", lambda self, name, target: (found.append(name), get(self, name, target))
     )
     return found
+
+
+@pytest.fixture
+def storage(tmp_path, cache):
+    """Four shards of 25 images on storage, with their index."""
+    (tmp_path / "made").mkdir()
+    write_shards(numbered(100), tmp_path / "made", most_images=25)
+    upload(tmp_path / "made", URL)
+    files = fsspec.filesystem("memory")
+    yield files
+    files.rm("/bucket", recursive=True)

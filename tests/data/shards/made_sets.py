@@ -7,6 +7,7 @@ from paucal.data.images import ImageSet
 from paucal.data.stores import EncodedStore
 
 CLASSES = ("even", "odd", "third")
+URL = "memory://bucket/set"  # the storage of the tests
 
 
 class Numbered(EncodedStore):

@@ -9,29 +9,17 @@ from types import SimpleNamespace
 import fsspec
 import pytest
 
-from data.shards.made_sets import number_of, numbered
+from data.shards.made_sets import URL, number_of
 from paucal.data.decode import Reading, UnreadableImage
 from paucal.data.decoded.cache_folder import VARIABLE
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.shards import folders as place_module
-from paucal.data.shards.folders import GaveUp, RemoteShardFolder, clear_fetched, fetched_bytes, retry, upload
+from paucal.data.shards import requests
+from paucal.data.shards.folders import RemoteShardFolder, clear_fetched, fetched_bytes, upload
 from paucal.data.shards.index import NAME
-from paucal.data.shards.writing import write_shards
+from paucal.data.shards.requests import GaveUp, retry
 from paucal.data.sources.opening import open_images
 from paucal.types import UserError
-
-URL = "memory://bucket/set"
-
-
-@pytest.fixture
-def storage(tmp_path, cache):
-    """Four shards of 25 images on storage, with their index."""
-    (tmp_path / "made").mkdir()
-    write_shards(numbered(100), tmp_path / "made", most_images=25)
-    upload(tmp_path / "made", URL)
-    files = fsspec.filesystem("memory")
-    yield files
-    files.rm("/bucket", recursive=True)
 
 
 def shards_in(cache: Path) -> list[str]:
@@ -126,7 +114,7 @@ def test_remote__a_transfer_that_ends_early_is_tried_again(storage, cache, monke
     assert number_of(images.store.read(60)) % 3 == images.labels[60]
     assert len(tries) == 3
     tries.clear()
-    monkeypatch.setattr(place_module, "_TRIES", 2)
+    monkeypatch.setattr(requests, "_TRIES", 2)
     with pytest.raises(UnreadableImage, match=r"\(100 of \d+ bytes arrived, after 2 tries in 0 s\)"):
         images.store.read(30)
 
@@ -153,7 +141,7 @@ def test_retry__pauses_are_random_and_end_with_the_budget(monkeypatch):
         now[0] += 1.0
         raise ConnectionError("503 Slow Down")
 
-    monkeypatch.setattr(place_module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(requests, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     with pytest.raises(GaveUp, match=r"503 Slow Down, after \d+ tries in \d+ s"):
         retry(fail)
     assert 90 < now[0] <= 121  # the last pause would have gone beyond the budget

@@ -213,6 +213,10 @@ class TarStore(EncodedStore):
         shard = self._index.files[int(self._index.shards[index])]
         return Stamp(f"{self._place.location}/{self._keys[index]}", int(self._index.lengths[index]), shard.changed)
 
+    def fetch_ahead(self, index: int) -> None:
+        """Download the shard of an image if needed."""
+        self._place.fetch_ahead(self._index.files[int(self._index.shards[index])])
+
     def source(self, index: int) -> bytes:
         """Return the bytes of an image.
 

@@ -1,0 +1,95 @@
+"""Storage that is slow: shards are asked for a second time, and before they are needed."""
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.shards.made_sets import URL, number_of
+from paucal.data.shards import ahead as ahead_module
+from paucal.data.shards import folders as place_module
+from paucal.data.shards.ahead import ShardsAhead
+from paucal.data.shards.folders import RemoteShardFolder
+from paucal.data.shards.requests import hedged
+from paucal.data.sources.opening import open_images
+
+
+def wait_for(happened) -> None:
+    end = time.monotonic() + 10
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_hedged__the_first_answer_of_two_requests_wins():
+    is_answered, late = threading.Event(), []
+
+    def work(number: int) -> str:
+        if number == 0:
+            is_answered.wait(10)
+        return f"answer {number}"
+
+    assert hedged(work, 0.01, late.append) == "answer 1"
+    is_answered.set()
+    while not late:
+        time.sleep(0.001)
+    assert late == ["answer 0"]
+    assert hedged(lambda number: number, 10, late.append) == 0
+    assert len(late) == 1
+
+
+def test_hedged__a_failure_counts_once_no_other_request_is_left():
+    is_asked, asked = threading.Event(), []
+
+    def slow_or_failing(number: int) -> str:
+        asked.append(number)
+        if number == 0:
+            is_asked.wait(10)
+            return "slow"
+        is_asked.set()
+        raise ConnectionError("second")
+
+    assert hedged(slow_or_failing, 0.01, asked.append) == "slow"
+    assert asked == [0, 1]
+    with pytest.raises(ZeroDivisionError):  # within its patience: what tries again decides
+        hedged(lambda number: 1 // number, 10, asked.append)
+
+
+def test_remote__a_slow_shard_is_asked_for_again(storage, cache, monkeypatch):
+    images, whole, release, asked = open_images(URL), RemoteShardFolder._get, threading.Event(), []
+
+    def slow_at_first(self, name: str, target: Path) -> None:
+        asked.append(target)
+        if len(asked) == 2:  # the first shard tells how long one takes
+            release.wait(10)
+        whole(self, name, target)
+
+    monkeypatch.setattr(RemoteShardFolder, "_get", slow_at_first)
+    monkeypatch.setattr(place_module, "_LEAST_PATIENCE", 0.05)
+    images.store.read(0)
+    begin = time.monotonic()
+    assert number_of(images.store.read(60)) % 3 == images.labels[60]
+    assert time.monotonic() - begin < 5
+    assert len(asked) == 3
+    release.set()
+    while asked[1].exists() or list(cache.rglob("*.tmp")):  # the late answer is removed
+        time.sleep(0.001)
+
+
+def test_ahead__fetches_the_shards_of_the_next_steps(storage, cache, fetched, monkeypatch):
+    images = open_images(URL)
+    stream = images.stream
+    assert stream is not None
+    order = stream.order(np.random.default_rng(0))
+    used = list(dict.fromkeys(stream.shards[order].tolist()))
+    first_uses = [int(np.flatnonzero(stream.shards[order] == shard)[0]) for shard in used]
+    ahead = ShardsAhead(images.store, stream)
+    monkeypatch.setattr(ahead_module, "AHEAD", 1)
+    ahead.reach(order, 0)
+    wait_for(lambda: len(fetched) == 2)  # that of the step, and the next one
+    assert sorted(fetched) == sorted(f"shard-{shard:06d}.tar" for shard in used[:2])
+    ahead.reach(order, first_uses[1])
+    wait_for(lambda: len(fetched) == 3)
+    assert len(set(fetched)) == 3
