@@ -100,6 +100,15 @@ def first_stages(model: nn.Module, count: int) -> set[str]:
     return {name for name, number in stages.items() if number <= count} - classifier_parameters(model)
 
 
+def stage_parameters(model: nn.Module, number: int) -> list[str]:
+    """Return the names of the parameters of a stage, counted from 1; 0 is the stem.
+
+    Raises:
+        UserError: timm does not say where the model's stages are.
+    """
+    return [name for name, stage in _stages(model).items() if stage == number]
+
+
 def _stages(model: nn.Module) -> dict[str, int]:
     matcher = getattr(model, "group_matcher", None)
     if matcher is None:

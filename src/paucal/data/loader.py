@@ -90,9 +90,13 @@ def make_ordered_loader(
     into_batch: Callable[[list[Any]], Any],
     workers: int = 0,
     pin_memory: bool = False,
+    epoch: int = 0,
 ) -> DataLoader[Any]:
-    """Return a loader over the samples at some positions, each once, in order; at most one process per batch."""
-    batches = _OrderedBatches(indices, batch_size)
+    """Return a loader over the samples at some positions, each once, in order; at most one process per batch.
+
+    What augmentation makes of them is that of `epoch`.
+    """
+    batches = _OrderedBatches(indices, batch_size, epoch)
     workers = min(workers, len(batches))
     return WorkerLoader(dataset, batch_sampler=batches, **_settings(workers, pin_memory, into_batch))
 
@@ -140,15 +144,17 @@ def make_eval_loader(
 class _OrderedBatches(Sampler[list[SampleKey]]):
     """Batches of positions in order; keys are created lazily, since there may be millions."""
 
-    def __init__(self, positions: NDArray[np.int64], batch_size: int) -> None:
-        self._positions, self._size = positions, batch_size
+    def __init__(self, positions: NDArray[np.int64], batch_size: int, epoch: int = 0) -> None:
+        self._positions, self._size, self._epoch = positions, batch_size, epoch
 
     def __len__(self) -> int:
         return -(-len(self._positions) // self._size)
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
         for first in range(0, len(self._positions), self._size):
-            yield [SampleKey(0, position) for position in self._positions[first : first + self._size].tolist()]
+            yield [
+                SampleKey(self._epoch, position) for position in self._positions[first : first + self._size].tolist()
+            ]
 
 
 def _is_resource_limit(problem: BaseException) -> bool:

@@ -8,14 +8,14 @@ from typing import TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from paucal.backbones.weights.inputs import ImageInput, input_of_timm
 from paucal.cores import usable_cores
 from paucal.data.channels.pixel_format import count_channels
 from paucal.data.channels.pixels import RGB
 from paucal.data.classes import choose_classes
-from paucal.data.dataset import ViewDataset
+from paucal.data.dataset import Sample
 from paucal.data.decode import WHOLE, Reading
 from paucal.data.decoded.prepare import prepare_images, side_for
 from paucal.data.images import ImageSet, without_decoded_copies
@@ -278,7 +278,7 @@ def normalisation(settings: JobSettings, data: SplitImages, start: ImageInput | 
 
 
 def step_loader(
-    dataset: ViewDataset,
+    dataset: Dataset[Sample],
     data: SplitImages,
     settings: JobSettings,
     plan: Plan,

@@ -2,8 +2,8 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -247,6 +247,11 @@ class Job(ABC, Generic[S, A, R]):
     def plan(self, run: RunFolder, setup: A, console: Console) -> bool:
         """Choose the length on the first process and store it in the run; return False if a signal stopped it."""
         return True
+
+    @contextmanager
+    def prepared(self, run: RunFolder, setup: A, console: Console) -> Iterator[A]:
+        """Make what training reads beside the images, and remove it after training."""
+        yield setup
 
     @abstractmethod
     def loader(self, setup: A, start: int) -> TrainLoader:

@@ -333,6 +333,19 @@ def _fit(
 ) -> Outcome:
     if not setup.plan.total_steps:  # the probe is the final model
         return Outcome(True, 0, [], {}, 0.0)
+    with job.prepared(run, setup, console) as prepared:
+        return _fit_prepared(job, run, prepared, console, watcher, callbacks, loggers)
+
+
+def _fit_prepared(
+    job: Job[S, A, Any],
+    run: RunFolder,
+    setup: A,
+    console: Console,
+    watcher: Watcher,
+    callbacks: Sequence[Callback],
+    loggers: Loggers,
+) -> Outcome:
     start = checkpoint_step(run.last) * setup.plan.accumulate if run.last.exists() else 0
     plan = add_time_plan(run, setup.plan, setup.planned_at)
     setup = replace(setup, plan=plan)

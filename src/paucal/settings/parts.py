@@ -101,6 +101,14 @@ class FineTuningSettings:
     freeze: Literal["stem", "backbone"] | int | None = option(
         "what never changes: stem, backbone (all but the classifier), or a number of stages", group="fine-tuning"
     )
+    frozen_views: int = option(
+        "augmented views of each image whose activations behind the frozen stages are computed once, before training, "
+        "and shown in turn; 0 for new views in every epoch",
+        0,
+        group="fine-tuning",
+        low=0,
+        high=1000,
+    )
     freeze_epochs: int = option(
         "epochs at the beginning in which the backbone is held still and only its classifier learns",
         0,

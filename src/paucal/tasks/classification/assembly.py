@@ -42,11 +42,12 @@ from paucal.runs.folder import AUTO
 from paucal.runs.weights import read_weights
 from paucal.tasks.classification.auto_tune.record import TuneRecord, read_record
 from paucal.tasks.classification.balance import balance, suit_labels
+from paucal.tasks.classification.frozen_views import FrozenViews, why_not_kept
 from paucal.tasks.classification.images import quick_check, split_images, too_few_for_test, warnings
 from paucal.tasks.classification.loaders import run_preprocessing, view_transform
 from paucal.tasks.classification.optimization import check_plan, fit_batch, training_plan
 from paucal.training import Plan
-from paucal.types import DataRequest, UserError
+from paucal.types import UserError
 
 HEAD = "probe.safetensors"
 NO_PROBE = "no linear probe of the pretrained weights, since these images are streamed: tuned from the first step"
@@ -67,10 +68,12 @@ class TrainingSetup(RunSetup[TrainSettings]):
     Attributes:
         tune_record: Record of the auto-tuning; None for a run whose length is given.
         findings: Findings about the images of a new run, most serious first.
+        frozen_views: Activations that training reads in place of images; None to read images.
     """
 
     tune_record: TuneRecord | None = None
     findings: tuple[Finding, ...] = ()
+    frozen_views: FrozenViews | None = None
 
 
 def assemble(
@@ -143,7 +146,7 @@ def assemble(
         *check_tuning(settings, objective),
         *notes,
     ]
-    _check_request(objective.data_request, settings, card)
+    _check_request(objective, settings, card)
     plan = _plan(settings, facts, tune_record)
     origin = origins(settings, given, reasons)
     return TrainingSetup(settings, origin, data, plan, objective, card, tuple(remarks), loaded, tune_record, findings)
@@ -299,12 +302,15 @@ def _build(settings: TrainSettings, n_classes: int, channels: int) -> tuple[Obje
         return build_objective(settings, spec), spec, notes
 
 
-def _check_request(request: DataRequest, settings: TrainSettings, card: ModelCard) -> None:
+def _check_request(objective: Objective, settings: TrainSettings, card: ModelCard) -> None:
     """Refuse settings that do not give an objective the data it needs.
 
     Raises:
-        UserError: The batch is too small, or the views cannot be made.
+        UserError: The batch is too small, or the views cannot be made or kept.
     """
+    request = objective.data_request
+    if settings.frozen_views and (why := why_not_kept(settings, objective)) is not None:
+        raise UserError(f"--frozen-views is not supported here: {why}.")
     if settings.images_per_pass < request.smallest_batch:
         raise UserError(
             f"--batch-size is {settings.images_per_pass}, and --method {settings.method} needs at least "

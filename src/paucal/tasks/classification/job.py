@@ -1,6 +1,7 @@
 """`paucal train`: the steps of a run of a classifier that differ from other tasks."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from PIL import Image
@@ -19,6 +20,7 @@ from paucal.tasks.classification.assembly import TrainingSetup, assemble
 from paucal.tasks.classification.auto_tune.auto_tune import auto_tune
 from paucal.tasks.classification.conclusion import Result, conclude
 from paucal.tasks.classification.finishing import watch_of
+from paucal.tasks.classification.frozen_views import keep_views
 from paucal.tasks.classification.images import write_findings
 from paucal.tasks.classification.loaders import deployed_sheet, train_loader, training_sheet
 from paucal.tasks.classification.optimization import optimization
@@ -85,8 +87,25 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         """Draw training images as the network will see them."""
         return training_sheet(setup.data, setup.card, setup.settings, setup.plan)
 
+    @contextmanager
+    def prepared(self, run: RunFolder, setup: TrainingSetup, console: Console) -> Iterator[TrainingSetup]:
+        """Compute the activations of frozen stages where training is to read them in place of images."""
+        if not setup.settings.frozen_views:
+            yield setup
+            return
+        data, fed = setup.data, setup.card.preprocessing
+        with ExitStack() as stack:
+            with console.progress("activations of the frozen stages") as advance:
+                views = stack.enter_context(
+                    keep_views(run.path, data, data.part("train"), fed, setup.settings, setup.objective, advance)
+                )
+            stack.enter_context(views.read_by(setup.objective))
+            yield replace(setup, frozen_views=views)
+
     def loader(self, setup: TrainingSetup, start: int) -> TrainLoader:
         """Return the training loader of this process from forward pass `start` on."""
+        if setup.frozen_views is not None:
+            return setup.frozen_views.loader(setup.data, setup.settings, setup.plan, start)
         request, preprocess = setup.objective.data_request, setup.card.preprocessing
         return train_loader(setup.data, preprocess, setup.settings, setup.plan, request, start)
 

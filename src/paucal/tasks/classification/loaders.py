@@ -94,7 +94,16 @@ def train_loader(
     start: int,
 ) -> TrainLoader:
     """Return the training loader for an objective's data request, from forward pass `start` on."""
-    dataset = ViewDataset(
+    dataset = view_dataset(data, preprocess, settings, request)
+    balanced = settings.sampling == "balanced"
+    return step_loader(dataset, data, settings, plan, start, settings.repeats, balanced)
+
+
+def view_dataset(
+    data: SplitImages, preprocess: Preprocessing, settings: TrainSettings, request: DataRequest
+) -> ViewDataset:
+    """Return the augmented views that an objective asks for."""
+    return ViewDataset(
         data.images,
         [(view_transform(crops, preprocess, settings, request.geometry), crops.count) for crops in request.views],
         settings.seed,
@@ -102,8 +111,6 @@ def train_loader(
         geometry=request.geometry,
         label_maps=data.label_maps if request.label_maps else None,
     )
-    balanced = settings.sampling == "balanced"
-    return step_loader(dataset, data, settings, plan, start, settings.repeats, balanced)
 
 
 def view_transform(

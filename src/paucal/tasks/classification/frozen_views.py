@@ -1,0 +1,246 @@
+"""Training of the last stages alone: the activations of the frozen stages are computed once for a few views.
+
+A view is what augmentation makes of an image in one epoch: view v is that of epoch v, and later epochs show the views
+again in turn. The activations lie in a file that is mapped into memory and disappears with the process. A resumed run
+computes them again, in the same batches, and so continues with the same numbers.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from paucal.backbones.frozen_stages import FrozenStages
+from paucal.data.dataset import Sample, SampleKey, as_label, collate
+from paucal.data.decoded.cache_folder import free_bytes
+from paucal.data.images import Targets
+from paucal.data.loader import TrainLoader, inference_batch_size, make_ordered_loader
+from paucal.memory import available_memory
+from paucal.methods.training_settings import TrainSettings
+from paucal.models.preprocessing import Preprocessing
+from paucal.objectives import Objective, Supervised
+from paucal.runner.images import SplitImages, step_loader
+from paucal.tasks.classification.loaders import view_dataset
+from paucal.training import Plan
+from paucal.types import Batch, Progress, UserError
+
+MEMORY_SHARE = 0.25  # of the free memory, from which the file is then read without waiting for the disk
+_START = Progress(0, 1, 1)
+
+Advance = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class FrozenViews:
+    """Activations of the frozen stages for some views of each training image.
+
+    Attributes:
+        stages: Frozen stages, which the network goes on from.
+        kept: (V * N, ...) activations, view by view.
+        rows: (images of the set,) position of each training image among the N; -1 for others.
+        count: V.
+    """
+
+    stages: FrozenStages
+    kept: Tensor
+    rows: NDArray[np.int64]
+    count: int
+
+    def loader(self, data: SplitImages, settings: TrainSettings, plan: Plan, start: int) -> TrainLoader:
+        """Return a training loader of activations, from forward pass `start` on."""
+        dataset = _ActivationDataset(self, data.images.targets)
+        alone = replace(settings, workers=0)  # other processes would only copy
+        return step_loader(dataset, data, alone, plan, start, settings.repeats, settings.sampling == "balanced")
+
+    def samples(self, keys: list[SampleKey], targets: Targets) -> list[Sample]:
+        """Return the activations of some draws of images, with the targets of the images."""
+        views = torch.tensor([(key.epoch + key.repeat) % self.count for key in keys])
+        images = torch.from_numpy(self.rows[[key.index for key in keys]])
+        rows = self.kept[views * (len(self.kept) // self.count) + images]
+        labels = (as_label(targets[key.index]) for key in keys)
+        return [Sample(key.index, [row], label, None, None) for key, row, label in zip(keys, rows, labels, strict=True)]
+
+    @contextmanager
+    def read_by(self, objective: Objective) -> Iterator[None]:
+        """Let an objective go on from the activations that its batches hold in place of images."""
+
+        def begin(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            batch: Batch = inputs[0]
+            return replace(batch, views=[self.stages.go_on_from(batch.views[0])]), *inputs[1:]
+
+        handles = (
+            objective.register_forward_pre_hook(begin),
+            objective.register_forward_hook(lambda *_: self.stages.forget(), always_call=True),
+        )
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+class _ActivationDataset(Dataset[Sample]):
+    """Activations by sample key, in place of the images of a `ViewDataset`."""
+
+    def __init__(self, views: FrozenViews, targets: Targets) -> None:
+        self._views, self._targets = views, targets
+
+    def __getitems__(self, keys: list[SampleKey]) -> list[Sample]:
+        """Return several samples."""
+        return self._views.samples(keys, self._targets)
+
+
+def count_frozen(settings: TrainSettings) -> int:
+    """Return the number of frozen stages; 0 for the stem alone."""
+    return settings.freeze if isinstance(settings.freeze, int) else 0
+
+
+def why_not_kept(settings: TrainSettings, objective: Objective) -> str | None:
+    """Return why activations cannot be kept with these settings; None where they can."""
+    if settings.freeze in (None, "backbone"):
+        return "it needs frozen stages (--freeze with their number) and trained ones behind them"
+    if type(objective) is not Supervised or objective.names:
+        return "only --method supervised without extra losses reads nothing of the frozen stages"
+    if settings.mixup or settings.cutmix:
+        return "mixup and cutmix make new images in each step: give --mixup 0 --cutmix 0"
+    if settings.processes > 1 or settings.compile:
+        return "it is for one process, without --compile"
+    return None
+
+
+@contextmanager
+def keep_views(
+    folder: Path,
+    data: SplitImages,
+    images: NDArray[np.int64],
+    preprocess: Preprocessing,
+    settings: TrainSettings,
+    objective: Objective,
+    advance: Advance | None = None,
+) -> Iterator[FrozenViews]:
+    """Compute the activations of `settings.frozen_views` views of some images, and remove them afterwards.
+
+    Args:
+        folder: Folder for the file.
+        data: Images of the run.
+        images: (N,) positions of the training images.
+        preprocess: Preprocessing of the images.
+        settings: Settings of the run.
+        objective: Objective with frozen stages; it is moved to the run's device.
+        advance: Called with (views done, views in total).
+
+    Raises:
+        UserError: The network or the settings do not allow it, or there is no space.
+    """
+    count = settings.frozen_views
+    rows = np.full(len(data.images), -1, dtype=np.int64)
+    rows[images] = np.arange(len(images))
+    stages = FrozenStages(objective.deployable(), count_frozen(settings))
+    dataset = view_dataset(data, preprocess, settings, objective.data_request)
+    size = inference_batch_size(preprocess.image_size, settings.device)
+    objective.to(settings.device)
+    kept: Tensor | None = None
+    done = 0
+    try:
+        for view in range(count):
+            for batch in make_ordered_loader(dataset, images, size, collate, settings.workers, epoch=view):
+                found = _activations(stages, objective, batch, settings)
+                if kept is None:
+                    _check(stages, objective, batch, found, settings)
+                    kept = _mapped(folder, (count * len(images), *found.shape[1:]), found.dtype)
+                kept[done : done + len(found)] = found.cpu()
+                done += len(found)
+                if advance is not None:
+                    advance(done, count * len(images))
+        assert kept is not None
+        yield FrozenViews(stages, kept, rows, count)
+    finally:
+        stages.close()
+
+
+def _activations(stages: FrozenStages, objective: Objective, batch: Batch, settings: TrainSettings) -> Tensor:
+    """Return the activations of a batch in the precision of training; the frozen stages never change their mode."""
+    assert isinstance(objective, Supervised)
+    objective.train()
+    objective.tuner.set_modes(_START)
+    with autocast(settings):
+        return stages.activations(batch.views[0].to(settings.device))
+
+
+def autocast(settings: TrainSettings) -> torch.autocast:
+    """Return the context of a training step's precision."""
+    half = torch.float16 if settings.precision == "16-mixed" else torch.bfloat16
+    return torch.autocast(settings.device, half, enabled=settings.precision != "32-true")
+
+
+def _check(stages: FrozenStages, objective: Objective, batch: Batch, found: Tensor, settings: TrainSettings) -> None:
+    """Refuse networks whose frozen stages draw random numbers, or hand on more than one tensor.
+
+    Raises:
+        UserError: The network is such a one.
+    """
+    again = _activations(stages, objective, batch, settings)
+    model = objective.deployable().eval()
+    images = batch.views[0].to(settings.device)
+    with torch.no_grad(), autocast(settings):
+        whole = model(images)
+        resumed = model(stages.go_on_from(found))
+        stages.forget()
+    if not torch.equal(found, again) or not torch.allclose(whole.float(), resumed.float(), rtol=1e-2, atol=1e-3):
+        raise UserError(
+            f"--frozen-views is not supported for {settings.model}, whose frozen stages hand on more than one "
+            "tensor, or draw random numbers: leave it out."
+        )
+
+
+def most_views(folder: Path, images: int, n_bytes: int) -> int:
+    """Return how many views may be kept: in a quarter of the free memory, and half of the free disk.
+
+    Args:
+        folder: Folder for the file.
+        images: Number of training images.
+        n_bytes: Bytes of the activations of one image.
+    """
+    room = min(int(MEMORY_SHARE * available_memory()), free_bytes(folder))
+    return room // max(1, images * n_bytes)
+
+
+def _mapped(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a tensor in a file that is removed when the tensor is.
+
+    Raises:
+        UserError: There is not enough space for it.
+    """
+    each = int(np.prod(shape[1:])) * dtype.itemsize
+    size = shape[0] * each
+    if not most_views(folder, shape[0], each):
+        raise UserError(
+            f"--frozen-views needs {size / 1e9:.1f} GB, and gets at most a quarter of the free memory and half of the "
+            "free disk: give fewer views, or leave it out."
+        )
+    handle, name = tempfile.mkstemp(prefix="activations-", suffix=".tmp", dir=folder)
+    try:
+        if hasattr(os, "posix_fallocate"):  # a write to a full disk would kill the process later
+            os.posix_fallocate(handle, 0, max(1, size))
+        return torch.from_file(name, shared=True, size=int(np.prod(shape)), dtype=dtype).view(shape)
+    except OSError as problem:
+        raise UserError(f"--frozen-views needs {size / 1e9:.1f} GB on the disk of {folder}: {problem}.") from problem
+    finally:
+        os.close(handle)
+        _remove(name)
+
+
+def _remove(name: str) -> None:
+    try:
+        os.unlink(name)  # the mapping stays until the tensor is freed
+    except OSError:  # on Windows an open file stays until the run's folder is removed
+        return
