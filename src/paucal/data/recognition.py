@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -110,7 +110,9 @@ def _seen(kind: Kind, place: Path) -> str:
 
 
 def _see_boxes(place: Path) -> str:
-    found = None if open_tagged_images(place) is not None else find_boxes(place)
+    found = find_boxes(place)
+    with suppress(UserError):  # opening it reports what is wrong
+        found = None if open_tagged_images(place) is not None else found
     shown = f" ({found.shown})" if found and place.is_dir() else ""
     return f"boxes{shown} as {found.name}" if found else ""
 

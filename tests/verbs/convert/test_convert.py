@@ -21,10 +21,12 @@ from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
 from paucal.data.sources.opening import open_images
 from paucal.tasks.detection.images import open_boxed
+from paucal.tasks.detection.masks import mask_of_outline, unpack_mask
 from paucal.types import UserError
 from paucal.verbs.convert.content import read_content, unique_names
+from paucal.verbs.convert.objects import CROWDS, OUTLINES
 from paucal.verbs.convert.settings import ConvertSettings
-from paucal.verbs.convert.writing import CROWDS, LAYOUTS, OUTLINES, mask_of_outline, unpack_mask
+from paucal.verbs.convert.writing import LAYOUTS
 from promises.boxes import LAYOUTS as MAKERS
 from promises.boxes import Maker
 
@@ -129,6 +131,53 @@ def test_masks__are_kept_as_numbers_and_become_areas_of_coco(tmp_path: Path):
         for name, outline in zip(image.names, image.outlines, strict=True):
             flat = np.repeat(np.arange(len(outline["counts"])) % 2, outline["counts"])
             assert ((mask == names.index(name)) == flat.reshape(mask.shape[::-1]).T).all()
+
+
+@pytest.mark.parametrize("to", ["coco", "label-studio", "cvat"])
+def test_masks__go_to_programs_for_labels_and_come_back(tmp_path: Path, to: str):
+    root = make_scenes(tmp_path / "set", 4)
+    (root / "classes.txt").write_text('background\n"disc, round"\nbar <x>\n')
+    first = _masks(root)
+    result = paucal.convert(root, to=to, output=tmp_path / to)
+    assert result.lost == {}
+    assert result.said[-1].endswith(f"paucal convert {tmp_path / to} MASKS --to masks, and paucal segment MASKS")
+    paucal.convert(tmp_path / to, to="masks", output=tmp_path / "back")
+    names, *masks = _masks(tmp_path / "back")
+    assert sorted(names) == sorted(first[0]) == ["background", "bar <x>", "disc, round"]
+    number = np.asarray([first[0].index(name) for name in names])
+    assert [number[np.asarray(mask)].tolist() for mask in masks] == first[1:]
+    if to == "label-studio":
+        config = (tmp_path / to / "label_config.xml").read_text()
+        assert '<BrushLabels name="brush" toName="image"><Label value="background"/>' in config
+        assert "RectangleLabels" not in config
+    if to == "cvat":
+        assert "<type>mask</type>" in (tmp_path / to / "annotations.xml").read_text()
+
+
+def test_outlines_of_several_pieces__are_masks_in_programs_for_labels(tmp_path: Path):
+    root = write_yolo(tmp_path / "set", outline=True)
+    paucal.convert(root, to="coco", output=tmp_path / "coco")
+    for file in (tmp_path / "coco/annotations").iterdir():
+        content = json.loads(file.read_text())
+        for one in content["annotations"]:
+            left, top, width, height = one["bbox"]
+            half, right, bottom = left + 4, left + width, top + height
+            one["segmentation"] = [
+                [left, top, half, top, half, bottom, left, bottom],
+                [right - 4, top, right, top, right, bottom, right - 4, bottom],
+            ]
+        file.write_text(json.dumps(content))
+    first = described(tmp_path / "coco")
+    for to in ("label-studio", "cvat"):
+        assert paucal.convert(tmp_path / "coco", to=to, output=tmp_path / to).lost == {}
+        second = described(tmp_path / to)
+        for key, (_, size, things) in first.items():
+            for (name, box, _, outline), (other, near, _, runs) in zip(things, second[key][2], strict=True):
+                drawn, back = (unpack_mask(mask_of_outline(one, size, "")) for one in (outline, runs))
+                assert (drawn == back).all()
+                assert 0 < drawn.sum() < (box[2] - box[0]) * (box[3] - box[1]) * 0.6
+                assert name == other
+                assert near == pytest.approx(box, abs=1)
 
 
 def _masks(root: Path) -> list[list]:

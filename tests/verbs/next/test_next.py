@@ -160,6 +160,21 @@ def test_segmenter__is_asked_and_its_masks_come_back(tmp_path: Path) -> None:
     for number, key in enumerate(masked.images.keys):
         answer = model.mask(Image.open(more / Path(key).name))
         assert masked.masks.read(number).tolist() == answer.tolist()
+    for to in ("label-studio", "cvat", "coco"):
+        paucal.next_images(tmp_path / "run", more, count=4, to=to, folder=str(tmp_path / to))
+        if to == "label-studio":  # a person takes over the predictions
+            tasks = json.loads((tmp_path / to / "tasks.json").read_text())
+            for one in tasks:
+                one["annotations"] = one.pop("predictions")
+            (tmp_path / to / "tasks.json").write_text(json.dumps(tasks))
+        paucal.convert(tmp_path / to, to="masks", output=tmp_path / f"{to} back")
+        back = find_pairs(tmp_path / f"{to} back")
+        corrected = read_masks(images_of_pairs(back, to), back)
+        names = corrected.images.classes  # those that some image shows
+        number_of = np.asarray([names.index(name) if name in names else -1 for name in model.classes])
+        for number, key in enumerate(corrected.images.keys):
+            answer = model.mask(Image.open(more / Path(key).name))
+            assert corrected.masks.read(number).tolist() == number_of[answer].tolist()
 
 
 def test_mistakes__are_one_sentence(base: Path, tmp_path: Path, monkeypatch, capsys) -> None:

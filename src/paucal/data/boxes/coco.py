@@ -22,7 +22,7 @@ from paucal.data.boxes.naming import ImageNames, MissingImage, explain_foreign_p
 from paucal.data.boxes.tree import PEEKED, Tree, mentions
 from paucal.data.splits.part_names import part_of_file
 from paucal.reading import parse_json
-from paucal.types import UserError
+from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, was
 
 _NAMED = re.compile(r".*\.coco\.json|instances_.*\.json")
@@ -120,7 +120,7 @@ class _File:
         except ValueError as problem:
             raise UserError(f"{self._shown!r} cannot be read ({problem}): give COCO's JSON of boxes.") from None
         if not isinstance(content, dict) or not set(ENTRIES) <= set(content):
-            raise UserError(
+            raise NoLabelsError(
                 f"{self._shown!r} lacks 'images', 'annotations' or 'categories': give COCO's JSON of boxes."
             )
         categories, numbers = self._categories(content)

@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -37,18 +38,25 @@ from paucal.wording import counted
 MOST_BYTES = 1 << 29  # brushed masks take a megabyte per image
 LABELS = ("rectanglelabels", "polygonlabels", "brushlabels", "ellipselabels", "labels")
 MOST_PIXELS = 1 << 28  # of a brushed mask
+_VALUE, _COUNTS = 8, (3, 4, 8, 16)  # bits of a value and of counts, as Label Studio writes them
 CHOICES = ("choice", "choices", "class", "category")  # usual names of labels of whole images in the short form
-_MARKS = re.compile(rb'"(?:rectanglelabels|polygonlabels|brushlabels|ellipselabels|choices?|completions)"\s*:')
+_MARKS = re.compile(rb'"(?:result|rectanglelabels|polygonlabels|brushlabels|ellipselabels|choices?|completions)"\s*:')
 _LONG = re.compile(rb'(?=.*"data"\s*:)(?=.*"(?:annotations|completions)"\s*:)', re.DOTALL)
-_UPLOADED = re.compile(r"[0-9a-f]{8}-(?=.)")  # put before the names of uploaded files
 _LOCAL = re.compile(r".*/local-files/\?d=")
 
 
 class _Task(NamedTuple):
-    """One image as a file describes it: the name of the image, and its regions and labels as values with their size."""
+    """One image as a file describes it.
+
+    Attributes:
+        image: Name or address of the image.
+        values: Regions and labels, with the size of the image.
+        uploaded: Name of the uploaded file; "" if it is not stated.
+    """
 
     image: str
     values: list[Mapping[str, Any]]
+    uploaded: str = ""
 
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
@@ -74,7 +82,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
         notes += [content.note] if content.note else []
         place = tree.place_of(file)
         tasks = list(_tasks(content.text, place, tally))
-        keys = _find_images([task.image for task in tasks], names, tree, file)
+        keys = _find_images(tasks, names, tree, file)
         store = tree.store(keys)
         for number, (task, key) in enumerate(zip(tasks, keys, strict=True)):
             sizes = [size for value in task.values if (size := _stated_size(value))]
@@ -119,7 +127,8 @@ def _tasks(text: str, place: str, tally: Counter[str]) -> Iterator[_Task]:
         if values is None:
             tally["without an annotation left out"] += 1
         else:
-            yield _Task(image, values)
+            uploaded = row.get("file_upload")
+            yield _Task(image, values, uploaded if isinstance(uploaded, str) else "")
 
 
 def _image_of(data: Mapping[str, Any], place: str) -> str:
@@ -141,11 +150,14 @@ def _annotated(task: Mapping[str, Any], tally: Counter[str]) -> list[Mapping[str
     if len(rows) > 1:
         tally["with several annotations, of which the ground truth counts, or else the last"] += 1
     chosen = next((row for row in rows if row.get("ground_truth")), rows[-1])
-    return [
+    values = [
         {**result, **result["value"], "kind": result.get("type")}
         for result in chosen["result"]
         if isinstance(result, dict) and isinstance(result.get("value"), dict)
     ]
+    # A region drawn by one control and labelled by another has two results; the second repeats its shape.
+    labelled = [value["id"] for value in values if value.get("id") and value.keys() & set(LABELS)]
+    return [value for value in values if value.keys() & {*LABELS, "choices"} or value.get("id") not in labelled]
 
 
 def _short_values(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -159,27 +171,25 @@ def _short_values(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield {"choices": [value]}
 
 
-def _find_images(named: Sequence[str], names: ImageNames, tree: Tree, file: str) -> list[str]:
-    """Return the images of tasks; the sign of an uploaded file before a name may be lacking.
+def _find_images(named: Sequence[_Task], names: ImageNames, tree: Tree, file: str) -> list[str]:
+    """Return the images of tasks: those that they name, or else those that were uploaded.
 
     Raises:
         MissingImage: An image is missing.
     """
-    local = [_LOCAL.sub("", name) for name in named]
-    # Addresses may be percent-encoded; a file of that very name comes first.
-    as_named = names.find_images(local, file, part_of_file(file))
-    plain = [name if key is not None else unquote(name) for name, key in zip(local, as_named, strict=True)]
-    folders = [name.rpartition("/") for name in plain]
-    shorter = [f"{folder}{slash}{_UPLOADED.sub('', last, count=1)}" for folder, slash, last in folders]
     part = part_of_file(file)
+    local = [_LOCAL.sub("", task.image) for task in named]
+    # Addresses may be percent-encoded; a file of that very name comes first.
+    as_named = names.find_images(local, file, part)
+    plain = [name if key is not None else unquote(name) for name, key in zip(local, as_named, strict=True)]
     keys: list[str] = []
-    found = zip(plain, names.find_images(plain, file, part), names.find_images(shorter, file, part), strict=True)
-    for name, key, other in found:
-        chosen = key or other
+    found = zip(named, names.find_images(plain, file, part), strict=True)
+    for task, key in found:
+        chosen = key or next(iter(names.find_images([task.uploaded], file, part)), None)
         if chosen is None:
             raise MissingImage(
-                f"{tree.place_of(file)!r} describes {name[:120]!r}, and there is no such image in {tree.shown!r}: add "
-                "it, or give the folder above both as DATA."
+                f"{tree.place_of(file)!r} describes {task.image[:120]!r}, and there is no such image in "
+                f"{tree.shown!r}: add it, or give the folder above both as DATA."
             )
         keys.append(chosen)
     return keys
@@ -291,6 +301,22 @@ def decode_brush(values: Sequence[Any], size: tuple[int, int]) -> NDArray[np.boo
         out[place:end] = bits.read(width) if repeats else [bits.read(width) for _ in range(end - place)]
         place = end
     return (out.reshape(*size, 4)[..., 3] > 0).astype(np.bool_)
+
+
+def encode_brush(mask: NDArray[np.bool_]) -> list[int]:
+    """Return the packed bytes of an (H, W) mask; see `decode_brush`."""
+    flat = mask.ravel()
+    edges = np.concatenate([[0], np.flatnonzero(flat[1:] != flat[:-1]) + 1, [len(flat)]])
+    bits = [f"{4 * len(flat):032b}{_VALUE - 1:05b}", *(f"{length - 1:04b}" for length in _COUNTS)]
+    for start, end in pairwise(edges.tolist()):
+        left = 4 * (end - start)
+        while left:
+            count = min(left, 1 << _COUNTS[-1])
+            place = next(place for place, length in enumerate(_COUNTS) if count <= 1 << length)
+            bits.append(f"1{place:02b}{count - 1:0{_COUNTS[place]}b}{255 * int(flat[start]):0{_VALUE}b}")
+            left -= count
+    text = "".join(bits)
+    return list(int(text.ljust(-(-len(text) // 8) * 8, "0"), 2).to_bytes(-(-len(text) // 8)))
 
 
 class _Bits:

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 from paucal.data.boxes.annotations import AnnotatedImage, add_image
 from paucal.data.boxes.tree import Tree
 from paucal.data.sources.folder import IMAGE_FOLDERS
+from paucal.data.sources.locating import UPLOADED
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import part_fits, part_of_folders
 from paucal.types import UserError
@@ -91,14 +92,14 @@ class ImageNames:
         """Return the files that a name may refer to: of the files so called, those that share most of its folders.
 
         A file is excluded if the name has a different folder of the set in its path: "train/1.jpg" is not "val/1.jpg".
+        The mark of an upload before a name, as Label Studio writes it, may be lacking.
 
         Args:
             name: Path or file name.
             by_stem: Whether to ignore the suffix.
         """
         *above, last = split_path(name) or ("",)
-        stem = PurePosixPath(last).stem if last.lower().endswith(IMAGE_SUFFIXES) else last
-        known = self._by_stem.get(normalise_name(stem), []) if by_stem else self._by_name.get(normalise_name(last), [])
+        known = self._called(last, by_stem) or self._called(UPLOADED.sub("", last, count=1), by_stem)
         exact = [path for path in known if path.rpartition("/")[2] == last]
         best, matches = -1, list[Match]()
         for path in exact or known:
@@ -113,6 +114,10 @@ class ImageNames:
                 best = shared
                 matches.append(Match(path, "/".join(folders[: len(folders) - shared])))
         return matches
+
+    def _called(self, name: str, by_stem: bool) -> list[str]:
+        stem = PurePosixPath(name).stem if name.lower().endswith(IMAGE_SUFFIXES) else name
+        return self._by_stem.get(normalise_name(stem), []) if by_stem else self._by_name.get(normalise_name(name), [])
 
     def find_images(self, names: Sequence[str], file: str, part: str) -> list[str | None]:
         """Return the image for each name in an annotation file; None for a missing image.

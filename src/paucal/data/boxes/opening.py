@@ -55,6 +55,7 @@ def _entries(*names: str) -> re.Pattern[bytes]:
 UNSUPPORTED: tuple[UnsupportedLayout, ...] = (
     UnsupportedLayout("the VGG Image Annotator (VIA)", (".json",), _entries("shape_attributes")),
     UnsupportedLayout("the VGG Image Annotator (VIA)", (".csv",), re.compile(rb"region_shape_attributes")),
+    UnsupportedLayout("Label Studio's CSV", (".csv",), re.compile(rb'""(?:rectangle|polygon|brush|ellipse)labels""')),
     UnsupportedLayout("Supervisely", (".json",), _entries("objects", "classTitle")),
     UnsupportedLayout("Create ML", (".json",), _entries("annotations", "coordinates", "label")),
     UnsupportedLayout("Datumaro", (".json",), _entries("items", "annotations", "bbox", "label_id")),

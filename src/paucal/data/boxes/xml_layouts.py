@@ -152,12 +152,28 @@ def parse_xml(tree: Tree, file: str) -> tuple[ElementTree.Element, str]:
 def _voc_image(content: ElementTree.Element, file: str, place: str) -> AnnotatedImage:
     image = AnnotatedImage("", size=_voc_size(content, place), source=file, mark="difficult")
     for item in content.findall("object"):
+        if (item.findtext("deleted") or "").strip() == "1":
+            continue
         name = plain_name(item.findtext("name") or "")
         if not name:
             raise UserError(f"{place!r} has an object without a name: correct it.")
         is_difficult = (item.findtext("difficult") or "").strip().lower() in ("1", "true")
-        image.add(_voc_box(item, place), name, is_difficult)
+        if item.find("bndbox") is None and (corners := item.findall("polygon/pt")):
+            points = _points_of_labelme(corners, place)
+            is_box = (item.findtext("type") or "").strip() == "bounding_box"
+            outline = None if is_box else [[value for point in points for value in point]]
+            image.add(box_of_points(points), name, is_difficult, outline)
+        else:
+            image.add(_voc_box(item, place), name, is_difficult)
     return image
+
+
+def _points_of_labelme(corners: Sequence[ElementTree.Element], place: str) -> list[tuple[float, float]]:
+    """Return the points of a polygon, as LabelMe's XML has them."""
+    points = [tuple(parse_number(corner.findtext(side) or "") for side in ("x", "y")) for corner in corners]
+    if any(None in point for point in points):
+        raise UserError(f"{place!r} has a polygon with the points {str(points)[:80]}, expected numbers: correct it.")
+    return points  # type: ignore[return-value]
 
 
 def _voc_box(item: ElementTree.Element, place: str) -> Corners:
@@ -175,7 +191,8 @@ def _voc_box(item: ElementTree.Element, place: str) -> Corners:
 
 
 def _voc_size(content: ElementTree.Element, place: str) -> tuple[int, int] | None:
-    height, width = content.findtext("size/height"), content.findtext("size/width")
+    height = content.findtext("size/height") or content.findtext("imagesize/nrows")
+    width = content.findtext("size/width") or content.findtext("imagesize/ncols")
     if height is None or width is None:
         return None
     try:
@@ -197,7 +214,12 @@ def _cvat_images(
         )
     items = content.findall("image")
     part = part_of_file(file)
-    keys = names.find_images([item.get("name", "") for item in items], file, part)
+    named = [item.get("name", "") for item in items]
+    # The images of a project lie in a folder for each subset.
+    keys = names.find_images([f"{item.get('subset', '')}/{item.get('name', '')}" for item in items], file, part)
+    if lost := [number for number, key in enumerate(keys) if key is None]:
+        for number, key in zip(lost, names.find_images([named[n] for n in lost], file, part), strict=True):
+            keys[number] = key
     images = []
     for item, key in zip(items, keys, strict=True):
         if key is None:

@@ -20,6 +20,7 @@ from paucal.data.boxes.annotations import (
 from paucal.data.boxes.naming import ImageNames, MissingImage, assign_images, normalise_name, split_path
 from paucal.data.boxes.tree import Tree, ascii_bytes
 from paucal.data.classes import plain_name
+from paucal.data.sources.locating import UPLOADED
 from paucal.data.splits.part_names import PARTS
 from paucal.reading import MOST_CONFIG_BYTES, parse_yaml, read_decoded
 from paucal.types import UserError
@@ -269,7 +270,8 @@ def _labels(tree: Tree, files: Sequence[str]) -> list[str]:
     """Return the text files named after an image; lists of train, val or test images are left out."""
     texts = [file for file in files if file.lower().endswith(TEXT)]
     stems = {normalise_name(PurePosixPath(image).stem) for image in tree.images} if texts else set()
-    labels = [file for file in texts if normalise_name(PurePosixPath(file).stem) in stems]
+    names = {file: normalise_name(PurePosixPath(file).stem) for file in texts}
+    labels = [file for file, name in names.items() if name in stems or UPLOADED.sub("", name, count=1) in stems]
     lists = {file for file in labels if PurePosixPath(file).stem.lower() in PARTS}
     return [file for file in labels if file not in lists or "labels" in file.lower().split("/")[:-1]]
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, NoReturn
+from urllib.parse import unquote
 
 from paucal.data.classes import valid_text
 from paucal.data.images import evenly_spaced
@@ -24,6 +25,9 @@ FOLDERS_OF_TABLES = (
 _ESCAPED_BYTE = re.compile(r"\\udc([89a-f][0-9a-f])")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/+\S", re.IGNORECASE)
 _OUTSIDE = re.compile(r"/|[A-Za-z]:|(?:.*/)?\.\.(?:/|$)|[^\0]*\0", re.DOTALL)
+# How Label Studio names files: an upload has a mark before its name, and a local file its path in an address.
+UPLOADED = re.compile(r"[0-9a-f]{8}-(?=.)")
+_LABEL_STUDIO = re.compile(r"/data/(?:upload/\d+/|local-files/\?d=)")
 _SAMPLED_ROWS = 32  # number of rows that decide which folder the paths are relative to
 _SHOWN = 80  # most characters of a path in a message
 
@@ -193,7 +197,10 @@ def _absolute_prefixes(folder: Path, root: Path | None) -> list[str]:
 
 
 def _relative(path: str, prefixes: Sequence[str]) -> str:
-    return next((path.removeprefix(prefix) for prefix in prefixes if path.startswith(prefix)), path)
+    if begin := next((prefix for prefix in prefixes if path.startswith(prefix)), ""):
+        return path.removeprefix(begin)
+    address = _LABEL_STUDIO.match(path)
+    return unquote(path[address.end() :]) if address else path
 
 
 def _refuse_outside(row: ListedImage, rows: Sequence[ListedImage]) -> NoReturn:
@@ -216,7 +223,7 @@ class FileFinder:
 
     A path means the file of exactly that name if there is one. Otherwise it means the files whose names differ from it
     only in Unicode form, in case or in bytes that are not UTF-8, and failing that the images of that name with any
-    suffix.
+    suffix. The mark of an upload before a name, as Label Studio writes it, may be lacking.
     """
 
     def __init__(self, root: Path) -> None:
@@ -235,7 +242,10 @@ class FileFinder:
             return [f"{prefix}{name}"] if os.path.isfile(self.root / folder / name) else []
         if name in names.files:
             return [f"{prefix}{name}"]
-        return [prefix + match for match in names.alike.get(likeness(name)) or names.stems.get(likeness(name), [])]
+        found = names.alike.get(likeness(name)) or names.stems.get(likeness(name), [])
+        if not found and UPLOADED.match(name):
+            return self.find(f"{above}/{UPLOADED.sub('', name, count=1)}".lstrip("/"))
+        return [prefix + match for match in found]
 
     def folders(self, path: str = "") -> Sequence[str]:
         """Return the names of the folders in a folder, sorted, without hidden ones."""

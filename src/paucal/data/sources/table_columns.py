@@ -19,7 +19,9 @@ IMAGE_COLUMNS = (
     *("image_path", "image", "path", "file_name", "filename", "file", "filepath", "img_path", "img", "image_id"),
     *("image_name", "imageid", "id", "key"),
 )
-LABEL_COLUMNS = ("label", "labels", "class", "class_name", "classname", "category", "target", "y", "species", "breed")
+LABEL_COLUMNS = (
+    *("label", "labels", "class", "class_name", "classname", "category", "target", "y", "species", "breed", "choice"),
+)
 SURE_NAME_COLUMNS = ("class_name", "classname", "label_name", "category_name")
 NAME_COLUMNS = (*SURE_NAME_COLUMNS, "class", "category", "species", "breed")
 SPLIT_COLUMNS = ("split", "part", "subset", "set")

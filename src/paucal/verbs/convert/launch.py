@@ -109,9 +109,11 @@ def conclude(content: Content, to: Form, target: Path, console: Console) -> Conv
         console.say(f"lost: {words}: {count}")
     if not lost:
         console.say("nothing is lost.")
-    verb = {"masks": "segment", "coco": "detect"}.get(to, content.kind)
     written = f"{counted(len(content.items), 'image')} as {to} in {target}"
-    console.say(f"{written}; to learn from them: paucal {verb} {target}")
+    command = f"paucal {'segment' if to == 'masks' else content.kind} {target}"
+    if content.kind == "segment" and to != "masks":
+        command = f"paucal convert {target} MASKS --to masks, and paucal segment MASKS"
+    console.say(f"{written}; to learn from them: {command}")
     return Converted(str(target), len(content.items), lost)
 
 

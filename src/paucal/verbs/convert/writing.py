@@ -2,30 +2,34 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import escape
 
 import numpy as np
 import yaml
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.boxes.annotations import box_of_runs, run_lengths_of, unpack_run_lengths
+from paucal.data.boxes.annotations import unpack_run_lengths
 from paucal.data.images import UNKNOWN
 from paucal.data.masks.coding import IGNORED
-from paucal.tasks.detection.masks import mask_of_outline, unpack_mask
 from paucal.types import UserError
 from paucal.verbs.convert.content import Content, Item, Kind, Thing
+from paucal.verbs.convert.objects import (
+    BACKGROUND,
+    CROWDS,
+    OUTLINES,
+    mask_of,
+    objects_of,
+    polygon_of,
+    save_text,
+)
+from paucal.verbs.convert.tools import write_cvat, write_label_studio
 from paucal.wording import counted
-
-BACKGROUND = "background"
-CROWDS, OUTLINES = "crowds and difficult objects, left out", "outlines (their boxes are kept)"
-_LOCAL = "/data/local-files/?d="  # how Label Studio names files of a local storage
 
 
 @dataclass(frozen=True)
@@ -43,17 +47,6 @@ class Layout:
     place: Callable[[Item], str] = lambda item: item.place("images")
 
 
-def _save(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-
-
-def _polygon(thing: Thing) -> list[float] | None:
-    """Return the outline of an object as a single polygon; None if it has none."""
-    outline = thing.outline
-    return outline[0] if isinstance(outline, list) and len(outline) == 1 else None
-
-
 def write_yolo(content: Content, folder: Path) -> None:
     """Write labels/*.txt in parallel with images/, and data.yaml."""
     names = list(content.numbers)
@@ -65,7 +58,7 @@ def write_yolo(content: Content, folder: Path) -> None:
                 content.lost[CROWDS] += 1
                 continue
             left, top, right, bottom = thing.box
-            polygon = _polygon(thing)
+            polygon = polygon_of(thing)
             content.lost[OUTLINES] += thing.outline is not None and polygon is None
             box = (
                 (left + right) / 2 / width,
@@ -76,18 +69,17 @@ def write_yolo(content: Content, folder: Path) -> None:
             points = [v / (height if n % 2 else width) for n, v in enumerate(polygon or ())]
             values = [min(max(value, 0.0), 1.0) for value in points or box]
             lines.append(" ".join([str(names.index(thing.name)), *(f"{value:.8f}" for value in values)]) + "\n")
-        _save(folder / item.place("labels", ".txt"), "".join(lines))
+        save_text(folder / item.place("labels", ".txt"), "".join(lines))
     parts = {part or "train": f"images/{part}".rstrip("/") for part in content.parts}
     if content.parts == [""]:  # other programs ask for both; what they score there says nothing
         parts["val"] = parts["train"]
     # Without "path", for which other programs do not take the folder of this file.
     config = {**parts, "names": dict(enumerate(names))}
-    _save(folder / "data.yaml", yaml.safe_dump(config, allow_unicode=True, sort_keys=False))
+    save_text(folder / "data.yaml", yaml.safe_dump(config, allow_unicode=True, sort_keys=False))
 
 
 def write_coco(content: Content, folder: Path) -> None:
     """Write annotations/instances_PART.json, or instances_default.json for a set without parts."""
-    is_masks = content.kind == "segment"
     for part in content.parts:
         images, annotations = [], []
         for item in content.items:
@@ -95,7 +87,7 @@ def write_coco(content: Content, folder: Path) -> None:
                 continue
             height, width = item.size
             images.append({"id": item.index + 1, "file_name": item.name, "width": width, "height": height})
-            for thing in _areas(content, item) if is_masks else item.things:
+            for thing in objects_of(content, item):
                 left, top, right, bottom = thing.box
                 outline = {"segmentation": thing.outline} if thing.outline else {}
                 annotations.append(
@@ -112,7 +104,7 @@ def write_coco(content: Content, folder: Path) -> None:
                 )
         categories = [{"id": number, "name": name} for name, number in content.numbers.items()]
         document = {"info": {}, "images": images, "annotations": annotations, "categories": categories}
-        _save(folder / f"annotations/instances_{part or 'default'}.json", json.dumps(document, ensure_ascii=False))
+        save_text(folder / f"annotations/instances_{part or 'default'}.json", json.dumps(document, ensure_ascii=False))
 
 
 def _area(thing: Thing) -> float:
@@ -126,20 +118,6 @@ def _area(thing: Thing) -> float:
         return float(sum(lengths[1::2]))
     left, top, right, bottom = thing.box
     return (right - left) * (bottom - top)
-
-
-def _areas(content: Content, item: Item) -> Iterator[Thing]:
-    """Yield the pixels of each class in a mask as one object with run lengths."""
-    assert content.mask is not None
-    mask = content.mask(item.index)
-    content.lost["images with pixels without a label, which are of no class"] += bool((mask == IGNORED).any())
-    for name, number in content.numbers.items():
-        if name == BACKGROUND or not (mask == number).any():
-            continue
-        runs = run_lengths_of(mask == number)
-        box = box_of_runs(runs)
-        assert box is not None
-        yield Thing(name, box, outline=runs)
 
 
 def write_voc(content: Content, folder: Path) -> None:
@@ -157,11 +135,11 @@ def write_voc(content: Content, folder: Path) -> None:
             )
         size = f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
         text = f"<annotation><filename>{escape(item.name)}</filename>{size}{objects}</annotation>\n"
-        _save(folder / f"Annotations/{item.stem}.xml", text)
+        save_text(folder / f"Annotations/{item.stem}.xml", text)
     for part in content.parts:
         if part:
             lines = "".join(f"{item.stem}\n" for item in content.items if item.part == part)
-            _save(folder / f"ImageSets/Main/{part}.txt", lines)
+            save_text(folder / f"ImageSets/Main/{part}.txt", lines)
 
 
 def write_csv(content: Content, folder: Path) -> None:
@@ -198,7 +176,7 @@ def _write_classes(content: Content, folder: Path, has_parts: bool) -> None:
 def _save_rows(path: Path, rows: Sequence[Sequence[Any]]) -> None:
     text = StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(rows)
-    _save(path, text.getvalue())
+    save_text(path, text.getvalue())
 
 
 def write_masks(content: Content, folder: Path) -> None:
@@ -229,102 +207,10 @@ def _draw(item: Item, names: Sequence[str]) -> NDArray[np.uint8]:
                 "to another layout, or draw outlines."
             )
         number = IGNORED if thing.crowd else names.index(thing.name)
-        where = f"{item.name!r} has an outline of {thing.name!r}"
-        drawn.append((number, unpack_mask(mask_of_outline(thing.outline, item.size, where)).astype(bool)))
+        drawn.append((number, mask_of(item, thing)))
     for number, pixels in sorted(drawn, key=lambda one: -int(one[1].sum())):
         mask[pixels] = number
     return mask
-
-
-def write_label_studio(content: Content, folder: Path) -> None:
-    """Write a list of tasks for each part, and the labelling interface."""
-    for part in content.parts:
-        tasks = []
-        for item in content.items:
-            if item.part == part:
-                image = f"{_LOCAL}{quote(item.place('images'))}"
-                results = [_region(content, item, n, thing) for n, thing in enumerate(item.things) if not thing.crowd]
-                content.lost[CROWDS] += sum(thing.crowd for thing in item.things)
-                if content.kind == "train" and item.labels:
-                    value = {"choices": list(item.labels)}
-                    results = [{"from_name": "choice", "to_name": "image", "type": "choices", "value": value}]
-                tasks.append({"id": item.index + 1, "data": {"image": image}, **_by_whom(content, item, results)})
-        _save(folder / f"{part or 'tasks'}.json", json.dumps(tasks, ensure_ascii=False))
-    tag, one = ("Choices", "Choice") if content.kind == "train" else ("RectangleLabels", "Label")
-    tags = [tag, "PolygonLabels"] if any(_polygon(thing) for item in content.items for thing in item.things) else [tag]
-    labels = "".join(f"<{one} value={quoteattr(name)}/>" for name in content.numbers)
-    several = ' choice="multiple"' if content.images.multi_hot is not None and content.kind == "train" else ""
-    controls = "".join(f'<{tag} name="{_control(tag)}" toName="image"{several}>{labels}</{tag}>' for tag in tags)
-    _save(folder / "label_config.xml", f'<View><Image name="image" value="$image"/>{controls}</View>\n')
-
-
-def _by_whom(content: Content, item: Item, results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the labels of a task as annotations of people, or as predictions of a model that people correct."""
-    if not content.model:
-        return {"annotations": [{"result": results}]}
-    score = {} if item.score is None else {"score": item.score}
-    return {"predictions": [{"model_version": content.model, **score, "result": results}]}
-
-
-def _control(tag: str) -> str:
-    return {"Choices": "choice", "RectangleLabels": "label", "PolygonLabels": "polygon"}[tag]
-
-
-def _region(content: Content, item: Item, number: int, thing: Thing) -> dict[str, Any]:
-    height, width = item.size
-    left, top, right, bottom = (100 * v / side for v, side in zip(thing.box, (width, height) * 2, strict=True))
-    polygon = _polygon(thing)
-    content.lost[OUTLINES] += thing.outline is not None and polygon is None
-    value: dict[str, Any] = {"x": left, "y": top, "width": right - left, "height": bottom - top, "rotation": 0}
-    kind, name = "rectanglelabels", "label"
-    if polygon is not None:
-        pairs = zip(polygon[::2], polygon[1::2], strict=True)
-        value = {"points": [[100 * x / width, 100 * y / height] for x, y in pairs], "closed": True}
-        kind, name = "polygonlabels", "polygon"
-    stated = {"original_width": width, "original_height": height, "image_rotation": 0}
-    region = {"id": f"{item.index + 1}-{number + 1}", "from_name": name, "to_name": "image", "type": kind}
-    score = {} if thing.score is None else {"score": thing.score}
-    return {**region, **stated, **score, "value": {**value, kind: [thing.name]}}
-
-
-def write_cvat(content: Content, folder: Path) -> None:
-    """Write annotations.xml, version 1.1 of "CVAT for images"."""
-    source = "auto" if content.model else "manual"
-    kinds = set()
-    rows = []
-    for number, item in enumerate(content.items):
-        height, width = item.size if content.kind == "detect" else content.images.store.size(item.index)
-        shapes = []
-        for thing in item.things:
-            if thing.crowd:
-                content.lost[CROWDS] += 1
-                continue
-            polygon = _polygon(thing)
-            content.lost[OUTLINES] += thing.outline is not None and polygon is None
-            tag, corners = "box", zip(("xtl", "ytl", "xbr", "ybr"), thing.box, strict=True)
-            place = " ".join(f'{name}="{value:.2f}"' for name, value in corners)
-            if polygon is not None:
-                pairs = zip(polygon[::2], polygon[1::2], strict=True)
-                tag, place = "polygon", f'points="{";".join(f"{x:.2f},{y:.2f}" for x, y in pairs)}"'
-            kinds.add(tag)
-            shapes.append(f'<{tag} label={quoteattr(thing.name)} source="{source}" occluded="0" {place} z_order="0"/>')
-        shapes += [f'<tag label={quoteattr(name)} source="{source}"/>' for name in item.labels]
-        kinds |= {"tag"} if item.labels else set()
-        subset = f" subset={quoteattr(item.part)}" if item.part else ""
-        rows.append(
-            f'<image id="{number}" name={quoteattr(item.place(""))}{subset} width="{width}" height="{height}">'
-            f"{''.join(shapes)}</image>"
-        )
-    kind = {"box": "rectangle"}.get(one := next(iter(kinds), "any"), one) if len(kinds) < 2 else "any"
-    names = "".join(f"<label><name>{escape(name)}</name><type>{kind}</type></label>" for name in content.numbers)
-    task = f"<task><size>{len(rows)}</size><mode>annotation</mode><labels>{names}</labels></task>"
-    lines = [
-        '<?xml version="1.0" encoding="utf-8"?>',
-        "<annotations>",
-        "<version>1.1</version>",
-        f"<meta>{task}</meta>",
-    ]
-    _save(folder / "annotations.xml", "\n".join([*lines, *rows, "</annotations>"]) + "\n")
 
 
 def _folder_of_class(item: Item) -> str:
@@ -362,6 +248,6 @@ LAYOUTS: dict[str, Layout] = {
     "masks": Layout(("segment", "detect"), write_masks),
     "csv": Layout(("detect", "train"), write_csv),
     "folders": Layout(("train",), write_folders, _folder_of_class),
-    "label-studio": Layout(("detect", "train"), write_label_studio),
-    "cvat": Layout(("detect", "train"), write_cvat),
+    "label-studio": Layout(("detect", "train", "segment"), write_label_studio),
+    "cvat": Layout(("detect", "train", "segment"), write_cvat),
 }

@@ -1,0 +1,62 @@
+"""The objects of an image as layouts write them: outlines as polygons or masks, and areas of classes as objects."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paucal.data.boxes.annotations import box_of_runs, run_lengths_of
+from paucal.data.masks.coding import IGNORED
+from paucal.tasks.detection.masks import mask_of_outline, unpack_mask
+from paucal.verbs.convert.content import Content, Item, Thing
+
+BACKGROUND = "background"
+CROWDS, OUTLINES = "crowds and difficult objects, left out", "outlines (their boxes are kept)"
+
+
+def save_text(path: Path, text: str) -> None:
+    """Write a text file, and the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def objects_of(content: Content, item: Item) -> Sequence[Thing]:
+    """Return the objects of an image; in sets of masks, the pixels of each class as one object with run lengths."""
+    return tuple(_areas(content, item)) if content.kind == "segment" else item.things
+
+
+def _areas(content: Content, item: Item) -> Iterator[Thing]:
+    assert content.mask is not None
+    mask = content.mask(item.index)
+    content.lost["images with pixels without a label, which are of no class"] += bool((mask == IGNORED).any())
+    for name, number in content.numbers.items():
+        if name == BACKGROUND or not (mask == number).any():
+            continue
+        runs = run_lengths_of(mask == number)
+        box = box_of_runs(runs)
+        assert box is not None
+        yield Thing(name, box, outline=runs)
+
+
+def without_crowds(content: Content, item: Item) -> list[Thing]:
+    """Return the objects of an image that are no crowds, and count the others as lost."""
+    things = objects_of(content, item)
+    content.lost[CROWDS] += sum(thing.crowd for thing in things)
+    return [thing for thing in things if not thing.crowd]
+
+
+def polygon_of(thing: Thing) -> list[float] | None:
+    """Return the outline of an object as a single polygon; None if it has none."""
+    outline = thing.outline
+    return outline[0] if isinstance(outline, list) and len(outline) == 1 else None
+
+
+def mask_of(item: Item, thing: Thing) -> NDArray[np.bool_]:
+    """Return the (H, W) pixels within the outline of an object.
+
+    Raises:
+        UserError: The outline is invalid.
+    """
+    where = f"{item.name!r} has an outline of {thing.name!r}"
+    return unpack_mask(mask_of_outline(thing.outline, item.size, where)).astype(np.bool_)

@@ -1,0 +1,130 @@
+"""The layouts of programs for labelling: Label Studio's tasks and CVAT's XML, with outlines as polygons or masks."""
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from xml.sax.saxutils import escape, quoteattr
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paucal.data.boxes.label_studio import encode_brush
+from paucal.verbs.convert.content import Content, Item, Thing
+from paucal.verbs.convert.objects import mask_of, polygon_of, save_text, without_crowds
+
+_LOCAL = "/data/local-files/?d="  # how Label Studio names files of a local storage
+# Controls of Label Studio by the kind of their results.
+_CONTROLS = {
+    "choices": ("Choices", "choice"),
+    "rectanglelabels": ("RectangleLabels", "label"),
+    "polygonlabels": ("PolygonLabels", "polygon"),
+    "brushlabels": ("BrushLabels", "brush"),
+}
+
+
+def write_label_studio(content: Content, folder: Path) -> None:
+    """Write a list of tasks for each part, and the labelling interface."""
+    kinds = {"train": ["choices"], "detect": ["rectanglelabels"], "segment": ["brushlabels"]}[content.kind]
+    for part in content.parts:
+        tasks = []
+        for item in content.items:
+            if item.part == part:
+                image = f"{_LOCAL}{quote(item.place('images'))}"
+                things = without_crowds(content, item)
+                results = [_region(item, number, thing) for number, thing in enumerate(things)]
+                kinds += [result["type"] for result in results if result["type"] not in kinds]
+                if content.kind == "train" and item.labels:
+                    value = {"choices": list(item.labels)}
+                    results = [{"from_name": "choice", "to_name": "image", "type": "choices", "value": value}]
+                tasks.append({"id": item.index + 1, "data": {"image": image}, **_by_whom(content, item, results)})
+        save_text(folder / f"{part or 'tasks'}.json", json.dumps(tasks, ensure_ascii=False))
+    several = ' choice="multiple"' if content.images.multi_hot is not None and content.kind == "train" else ""
+    controls = ""
+    for tag, name in (_CONTROLS[kind] for kind in kinds):
+        one = "Choice" if tag == "Choices" else "Label"
+        labels = "".join(f"<{one} value={quoteattr(label)}/>" for label in content.numbers)
+        controls += f'<{tag} name="{name}" toName="image"{several}>{labels}</{tag}>'
+    save_text(folder / "label_config.xml", f'<View><Image name="image" value="$image"/>{controls}</View>\n')
+
+
+def _by_whom(content: Content, item: Item, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the labels of a task as annotations of people, or as predictions of a model that people correct."""
+    if not content.model:
+        return {"annotations": [{"result": results}]}
+    score = {} if item.score is None else {"score": item.score}
+    return {"predictions": [{"model_version": content.model, **score, "result": results}]}
+
+
+def _region(item: Item, number: int, thing: Thing) -> dict[str, Any]:
+    height, width = item.size
+    polygon = polygon_of(thing)
+    value: dict[str, Any]
+    if polygon is not None:
+        pairs = zip(polygon[::2], polygon[1::2], strict=True)
+        value = {"points": [[100 * x / width, 100 * y / height] for x, y in pairs], "closed": True}
+        kind = "polygonlabels"
+    elif thing.outline:
+        value, kind = {"format": "rle", "rle": encode_brush(mask_of(item, thing))}, "brushlabels"
+    else:
+        left, top, right, bottom = (100 * v / side for v, side in zip(thing.box, (width, height) * 2, strict=True))
+        value = {"x": left, "y": top, "width": right - left, "height": bottom - top, "rotation": 0}
+        kind = "rectanglelabels"
+    stated = {"original_width": width, "original_height": height, "image_rotation": 0}
+    name = {"from_name": _CONTROLS[kind][1], "to_name": "image", "type": kind}
+    score = {} if thing.score is None else {"score": thing.score}
+    return {"id": f"{item.index + 1}-{number + 1}", **name, **stated, **score, "value": {**value, kind: [thing.name]}}
+
+
+def write_cvat(content: Content, folder: Path) -> None:
+    """Write annotations.xml, version 1.1 of "CVAT for images"."""
+    source = "auto" if content.model else "manual"
+    kinds = set()
+    rows = []
+    for number, item in enumerate(content.items):
+        height, width = item.size if content.kind != "train" else content.images.store.size(item.index)
+        shapes = []
+        for thing in without_crowds(content, item):
+            tag, place = _shape(item, thing)
+            kinds.add(tag)
+            shapes.append(f'<{tag} label={quoteattr(thing.name)} source="{source}" occluded="0" {place} z_order="0"/>')
+        shapes += [f'<tag label={quoteattr(name)} source="{source}"/>' for name in item.labels]
+        kinds |= {"tag"} if item.labels else set()
+        subset = f" subset={quoteattr(item.part)}" if item.part else ""
+        rows.append(
+            f'<image id="{number}" name={quoteattr(item.place(""))}{subset} width="{width}" height="{height}">'
+            f"{''.join(shapes)}</image>"
+        )
+    kind = {"box": "rectangle"}.get(one := next(iter(kinds), "any"), one) if len(kinds) < 2 else "any"
+    names = "".join(f"<label><name>{escape(name)}</name><type>{kind}</type></label>" for name in content.numbers)
+    task = f"<task><size>{len(rows)}</size><mode>annotation</mode><labels>{names}</labels></task>"
+    lines = [
+        '<?xml version="1.0" encoding="utf-8"?>',
+        "<annotations>",
+        "<version>1.1</version>",
+        f"<meta>{task}</meta>",
+    ]
+    save_text(folder / "annotations.xml", "\n".join([*lines, *rows, "</annotations>"]) + "\n")
+
+
+def _shape(item: Item, thing: Thing) -> tuple[str, str]:
+    """Return the tag of an object, and the attributes that say where it is."""
+    polygon = polygon_of(thing)
+    if polygon is not None:
+        pairs = zip(polygon[::2], polygon[1::2], strict=True)
+        return "polygon", f'points="{";".join(f"{x:.2f},{y:.2f}" for x, y in pairs)}"'
+    if thing.outline and (mask := mask_of(item, thing)).any():
+        rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+        left, top = int(columns[0]), int(rows[0])
+        inside = mask[top : rows[-1] + 1, left : columns[-1] + 1]
+        sides = f'left="{left}" top="{top}" width="{inside.shape[1]}" height="{inside.shape[0]}"'
+        return "mask", f'rle="{", ".join(map(str, _runs_by_row(inside)))}" {sides}'
+    corners = zip(("xtl", "ytl", "xbr", "ybr"), thing.box, strict=True)
+    return "box", " ".join(f'{name}="{value:.2f}"' for name, value in corners)
+
+
+def _runs_by_row(mask: NDArray[np.bool_]) -> list[int]:
+    """Return the lengths of runs of a mask, row by row, beginning with unmarked pixels."""
+    flat = np.concatenate([[False], mask.ravel()])
+    edges = np.flatnonzero(flat[1:] != flat[:-1])
+    return np.diff(np.concatenate([[0], edges, [mask.size]])).tolist()
