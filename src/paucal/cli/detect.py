@@ -14,17 +14,9 @@ finds objects with the trained detector."""
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 130 where the run was stopped before its end."""
-    values, given, changes = parse_run("detect", DESCRIPTION, DetectSettings, argv)
+    parsed = parse_run("detect", DESCRIPTION, DetectSettings, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.runner.console import Console
-    from paucal.runner.life import Stopped, begin, resume, show_config
+    from paucal.cli.job import run_job
     from paucal.tasks.detection.job import DetectionJob
 
-    if values.print_config:
-        print(show_config(DetectionJob(), DetectSettings(**changes), given), end="")
-        return 0
-    if "resume" in given:
-        result = resume(DetectionJob(), values.resume, Console(), changes)
-    else:
-        result = begin(DetectionJob(), DetectSettings(**changes), given, Console(), start=command_start())
-    return 130 if isinstance(result, Stopped) else 0
+    return run_job(DetectionJob(), DetectSettings, parsed, command_start())

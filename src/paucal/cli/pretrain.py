@@ -13,17 +13,9 @@ two processor cores."""
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 130 where the run was stopped before its end."""
-    values, given, changes = parse_run("pretrain", DESCRIPTION, PretrainSettings, argv)
+    parsed = parse_run("pretrain", DESCRIPTION, PretrainSettings, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.runner.console import Console
-    from paucal.runner.life import Stopped, begin, resume, show_config
+    from paucal.cli.job import run_job
     from paucal.tasks.pretraining.job import PretrainingJob
 
-    if values.print_config:
-        print(show_config(PretrainingJob(), PretrainSettings(**changes), given), end="")
-        return 0
-    if "resume" in given:
-        result = resume(PretrainingJob(), values.resume, Console(), changes)
-    else:
-        result = begin(PretrainingJob(), PretrainSettings(**changes), given, Console())
-    return 130 if isinstance(result, Stopped) else 0
+    return run_job(PretrainingJob(), PretrainSettings, parsed)

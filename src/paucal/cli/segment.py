@@ -13,17 +13,9 @@ Everything that is not given is chosen from the data, and the choice is printed 
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 130 where the run was stopped before its end."""
-    values, given, changes = parse_run("segment", DESCRIPTION, SegmentSettings, argv)
+    parsed = parse_run("segment", DESCRIPTION, SegmentSettings, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.runner.console import Console
-    from paucal.runner.life import Stopped, begin, resume, show_config
+    from paucal.cli.job import run_job
     from paucal.tasks.segmentation.job import SegmentationJob
 
-    if values.print_config:
-        print(show_config(SegmentationJob(), SegmentSettings(**changes), given), end="")
-        return 0
-    if "resume" in given:
-        result = resume(SegmentationJob(), values.resume, Console(), changes)
-    else:
-        result = begin(SegmentationJob(), SegmentSettings(**changes), given, Console(), start=command_start())
-    return 130 if isinstance(result, Stopped) else 0
+    return run_job(SegmentationJob(), SegmentSettings, parsed, command_start())

@@ -14,22 +14,16 @@ With --target COLUMN a number is learned in place of a class."""
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 130 where the run was stopped before its end."""
-    values, given, changes = parse_run("train", DESCRIPTION, TrainSettings, argv)
+    values, given, changes = parsed = parse_run("train", DESCRIPTION, TrainSettings, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
+    from paucal.cli.job import run_job
     from paucal.runner.console import Console
-    from paucal.runner.life import Stopped, begin, resume, show_config
+    from paucal.runner.life import Stopped
     from paucal.tasks.classification.folds import train_folds
     from paucal.tasks.train import job_of, stored_target
 
-    job = job_of(stored_target(values.resume) if "resume" in given else changes.get("target"))
-    if values.print_config:
-        print(show_config(job, TrainSettings(**changes), given), end="")
-        return 0
-    if values.folds is not None and values.target is None and "resume" not in given:
+    if values.folds is not None and values.target is None and "resume" not in given and not values.print_config:
         result = train_folds(TrainSettings(**changes), given, Console())
         return 130 if isinstance(result, Stopped) else 0
-    if "resume" in given:
-        result = resume(job, values.resume, Console(), changes)
-    else:
-        result = begin(job, TrainSettings(**changes), given, Console(), start=command_start())
-    return 130 if isinstance(result, Stopped) else 0
+    job = job_of(stored_target(values.resume) if "resume" in given else changes.get("target"))
+    return run_job(job, TrainSettings, parsed, command_start())

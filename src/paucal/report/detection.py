@@ -5,15 +5,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paucal.report.explanations import cost
+from paucal.report.explanations import cost, known
 from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import write_run_page
-from paucal.types import UserError
+from paucal.report.stored_scores import (
+    FEW_IMAGES,
+    MOST_CLASSES,
+    MOST_TEXT,
+    first_names,
+    read_stored,
+    score_and_interval,
+)
 from paucal.wording import counted, percent
 
 METRICS = "evaluation/detection/metrics.json"
-MOST_CLASSES, MOST_TEXT = 300, 300
-FEW_IMAGES = 20
 CAPTIONS = {
     "worst_detections": "The test images with the most mistakes: detections with a score of at least 0.5, objects as "
     "thin white boxes.",
@@ -68,6 +73,7 @@ def write_detection_report(run: Path) -> Path:
         files,
         "detection.html",
         scores=scores,
+        figures=figures(scores),
         headline=headline(scores),
         warnings=warnings(scores),
         table=table(files),
@@ -81,28 +87,32 @@ def read_scores(files: RunFiles) -> ReportedScores:
     Raises:
         UserError: The file is damaged.
     """
-    path = files.run.path / METRICS
-    if not path.is_file():
-        return ReportedScores()
-    content = files.run.read_json(METRICS)
-    try:
-        values = {str(name): None if value is None else float(value) for name, value in content["per_class"].items()}
-        known = sorted((value, name) for name, value in values.items() if value is not None)
-        masks = {str(name): _average(value) for name, value in content.get("mask_per_class", {}).items()}
-        intervals = content["intervals"]
-        return ReportedScores(
-            images=int(content["images"]),
-            ap=_score(intervals["ap"]),
-            ap50=_score(intervals["ap50"]),
-            classes=[
-                ClassRow(name[:MOST_TEXT], percent(value), masks.get(name, "")) for value, name in known[:MOST_CLASSES]
-            ],
-            unseen=[name[:MOST_TEXT] for name, value in values.items() if value is None][:MOST_CLASSES],
-            mask_ap=_score(intervals["mask_ap"]) if masks else ("", ""),
-            mask_ap50=_score(intervals["mask_ap50"]) if masks else ("", ""),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
-        raise UserError(f"{str(path)!r} is damaged ({problem!r}): restore it or train again.") from problem
+    return read_stored(files, METRICS, _scores) if (files.run.path / METRICS).is_file() else ReportedScores()
+
+
+def _scores(content: Mapping[str, Any]) -> ReportedScores:
+    values = {str(name): None if value is None else float(value) for name, value in content["per_class"].items()}
+    weakest = sorted((value, name) for name, value in values.items() if value is not None)[:MOST_CLASSES]
+    masks = {
+        str(name): "" if value is None else percent(float(value))
+        for name, value in content.get("mask_per_class", {}).items()
+    }
+    intervals = content["intervals"]
+    return ReportedScores(
+        images=int(content["images"]),
+        ap=score_and_interval(intervals["ap"]),
+        ap50=score_and_interval(intervals["ap50"]),
+        classes=[ClassRow(name[:MOST_TEXT], percent(value), masks.get(name, "")) for value, name in weakest],
+        unseen=[name[:MOST_TEXT] for name, value in values.items() if value is None][:MOST_CLASSES],
+        mask_ap=score_and_interval(intervals["mask_ap"]) if masks else ("", ""),
+        mask_ap50=score_and_interval(intervals["mask_ap50"]) if masks else ("", ""),
+    )
+
+
+def figures(scores: ReportedScores) -> list[tuple[str, str]]:
+    """Return the few numbers at the top of the page, with their meanings."""
+    pairs = [(scores.ap, "AP"), (scores.ap50, "AP50"), (scores.mask_ap, "mask AP"), (scores.mask_ap50, "mask AP50")]
+    return [(score, meaning) for (score, _), meaning in pairs if score]
 
 
 def headline(scores: ReportedScores) -> list[str]:
@@ -131,7 +141,7 @@ def warnings(scores: ReportedScores) -> list[str]:
     if 0 < scores.images < FEW_IMAGES:
         words.append(f"{counted(scores.images, 'test image')} are few: the interval is as uncertain as the score.")
     if scores.unseen:
-        names = ", ".join(scores.unseen[:8]) + (", ..." if len(scores.unseen) > 8 else "")
+        names = first_names(scores.unseen)
         words.append(f"No test image shows {names}: it is unknown how well the detector finds it.")
     return words
 
@@ -139,21 +149,10 @@ def warnings(scores: ReportedScores) -> list[str]:
 def table(files: RunFiles) -> Mapping[str, str]:
     """Return the known facts about the training, as texts by name."""
     summary = files.summary
-    rows = {
-        "model": summary.model,
-        **cost(files),
-        "images": ", ".join(f"{part.images} {part.name}" for part in summary.parts) or None,
-    }
-    return {name: value for name, value in rows.items() if value is not None}
-
-
-def _average(value: Any) -> str:
-    return "" if value is None else percent(float(value))
-
-
-def _score(value: Mapping[str, Any]) -> tuple[str, str]:
-    """Return a score and its interval as text."""
-    middle, low, high = (None if value[name] is None else float(value[name]) for name in ("value", "low", "high"))
-    if middle is None:
-        return "none", ""
-    return percent(middle), "" if low is None or high is None else f"{100 * low:.1f} and {100 * high:.1f}"
+    return known(
+        {
+            "model": summary.model,
+            **cost(files),
+            "images": ", ".join(f"{part.images} {part.name}" for part in summary.parts) or None,
+        }
+    )

@@ -192,13 +192,19 @@ def kept_epoch(files: RunFiles) -> float | None:
 def trained(files: RunFiles) -> Mapping[str, str]:
     """Return facts about the trained model as names and texts; unknown values are left out."""
     summary, epoch = files.summary, kept_epoch(files)
-    rows = {
-        **model_rows(summary),
-        "epochs": None if summary.epochs is None else f"{summary.epochs:g}",
-        "epoch kept": None if epoch is None else f"{epoch:g}{'' if summary.selected else ', the last'}",
-        "kept": summary.kept,
-        **cost(files),
-    }
+    return known(
+        {
+            **model_rows(summary),
+            "epochs": None if summary.epochs is None else f"{summary.epochs:g}",
+            "epoch kept": None if epoch is None else f"{epoch:g}{'' if summary.selected else ', the last'}",
+            "kept": summary.kept,
+            **cost(files),
+        }
+    )
+
+
+def known(rows: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the rows that have a value."""
     return {name: value for name, value in rows.items() if value is not None}
 
 

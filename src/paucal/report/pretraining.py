@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paucal.report.explanations import cost, model_rows
+from paucal.report.explanations import cost, known, model_rows
 from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import write_run_page
-from paucal.types import UserError
+from paucal.report.stored_scores import read_stored
 from paucal.wording import percent
 
 MONITORED = "val_knn"
+SUMMARY = "summary.json"
 MAX_TEXT = 2000
 
 
@@ -58,6 +59,7 @@ def write_pretraining_report(run: Path) -> Path:
         files,
         "pretraining.html",
         pretraining=summary,
+        remarks=summary.remarks,
         headline=headline(files, summary),
         warnings=warnings(files, summary),
         figures=figures(files, summary),
@@ -71,25 +73,24 @@ def read_summary(files: RunFiles) -> PretrainingSummary:
     Raises:
         UserError: The type of an entry differs from that in `PretrainingSummary`.
     """
-    path = files.run.path / "summary.json"
-    content = files.run.read_json(path.name) if path.is_file() else {}
-    try:
-        verdict, out_dim, knn_start = (content.get(name) for name in ("verdict", "out_dim", "knn_start"))
-        if verdict is not None:
-            verdict = {key: str(verdict[key])[:MAX_TEXT] for key in ("kind", "sentence", "advice")}
-        return PretrainingSummary(
-            crops=_text(content.get("crops")),
-            out_dim=None if out_dim is None else int(out_dim),
-            monitor=_text(content.get("monitor")),
-            knn_start=None if knn_start is None else float(knn_start),
-            verdict=verdict,
-            verdicts=[_change(entry) for entry in content.get("verdicts") or ()],
-            rollbacks=int(content.get("rollbacks") or 0),
-            start=_text(content.get("start")),
-            remarks=[str(remark)[:MAX_TEXT] for remark in content.get("remarks") or ()],
-        )
-    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as problem:
-        raise UserError(f"{str(path)!r} is damaged ({problem!r}): restore it or pre-train again.") from problem
+    return read_stored(files, SUMMARY, _summary, "pre-train") if (files.run.path / SUMMARY).is_file() else _summary({})
+
+
+def _summary(content: Mapping[str, Any]) -> PretrainingSummary:
+    verdict, out_dim, knn_start = (content.get(name) for name in ("verdict", "out_dim", "knn_start"))
+    if verdict is not None:
+        verdict = {key: str(verdict[key])[:MAX_TEXT] for key in ("kind", "sentence", "advice")}
+    return PretrainingSummary(
+        crops=_text(content.get("crops")),
+        out_dim=None if out_dim is None else int(out_dim),
+        monitor=_text(content.get("monitor")),
+        knn_start=None if knn_start is None else float(knn_start),
+        verdict=verdict,
+        verdicts=[_change(entry) for entry in content.get("verdicts") or ()],
+        rollbacks=int(content.get("rollbacks") or 0),
+        start=_text(content.get("start")),
+        remarks=[str(remark)[:MAX_TEXT] for remark in content.get("remarks") or ()],
+    )
 
 
 def knn(files: RunFiles) -> list[tuple[float, float]]:
@@ -130,7 +131,8 @@ def warnings(files: RunFiles, summary: PretrainingSummary) -> list[str]:
     """Return what a careful reader should know before using the backbone; often empty."""
     sentences = []
     if summary.verdict is not None:
-        sentences.append(f"{_capitalised(summary.verdict['sentence'])} {summary.verdict['advice']}")
+        sentence = summary.verdict["sentence"]
+        sentences.append(f"{sentence[:1].upper()}{sentence[1:]} {summary.verdict['advice']}")
     scores = knn(files)
     if scores and summary.knn_start is not None and scores[-1][1] <= summary.knn_start:
         sentences.append(
@@ -153,15 +155,16 @@ def figures(files: RunFiles, summary: PretrainingSummary) -> list[tuple[str, str
 
 def table(files: RunFiles, summary: PretrainingSummary) -> Mapping[str, str]:
     """Return facts about the trained model as names and texts; unknown values are left out."""
-    rows = {
-        **model_rows(files.summary),
-        "crops of an image": summary.crops,
-        "prototypes of a head": None if summary.out_dim is None else f"{summary.out_dim:,}",
-        "first weights": summary.start,
-        "epochs": None if files.summary.epochs is None else f"{files.summary.epochs:g}",
-        **cost(files),
-    }
-    return {name: value for name, value in rows.items() if value is not None}
+    return known(
+        {
+            **model_rows(files.summary),
+            "crops of an image": summary.crops,
+            "prototypes of a head": None if summary.out_dim is None else f"{summary.out_dim:,}",
+            "first weights": summary.start,
+            "epochs": None if files.summary.epochs is None else f"{files.summary.epochs:g}",
+            **cost(files),
+        }
+    )
 
 
 def _change(entry: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -175,7 +178,3 @@ def _change(entry: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _text(value: Any) -> str | None:
     return None if value is None else str(value)[:MAX_TEXT]
-
-
-def _capitalised(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paucal.report.explanations import cost
+from paucal.report.explanations import cost, known
 from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import write_run_page
-from paucal.types import UserError
+from paucal.report.stored_scores import read_stored
 from paucal.wording import counted, percent
 
 METRICS = "evaluation/test/metrics.json"
@@ -31,16 +31,21 @@ def write_regression_report(run: Path) -> Path:
         UserError: The folder does not exist, or one of its files is too large or damaged.
     """
     files = read_run(run)
-    path = files.run.path / METRICS
-    try:
-        content = files.run.read_json(METRICS)
-        rows = [_row(name, content["scores"][name]) for name in TITLES]
-        sentences = headline(content)
-    except (KeyError, TypeError, ValueError) as problem:
-        raise UserError(f"{str(path)!r} is damaged ({problem!r}): restore it or train again.") from problem
+    rows, sentences = read_stored(files, METRICS, _scores)
     return write_run_page(
-        files, "regression.html", rows=rows, headline=sentences, warnings=[], table=table(files), captions=CAPTIONS
+        files,
+        "regression.html",
+        rows=rows,
+        figures=[(row.value, row.title) for row in (rows[0], rows[3])],
+        headline=sentences,
+        warnings=[],
+        table=table(files),
+        captions=CAPTIONS,
     )
+
+
+def _scores(content: dict[str, Any]) -> tuple[list[ScoreRow], list[str]]:
+    return [_row(name, content["scores"][name]) for name in TITLES], headline(content)
 
 
 def headline(content: dict[str, Any]) -> list[str]:
@@ -67,14 +72,15 @@ def headline(content: dict[str, Any]) -> list[str]:
 def table(files: RunFiles) -> dict[str, str]:
     """Return the known facts about the fit as names and texts."""
     summary = files.summary
-    rows = {
-        "model": summary.model,
-        "method": summary.method,
-        "parameters": None if summary.parameters is None else f"{summary.parameters:,}",
-        **cost(files),
-        "images": ", ".join(f"{part.images} {part.name}" for part in summary.parts) or None,
-    }
-    return {name: value for name, value in rows.items() if value is not None}
+    return known(
+        {
+            "model": summary.model,
+            "method": summary.method,
+            "parameters": None if summary.parameters is None else f"{summary.parameters:,}",
+            **cost(files),
+            "images": ", ".join(f"{part.images} {part.name}" for part in summary.parts) or None,
+        }
+    )
 
 
 def _row(name: str, score: dict[str, Any]) -> ScoreRow:

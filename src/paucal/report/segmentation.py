@@ -5,15 +5,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paucal.report.explanations import cost
+from paucal.report.explanations import cost, known
 from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import write_run_page
-from paucal.types import UserError
-from paucal.wording import counted, percent
+from paucal.report.stored_scores import (
+    FEW_IMAGES,
+    MOST_CLASSES,
+    MOST_TEXT,
+    first_names,
+    read_stored,
+    score_and_interval,
+)
+from paucal.wording import counted
 
 METRICS = "evaluation/test/segmentation.json"
-MOST_CLASSES, MOST_TEXT = 300, 300
-FEW_IMAGES = 20  # test images; fewer give a warning
 CAPTIONS = {
     "worst_images": "The test images with the least overlap: image, labels, predictions, and mistakes (red).",
     "best_images": "The test images with the most overlap.",
@@ -62,6 +67,7 @@ def write_segmentation_report(run: Path) -> Path:
         files,
         "segmentation.html",
         scores=scores,
+        figures=[(scores.mean_iou[0], "mean IoU"), (scores.accuracy[0], "pixels right")] if scores.images else [],
         headline=headline(files, scores),
         warnings=warnings(scores),
         table=table(files),
@@ -75,21 +81,20 @@ def read_scores(files: RunFiles) -> SegmentationScores:
     Raises:
         UserError: The file of the scores is damaged.
     """
-    path = files.run.path / METRICS
-    if not path.is_file():
-        return SegmentationScores()
-    content = files.run.read_json(METRICS)
-    try:
-        rows = sorted(content["classes"][:MOST_CLASSES], key=lambda row: (row["value"] is None, row["value"] or 0.0))
-        return SegmentationScores(
-            images=int(content["images"]),
-            mean_iou=_score(content["mean_iou"]),
-            accuracy=_score(content["pixel_accuracy"]),
-            classes=[ClassRow(str(row["class"])[:MOST_TEXT], *_score(row), f"{int(row['pixels']):,}") for row in rows],
-            unseen=[str(name)[:MOST_TEXT] for name in content["unseen"][:MOST_CLASSES]],
-        )
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
-        raise UserError(f"{str(path)!r} is damaged ({problem!r}): restore it or train again.") from problem
+    return read_stored(files, METRICS, _scores) if (files.run.path / METRICS).is_file() else SegmentationScores()
+
+
+def _scores(content: Mapping[str, Any]) -> SegmentationScores:
+    rows = sorted(content["classes"][:MOST_CLASSES], key=lambda row: (row["value"] is None, row["value"] or 0.0))
+    return SegmentationScores(
+        images=int(content["images"]),
+        mean_iou=score_and_interval(content["mean_iou"]),
+        accuracy=score_and_interval(content["pixel_accuracy"]),
+        classes=[
+            ClassRow(str(row["class"])[:MOST_TEXT], *score_and_interval(row), f"{int(row['pixels']):,}") for row in rows
+        ],
+        unseen=[str(name)[:MOST_TEXT] for name in content["unseen"][:MOST_CLASSES]],
+    )
 
 
 def headline(files: RunFiles, scores: SegmentationScores) -> list[str]:
@@ -117,29 +122,21 @@ def warnings(scores: SegmentationScores) -> list[str]:
     if 0 < scores.images < FEW_IMAGES:
         sentences.append(f"{counted(scores.images, 'test image')} are few: score and interval are both rough.")
     if scores.unseen:
-        names = ", ".join(scores.unseen[:8]) + (", ..." if len(scores.unseen) > 8 else "")
-        sentences.append(f"No test mask shows {names}: the model has no score there.")
+        sentences.append(f"No test mask shows {first_names(scores.unseen)}: the model has no score there.")
     return sentences
 
 
 def table(files: RunFiles) -> Mapping[str, str]:
     """Return the known facts about the training as names and texts."""
     summary = files.summary
-    rows = {
-        "model": summary.model,
-        "parameters": None if summary.parameters is None else f"{summary.parameters:,}",
-        "head": summary.method,
-        "epochs": None if summary.epochs is None else f"{summary.epochs:g}",
-        "best epoch": None if summary.best_epoch is None or not summary.selected else f"{summary.best_epoch:g}",
-        **cost(files),
-        "images": ", ".join(f"{part.images} {part.name}" for part in summary.parts) or None,
-    }
-    return {name: value for name, value in rows.items() if value is not None}
-
-
-def _score(value: Mapping[str, Any]) -> tuple[str, str]:
-    """Return a score and its interval as text; "" without an interval."""
-    middle, low, high = (None if value[name] is None else float(value[name]) for name in ("value", "low", "high"))
-    if middle is None:
-        return "none", ""
-    return percent(middle), "" if low is None or high is None else f"{100 * low:.1f} and {100 * high:.1f}"
+    return known(
+        {
+            "model": summary.model,
+            "parameters": None if summary.parameters is None else f"{summary.parameters:,}",
+            "head": summary.method,
+            "epochs": None if summary.epochs is None else f"{summary.epochs:g}",
+            "best epoch": None if summary.best_epoch is None or not summary.selected else f"{summary.best_epoch:g}",
+            **cost(files),
+            "images": ", ".join(f"{part.images} {part.name}" for part in summary.parts) or None,
+        }
+    )

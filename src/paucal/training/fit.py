@@ -107,7 +107,7 @@ def fit(
         plan = replace(plan, changes=checkpoint_changes(records.run.last))
     stop = StopSignal(plan.deadline, slow_start=compiled)
     average = None
-    if optimization.average_decay is not None:
+    if optimization.average_decay:
         average = MovingAverage(objective.deployable(), optimization.average_decay)
     judged = objective.deployable if average is None else lambda: average.module
     cut = plan.hardware.strategy == "fsdp"

@@ -18,8 +18,8 @@ class Optimization:
         weight_decay: Weight decay of the decayed groups.
         betas: Betas of AdamW.
         eps: Epsilon of AdamW.
-        clip: Global L2 norm above which gradients are scaled down; None for no clipping.
-        average_decay: Maximum decay of the moving average; None for no average.
+        clip: Global L2 norm above which gradients are scaled down; None or 0 for no clipping.
+        average_decay: Maximum decay of the moving average; None or 0 for no average.
         optimizer: "adamw", "sgd" or "lars".
         momentum: Momentum of SGD and LARS.
     """

@@ -134,6 +134,6 @@ METHOD = PretrainingMethod(
     title=lambda settings: "LeJEPA: views predict their centre",
     build=_build,
     weight_decay=lambda settings: settings.weight_decay,
-    clip=lambda settings: settings.clip or None,
+    clip=lambda settings: settings.clip,
     judge=_judge,
 )

@@ -43,8 +43,8 @@ def optimization(settings: TrainSettings, plan: Plan) -> Optimization:
     return Optimization(
         LaggingEpochs(schedule, plan.steps_per_epoch) if settings.schedule == "lagging" else schedule,
         weight_decay=settings.weight_decay,
-        clip=settings.clip or None,
-        average_decay=settings.average or None,
+        clip=settings.clip,
+        average_decay=settings.average,
     )
 
 

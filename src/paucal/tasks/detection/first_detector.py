@@ -171,9 +171,7 @@ def train_first(
     outcome = fit(
         heads_alone(setup),
         lambda: loader(setup, steps, start),
-        Optimization(
-            schedule, settings.weight_decay, clip=settings.clip or None, average_decay=settings.average or None
-        ),
+        Optimization(schedule, settings.weight_decay, clip=settings.clip, average_decay=settings.average),
         replace(setup.plan, total_steps=steps, steps_per_epoch=steps),
         Records(folder, save, watch),
         [*console.callbacks(), *callbacks],

@@ -223,8 +223,8 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         return Optimization(
             make_schedule(settings, plan.total_steps, warmup, per_pass),
             settings.weight_decay,
-            clip=settings.clip or None,
-            average_decay=settings.average or None,
+            clip=settings.clip,
+            average_decay=settings.average,
         )
 
     def validation(self, setup: DetectionSetup) -> Watch | None:

@@ -163,8 +163,8 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         return Optimization(
             schedule,
             weight_decay=settings.weight_decay,
-            clip=settings.clip or None,
-            average_decay=settings.average or None,
+            clip=settings.clip,
+            average_decay=settings.average,
         )
 
     def validation(self, setup: SegmentationSetup) -> Watch | None:

@@ -1,0 +1,44 @@
+"""What the pages of the tasks share: stored scores that are read safely and shown as text, and rows on the training."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from paucal.report.inputs import RunFiles
+from paucal.types import UserError
+from paucal.wording import percent
+
+T = TypeVar("T")
+MOST_CLASSES, MOST_TEXT = 300, 300
+FEW_IMAGES = 20  # test images; fewer give a warning
+
+
+def read_stored(files: RunFiles, name: str, read: Callable[[Any], T], repeat: str = "train") -> T:
+    """Return what `read` makes of the content of a JSON file of a run.
+
+    Args:
+        files: Files of the run.
+        name: File, relative to the run folder.
+        read: Function of the content.
+        repeat: Verb that writes the file anew, for the message.
+
+    Raises:
+        UserError: The file is damaged.
+    """
+    path = files.run.path / name
+    try:
+        return read(files.run.read_json(name))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
+        raise UserError(f"{str(path)!r} is damaged ({problem!r}): restore it or {repeat} again.") from problem
+
+
+def score_and_interval(value: Mapping[str, Any]) -> tuple[str, str]:
+    """Return a score and its interval as text, "" for an unknown interval."""
+    middle, low, high = (None if value[name] is None else float(value[name]) for name in ("value", "low", "high"))
+    if middle is None:
+        return "none", ""
+    return percent(middle), "" if low is None or high is None else f"{100 * low:.1f} and {100 * high:.1f}"
+
+
+def first_names(names: Sequence[str]) -> str:
+    """Return the first eight names as text."""
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
