@@ -132,7 +132,7 @@ def test_predict__writes_masks_in_the_coding_of_the_training_and_pictures(segmen
     for name in ("a.json", "a.csv", "a.png"):
         message = failure(capsys, "predict", segmented / "run", new / "a", "--output", tmp_path / name)
         assert "is a name of a file, and masks are written: give a new folder." in message
-    assert "--format is of models that classify" in failure(
+    assert "--format is for models that classify" in failure(
         capsys, "predict", segmented / "run", new / "a", "--output", tmp_path / "o2", "--format", "json"
     )
 

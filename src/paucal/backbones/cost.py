@@ -18,7 +18,7 @@ from paucal.backbones.empty_models import build_empty
 from paucal.backbones.layout import Size
 from paucal.backbones.probe import probe_images
 
-BYTES = 4  # of a float32
+BYTES = 4  # size of a float32
 
 
 @dataclass(frozen=True)

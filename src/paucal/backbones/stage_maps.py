@@ -28,7 +28,7 @@ from paucal.types import FeatureRequest, UserError
 SMALLEST_STRIDE, PYRAMID_LEVELS = (
     4,
     4,
-)  # in pixels; levels made from a single grid
+)  # pixels; levels made from a single grid
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 

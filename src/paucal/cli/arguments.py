@@ -205,12 +205,9 @@ def _add_flag(group: Any, item: Field, hint: Any, chosen: bool) -> Any:
     choices = _choices(inner)
     if typing.get_origin(inner) is list:
         keywords["nargs"], inner, choices = "+", typing.get_args(inner)[0], None
-    metavar = choices or NUMBERS.get(inner) or _metavar(item.name)
+    words = TEXTS.get(item.name) or item.name.rsplit("_", 1)[-1].upper()
+    metavar = choices or NUMBERS.get(inner) or words
     return group.add_argument(*flags, metavar=metavar, **keywords)
-
-
-def _metavar(name: str) -> str:
-    return TEXTS.get(name) or name.rsplit("_", 1)[-1].upper()
 
 
 def _choices(hint: Any) -> str | None:

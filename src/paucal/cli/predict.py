@@ -47,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
     if wanted.to is not None:
         from paucal.verbs.predict.layouts import predict_as_labels
 
-        _refuse(given, ("format", "pictures", *OF_CLASSIFIERS), "--{} is of answers that --to does not write")
+        _refuse(given, ("format", "pictures", *OF_CLASSIFIERS), "--{} is for answers that --to does not write")
         if in_motion:
             raise UserError("--to writes labels of images, and videos, cameras and --watch have no end: leave one out.")
         predict_as_labels(values.run, values.paths, settings, wanted, console)
@@ -69,7 +69,7 @@ def _moves(paths: Sequence[str], watch: str | None, given: Mapping[str, str]) ->
     moves = watch is not None or any(map(is_moving, paths))
     for name in ("every", "idle", "annotated"):
         if name in given and not moves:
-            raise UserError(f"--{name} is of videos, cameras and --watch: leave it out, or give a video.")
+            raise UserError(f"--{name} is for videos, cameras and --watch: leave it out, or give a video.")
     return moves
 
 
@@ -101,7 +101,7 @@ def _detect(
     from paucal.runner.tables import check_table
     from paucal.verbs.predict.detection import find_objects
 
-    _refuse(given, OF_CLASSIFIERS, "--{} is of models that classify, and this one finds objects")
+    _refuse(given, OF_CLASSIFIERS, "--{} is for models that classify, and this one finds objects")
     output, form = (None, wanted.format) if wanted.output is None else check_table(wanted.output, wanted.format)
     _hand_over(find_objects(run, paths, settings, replace(wanted, format=form), console), output)
 
@@ -120,7 +120,7 @@ def _number(
     from paucal.verbs.predict.launch import open_pictures
     from paucal.verbs.predict.regression import as_text, predict_numbers
 
-    _refuse(given, ("pictures", *OF_CLASSIFIERS), "--{} is of models that classify or find objects")
+    _refuse(given, ("pictures", *OF_CLASSIFIERS), "--{} is for models that classify or find objects")
     output, form = (None, wanted.format) if wanted.output is None else check_table(wanted.output, wanted.format)
     opened = open_pictures(load_regressor(run, settings.device), list(paths), settings, console)
     _hand_over(as_text(predict_numbers(*opened, console), form or "csv"), output)
@@ -143,7 +143,7 @@ def _segment(
     if wanted.output is None:
         raise UserError("the answers of this model are masks: give --output, a new folder for them.")
     flags = ("batch_size", "format", "pictures", *OF_CLASSIFIERS)
-    _refuse(given, flags, "--{} is of models that classify or find objects, and this one gives masks")
+    _refuse(given, flags, "--{} is for models that classify or find objects, and this one gives masks")
     folder = named_path(wanted.output)
     if folder.suffix.lower() in {**FORMS, **OTHER_FORMS}:
         raise UserError(f"--output: {wanted.output!r} is a name of a file, and masks are written: give a new folder.")

@@ -13,7 +13,7 @@ from paucal.data.stores import ConvertedStore, DecodedCopies, Store, StoreSelect
 from paucal.data.string_arrays import take_strings
 
 Targets = NDArray[np.integer]  # (N,) labels, or (N, K) multi-hot rows
-UNKNOWN = -1  # in a multi-hot row: unknown whether the image is of the class
+UNKNOWN = -1  # entry of a multi-hot row: unknown whether the image is of the class
 
 
 @dataclass(frozen=True)

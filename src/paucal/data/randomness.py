@@ -43,7 +43,7 @@ def reseed(*parts: int) -> None:
 
 @contextmanager
 def preserved() -> Iterator[None]:
-    """Restore the three generators of `reseed` afterwards; takes about 120 microseconds."""
+    """Restore the generators that `reseed` seeds when the block ends; takes about 120 microseconds."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     torch_state = torch.default_generator.get_state()
     try:

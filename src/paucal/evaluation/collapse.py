@@ -45,7 +45,7 @@ SHRUNK = 0.25  # share of the largest rank so far
 FEW = 0.05  # share of the directions that the batch could show
 SMALLEST_POSSIBLE = 8.0  # directions; tiny batches cannot tell a line from a cloud
 EXPLODED = 100.0  # growth of the features' length
-ABOVE_CHANCE = 0.2  # of ln K, and at least 1 nat: an answer that ignores the image costs ln K at most
+ABOVE_CHANCE = 0.2  # share of ln K, and at least 1 nat: an answer that ignores the image costs ln K at most
 
 
 @dataclass(frozen=True)

@@ -185,7 +185,7 @@ def _samples(geometry: Tensor, sides: torch.Size, size: tuple[int, int]) -> tupl
     """Return how many points (B,) to take along the height and the width of a cell."""
     scale = _filled(geometry, sides[1], sides[0])
     # A view is two units wide, and so is the map.
-    spans = (geometry[:, :, :2] * scale[:, None]).norm(dim=1)  # of the view's width and height, in cells of the map
+    spans = (geometry[:, :, :2] * scale[:, None]).norm(dim=1)  # the view's width and height, in cells of the map
     counts = (spans / _filled(spans, size[1], size[0]) - 1e-4).ceil()
     most = _filled(counts, _most(sides[1], size[1]), _most(sides[0], size[0]))
     counts = counts.clamp(min=1).minimum(most)

@@ -133,7 +133,7 @@ class ModelCard:
     def _own_values(cls, stored: Mapping[str, Any], spec: BackboneSpec) -> tuple[int, dict[str, Any]]:
         """Return the number of classes that a stored card must name, and the values of this task's own fields."""
         several = stored["format"] == FORMAT_OF_SEVERAL
-        temperature = stored.get("temperature", 1.0)  # which older cards lack
+        temperature = stored.get("temperature", 1.0)  # older cards lack it
         return spec.num_classes, {
             "temperature": temperature,
             "thresholds": tuple(stored["thresholds"]) if several else None,

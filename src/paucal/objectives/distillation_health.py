@@ -57,4 +57,4 @@ def teacher_distance(student: DistilledNetwork, teacher: DistilledNetwork) -> Te
     ours, theirs = list(teacher.backbone.parameters()), list(student.backbone.parameters())
     apart = torch.stack([(a - b).square().sum() for a, b in zip(ours, theirs, strict=True)]).sum()
     ratio = (apart / torch.stack([b.square().sum() for b in theirs]).sum()).sqrt()
-    return ratio.full_tensor() if isinstance(ratio, DTensor) else ratio  # of sharded weights
+    return ratio.full_tensor() if isinstance(ratio, DTensor) else ratio  # a DTensor if the weights are sharded

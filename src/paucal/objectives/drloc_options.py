@@ -27,7 +27,7 @@ class DrLocOptions(DrLocReading):
             after merging).
         norm: Read the last grid after the final norm (True) or before it.
         schedule: "constant", or "ramp": linear from 0 to `weight` over `warmup_epochs`, then linear to 0 at
-            `horizon_epochs`, as in the authors' code, where the run may end long before.
+            `horizon_epochs`, as in the authors' code, in which the run may end long before that.
         warmup_epochs: Length of the rise.
         horizon_epochs: Epoch at which the weight reaches 0.
         seed: Seed of the stream of random pairs.

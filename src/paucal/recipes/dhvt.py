@@ -51,7 +51,7 @@ _DOMAINNET = {**_LARGE, "model": "dhvt_tiny_domain_patch16", "warmup_epochs": 20
 _IMAGENET = {**_LARGE, "model": "dhvt_tiny_imagenet_patch16", "warmup_epochs": 10.0}
 # Fine-tuning from ImageNet needs the ImageNet variant, whose heads differ from those of the DomainNet variant.
 _TUNED = {
-    **{name: value for name, value in _IMAGENET.items() if name != "normalise"},  # which belongs to the initial weights
+    **{name: value for name, value in _IMAGENET.items() if name != "normalise"},  # it is that of the initial weights
     "repeats": 1,
     "epochs": 100,
     "schedule_epochs": 100,

@@ -105,7 +105,7 @@ RECIPES: dict[str, Recipe] = {
         imagenet_alone=True,
     ),
     "swin-imagenet": Recipe(
-        "Swin-T from scratch on ImageNet-1K as by its authors; with DrLoc's loss: --method drloc",
+        "Swin-T from scratch on ImageNet-1K, as its authors trained it; with DrLoc's loss: --method drloc",
         "the program of Swin (arXiv:2103.14030), which DrLoc's was made from",
         "300 epochs at 224 pixels with 1024 images a step, on eight GPUs with 128 each (--devices 8)",
         _SWIN_SCORES,
@@ -113,7 +113,7 @@ RECIPES: dict[str, Recipe] = {
         5e-4,
     ),
     "t2t-imagenet": Recipe(
-        "T2T-ViT-14 from scratch on ImageNet-1K as by its authors; with DrLoc's loss: --method drloc",
+        "T2T-ViT-14 from scratch on ImageNet-1K, as its authors trained it; with DrLoc's loss: --method drloc",
         "the program of T2T-ViT (arXiv:2101.11986)",
         "310 epochs at 224 pixels with 512 images a step, on eight GPUs with 64 each (--devices 8)",
         _T2T_SCORES,

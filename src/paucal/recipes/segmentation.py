@@ -16,7 +16,7 @@ _ADE20K: dict[str, Any] = {
     "sync_bn": True,
     "batch_size": 2,
     "devices": 8,
-    "epochs": 127,  # of 20,210 images: 160,000 steps
+    "epochs": 127,  # 160,000 steps on 20,210 images
     "crops": 1,
     "val_fraction": 0.0,  # no model selection in the papers: all 20,210 images train, and the last step is the model
     "lr": 6e-5,

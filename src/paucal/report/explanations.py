@@ -238,10 +238,10 @@ def _speed(files: RunFiles) -> str | None:
     images = training_images(files.summary)
     rows = [] if images is None else with_speed(files.rows, images)
     speeds = [row[SPEED] for row in rows if SPEED in row]
-    return f"{median(speeds):.3g} training images a second, with the validation of each epoch" if speeds else None
+    return f"{median(speeds):.3g} training images a second, including the validation of each epoch" if speeds else None
 
 
-def again(files: RunFiles) -> list[str]:
+def repeat_commands(files: RunFiles) -> list[str]:
     """Return the commands that repeat the run, with its resolved settings and with its original command line."""
     commands = []
     if files.settings:

@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from paucal.evaluation.record import UNKNOWN, score_lines
 from paucal.evaluation.results import MultiLabelReport, scored_part
-from paucal.report.explanations import again, confidence_sentence, headline, trained, warnings
+from paucal.report.explanations import confidence_sentence, headline, repeat_commands, trained, warnings
 from paucal.report.inputs import Part, RunFiles, read_run
 from paucal.report.pictures import pictures
 from paucal.runs import write_text
@@ -59,7 +59,7 @@ def write_run_page(files: RunFiles, name: str, **content: Any) -> Path:
         summary=files.summary,
         frozen=files.frozen,
         pictures=pictures(files),
-        again=again(files),
+        again=repeat_commands(files),
         shell_run=shlex.quote(str(files.run.path)),
         **content,
     )

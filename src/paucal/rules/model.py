@@ -9,7 +9,7 @@ from paucal.recipes.table import lvvit_drop_path
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import Choice
 
-SIDES = (32, 64, 96)  # in pixels; images that are hardly larger are resized to these
+SIDES = (32, 64, 96)  # pixels; images that are hardly larger are resized to these
 SMALL = 64  # pixels up to which an image is "small": CIFAR-like recipes apply
 PAPER = "the paper's value"
 MEASURED = "the transformer that learned most from few images"  # benchmarks/results/small_data_*.json

@@ -77,4 +77,4 @@ class NotebookOutput:
             self._handle, self._execution = display(content, raw=True, display_id=True), execution
 
 
-OUTPUT = NotebookOutput()  # of this process, since a cell may make many calls
+OUTPUT = NotebookOutput()  # one for the whole process, since a cell may make many calls

@@ -20,7 +20,7 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from paucal.types import UserError
 
 RUN_VARIABLE = "PAUCAL_RUN"
-_EXCHANGE = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")  # in messages of torch
+_EXCHANGE = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")  # parts of torch's messages
 
 
 def launcher() -> ClusterEnvironment | None:

@@ -7,7 +7,7 @@ from paucal.runs.folder import RunFolder
 from paucal.types import UserError
 
 GRID = "grid.json"
-SCORES = "judged.json"  # in the folder above a run: scores of an evaluation in addition to the run's own
+SCORES = "judged.json"  # file above a run's folder with scores of a further evaluation
 
 
 def is_grid(folder: Path) -> bool:

@@ -20,7 +20,7 @@ from paucal.types import UserError
 
 MAX_BYTES = 16 * 2**30  # a model of a billion parameters with its optimizer state
 _SLACK = 1 << 20
-MAX_DEPTH = 6  # of nested mappings
+MAX_DEPTH = 6  # levels of nested mappings
 _FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)")
 Tree = Mapping[str, Any]
 

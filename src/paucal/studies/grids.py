@@ -33,7 +33,7 @@ MAX_EVALUATED = 2000  # images of each split for the evaluation of features at a
 # Image sizes of the evaluation at several scales: near the training size. No image is mirrored, since a mirrored digit
 # is not a digit.
 SMALL_SCALES = (0.8, 1.0, 1.25)
-MIN_ACCURACY = 0.3  # of a teacher that may make label maps
+MIN_ACCURACY = 0.3  # a teacher below it must not make label maps
 CHOOSING = ("fraction", "classes")  # settings that select images; the same for all rows
 SPLITTING = ("fraction", "val_fraction", "test_fraction")  # settings that the teacher's split replaces
 TIMED_IMAGES = 8

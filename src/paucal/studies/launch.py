@@ -58,7 +58,7 @@ class Studied:
         folder: Folder of the runs, the table and the page.
         lines: Numbers of the table, published and measured.
         settled: Whether every run is done or has failed.
-        failed: Reasons of failed runs, by name.
+        failed: Reasons why runs failed, by the runs' names.
     """
 
     folder: Path

@@ -15,11 +15,11 @@ from paucal.types import UserError
 from paucal.verbs.compare.findings import ArmOutcome, Outcome
 
 RESULTS = "results.csv"
-MAX_BYTES = 1 << 22  # of a table of numbers that a study wrote
+MAX_BYTES = 1 << 22  # limit of a table of numbers that a study wrote
 PLAIN = ("correspondence", "correspondence_distance")  # metrics that are published as they are, not in percent
-DECIMALS = 1  # of percentages when wins are counted, as in the printed tables
+DECIMALS = 1  # of percentages, when wins are counted as in the printed tables
 BySeed = Mapping[int, float]
-Numbers = Mapping[tuple[str, str], "Measured"]  # by the names of row and column
+Numbers = Mapping[tuple[str, str], "Measured"]  # keys: the names of row and column
 
 
 @dataclass(frozen=True)

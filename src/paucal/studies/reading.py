@@ -30,7 +30,7 @@ from paucal.wording import did_you_mean
 
 FOLDER = Path(__file__).parent / "published"
 PAPERS = ("drloc", "token_labeling", "dhvt", "esvit", "networks")
-MAX_BYTES = 1 << 20  # of a file of studies
+MAX_BYTES = 1 << 20  # limit of a file of studies
 SHARED = ("paper", "source", "recipe", "epochs", "full", "telling")  # entries of a file for all its studies
 SHARED_BY_KIND = ("telling", "scales")  # entries of `by_kind.yaml`
 TUNE = "tune"  # name there for studies of kind "train" whose rows have starts

@@ -19,8 +19,8 @@ class StudySettings:
         group=_WHAT,
     )
     data: list[str] | None = option(
-        "images: at tiny and small DATA in place of the published sets (by default the built-in digits, and cifar10); "
-        "at full NAME=DATA for each set that has no name in paucal",
+        "images: with --scale tiny or small, DATA in place of all published sets (by default the built-in digits, or "
+        "cifar10); with --scale full, NAME=DATA for each set that paucal does not know by name",
         group=_WHAT,
     )
     rows: list[str] | None = option("rows to run, by their names in 'paucal study show NAME'", group=_WHAT)

@@ -8,10 +8,10 @@ SCALES = ("tiny", "small", "full")
 NETWORKS = ("", "detector", "cascade", "upernet")
 Kind = Literal["train", "pretrain", "frozen", "detect", "segment", "count", "facts", "pictures", "command"]
 Metric = Literal[
-    *("top1", "curve", "seconds_per_step", "linear", "knn", "knn_curve"),  # of runs
-    *("logistic", "correspondence", "correspondence_distance"),  # of frozen features, like linear and knn
-    *("ap", "ap50", "ap75", "mask_ap", "mask_ap50", "mask_ap75"),  # of detectors, for boxes and for masks
-    *("mean_iou", "mean_iou_scales", "mean_accuracy", "pixel_accuracy"),  # of segmenters
+    *("top1", "curve", "seconds_per_step", "linear", "knn", "knn_curve"),  # scores of runs
+    *("logistic", "correspondence", "correspondence_distance"),  # scores of frozen features, like linear and knn
+    *("ap", "ap50", "ap75", "mask_ap", "mask_ap50", "mask_ap75"),  # scores of detectors, for boxes and for masks
+    *("mean_iou", "mean_iou_scales", "mean_accuracy", "pixel_accuracy"),  # scores of segmentation networks
     *("params", "gmacs", "gmacs_all"),  # counted
     *("average", "wins"),  # derived from a row's other columns
     *("throughput", "throughput_scaled"),  # timed on this device, without training

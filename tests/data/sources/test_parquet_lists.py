@@ -114,6 +114,6 @@ def test_text__is_divided_at_a_separator_that_is_named(make_parquet):
     assert images.multi_hot is not None
     assert images.multi_hot.tolist() == [[1, 1], [0, 1], [0, 0]]
     numbers = make_parquet("n.parquet", 2, {"labels": [0, 1]})
-    with pytest.raises(UserError, match=r"--label-separator is about text, and column 'labels' of .* holds numbers"):
+    with pytest.raises(UserError, match=r"--label-separator is for text, and column 'labels' of .* holds numbers"):
         open_images(numbers, label_separator=";")
     assert open_images(numbers, label_separator="none").labels.tolist() == [0, 1]

@@ -225,7 +225,7 @@ def test_sources__that_do_not_go_together_are_refused(run, tmp_path, monkeypatch
     for words, said in (
         (["a.mp4", "b.png"], "videos and images"),
         (["a.mp4", "--watch", "x"], "leave the other PATHS out"),
-        (["a.mp4", "--idle", "1s"], "--idle is of --watch"),
+        (["a.mp4", "--idle", "1s"], "--idle is for --watch"),
         (["a.mp4", "--format", "json"], "table in CSV"),
         (["a.mp4", "--annotated", "b.mp4"], "--annotated is a copy"),
         ([], "paths"),

@@ -22,7 +22,7 @@ MANY_NEAR = 0.01  # scores mislead if at least this share of test images has a n
 _DARK, _BRIGHT = 0.03, 0.97
 _DEEP = ("I", "F")  # prefixes of modes of more than 8 bits
 FEWEST = 5  # images of a class; fewer files may be alike by chance
-SURE = 0.95  # least share of correct predictions at which a class counts as given away
+SURE = 0.95  # the file reveals the class if it predicts at least this share of the images
 _SHOWN = 3
 _SAME = {"jpeg": "jpg", "jfif": "jpg", "jpe": "jpg", "tiff": "tif"}
 

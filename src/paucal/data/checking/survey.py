@@ -23,7 +23,7 @@ from paucal.data.unreadable import ReportProgress, for_each
 
 _DECODED_SIDE = 64  # pixels of the shorter side, enough for a hash and for brightness
 SIDE, KEPT = 32, 8  # pixels of the grey image, and frequencies kept of each axis
-MOST_DISTANCE = 7  # of 64 bits; up to this distance `near_pairs` finds every pair
+MOST_DISTANCE = 7  # differing bits of 64; up to this distance `near_pairs` finds every pair
 _BANDS, _BAND_BITS = 4, 16
 _CHUNK = 1 << 14  # hashes whose neighbours are searched at a time
 _MOST_PAIRS = 1 << 24  # candidates held at a time, before their distances are computed

@@ -143,7 +143,7 @@ def remove_entry(entry: CacheEntry) -> None:
     for file in (entry.pixels.with_suffix(INDEX), entry.pixels):
         try:
             file.unlink(missing_ok=True)
-        except OSError:  # on Windows, if it is open elsewhere
+        except OSError:  # Windows refuses if the file is open elsewhere
             continue
 
 

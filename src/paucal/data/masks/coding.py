@@ -35,7 +35,7 @@ IGNORED = 255  # class number of unlabelled pixels, which do not count
 MOST_CLASSES = 255
 SPREAD, FEW_LEVELS = 8, 32  # least distance between the grey levels of classes, and their largest number
 MIDDLE = 128  # lowest grey level that counts as marked
-MOST_BYTES = 1 << 20  # for a file of class names
+MOST_BYTES = 1 << 20  # limit of a file of class names
 HEADINGS = {
     *("name", "class", "label", "r", "g", "b", "red", "green", "blue", "value", "index", "id", "color", "colour"),
     *("class_name", "label_name", "pixel value", "class_id", "label_id"),

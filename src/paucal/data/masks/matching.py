@@ -209,9 +209,9 @@ class _Matching:
             if len(pairs) > max(1, len(images) / 2):
                 mask, image = pairs[0]
                 raise UserError(
-                    f"the mask {mask.key!r} has no image of its name, and may be one more of {image.key!r}: {count!r} "
-                    f"follows the names of {counted(len(pairs), 'image')}: rename it "
-                    f"{image.stem}_mask_{count} if it is one, else move masks without an image out of the folder."
+                    f"the mask {mask.key!r} has no image of the same name. {counted(len(pairs), 'mask')} like it "
+                    f"end in {count!r} after the name of an image, here {image.key!r}: if it is a further mask of that "
+                    f"image, rename it {image.stem}_mask_{count}; else move masks without an image out of the folder."
                 )
 
     def _refuse_classes(self) -> None:

@@ -190,7 +190,7 @@ def _open_tables_of(path: Path, _: Any, options: SourceOptions) -> ImageSet:
     tables = tables_of_set(files[0], options) if len(files) == 1 else find_tables(path, options)
     if not tables:
         raise UserError(
-            f"--image-column, --label-column and --label-separator are about tables, and {path} has none: give a CSV "
+            f"--image-column, --label-column and --label-separator are for tables, and {path} has none: give a CSV "
             "file."
         )
     return open_tables(tables, options)

@@ -60,7 +60,7 @@ def find_columns(shown: str, schema: pa.Schema, options: SourceOptions) -> Colum
 
 
 def features_of(schema: pa.Schema) -> Features:
-    """Return Hugging Face's column descriptions from the metadata (of a list: that of its members), or {}."""
+    """Return Hugging Face's column descriptions from the metadata; for a list, the description of its members."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, ValueError, TypeError):
@@ -226,7 +226,7 @@ def encode(cells: Sequence[Values], columns: Columns, shown: str, separator: str
         return _from_lists(Values(values, np.concatenate(lengths), any(part.marks for part in cells)), columns, shown)
     if separator is not None and separator != ONE_LABEL:
         if values.dtype != object:
-            raise UserError(f"--label-separator is about text, and column '{columns.label}' of {shown} holds numbers.")
+            raise UserError(f"--label-separator is for text, and column '{columns.label}' of {shown} holds numbers.")
         return from_cells(values.tolist(), separator)
     return Labels(*_numbered(values, columns, shown))
 

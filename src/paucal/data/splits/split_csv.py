@@ -118,7 +118,7 @@ def _numbers(image_set: ImageSet) -> list[object]:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a split file as text, of any images.
+    """Return the rows of a split file as text, whichever images they name.
 
     Raises:
         UserError: The file is missing or not as `write_split` writes it.

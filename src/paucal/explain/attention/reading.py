@@ -110,7 +110,7 @@ def run_recorded(module: nn.Module, images: Tensor) -> Recorded:
     maps = [one for one in found.values() if one is not None]
     if not maps:
         raise UserError(
-            f"the attention of {model_name(module)} is none between places of the image: use integrated-gradients or "
+            f"the attention of {model_name(module)} is not between places of the image: use integrated-gradients or "
             "grad-cam."
         )
     read = [one.layer for one in maps]

@@ -20,7 +20,7 @@ from paucal.rules.resolve import Choice, rules_by_name
 from paucal.types import Crops
 
 AUTHORS = "the authors' value"
-BATCH, RATE = 256, 2e-3  # of the minimal example, a ViT-S with 8-pixel patches
+BATCH, RATE = 256, 2e-3  # as in the minimal example, a ViT-S with 8-pixel patches
 CAREFUL = 5e-4  # the README's rate for other backbones
 NARROW = 256  # channels below which a backbone counts as small
 HIDDEN = 2048
@@ -84,7 +84,7 @@ def local_crops(local_size: Sequence[int] | None, device: str | None) -> Choice:
     """The README's six; four on a CPU."""
     if local_size:
         return [6 // len(local_size)] * len(local_size), "six in all, as in the authors' README"
-    return ([4], "a processor trains: four, not the README's six") if device == "cpu" else ([6], AUTHORS)
+    return ([4], "four on a CPU; the README has six") if device == "cpu" else ([6], AUTHORS)
 
 
 def drop_path(model: str | None) -> Choice:

@@ -13,7 +13,7 @@ class LeJepaSettings:
         "share of the loss that keeps embeddings normally distributed", 0.05, group="method", low=0, high=1
     )
     sigreg_directions: int = option(
-        "random directions along which that is tested", 256, group="method", low=1, high=1 << 16
+        "random directions along which the features are tested", 256, group="method", low=1, high=1 << 16
     )
     projection_dim: int = option("width of the embeddings that are compared", 16, group="method", low=1, high=1 << 16)
     projection_hidden: int = option("width of the projector's hidden layers", group="method", low=1, high=1 << 16)

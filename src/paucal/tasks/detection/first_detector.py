@@ -35,13 +35,13 @@ from paucal.tasks.detection.views import evaluation_view
 from paucal.training import CosineWarmup, Optimization, Records, Watch, checkpoint_step, fit
 from paucal.types import LossTerms, Progress
 
-FOLDER = "first_detector"  # of the checkpoints of the stage, within the run
-SHARE = 0.2  # of the time of a run for the steps of the stage
+FOLDER = "first_detector"  # folder in the run for the checkpoints of the stage
+SHARE = 0.2  # share of a run's time for the steps of the stage
 PASSES = 12  # over the training images, after which the frozen backbone is the limit
 FEWEST_STEPS = 20
 WARMUP = 0.1  # share of the steps
 RATE = 4.0  # factor on the learning rate of tuning
-MEMORY_SHARE = 0.25  # of the free memory for grids
+MEMORY_SHARE = 0.25  # share of the free memory for grids
 TIMED_STEPS = 2  # after one warm-up step
 
 

@@ -14,7 +14,7 @@ from paucal.tasks.segmentation.network import SegmentationNetwork
 from paucal.types import Batch, DataRequest, GroupScale, GroupScales, LossTerms, Progress
 
 BACKBONE = "backbone"
-PREFIX = "network.maps.backbone.model."  # of the names of the backbone's parameters
+PREFIX = "network.maps.backbone.model."  # beginning of the names of the backbone's parameters
 
 
 class PixelObjective(Objective):

@@ -20,7 +20,7 @@ from paucal.types import UserError
 from paucal.verbs.compare.grid import Cell, Grid, State, cells_of, compared_cells, state_of, validation_score
 from paucal.verbs.compare.settings import Arm, baseline_of, short_names
 
-MAX_BYTES = 1 << 30  # of a table of predictions, enough for a million images with a hundred classes
+MAX_BYTES = 1 << 30  # limit of a table of predictions; enough for a million images with a hundred classes
 SCORE_FILES = {"detect": "evaluation/detection/metrics.json", "segment": "evaluation/test/segmentation.json"}
 Scores = Mapping[str, Mapping[str, float]]
 
@@ -110,7 +110,7 @@ class Findings:
 
     @property
     def failed(self) -> Mapping[str, str]:
-        """Reasons of failed runs, by name."""
+        """Reasons why runs failed, by the runs' names."""
         return {cell.name: state.error for cell, state in self.states.items() if state.name == "failed"}
 
     @property

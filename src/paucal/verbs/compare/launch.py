@@ -57,7 +57,7 @@ class Comparison:
 
     @property
     def failed(self) -> Mapping[str, str]:
-        """Reasons of failed runs, by name."""
+        """Reasons why runs failed, by the runs' names."""
         return self.findings.failed
 
 

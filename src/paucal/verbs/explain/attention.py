@@ -33,7 +33,7 @@ from paucal.verbs.explain.settings import CELL, ExplainSettings
 
 SHOWN_LAYERS = 4  # the middle layer of each quarter of the depth: 2, 5, 8 and 11 of 12, as in DHVT's figures 3 to 5
 EVERY = "all"  # value of --layer
-MOST_TOKENS = 900  # in a matrix that can be drawn
+MOST_TOKENS = 900  # largest matrix that is drawn
 
 
 def heads_view(model: TrainedModel, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:

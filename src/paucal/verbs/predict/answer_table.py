@@ -103,7 +103,7 @@ class AnswerTable:
             )
 
     def _recover(self) -> None:
-        """Find out which frames have their answers, and remove the rows of the last one."""
+        """Find the frames that are already answered, and remove the rows of the last one, which may be incomplete."""
         end, last = 0, None
         for start, stop, row in _records(self._file):
             if not end:

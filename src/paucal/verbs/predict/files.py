@@ -35,7 +35,7 @@ def predict_to_files(
     check_ranges(wanted)
     targets = check_targets(wanted, paths)
     loaded = load_model(source, settings.device)
-    if targets.features is None or not _features_only(wanted):
+    if targets.features is None or not (wanted.output is None and wanted.sheet is None and wanted.top_k is None):
         loaded.require_classifier()
     model, pictures, settings = open_pictures(loaded, paths, settings, console)
     if targets.first is None:
@@ -53,10 +53,6 @@ def predict_to_files(
         pieces = list(answer_text(journal.blocks(), model.card, targets))
         journal.remove()
     return iter(pieces)
-
-
-def _features_only(wanted: AnswerSettings) -> bool:
-    return wanted.output is None and wanted.sheet is None and wanted.top_k is None
 
 
 def _about(source: str, settings: PredictSettings, targets: Targets) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def open_pictures(
         UserError: a source holds no image, a batch does not fit in memory, or a setting is for other models.
     """
     if settings.scales is not None:
-        raise UserError("--scales is of models that give every pixel a class, and this one classifies: leave it out.")
+        raise UserError("--scales is for models that give every pixel a class, and this one classifies: leave it out.")
     fed = model.card.preprocessing
     pictures = Pictures(open_sources(sources, console, fed.reading), fed.reading)
     together = settings.batch_size or inference_batch_size(fed.image_size, model.device.type)

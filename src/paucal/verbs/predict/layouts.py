@@ -63,7 +63,7 @@ def predict_as_labels(
         raise UserError("--to writes labels and copies of the images: give --output, a new folder for them.")
     task = task_of(source)
     if task == REGRESSION:
-        raise UserError("this model gives numbers, which no layout of --to holds: leave --to out for a table.")
+        raise UserError("this model predicts numbers, which no layout of --to can hold: leave --to out to get a table.")
     kind = _KINDS.get(task, "train")
     if kind not in LAYOUTS[wanted.to].kinds:
         fitting = ", ".join(name for name, layout in LAYOUTS.items() if kind in layout.kinds)

@@ -137,7 +137,7 @@ def _require_sense(
     if moving.watch is not None and paths:
         raise UserError("--watch names the folder: leave the other PATHS out.")
     if moving.idle is not None and moving.watch is None:
-        raise UserError("--idle is of --watch: leave it out.")
+        raise UserError("--idle is for --watch: leave it out.")
     still = [path for path in paths if not is_moving(path)]
     if still:
         raise UserError(

@@ -14,7 +14,7 @@ from paucal.types import UserError
 from paucal.verbs.serve.app import Guard, Refused, read_body, send_file
 from paucal.verbs.serve.labelling import Conflict, Labelling
 
-MOST_BYTES = 10_000  # of a request
+MOST_BYTES = 10_000  # limit of a request
 JSON = "application/json"  # a page of another site cannot send it without a CORS preflight, which nobody answers
 FILES = {
     "/": ("label.html", "text/html"),

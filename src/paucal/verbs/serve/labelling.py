@@ -17,7 +17,7 @@ from paucal.verbs.serve.label_file import LabelFile
 SIDE = 1600  # longest side of a picture on the page, in pixels
 LEASE = 120.0  # seconds for which an image is kept for the tab that shows it
 OFFER = 50  # new labels after which the page offers to train again
-NONE = ""  # label of an image of none of the classes
+NONE = ""  # label of images that belong to no class
 
 
 class Conflict(UserError):

@@ -30,7 +30,7 @@ from paucal.types import UserError
 from paucal.verbs.weights.settings import WeightsSettings
 from paucal.wording import did_you_mean
 
-MOST_DIFFERENCE = 0.01  # of the outputs with 16 bits, relative to their size; more keeps 32 bits
+MOST_DIFFERENCE = 0.01  # relative error of the outputs with 16 bits; weights with a larger error keep 32 bits
 OF_FILE = ("model", "licence", "licence_text", "source", "mean", "std")
 
 
@@ -90,7 +90,7 @@ def add_file(file: str, settings: WeightsSettings, console: Console) -> AddedWei
     """Check a file by loading it, store it, and say what it is used for; see `add_weights`."""
     check_ranges(settings)
     if settings.output is not None:
-        raise UserError("--output is of 'paucal weights pack': leave it out.")
+        raise UserError("--output is for 'paucal weights pack': leave it out.")
     weights = _checked_file(named_path(file, "FILE"), settings, console)
     before = find_added(weights.name)
     if before is not None:

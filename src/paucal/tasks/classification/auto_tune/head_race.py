@@ -27,7 +27,7 @@ from paucal.tasks.classification.auto_tune.standardised import standardise
 
 LAST, MEAN = "logistic regression on the last features", "mean of the heads on the last stages"
 FOLDS, REPEATS, FEW = 5, 3, 300  # more than FEW images are folded once
-TEMPERATURES = torch.logspace(-2, 1, 61, dtype=torch.float64)  # as multiples of the deviation of the logits
+TEMPERATURES = torch.logspace(-2, 1, 61, dtype=torch.float64)  # multiples of the deviation of the logits
 
 
 @dataclass(frozen=True)

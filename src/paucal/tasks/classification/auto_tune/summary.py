@@ -22,7 +22,7 @@ def step_rows(
         for one in record.race
     ]
     words = f"probe: linear head on frozen features of {images} images, {_size(probe.details.get('img_size'))} pixels"
-    if "head" in probe.details:  # which earlier runs have not stored
+    if "head" in probe.details:  # earlier runs did not store it
         words += f", {probe.details['head']}"
     rows.append(_row(words, probe.score, probe.seconds, kept=not outcome.best and not finish.epochs))
     rows += [_row(f"trial: {one.name}", one.score, one.seconds) for one in record.trials]
