@@ -8,6 +8,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
+from cli.calls import make_photos
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner import time_budget
 from paucal.runner.console import RecordingConsole, SilentConsole
@@ -116,13 +117,15 @@ def at_the_fifth_step(monkeypatch):
 
 
 SETTINGS = {
-    **{"data": "digits", "time": "5m", "init": "none", "model": "vit_mini", "model_args": ["depth=1"], "device": "cpu"},
-    **{"batch_size": 128, "img_size": [32], "workers": 0, "method": "supervised", "seed": 3},
+    **{"time": "5m", "init": "none", "model": "vit_mini", "model_args": ["depth=1"], "device": "cpu"},
+    **{"batch_size": 8, "img_size": [16], "workers": 0, "method": "supervised", "seed": 3},
 }
 
 
 def started(output, console, callbacks=()):
-    given = {**SETTINGS, "output": str(output)}
+    photos = output.parent / "photos"
+    data = photos if photos.exists() else make_photos(photos, each=30)
+    given = {**SETTINGS, "data": str(data), "output": str(output)}
     return begin(TrainingJob(), TrainSettings(**given), dict.fromkeys(given, "flag"), console, callbacks)
 
 

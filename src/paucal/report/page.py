@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,12 @@ def write_run_page(files: RunFiles, name: str, **content: Any) -> Path:
 
 def template(name: str) -> Template:
     """Return one of the templates in the folder of this file."""
+    return _environment().get_template(name)
+
+
+@cache
+def _environment() -> Environment:
+    """Return the templates' environment; one for the whole process, since it keeps what it has compiled."""
     environment = Environment(
         loader=PackageLoader("paucal", "report"),
         autoescape=True,
@@ -81,7 +88,7 @@ def template(name: str) -> Template:
     environment.filters["share"] = lambda value: UNKNOWN if value is None else percent(value)
     environment.filters["capitalise"] = lambda text: text[:1].upper() + text[1:]
     environment.filters["unbroken"] = lambda text: text.replace(" ", "\u00a0")
-    return environment.get_template(name)
+    return environment
 
 
 def _class_counts(parts: Sequence[Part]) -> dict[str, list[int | None]]:

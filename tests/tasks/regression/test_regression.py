@@ -119,7 +119,7 @@ def test_run__predicts_numbers_with_intervals(tmp_path, capsys):
     assert float(line.split(",")[1]) == pytest.approx(one.predicted, rel=1e-6)
     labelled = ["--to", "csv", "--output", str(run.folder.parent / "labelled")]
     assert main(["predict", str(run.folder), str(image), *labelled]) == 2
-    assert "this model gives numbers" in capsys.readouterr().err
+    assert "this model predicts numbers" in capsys.readouterr().err
     with pytest.raises(UserError, match="which predicts numbers"):
         paucal.evaluate(run)
     (run.folder / "summary.json").unlink()  # as if it had been stopped
