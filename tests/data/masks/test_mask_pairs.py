@@ -165,7 +165,7 @@ def test_cityscapes__has_pictures_and_instances_beside_its_masks(tmp_path):
         (["images/a.png", "masks/a.png", "masks/a_1.png"], "belongs to 'images/a.png' by its name, beside"),
         (["images/a.png", "masks/a.png", "masks/a_tumor.png"], "belongs to 'images/a.png' by its name, beside"),
         (["images/a.png", "images/a_1.png", "masks/a_mask.png", "masks/a_mask_1.png"], "may belong to"),
-        ([f"{file}.png" for n in "123" for file in (f"images/a0{n}", f"masks/a0{n}", f"masks/a0{n}2")], "further mask of"),
+        ([f"{file}.png" for n in "123" for file in (f"images/a0{n}", f"masks/a0{n}", f"masks/a0{n}2")], "further mask"),
         (["images/a.png", "masks/liver/a.png", "masks/lung/a.png"], "in two folders"),
         (
             [f"{at}.png" for n in "12" for at in (f"images/{n}", *(f"masks/{n}/{x}" for x in ("liver", "lung", n)))],
