@@ -106,6 +106,7 @@ def predict_in_order(
     indices: NDArray[np.int64],
     device: torch.device | str,
     progress: Callable[[int, int], None] | None = None,
+    autocast: torch.dtype | None = None,
 ) -> Tensor:
     """Return the (N, D) float32 outputs of a model on the CPU in the order of the images' indices, see `predict_all`.
 
@@ -115,10 +116,10 @@ def predict_in_order(
         indices: (N,) different positions in the image set, in any order.
         device: Device of the model.
         progress: Called with (images done, N).
+        autocast: Lower precision for the forward pass, see `predict_all`.
     """
-    found = predict_all(
-        model, loader, device, progress=None if progress is None else lambda done: progress(done, len(indices))
-    )
+    advance = None if progress is None else lambda done: progress(done, len(indices))
+    found = predict_all(model, loader, device, autocast=autocast, progress=advance)
     rank = torch.empty(len(indices), dtype=torch.int64)
     rank[torch.from_numpy(np.argsort(indices, kind="stable"))] = torch.arange(len(indices))
     return found.logits[rank]

@@ -10,7 +10,7 @@ from paucal.backbones.layers import classifier_modules
 from paucal.backbones.layout import Size
 from paucal.backbones.probe import model_name
 from paucal.backbones.stage_classifier import StagePool, last_stage_maps
-from paucal.models.trained import MirrorAveraged, TrainedModel
+from paucal.models.trained import TrainedModel, bare
 from paucal.types import UserError
 
 
@@ -123,7 +123,7 @@ def features_of_calls(model: TrainedModel) -> Iterator[Callable[[], Tensor]]:
     Raises:
         UserError: the model gives no access to its layers, or the inputs of its classifier are not vectors.
     """
-    network = model.module.module if isinstance(model.module, MirrorAveraged) else model.module
+    network = bare(model.module)
     if next(network.parameters(), None) is None:
         raise UserError("an ONNX model shows nothing of its inside, so it has no features: give the run instead.")
     inputs = ClassifierInputs(network, classifies=bool(model.classes))

@@ -35,6 +35,31 @@ class MirrorAveraged(nn.Module):
         return (self.module(images) + self.module(torch.flip(images, (-1,)))) / 2
 
 
+class LowerPrecision(nn.Module):
+    """Computes a network under autocast, and returns float32.
+
+    Args:
+        module: Gives (B, K) logits for (B, C, H, W) images.
+        dtype: Lower precision, such as `torch.bfloat16`.
+    """
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.module, self.dtype = module, dtype
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return (B, K) for (B, C, H, W)."""
+        with torch.autocast(images.device.type, dtype=self.dtype):
+            return self.module(images).float()
+
+
+def bare(module: nn.Module) -> nn.Module:
+    """Return the network itself, without what averages its answers or changes its arithmetic."""
+    while isinstance(module, MirrorAveraged | LowerPrecision):
+        module = module.module
+    return module
+
+
 @dataclass(frozen=True)
 class TrainedModel:
     """A model ready to classify.
@@ -70,6 +95,10 @@ class TrainedModel:
     def mirrored(self) -> "TrainedModel":
         """Return a model that averages the logits for an image and its mirror image, in twice the time."""
         return replace(self, module=MirrorAveraged(self.module))
+
+    def at_precision(self, dtype: torch.dtype | None) -> "TrainedModel":
+        """Return a model that computes under autocast; itself for None."""
+        return self if dtype is None else replace(self, module=LowerPrecision(self.module, dtype))
 
     @torch.inference_mode()
     def probabilities(self, images: Sequence[Image.Image | np.ndarray]) -> Tensor:

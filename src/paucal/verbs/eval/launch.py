@@ -165,6 +165,8 @@ def evaluate_model(model: str, data: Sequence[str], settings: EvalSettings, cons
         raise UserError(
             "--mirror averages the answers of a classifier: give --protocol classification, or leave it out."
         )
+    if settings.precision is not None and "classification" not in requested:
+        raise UserError("--precision is of a classifier: give --protocol classification, or leave it out.")
     task = task_of(model) if "classification" in requested else CLASSIFICATION
     if settings.scales is not None and task != SEGMENTATION:
         raise UserError(f"--scales needs a segmentation model, and {model} is for {task}: leave it out.")
@@ -194,7 +196,7 @@ def _evaluate_places(
             f"--protocol is for classifiers and frozen features, and {model} is for {task}: leave it out, or evaluate "
             "its features alone with knn, linear or logistic."
         )
-    for name in ("real_labels",) if task == SEGMENTATION else ("mirror", "real_labels"):
+    for name in ("real_labels", "precision") if task == SEGMENTATION else ("mirror", "real_labels", "precision"):
         if getattr(settings, name):
             raise UserError(f"{flag(name)} is for classifiers, and {model} is for {task}: leave it out.")
     check_places(model, data, settings, [MASKS] if task == SEGMENTATION else [])

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from paucal.settings.groups import LabelledDataSettings
+from paucal.settings.groups import FORWARD_PRECISION, ForwardPrecision, LabelledDataSettings
 from paucal.settings.options import MOST, option
 from paucal.settings.parts import CutSettings
 
@@ -45,6 +45,7 @@ class ScoringSettings:
     batch_size: int | None = option("images per forward pass", group="evaluation", low=1, high=1 << 20, chosen=True)
     workers: int = option("processes that load images", 0, group="evaluation", low=0, high=64)
     device: str = option("cpu, cuda or mps", "cpu", group="evaluation")
+    precision: ForwardPrecision | None = option(FORWARD_PRECISION, group="evaluation", chosen=True)
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,8 @@ def detect_objects(
     if settings.mirror or settings.scales is not None:
         flag = "--mirror" if settings.mirror else "--scales"
         raise UserError(f"{flag} averages answers for an image, and this run is a detector: leave it out.")
+    if settings.precision is not None:
+        raise UserError("--precision is of classifiers, and this run is a detector: leave it out.")
     detector, card, device = load_detector(run, settings.device)
     # Boxes are in pixels of the image itself, so it is read in full size.
     whole = replace(card.preprocessing.reading, side=None)

@@ -62,6 +62,7 @@ def _about(source: str, settings: PredictSettings, targets: Targets) -> dict[str
         "--mirror": settings.mirror,
         "--batch-size": settings.batch_size,
         "--device": settings.device,
+        "--precision": settings.precision,
         "--features": targets.features is not None,
     }
 

@@ -10,6 +10,7 @@ from paucal.data.loader import inference_batch_size
 from paucal.export.reading import load_model
 from paucal.models.tasks import REGRESSION, task_of
 from paucal.models.trained import TrainedModel
+from paucal.runner.arithmetic import choose_for_pictures
 from paucal.runner.console import Console, LoggedConsole
 from paucal.runner.frames import Frame, images_of_frame, is_frame
 from paucal.runner.input_images import Pictures, open_sources
@@ -46,7 +47,7 @@ def predict(
         image: Column of the paths or pictures of a DataFrame; None for the first with a usual name, such as "path".
         features: Whether to keep the input of the classifier with each prediction.
         **settings: Any field of `paucal.verbs.predict.settings.PredictSettings`: `batch_size`, `device`,
-            `mirror`, `on_bad_image`.
+            `mirror`, `on_bad_image`, `precision`.
 
     Returns:
         A list with a prediction for each image, in the order given; images of a folder are sorted by name. Skipped
@@ -110,4 +111,7 @@ def open_pictures(
     pictures = Pictures(open_sources(sources, console, fed.reading), fed.reading)
     together = settings.batch_size or inference_batch_size(fed.image_size, model.device.type)
     check_batch_memory(min(together, len(pictures)), fed.image_size)
-    return model.mirrored() if settings.mirror else model, pictures, replace(settings, batch_size=together)
+    arithmetic = choose_for_pictures(model, settings.precision, pictures, console)
+    model = model.at_precision(arithmetic.dtype)
+    settings = replace(settings, batch_size=together, precision=arithmetic.precision)
+    return model.mirrored() if settings.mirror else model, pictures, settings

@@ -8,6 +8,7 @@ from PIL import Image
 
 from paucal.data.loader import inference_batch_size
 from paucal.export.reading import load_model, model_digest
+from paucal.models.arithmetic import GIVEN
 from paucal.models.tasks import DETECTION, SEGMENTATION, task_of
 from paucal.models.trained import TrainedModel
 from paucal.reading import named_path
@@ -53,6 +54,7 @@ class Answerer:
             ]
             return
         model = load_model(run, settings.device).require_classifier()
+        model = model if settings.precision is None else model.at_precision(GIVEN[settings.precision].dtype)
         model = model.mirrored() if settings.mirror else model
         card, self.device, self.reading = model.card, str(model.device), model.card.preprocessing.reading
         self.header = csv_header(card, wanted.top_k)[1:]
@@ -113,6 +115,8 @@ def predict_moving(
         )
     numbered = ["frame"] if moving.watch is None else []
     about = {"model": model_digest(run), "--every": moving.every, "--mirror": settings.mirror, "--top-k": wanted.top_k}
+    if settings.precision is not None:
+        about["--precision"] = settings.precision
     with AnswerTable(wanted.output, ["path", *numbered, "time", *answerer.header], about) as table:
         if table.done:
             console.say(f"{wanted.output} has answers already: going on")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from paucal.settings.groups import FORWARD_PRECISION, ForwardPrecision
 from paucal.settings.options import option
 from paucal.verbs.convert.settings import Form
 
@@ -15,6 +16,7 @@ class PredictSettings:
 
     batch_size: int | None = option("images per forward pass", group=_GROUP, low=1, high=1 << 20, chosen=True)
     device: str = option("cpu, cuda or mps", "cpu", group=_GROUP)
+    precision: ForwardPrecision | None = option(FORWARD_PRECISION, group=_GROUP, chosen=True)
     mirror: bool = option(
         "average the answers for an image and its mirror image; takes twice the time", False, group=_GROUP
     )

@@ -5,7 +5,7 @@ import io
 import threading
 from typing import Any
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 from paucal.data.channels.decoding import convert_image, decode_image, image_shape
 from paucal.data.channels.pixel_format import describe_depth, has_other_depth
@@ -15,8 +15,11 @@ from paucal.evaluation.familiarity import INSIDE, Familiarity
 from paucal.explain.attribution.methods import METHODS
 from paucal.explain.figures.attribution import scale_of
 from paucal.explain.figures.pictures import overlay, seen
+from paucal.models.arithmetic import GIVEN
 from paucal.models.features import ClassifierInputs, linear_classifier
 from paucal.models.trained import TrainedModel
+from paucal.runner.arithmetic import measure_on
+from paucal.runner.console import LoggedConsole
 from paucal.runner.familiar import features_of
 from paucal.types import UserError
 from paucal.verbs.explain.attribution import choose_method, explain_batch
@@ -33,10 +36,12 @@ class Answerer:
     Args:
         model: Model with a classifier.
         known: Detector of pictures unlike the training images; None if there is none.
+        precision: Arithmetic of the answers; None to measure with the first picture which is faster here.
     """
 
-    def __init__(self, model: TrainedModel, known: Familiarity | None) -> None:
+    def __init__(self, model: TrainedModel, known: Familiarity | None, precision: str | None = "32-true") -> None:
         self.model = model.require_classifier()
+        self._fast = None if precision is None else model.at_precision(GIVEN[precision].dtype)
         self._known, self._reading = known, model.card.preprocessing.reading
         self._lock = threading.Lock()
         can_read = known is not None and linear_classifier(model.module) is not None
@@ -55,7 +60,7 @@ class Answerer:
         """
         with self._lock:  # decoding too, so that only one large picture at a time is in memory
             picture = self._decoded(content, name)
-            shares = self.model.probabilities([picture])[0]
+            shares = self._answering(picture).probabilities([picture])[0]
             order = shares.argsort(descending=True, stable=True)[:SHOWN].tolist()
             thresholds = self.model.card.thresholds
             chosen = None if thresholds is None else marked(shares, thresholds).tolist()
@@ -74,6 +79,13 @@ class Answerer:
                 "note": self._note(content, name),
                 "explanation": self._explanation(picture, name) if explain else None,
             }
+
+    def _answering(self, picture: Image.Image) -> TrainedModel:
+        """Return the model with the faster arithmetic of this machine, which the first picture decides."""
+        if self._fast is None:
+            found = measure_on(self.model, [picture, ImageOps.mirror(picture)], None, LoggedConsole())
+            self._fast = self.model.at_precision(found.dtype)
+        return self._fast
 
     def _note(self, content: bytes, name: str) -> str:
         """Return a warning that the answer may be poor; "" if no reason is known."""

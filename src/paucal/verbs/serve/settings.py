@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from paucal.settings.groups import FORWARD_PRECISION, ForwardPrecision
 from paucal.settings.options import option
 
 _GROUP = "serving"
@@ -16,6 +17,7 @@ class ServeSettings:
     port: int = option("port to listen at", 8000, group=_GROUP, low=1, high=65535)
     max_upload: int = option("megabytes that a picture may have", 20, group=_GROUP, low=1, high=1024)
     device: str = option("cpu, cuda or mps", "cpu", group=_GROUP)
+    precision: ForwardPrecision | None = option(FORWARD_PRECISION, group=_GROUP, chosen=True)
     label: str | None = option(
         "images that people label on the page: a folder, or several joined by ':'", group=_LABELLING
     )

@@ -16,6 +16,7 @@ from paucal.runner.console import Console
 from paucal.runner.time_budget import store_length
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
+from paucal.tasks.classification.auto_tune.arithmetic import choose_training_precision
 from paucal.tasks.classification.auto_tune.first_model import compare_candidates, fit_probe, time_frozen_network
 from paucal.tasks.classification.auto_tune.state import TuneState, is_free, is_timed
 from paucal.tasks.classification.auto_tune.tuning import choose_preset, seconds_per_image
@@ -91,6 +92,7 @@ def _tune_trained_weights(state: TuneState) -> bool:
     if is_free(state.setup, "epochs") and (not counts["val"] or counts["train"] < FEWEST_IMAGES):
         why = f"{counts['train']} training images" if counts["val"] else "no images to validate with"
         return _keep_probe(state, f"{why}: the probe is the model, as validation could not tell whether tuning helps")
+    choose_training_precision(state)
     chosen = choose_preset(state)
     if chosen is None:
         return _keep_probe(state, f"{_describe_shortage(state)}: the probe is the model")

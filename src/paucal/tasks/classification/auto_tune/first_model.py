@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from paucal.backbones.stage_classifier import add_stage_classifier, last_stage_maps
 from paucal.evaluation.predictions import predict_in_order
+from paucal.models.arithmetic import GIVEN
 from paucal.models.card import ModelCard
 from paucal.models.features import ClassifierInputs, StagedInputs, linear_classifier
 from paucal.models.preprocessing import Preprocessing
@@ -24,6 +25,7 @@ from paucal.runs import RunFolder
 from paucal.runs.weights import save_weights
 from paucal.settings.groups import JobSettings
 from paucal.tasks.classification.assembly import HEAD, TrainingSetup
+from paucal.tasks.classification.auto_tune.arithmetic import choose_feature_arithmetic
 from paucal.tasks.classification.auto_tune.head_race import RaceResult, race_heads
 from paucal.tasks.classification.auto_tune.heads import HEADS
 from paucal.tasks.classification.auto_tune.learning_curve import LearningCurve, learning_curve, write_curve
@@ -55,6 +57,7 @@ def frozen_features(
     settings: JobSettings,
     progress: Callable[[int, int], None] | None = None,
     staged: bool = False,
+    autocast: torch.dtype | None = None,
 ) -> Tensor:
     """Return (N, D) float32 features on the CPU, in the order of `indices`.
 
@@ -66,11 +69,13 @@ def frozen_features(
         settings: Settings with the device and the number of loader processes.
         progress: Called with (images done, N).
         staged: Whether the pooled maps of the last stages follow the last features, see `StagedInputs`.
+        autocast: Lower precision for the forward pass; None for float32.
     """
     device, model = settings.device, model.to(settings.device)
     inputs = StagedInputs(model, preprocess.image_size) if staged else ClassifierInputs(model)
     try:
-        return predict_in_order(inputs, eval_loader(data, indices, preprocess, settings), indices, device, progress)
+        loader = eval_loader(data, indices, preprocess, settings)
+        return predict_in_order(inputs, loader, indices, device, progress, autocast)
     finally:
         inputs.close()
 
@@ -151,11 +156,17 @@ def time_frozen_network(state: TuneState) -> None:
         start_time = time.perf_counter()
         frozen_features(setup.objective.deployable(), setup.data, some, setup.card.preprocessing, setup.settings)
         state.image_seconds = (time.perf_counter() - start_time) / len(some)
-    if state.record.probe is not None or state.announced:
+    if state.record.probe is not None:  # resumed: heads at other image sizes are fitted as the first one was
+        state.arithmetic = GIVEN[state.record.probe.details.get("arithmetic", "32-true")]
+        return
+    if state.announced:
         return
     state.announced = True
+    state.arithmetic = choose_feature_arithmetic(setup)
+    if state.arithmetic.measured:
+        state.console.say(f"arithmetic of the features: {state.arithmetic.reason}")
     counts = setup.data.counts()
-    first = state.image_seconds * (counts["train"] + counts["val"])
+    first = state.image_seconds / state.arithmetic.speed * (counts["train"] + counts["val"])
     whole = state.record.budget
     state.console.say(
         f"time: the first model takes about {duration(min(first, PROBE_SHARE * whole or first) + 5)}"
@@ -172,7 +183,7 @@ class Fitted:
         head: Linear head on the last features.
         score: Score of the best head on the validation images; from cross-validation where there are none.
         images: Number of training images that it was fitted to.
-        seconds: Seconds of one image through the frozen network.
+        seconds: Seconds of one image through the frozen network in float32.
         race: Comparison with heads that read the last stages too; without a head where they did not win.
         race_seconds: Seconds of the comparison.
         curve: Learning curve of the best head; None where it was not asked for.
@@ -216,6 +227,7 @@ def fit_probe(state: TuneState) -> None:
         "head": fitted.race.name,
         "heads": dict(fitted.race.losses),
         "race_seconds": fitted.race_seconds,
+        "arithmetic": state.arithmetic.precision,
     }
     state.save(probe=TuneStep("probe", fitted.score, time.monotonic() - start_time, details))
     images_of_score = "validation images" if len(setup.data.part("val")) else "held-out training images"
@@ -253,7 +265,7 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
     train, val = (torch.from_numpy(data.part(name)) for name in ("train", "val"))
     all_labels = torch.from_numpy(data.images.targets).long()
     rows = torch.arange(len(train))
-    affordable = PROBE_SHARE * state.record.budget / max(state.image_seconds, 1e-9)
+    affordable = PROBE_SHARE * state.record.budget * state.arithmetic.speed / max(state.image_seconds, 1e-9)
     if state.record.budget and len(train) > affordable:
         rows = stratified(all_labels[train], int(affordable), settings.seed)
         state.console.say(f"note: the time allows features of {len(rows)} of the {len(train)} training images")
@@ -263,8 +275,10 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
     staged = race and bool(last_stage_maps(network, card.backbone.image_size))
     start_time = time.perf_counter()
     with state.console.progress(title) as advance:
-        features = frozen_features(network, data, together.numpy(), card.preprocessing, settings, advance, staged)
-    seconds = (time.perf_counter() - start_time) / max(len(together), 1)
+        features = frozen_features(
+            network, data, together.numpy(), card.preprocessing, settings, advance, staged, state.arithmetic.dtype
+        )
+    seconds = (time.perf_counter() - start_time) / max(len(together), 1) * state.arithmetic.speed
     labels, count = all_labels[together], len(rows)
     last = features[:, : _own_width(network)]
     # Fits to few images are many small products, in which threads of a busy machine mostly wait for each other.

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from paucal.models.arithmetic import FLOAT32, Arithmetic
 from paucal.runner.console import Console
 from paucal.runner.run_folder import store_changes
 from paucal.runner.starts import RECORD
@@ -13,7 +14,7 @@ from paucal.tasks.classification.assembly import TrainingSetup, assemble
 from paucal.tasks.classification.auto_tune.record import TuneRecord
 
 RESERVE = 0.05  # share of the time kept for pictures, the page and unforeseen work
-NEVER_REVISED = frozenset(("init", "time", "method", "model", "device", "devices", "nodes", "batch_size"))
+NEVER_REVISED = frozenset(("init", "time", "method", "model", "device", "devices", "nodes", "batch_size", "precision"))
 
 
 @dataclass
@@ -26,7 +27,8 @@ class TuneState:
         record: Measurements and decisions so far, as stored in the run.
         console: Console for messages and progress.
         start_time: `time.monotonic()` of the run's start, moved back by the time that earlier calls spent.
-        image_seconds: Seconds of one image through the frozen network, at the probe's image size.
+        image_seconds: Seconds of one image through the frozen network in float32, at the probe's image size.
+        arithmetic: Arithmetic of the frozen network's features.
         announced: Whether the time of the first model was announced.
     """
 
@@ -36,6 +38,7 @@ class TuneState:
     console: Console
     start_time: float
     image_seconds: float = 0.0
+    arithmetic: Arithmetic = FLOAT32
     announced: bool = False
 
     @property

@@ -1,0 +1,168 @@
+"""bfloat16 on a CPU, where measurements show that it is faster and gives the same answers.
+
+Some CPUs multiply bfloat16 numbers several times as fast as float32 ones, some have no instructions for them, and for
+some networks the conversions cost more than is gained. So a few images are run in both, in turn.
+"""
+
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paucal.data.decoded.cache_folder import features_folder
+from paucal.runs import write_text
+
+FASTER = 1.3  # least speed of bfloat16, as a multiple of float32's
+COSINE = 0.999  # least cosine between the outputs
+WORTH = 10.0  # seconds of work in float32 below which nothing is changed
+QUICK = 0.005  # seconds of an image in float32 that are short enough for any use
+IMAGES, ROUNDS = 8, 3  # per measurement
+MOST_SECONDS = 1.5  # after which no further round begins
+FLAGS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")
+_CPUINFO = Path("/proc/cpuinfo")
+
+Run = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """The arithmetic of forward passes.
+
+    Attributes:
+        dtype: `torch.bfloat16` for autocast; None for the precision of the weights.
+        reason: Sentence part that says why.
+        speed: Speed as a multiple of float32's.
+        measured: Whether measurements have decided.
+    """
+
+    dtype: torch.dtype | None = None
+    reason: str = "float32"
+    speed: float = 1.0
+    measured: bool = False
+
+    @property
+    def precision(self) -> str:
+        """The value of `--precision` that means it."""
+        return "32-true" if self.dtype is None else "bf16-mixed"
+
+
+FLOAT32 = Arithmetic()
+GIVEN = {"32-true": Arithmetic(None, "float32, as given"), "bf16-mixed": Arithmetic(torch.bfloat16, "as given")}
+
+
+def bfloat16_flags() -> tuple[str, ...]:
+    """Return the names of this CPU's instructions for bfloat16; none if it has none or does not say."""
+    try:
+        lines = _CPUINFO.read_text().splitlines()
+    except OSError:  # macOS and Windows
+        return ()
+    words = {word for line in lines if line.lower().startswith(("flags", "features")) for word in line.split()}
+    return tuple(flag for flag in FLAGS if flag in words)
+
+
+def choose_arithmetic(run: Run, images: Tensor, key: str, count: int | None = None) -> Arithmetic:
+    """Return bfloat16 if it is at least 1.3 times as fast here, with the same classes and nearly the same outputs.
+
+    Args:
+        run: Function from (B, C, H, W) images to (B, D) logits or features.
+        images: A few images as the network is given them.
+        key: Name of the architecture, under which the speed is remembered.
+        count: Number of images in all; None if it is not known beforehand.
+    """
+    flags = bfloat16_flags()
+    if images.device.type != "cpu":
+        return FLOAT32
+    if not flags:
+        return Arithmetic(None, "float32: this CPU has no instructions for bfloat16")
+    images = images[:IMAGES]
+    with torch.inference_mode():
+        exact, seconds = _timed(run, images, None)
+        each = seconds / len(images)
+        if each < QUICK or (count is not None and each * count < WORTH):
+            return Arithmetic(None, "float32: there is too little to gain")
+        near = _timed(run, images, torch.bfloat16)[0]
+        return judge(measure_speed(run, images, key), exact, near)
+
+
+def measure_speed(run: Run, images: Tensor, key: str) -> float:
+    """Return the speed of bfloat16 as a multiple of float32's, measured once for each machine, network and image size.
+
+    Args:
+        run: Function of (B, C, H, W) images that was called in both before.
+        images: A few images as the network is given them.
+        key: Name of the architecture and of what is run of it.
+    """
+    speeds, name = _Speeds(), _name(key, images, bfloat16_flags())
+    ratio = speeds.get(name)
+    if ratio is None:
+        ratio = _ratio(run, images)
+        speeds.put(name, ratio)
+    return ratio
+
+
+def judge(speed: float, exact: Tensor, near: Tensor) -> Arithmetic:
+    """Return the arithmetic for a speed, as a multiple of float32's, and the (B, D) outputs of both."""
+    if speed < FASTER:
+        why = f"float32: bfloat16 is {speed:.1f} times as fast here, and {FASTER} are worth it"
+        return Arithmetic(None, why, measured=True)
+    cosine = float(F.cosine_similarity(exact.float(), near.float()).min())
+    if not cosine >= COSINE:
+        return Arithmetic(None, f"float32: the outputs of bfloat16 differ (cosine {cosine:.4f})", measured=True)
+    if not torch.equal(exact.argmax(1), near.argmax(1)):
+        return Arithmetic(None, "float32: bfloat16 gives some images another class", measured=True)
+    why = f"bfloat16: {speed:.1f} times as fast as float32 here, with the same answers"
+    return Arithmetic(torch.bfloat16, why, speed, measured=True)
+
+
+def _timed(run: Run, images: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, float]:
+    start_time = time.perf_counter()
+    with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+        outputs = run(images)
+    return outputs, time.perf_counter() - start_time
+
+
+def _ratio(run: Run, images: Tensor) -> float:
+    """Return the median speed of bfloat16 over rounds in which both take turns."""
+    ratios: list[float] = []
+    spent = 0.0
+    while len(ratios) < ROUNDS and (not ratios or spent < MOST_SECONDS):
+        slow, fast = _timed(run, images, None)[1], _timed(run, images, torch.bfloat16)[1]
+        ratios.append(slow / fast)
+        spent += slow + fast
+    return statistics.median(ratios)
+
+
+def _name(key: str, images: Tensor, flags: Iterable[str]) -> str:
+    size = "x".join(map(str, images.shape[1:]))
+    machine = f"{platform.machine()} {' '.join(flags)}, {torch.get_num_threads()} threads"
+    return f"{key}, {size}, torch {torch.__version__}, {machine}"
+
+
+class _Speeds:
+    """The measured speeds of this machine, kept for later calls in the cache folder."""
+
+    def __init__(self) -> None:
+        self._file = features_folder().with_name("arithmetic.json")
+        try:
+            stored = json.loads(self._file.read_text())
+            self._known = {str(name): float(value) for name, value in stored.items()}
+        except (OSError, ValueError, TypeError, AttributeError):  # none yet, or damaged: measured again
+            self._known = {}
+
+    def get(self, name: str) -> float | None:
+        return self._known.get(name)
+
+    def put(self, name: str, ratio: float) -> None:
+        self._known[name] = round(ratio, 2)
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self._file, json.dumps(self._known, indent=1) + "\n")
+        except OSError:  # measured again in the next call
+            return

@@ -1,0 +1,50 @@
+"""The arithmetic with which a trained model classifies: as given, or the faster one of this machine."""
+
+from collections.abc import Sequence
+
+from PIL import Image
+
+from paucal.data.decode import UnreadableImage
+from paucal.models.arithmetic import FLOAT32, GIVEN, IMAGES, Arithmetic, bfloat16_flags, choose_arithmetic
+from paucal.models.card import ModelCard
+from paucal.models.trained import TrainedModel
+from paucal.runner.console import Console
+from paucal.runner.input_images import Pictures
+
+
+def choose_for_pictures(model: TrainedModel, asked: str | None, pictures: Pictures, console: Console) -> Arithmetic:
+    """Return the arithmetic for some pictures, measured on the first of them.
+
+    Args:
+        model: Model with a classifier.
+        asked: `--precision`; None to measure.
+        pictures: Pictures to classify.
+        console: Console that shows what was measured.
+    """
+    if asked is not None:
+        return GIVEN[asked]
+    few: list[Image.Image] = []
+    if bfloat16_flags() and len(pictures) > IMAGES:
+        for position in range(IMAGES):
+            try:
+                few.append(pictures.read(position))
+            except UnreadableImage:  # named when it is its turn
+                continue
+    return measure_on(model, few, len(pictures), console)
+
+
+def measure_on(model: TrainedModel, few: Sequence[Image.Image], count: int | None, console: Console) -> Arithmetic:
+    """Return the arithmetic that measurements on a few pictures prefer; float32 if there are none.
+
+    Args:
+        model: Model with a classifier.
+        few: Pictures like those to classify.
+        count: Number of pictures in all; None if it is not known beforehand.
+        console: Console that shows what was measured.
+    """
+    if not few or model.device.type != "cpu" or type(model.card) is not ModelCard:  # numbers have no classes to agree
+        return FLOAT32
+    found = choose_arithmetic(model.module, model.prepared(few), model.card.backbone.name, count)
+    if found.measured:
+        console.say(f"arithmetic: {found.reason}")
+    return found

@@ -1,0 +1,72 @@
+"""The arithmetic of frozen features and of tuning: as given, or bfloat16 where this CPU is faster with it."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from paucal.models.arithmetic import (
+    FASTER,
+    FLOAT32,
+    GIVEN,
+    IMAGES,
+    Arithmetic,
+    bfloat16_flags,
+    choose_arithmetic,
+    measure_speed,
+)
+from paucal.models.features import ClassifierInputs
+from paucal.objectives import Objective
+from paucal.runner.images import eval_loader
+from paucal.runner.time_budget import trial_steps
+from paucal.tasks.classification.assembly import TrainingSetup
+from paucal.tasks.classification.auto_tune.state import TuneState, is_free
+from paucal.types import Batch, Progress
+
+
+def choose_feature_arithmetic(setup: TrainingSetup) -> Arithmetic:
+    """Return the arithmetic of frozen features: as given, or measured on a few training images."""
+    settings = setup.settings
+    if settings.device != "cpu" or not bfloat16_flags():
+        return FLOAT32
+    if setup.origin.get("precision") in ("flag", "given"):  # in a config it is what an earlier run has chosen to tune
+        return GIVEN.get(settings.precision, FLOAT32)
+    counts = setup.data.counts()
+    inputs = ClassifierInputs(setup.objective.deployable().eval())
+    try:
+        images = _few(setup).views[0]
+        return choose_arithmetic(inputs, images, settings.model, counts["train"] + counts["val"])
+    finally:
+        inputs.close()
+
+
+def choose_training_precision(state: TuneState) -> None:
+    """Let the run tune in bfloat16 if that is faster here, and the features of the network agree in it."""
+    setup, arithmetic = state.setup, state.arithmetic
+    free = is_free(setup, "precision") and setup.settings.precision == "32-true"
+    if arithmetic.dtype is None or not arithmetic.measured or not free:
+        return
+    batch = _few(setup)
+    with trial_steps(setup.objective.train(), torch.device("cpu")):
+        speed = measure_speed(_step_of(setup.objective, batch), batch.views[0], f"{setup.settings.model}, tuned")
+    if speed < FASTER:
+        state.console.say(f"arithmetic of tuning: float32: a step is {speed:.1f} times as fast in bfloat16 here")
+        return
+    why = f"a step is {speed:.1f} times as fast in bfloat16 here, and the features agree"
+    state.console.say(f"arithmetic of tuning: bfloat16: {why}")
+    state.adopt(state.reassemble(precision="bf16-mixed"), {"precision": why})
+
+
+def _few(setup: TrainingSetup) -> Batch:
+    rows = setup.data.part("train")[:IMAGES]
+    return next(iter(eval_loader(setup.data, rows, setup.card.preprocessing, setup.settings)))
+
+
+def _step_of(objective: Objective, batch: Batch) -> Callable[[Tensor], Tensor]:
+    def step(images: Tensor) -> Tensor:
+        total = objective(batch, Progress(0, 1, 1)).total
+        total.backward()
+        return total
+
+    step(batch.views[0])  # the first one is slower
+    return step

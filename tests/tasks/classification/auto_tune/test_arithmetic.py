@@ -1,0 +1,74 @@
+"""bfloat16 on a CPU in a run that starts from trained weights: for the features, and for tuning where steps gain."""
+
+import pytest
+import torch
+
+from paucal.models.arithmetic import Arithmetic
+from paucal.runs import RunFolder
+from paucal.tasks.classification.auto_tune import arithmetic, first_model
+from tasks.classification.auto_tune.carried import install
+from tasks.classification.auto_tune.test_auto_tune import RecordingConsole, photos, rungs_of, started_from
+
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
+GIVEN = {"freeze": 2, "eval_mode": True, "lr": 1e-3, "crop_scale": 0.5, "epochs": 1}  # one way to tune: no trial
+FASTER = Arithmetic(torch.bfloat16, "bfloat16: 2.0 times as fast as float32 here, with the same answers", 2.0, True)
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch)
+    monkeypatch.setattr(arithmetic, "bfloat16_flags", lambda: ("avx512_bf16",))
+    monkeypatch.setattr(arithmetic, "choose_arithmetic", lambda *_: FASTER)
+    return photos(tmp_path / "photos", each=50)
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """Return the precisions in which features are read."""
+    real, seen = first_model.predict_in_order, []
+
+    def recorded(inputs, loader, indices, device, progress=None, autocast=None):
+        seen.append(autocast)
+        return real(inputs, loader, indices, device, progress, autocast)
+
+    monkeypatch.setattr(first_model, "predict_in_order", recorded)
+    return seen
+
+
+@pytest.mark.parametrize(("speed", "precision"), [(1.5, "bf16-mixed"), (1.2, "32-true")])
+def test_run__takes_bfloat16_where_it_was_measured_to_gain(data, read, tmp_path, monkeypatch, speed, precision):
+    steps = []
+
+    def measure(step, images, key):
+        steps.append((step(images).shape, key))
+        return speed
+
+    monkeypatch.setattr(arithmetic, "measure_speed", measure)
+    console = RecordingConsole()
+    result = started_from(data, tmp_path / "run", console, **GIVEN)
+    settings, said = RunFolder(result.folder).settings, "\n".join(console.lines)
+    assert steps == [((), f"{settings['model']}, tuned")]
+    assert settings["precision"] == precision
+    assert rungs_of(result.folder)["probe"]["details"]["arithmetic"] == "bf16-mixed"
+    assert read[:2] == [None, None]  # timed in float32
+    assert read[2] is torch.bfloat16
+    assert f"arithmetic of the features: {FASTER.reason}" in said
+    assert f"a step is {speed:.1f} times as fast in bfloat16 here" in said
+
+
+def test_run__of_a_given_precision_measures_nothing(data, read, tmp_path, monkeypatch):
+    for name in ("choose_arithmetic", "measure_speed"):
+        monkeypatch.setattr(arithmetic, name, lambda *_: pytest.fail("measured"))
+    result = started_from(data, tmp_path / "run", precision="32-true", **GIVEN)
+    assert RunFolder(result.folder).settings["precision"] == "32-true"
+    assert set(read) == {None}
+
+
+def test_run__on_a_processor_without_bfloat16_is_as_before(data, read, tmp_path, monkeypatch):
+    monkeypatch.setattr(arithmetic, "bfloat16_flags", lambda: ())
+    console = RecordingConsole()
+    result = started_from(data, tmp_path / "run", console, **GIVEN)
+    assert RunFolder(result.folder).settings["precision"] == "32-true"
+    assert set(read) == {None}
+    assert not any("arithmetic" in line for line in console.lines)

@@ -1,0 +1,124 @@
+"""--precision of the verbs that classify: as given, measured, or unchanged where a processor lacks bfloat16."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import paucal
+from paucal.cli.main import main
+from paucal.models import arithmetic
+from paucal.models.arithmetic import Arithmetic
+from paucal.models.trained import load_trained
+from paucal.runner import arithmetic as runner_arithmetic
+from paucal.types import UserError
+from paucal.verbs.check import labels as check_labels
+from paucal.verbs.eval import classification as eval_classification
+from paucal.verbs.serve.answering import Answerer
+
+FASTER = Arithmetic(torch.bfloat16, "bfloat16: 2.0 times as fast as float32 here, with the same answers", 2.0, True)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "run"
+    settings = {"model": "vit_mini", "model_args": ["depth=1"], "epochs": 1, "fraction": 0.05, "init": "none"}
+    paucal.train("digits", output=folder, workers=0, device="cpu", **settings)
+    return folder
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    draw = np.random.default_rng(0)
+    for number in range(12):
+        Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(tmp_path / f"{number:02}.png")
+    return tmp_path
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Let measurements prefer bfloat16; return the numbers of images that were asked for."""
+    asked = []
+
+    def choose(module, images, key, count):
+        asked.append((len(images), count))
+        return FASTER
+
+    for module in (runner_arithmetic, check_labels):
+        monkeypatch.setattr(module, "choose_arithmetic", choose)
+    for module in (arithmetic, runner_arithmetic, check_labels, eval_classification):
+        monkeypatch.setattr(module, "bfloat16_flags", lambda: ("avx512_bf16",))
+    return asked
+
+
+def shares(rows):
+    return torch.stack([row.shares for row in rows])
+
+
+def test_predict__computes_as_given_and_as_measured(run, pictures, measured):
+    exact = shares(paucal.predict(run, str(pictures), precision="32-true"))
+    images = [Image.open(path).convert("RGB") for path in sorted(pictures.glob("*.png"))]
+    assert torch.equal(exact, load_trained(run).probabilities(images))
+    assert measured == []
+    near = shares(paucal.predict(run, str(pictures)))
+    assert measured == [(8, 12)]
+    assert not torch.equal(near, exact)
+    torch.testing.assert_close(near, exact, atol=0.02, rtol=0.1)
+    assert torch.equal(near, shares(paucal.predict(run, str(pictures), precision="bf16-mixed")))
+    mirrored = paucal.predict(run, str(pictures), precision="bf16-mixed", mirror=True, features=True)
+    assert mirrored[0].features.shape == paucal.predict(run, images[:1], features=True)[0].features.shape
+
+
+def test_predict__of_few_pictures_or_on_a_processor_without_bfloat16_stays_as_it_was(
+    run, pictures, measured, monkeypatch
+):
+    exact = shares(paucal.predict(run, str(pictures), precision="32-true"))
+    images = [Image.open(path).convert("RGB") for path in sorted(pictures.glob("*.png"))]
+    assert torch.equal(
+        shares(paucal.predict(run, images[:8], batch_size=8)), load_trained(run).probabilities(images[:8])
+    )
+    monkeypatch.setattr(runner_arithmetic, "bfloat16_flags", lambda: ())
+    assert torch.equal(shares(paucal.predict(run, str(pictures))), exact)
+    assert measured == []
+
+
+def test_eval__says_which_arithmetic_it_measured(run, measured, capsys):
+    assert main(["eval", str(run), "--part", "val", "--output", str(run / "eval-val")]) == 0
+    said = capsys.readouterr()
+    assert "arithmetic: bfloat16: 2.0 times as fast as float32 here" in said.out + said.err
+    assert len(measured) == 1
+    main(["eval", str(run), "--part", "val", "--output", str(run / "eval-val"), "--precision", "32-true"])
+    assert len(measured) == 1
+
+
+def test_check__reads_features_in_the_measured_arithmetic(measured, tmp_path, run):
+    draw = np.random.default_rng(0)
+    for number in range(60):
+        folder = tmp_path / "set" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    flags = ["--labels", "--model", str(run), "--format", "json"]
+    assert main(["check", str(tmp_path / "set"), *flags]) in (0, 1)
+    assert measured[0] == (8, 60)
+    asked = len(measured)
+    main(["check", str(tmp_path / "set"), *flags, "--precision", "32-true"])
+    assert len(measured) == asked
+
+
+def test_serve__lets_the_first_picture_decide(run, pictures, measured):
+    content = (pictures / "00.png").read_bytes()
+    fast, exact = Answerer(load_trained(run), None, None), Answerer(load_trained(run), None)
+    answers = [fast.answer(content, "0.png", explain=False) for _ in range(2)]
+    assert measured == [(2, None)]
+    assert answers[0] == answers[1]
+    assert exact.answer(content, "0.png", explain=False)["classes"][0]["name"] == answers[0]["classes"][0]["name"]
+    assert json.dumps(answers[0])
+
+
+def test_precision__is_of_classifiers(run, pictures):
+    with pytest.raises(UserError, match="--precision is of a classifier"):
+        paucal.evaluate(run, protocol=["knn"], precision="bf16-mixed")
+    assert Path(run).exists()
