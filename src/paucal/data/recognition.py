@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from paucal.data.boxes.opening import LAYOUTS, STRUCTURE, find_boxes, open_tagged_images
 from paucal.data.boxes.tree import Tree, folder_tree, open_tree
 from paucal.data.images import ImageSet
+from paucal.data.masks.mask_table import is_mask_table
 from paucal.data.masks.panoptic import NAME as PANOPTIC
 from paucal.data.masks.panoptic import find_panoptic
 from paucal.data.masks.recognition import masks_among
@@ -118,6 +119,8 @@ def _see_boxes(place: Path) -> str:
 
 
 def _see_masks(place: Path) -> str:
+    if is_mask_table(place):
+        return "a table of masks"
     is_json = place.is_file() and place.suffix.lower() == ".json"
     if not place.is_dir() and not is_archive(place) and not is_json:
         return ""
@@ -138,7 +141,8 @@ def _see_classes(place: Path) -> str:
         return f"labels of whole images ({images.notes[0]})"
     found = find_boxes(place)  # a table of boxes has columns of images and classes too
     if is_file:
-        is_table = place.suffix.lower() in TABLE_SUFFIXES and found is None and describes_images(place, SourceOptions())
+        is_table = place.suffix.lower() in TABLE_SUFFIXES and found is None and not is_mask_table(place)
+        is_table = is_table and describes_images(place, SourceOptions())
         return "a table of classes" if is_table else ""
     if place.is_dir():
         boxes = set(found.files) if found else set()

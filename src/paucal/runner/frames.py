@@ -111,18 +111,22 @@ def store_columns(
     columns: Mapping[str, Sequence[Any]], image: str | None = None, root: str | os.PathLike[str] | None = None
 ) -> dict[str, str]:
     """Store a table given as the values of each column; see `store_frame`."""
-    image = _image_column(columns, image)
+    image = find_image_column(columns, image)
     values, others = columns[image], {name: cells for name, cells in columns.items() if name != image}
     if all(isinstance(value, str | os.PathLike) for value in values):
         paths, folder = _below_one_folder([os.fspath(value) for value in values], root)
-        rows = zip(paths, *([_cell(cell) for cell in cells] for cells in others.values()), strict=True)
-        content = csv_text([image, *others], *rows).encode(errors="surrogateescape")
-        return {"data": str(_store(content, "csv")), "image_column": image, "data_root": folder}
+        return {"data": str(store_table({image: paths, **others})), "image_column": image, "data_root": folder}
     pictures = pa.array([{"bytes": encode_image(value, row)} for row, value in enumerate(values, start=1)])
     texts = {name: pa.array([_label(cell) for cell in cells]) for name, cells in others.items()}
     buffer = io.BytesIO()
     pq.write_table(pa.table({image: pictures, **texts}), buffer, compression="none")  # images are compressed
     return {"data": str(_store(buffer.getvalue(), "parquet")), "image_column": image}
+
+
+def store_table(columns: Mapping[str, Sequence[Any]]) -> Path:
+    """Store columns of plain values as a CSV file in the cache, and return the file."""
+    rows = zip(*([_cell(cell) for cell in cells] for cells in columns.values()), strict=True)
+    return _store(csv_text(columns, *rows).encode(errors="surrogateescape"), "csv")
 
 
 def images_of_frame(
@@ -134,7 +138,7 @@ def images_of_frame(
         UserError: There is no such column, or its values are neither paths nor images.
     """
     columns, found = columns_of(frame), []
-    for row, value in enumerate(columns[_image_column(columns, image)], start=1):
+    for row, value in enumerate(columns[find_image_column(columns, image)], start=1):
         if isinstance(value, str | os.PathLike):
             found.append(os.path.join(root or "", os.fspath(value)))
         elif isinstance(value, Image.Image | np.ndarray):
@@ -250,7 +254,12 @@ def _store(content: bytes, suffix: str) -> Path:
     return file
 
 
-def _image_column(columns: Mapping[str, Sequence[Any]], given: str | None) -> str:
+def find_image_column(columns: Mapping[str, Sequence[Any]], given: str | None) -> str:
+    """Return the column of images: the given one, or the first with a usual name.
+
+    Raises:
+        UserError: There is no such column.
+    """
     shown = ", ".join(map(repr, list(columns)[:12]))
     if given is not None:
         if given not in columns:

@@ -94,6 +94,7 @@ class Layout:
         find: Function that returns the annotation files of this layout among some files of a set.
         read: Function that reads annotation files.
         roots: Function that returns the folders to search for the images of an annotation file passed without a folder.
+        tree: Function that returns the images of such a file where it names all of them by absolute paths, else None.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Layout:
     find: Callable[[Tree, Sequence[str]], list[str]]
     read: Callable[[Tree, Sequence[str]], AnnotationSet]
     roots: Callable[[Path], list[Path]] = lambda file: [file.parent, file.parent.parent]
+    tree: Callable[[Path], Tree | None] = lambda file: None
 
 
 def add_image(images: dict[str, AnnotatedImage], image: AnnotatedImage, place: str) -> None:

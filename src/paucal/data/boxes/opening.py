@@ -273,6 +273,8 @@ def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
     # A damaged file has no layout; reading it in the first layout reports the damage.
     here = folder_tree(file.parent)
     layout = next((layout for layout in layouts if layout.find(here, [file.name])), layouts[0])
+    if (tree := layout.tree(file)) is not None:
+        return tree, with_parts(layout.read(tree, [str(file.absolute())]), tree)
     problem: UserError | None = None
     for root in layout.roots(file):
         try:

@@ -3,9 +3,12 @@
 import csv
 import io
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from paucal.data.boxes.annotations import (
@@ -18,11 +21,11 @@ from paucal.data.boxes.annotations import (
     parse_number,
 )
 from paucal.data.boxes.naming import ImageNames, MissingImage
-from paucal.data.boxes.tree import Tree
+from paucal.data.boxes.tree import Tree, folder_tree
 from paucal.data.classes import plain_name
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import PARTS, part_of_file
-from paucal.reading import decode_text
+from paucal.reading import decode_text, read_decoded
 from paucal.types import NoLabelsError, UserError
 
 TABLES = (".csv", ".tsv")
@@ -126,12 +129,33 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     return AnnotationSet(list(images.values()), number_classes(images.values(), tree.shown), tuple(notes))
 
 
+def tree_of_paths(file: Path) -> Tree | None:
+    """Return the images that a table names by absolute paths, whose folder is not searched; None for other tables."""
+    try:
+        text = read_decoded(file, MOST_BYTES).text
+        cells = list(_cells(text, file.name))
+    except (UserError, csv.Error):  # reading it reports the problem
+        return None
+    columns = columns_of(cells[0]) if cells else None
+    if columns is None:
+        return None
+    paths = {row[columns["image"]].strip() for row in cells[1:] if len(row) > columns["image"]} - {""}
+    images = [path for path in paths if os.path.isabs(path) and path.lower().endswith(IMAGE_SUFFIXES)]
+    here = [path for path in images if ".." not in PurePath(path).parts and os.path.isfile(path)]
+    if not here or len(images) < len(paths):
+        return None
+    root = Path(os.path.commonpath([os.path.dirname(path) for path in here]))
+    tree = folder_tree(root, sorted(PurePath(path).relative_to(root).as_posix() for path in here))
+    return replace(tree, is_inside=lambda path: True)
+
+
 LAYOUT = Layout(
     name="a CSV of boxes",
     expected="a CSV with a row for each box (filename, class, xmin, ymin, xmax, ymax; or x, y, w, h; or bbox)",
     suffixes=TABLES,
     find=find,
     read=read,
+    tree=tree_of_paths,
 )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from paucal.data.masks.by_class import match_classes
+from paucal.data.masks.mask_table import is_mask_table, read_mask_table
 from paucal.data.masks.matching import File, Matches, describe_left_out, match
 from paucal.data.masks.naming import (
     ends_as_masks,
@@ -84,7 +85,8 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
     Args:
         data: Folder that contains a folder of images and one of masks, at its top (`images/`, `masks/`, with train,
             val and test below them) or within each split (`train/images/`, `train/masks/`, or `train/`, `trainannot/`),
-            or images and masks side by side (`x.jpg`, `x_mask.png`); or a zip or tar file of such a folder.
+            or images and masks side by side (`x.jpg`, `x_mask.png`); or a zip or tar file of such a folder; or a table
+            with a column of images and one of masks.
         images: Folder of the images instead of `data`; needs `masks`.
         masks: Folder of the masks.
 
@@ -97,6 +99,9 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
     if images is None or masks is None:
         if data.is_file() and is_archive(data):
             data = unpack(data)
+        if is_mask_table(data):
+            table = read_mask_table(data)
+            return Pairs(table.root, tuple(Pair(*row) for row in sorted(table.rows)), table.notes)
         _require_folder(data, "DATA")
         if panoptic := draw_panoptic(data):
             drawn_pairs = tuple(Pair(key, (mask,), part) for key, mask, part in sorted(panoptic))

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -15,12 +15,13 @@ from paucal.memory import peak_memory
 from paucal.metrics.intervals import Score
 from paucal.report.detection import write_detection_report
 from paucal.runner.console import Console
+from paucal.runner.frames import to_pandas
 from paucal.runner.job import FinishedRun
 from paucal.runner.processes import wait_for_all
 from paucal.runs import RunFolder, write_atomically, write_text
 from paucal.tasks.detection.assembly import DetectionSetup
 from paucal.tasks.detection.batches import evaluation_loader
-from paucal.tasks.detection.detections import Detections, coco_document, detect_all
+from paucal.tasks.detection.detections import Detections, coco_document, detect_all, read_detections
 from paucal.tasks.detection.evaluation import MASKS, DetectionScores, evaluate_detections, format_score
 from paucal.tasks.detection.model import load_detector
 from paucal.tasks.detection.pictures import (
@@ -33,6 +34,9 @@ from paucal.tasks.detection.pictures import (
 )
 from paucal.training import Outcome
 from paucal.types import UserError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 SCORE = "val_ap"
 EVALUATION = "detection"
@@ -64,6 +68,15 @@ class DetectResult(FinishedRun):
     def test_scores(self) -> Mapping[str, float]:
         """Scores on the test images, as in `metrics`."""
         return self.metrics
+
+    @property
+    def predictions(self) -> "DataFrame":
+        """The objects found in the test images as a DataFrame: key, class, score and corners in pixels.
+
+        Raises:
+            UserError: `evaluation/test/detections.json` is missing or damaged, or pandas is not installed.
+        """
+        return to_pandas(read_detections(RunFolder(self.folder).evaluation(EVALUATION) / "detections.json"))
 
     @property
     def model(self):  # type: ignore[override]

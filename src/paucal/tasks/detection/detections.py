@@ -3,9 +3,11 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -14,6 +16,8 @@ from paucal.evaluation.predictions import evaluation_mode
 from paucal.tasks.detection.batches import BoxBatch
 from paucal.tasks.detection.masks import RunLengths, paste_masks, unpack_mask
 from paucal.types import UserError
+
+EDGES = ("left", "top", "right", "bottom")  # columns of the corners of a box
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,30 @@ def coco_document(
     categories = [{"id": number, "name": name} for number, name in zip(category_ids, classes, strict=True)]
     content = {"images": images, "annotations": annotations, "categories": categories}
     return json.dumps(content, ensure_ascii=False) + "\n"
+
+
+def read_detections(file: Path) -> pa.Table:
+    """Return the objects of a file that `coco_document` wrote as a table: key, class, score and corners in pixels.
+
+    Raises:
+        UserError: The file is missing or damaged.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        keys = {image["id"]: image["file_name"] for image in content["images"]}
+        names = {category["id"]: category["name"] for category in content["categories"]}
+        objects = content["annotations"]
+        sides = np.asarray([one["bbox"] for one in objects], dtype=np.float64).reshape(-1, 4)
+        return pa.table(
+            {
+                "key": pa.array([keys[one["image_id"]] for one in objects], pa.string()),
+                "class": pa.array([names[one["category_id"]] for one in objects], pa.string()),
+                "score": pa.array([one["score"] for one in objects], pa.float64()),
+                **dict(zip(EDGES, [sides[:, 0], sides[:, 1], *(sides[:, :2] + sides[:, 2:]).T], strict=True)),
+            }
+        )
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise UserError(f"{str(file)!r} cannot be read ({problem}): run 'paucal eval'.") from None
 
 
 def _annotation(detections: Detections, place: int, category_ids: Sequence[int]) -> dict[str, Any]:

@@ -21,8 +21,10 @@ from paucal.recipes.detection import LENGTH, RECIPES
 from paucal.recipes.recipe import fill_in, require_start
 from paucal.rules.resolve import origins
 from paucal.runner import life
+from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.clock import duration
 from paucal.runner.console import Console
+from paucal.runner.frames import Data
 from paucal.runner.job import Bars, Watcher
 from paucal.runner.run_folder import store_changes
 from paucal.runner.starts import plain_init
@@ -251,8 +253,9 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
 
 
 @shows_settings(DetectSettings)
+@takes_annotations
 def detect(
-    data: str | os.PathLike[str] | None = None,
+    data: Data | None = None,
     *,
     resume: str | os.PathLike[str] | None = None,
     callbacks: Sequence[Callback] | Callback | None = None,
@@ -261,7 +264,8 @@ def detect(
     """Train a detector on images with boxes and evaluate it on the test images; the same as `paucal detect`.
 
     Args:
-        data: Folder, archive or annotation file of COCO, Pascal VOC, YOLO, LabelMe or CVAT, or a CSV of boxes.
+        data: Folder, archive or annotation file of COCO, Pascal VOC, YOLO, LabelMe or CVAT, or a CSV of boxes; or a
+            DataFrame with a row for each box, whose columns `image` and `label` name.
         resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed; `data` then names
             images that have moved.
         callbacks: Lightning callbacks that watch the training, in addition to those of the run.
@@ -280,7 +284,7 @@ def detect(
         >>> run.scores["ap50"].value, run.per_class["RBC"]  # doctest: +SKIP
         (0.871, 0.561)
     """
-    given = settings if data is None else {**settings, "data": os.fspath(data)}
+    given = settings if data is None else {**settings, "data": os.fspath(data)}  # type: ignore[arg-type]
     return life.run_quietly(
         DetectionJob(), given, None if resume is None else os.fspath(resume), "paucal.detect", callbacks
     )

@@ -3,7 +3,7 @@
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -15,6 +15,7 @@ from paucal.evaluation.plots import save_figure
 from paucal.memory import peak_memory
 from paucal.report.segmentation import write_segmentation_report
 from paucal.runner.console import Console
+from paucal.runner.frames import read_table, to_pandas
 from paucal.runner.job import JudgedRun
 from paucal.runner.processes import wait_for_all
 from paucal.runs import RunFolder, write_atomically
@@ -40,6 +41,9 @@ from paucal.tasks.segmentation.windows import describe_scales
 from paucal.training import Outcome
 from paucal.wording import counted, percent
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 SCORE = "val_mean_iou"  # column of metrics.csv by which the best epoch is selected
 DRAWN = 4  # images in each of the two pictures
 
@@ -57,6 +61,15 @@ class SegmentResult(JudgedRun):
     """
 
     report: SegmentationReport
+
+    @property
+    def predictions(self) -> "DataFrame":
+        """The scores of each test image as a DataFrame, the lowest first; its mask is in `evaluation/test/masks/`.
+
+        Raises:
+            UserError: `evaluation/test/per_image.csv` is missing or damaged, or pandas is not installed.
+        """
+        return to_pandas(read_table(RunFolder(self.folder).evaluation("test") / "per_image.csv"))
 
     @property
     def model(self) -> SegmentationModel:  # type: ignore[override]

@@ -18,8 +18,10 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.recipes.recipe import fill_in, require_start
 from paucal.recipes.segmentation import RECIPES
 from paucal.runner import life
+from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.clock import duration
 from paucal.runner.console import Console
+from paucal.runner.frames import Data
 from paucal.runner.images import step_loader
 from paucal.runner.job import Bars, Watcher
 from paucal.runner.starts import pin_start, plain_init
@@ -188,8 +190,9 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
 
 
 @shows_settings(SegmentSettings)
+@takes_annotations
 def segment(
-    data: str | os.PathLike[str] | None = None,
+    data: Data | None = None,
     *,
     resume: str | os.PathLike[str] | None = None,
     callbacks: Sequence[Callback] | Callback | None = None,
@@ -198,7 +201,8 @@ def segment(
     """Train a network that classifies every pixel, and evaluate it on the test images; the same as `paucal segment`.
 
     Args:
-        data: Folder with a folder of images and one of masks in it; `images` and `masks` may name them instead.
+        data: Folder with a folder of images and one of masks in it; `images` and `masks` may name them instead; or a
+            table or DataFrame with a row for each image, whose columns of paths `image` and `mask` name.
         resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed. It uses its stored
             data and settings; only settings that do not change the result may be given, and `data` if the images have
             moved.

@@ -15,6 +15,7 @@ from paucal.data.checking.findings import Finding, refusal_finding
 from paucal.data.checking.survey import Survey
 from paucal.data.images import ImageSet
 from paucal.data.masks.coding import read_class_names
+from paucal.data.masks.mask_table import is_mask_table
 from paucal.data.masks.masked_images import MaskedImages, images_of_pairs, read_masks, require_enough
 from paucal.data.masks.pairs import Pairs, find_pairs
 from paucal.data.masks.recognition import masks_among
@@ -116,7 +117,7 @@ def crop_findings(opening: Sequence[Finding], survey: Survey, device: str) -> li
 
 def _has_masks(root: Path) -> bool:
     if not root.is_dir():
-        return is_archive(root) and "segment" in recognise(root)
+        return (is_archive(root) or is_mask_table(root)) and "segment" in recognise(root)
     keys = find_images(root)
     return masks_among(keys, FileStore(root, keys)) is not None
 

@@ -33,9 +33,10 @@ from paucal.data.splits.split import Split, make_split
 from paucal.data.stores import ConvertedStore, FileStore
 from paucal.reading import named_path
 from paucal.rules.model import SIDES
+from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.clock import duration
 from paucal.runner.console import Console, RecordingConsole
-from paucal.runner.frames import Data, takes_frames
+from paucal.runner.frames import Data
 from paucal.runner.images import SplitImages
 from paucal.runner.outputs import refuse_inside_images
 from paucal.runs.files import try_folder
@@ -63,7 +64,7 @@ _AT_ONCE = 1 << 14  # pairs whose features are held at a time
 
 
 @shows_settings(CheckSettings)
-@takes_frames
+@takes_annotations
 def check(data: Data = "digits", **settings: Any) -> CheckResult:
     """Read every image of a set once, and report the contents of the set and its problems; the same as `paucal check`.
 

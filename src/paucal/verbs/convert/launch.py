@@ -9,8 +9,9 @@ from typing import Any, get_args
 from paucal.data.images import ImageSet
 from paucal.data.shards.writing import encode_image
 from paucal.reading import named_path
+from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console, RecordingConsole
-from paucal.runner.frames import Data, takes_frames
+from paucal.runner.frames import Data
 from paucal.runner.outputs import put_in_place, refuse_inside_images, require_empty
 from paucal.runs.files import try_folder
 from paucal.settings.options import check_ranges
@@ -40,7 +41,7 @@ class Converted:
 
 
 @shows_settings(ConvertSettings)
-@takes_frames
+@takes_annotations
 def convert(data: Data, **settings: Any) -> Converted:
     """Write a set in another layout, with its images; same as `paucal convert`.
 

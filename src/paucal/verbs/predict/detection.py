@@ -6,8 +6,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 import torch
 from PIL import Image
 from torchvision import tv_tensors
@@ -16,12 +18,13 @@ from paucal.data.arguments import ImageInMemory, list_sources
 from paucal.models.saved import read_card
 from paucal.reading import named_path
 from paucal.runner.console import Console, LoggedConsole
+from paucal.runner.frames import Frame, images_of_frame, is_frame, to_pandas
 from paucal.runner.input_images import open_sources, read_all
 from paucal.runner.outputs import refuse_inside_images
 from paucal.runs import RunFolder, open_model_folder, write_atomically
 from paucal.runs.files import try_folder
 from paucal.settings.options import check_ranges
-from paucal.tasks.detection.detections import Detections, coco_document, rescale
+from paucal.tasks.detection.detections import EDGES, Detections, coco_document, rescale
 from paucal.tasks.detection.images import Boxes
 from paucal.tasks.detection.model import DetectorCard, load_detector
 from paucal.tasks.detection.network.detector import Detector
@@ -30,7 +33,10 @@ from paucal.tasks.detection.views import evaluation_view
 from paucal.types import UserError
 from paucal.verbs.predict.settings import AnswerSettings, PredictSettings
 
-HEADER = ("path", "class", "score", "left", "top", "right", "bottom")  # columns of the table
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+HEADER = ("path", "class", "score", *EDGES)  # columns of the table
 Source = str | os.PathLike[str] | ImageInMemory
 
 
@@ -54,21 +60,51 @@ class Objects:
     picture: Image.Image | None = None
 
 
+class FoundObjects(list[Objects]):
+    """The objects in the images of one call, as a list that turns into tables."""
+
+    def to_arrow(self) -> pa.Table:
+        """Return a table with a row for each object: path, class, score and corners in pixels, unrounded."""
+        edges = np.concatenate([np.zeros((0, 4)), *(row.found.boxes for row in self)]).T
+        return pa.table(
+            {
+                "path": pa.array([row.path for row in self for _ in range(len(row.found))], pa.string()),
+                "class": pa.array([row.classes[n] for row in self for n in row.found.labels.tolist()], pa.string()),
+                "score": pa.array([score for row in self for score in row.found.scores.tolist()], pa.float32()),
+                **dict(zip(EDGES, edges, strict=True)),
+            }
+        )
+
+    def to_pandas(self) -> "DataFrame":
+        """Return the table of `to_arrow` as a DataFrame of pandas.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        return to_pandas(self.to_arrow())
+
+
 def detect_objects(
     run: str | os.PathLike[str] | RunFolder,
-    sources: Source | Sequence[Source],
+    sources: Source | Sequence[Source] | Frame,
     settings: PredictSettings | None = None,
     console: Console | None = None,
     drawn: bool = False,
-) -> list[Objects]:
+    image: str | None = None,
+) -> FoundObjects:
     """Find objects in images.
 
     Args:
         run: Run of `paucal detect`.
-        sources: Files, folders, patterns, PIL images and arrays (H, W) or (H, W, 3); one or several of them.
+        sources: Files, folders, patterns, PIL images and arrays (H, W) or (H, W, 3); one or several of them; or a
+            DataFrame with a row for each image.
         settings: Device, and the treatment of unreadable images.
         console: Console for skipped images and progress.
         drawn: Whether to draw the objects.
+        image: Column of the paths or images of a DataFrame; None for the first with a usual name.
+
+    Returns:
+        The objects of each image; `to_pandas()` makes a DataFrame of them.
 
     Raises:
         UserError: The run does not exist or is not a detector, or an image is missing or cannot be read.
@@ -83,11 +119,12 @@ def detect_objects(
     detector, card, device = load_detector(run, settings.device)
     # Boxes are in pixels of the image itself, so it is read in full size.
     whole = replace(card.preprocessing.reading, side=None)
-    opened = open_sources(list_sources(sources), console, whole)
-    total, results = sum(map(len, opened)), []
+    given = images_of_frame(sources, image) if is_frame(sources) else list_sources(sources)
+    opened = open_sources(given, console, whole)
+    total, results = sum(map(len, opened)), FoundObjects()
     with console.progress("detecting") as advance:
-        for name, image in read_all(opened, whole, settings.on_bad_image, console):
-            results.append(detect_image(detector, card, name, image, device, drawn))
+        for name, picture in read_all(opened, whole, settings.on_bad_image, console):
+            results.append(detect_image(detector, card, name, picture, device, drawn))
             advance(len(results), total)
     return results
 

@@ -1,0 +1,87 @@
+"""Tables with a row for each image that name its mask: `image,mask,split`."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from paucal.data.sources.locating import leads_out, plain_path
+from paucal.data.sources.table_columns import IMAGE_COLUMNS, SPLIT_COLUMNS
+from paucal.data.sources.table_rows import TABLE_SUFFIXES, read_table
+from paucal.data.splits.part_names import PARTS
+from paucal.types import UserError
+from paucal.wording import counted, was
+
+MASK_COLUMNS = ("mask", "mask_path", "mask_file", "mask_name", "segmentation", "segmentation_path", "annotation_path")
+
+
+class MaskTable(NamedTuple):
+    """What a table says: the folder of all images; key, masks and part of each image; and notes."""
+
+    root: Path
+    rows: list[tuple[str, tuple[Path, ...], str]]
+    notes: tuple[str, ...]
+
+
+def is_mask_table(file: Path) -> bool:
+    """Return whether a file is a table with a column of images and one of masks."""
+    if not file.is_file() or file.suffix.lower() not in TABLE_SUFFIXES:
+        return False
+    try:
+        return _columns(read_table(file, 1).rows[0].cells) is not None
+    except (UserError, OSError, IndexError):
+        return False
+
+
+def read_mask_table(file: Path) -> MaskTable:
+    """Read a table of masks; relative paths are relative to its folder, and several rows may name one image.
+
+    Raises:
+        UserError: A file is missing, a path leads out of the folder of the table, or a part is none.
+    """
+    header, *rows = read_table(file).rows
+    columns = _columns(header.cells)
+    assert columns is not None
+    image_at, mask_at, part_at = columns
+    found: dict[str, tuple[list[Path], str]] = {}
+    bare = 0
+    for row in rows:
+        where = f"line {row.line} of {file}"
+        part = "" if part_at is None else row.cells[part_at].strip().lower()
+        if part and part not in PARTS:
+            raise UserError(f"{where} has the part {part[:80]!r}, expected train, val or test: correct it.")
+        if not row.cells[mask_at].strip():
+            bare += 1
+            continue
+        image, mask = (_resolve(row.cells[place], file, where) for place in (image_at, mask_at))
+        masks, known = found.setdefault(image, ([], PARTS.get(part, "")))
+        if known != PARTS.get(part, ""):
+            raise UserError(f"{where} puts {image!r} into a second part: give each image one part.")
+        masks.append(Path(mask))
+    if not found:
+        raise UserError(f"{file} names no mask of an image: fill the column {header.cells[mask_at]!r}.")
+    root = Path(os.path.commonpath([os.path.dirname(image) for image in found]))
+    keys = {image: Path(image).relative_to(root).as_posix() for image in found}
+    notes = [f"{counted(bare, 'image')} without a mask {was(bare)} left out"] if bare else []
+    return MaskTable(root, [(keys[i], tuple(masks), part) for i, (masks, part) in found.items()], tuple(notes))
+
+
+def _columns(cells: Sequence[str]) -> tuple[int, int, int | None] | None:
+    """Return the positions of the columns of images, masks and parts; None for other tables."""
+    plain = [cell.strip().lower().replace(" ", "_").replace("-", "_") for cell in cells]
+    places = [
+        next((plain.index(name) for name in known if name in plain), None)
+        for known in (IMAGE_COLUMNS, MASK_COLUMNS, SPLIT_COLUMNS)
+    ]
+    image, mask, part = places
+    return None if image is None or mask is None else (image, mask, part)
+
+
+def _resolve(cell: str, file: Path, where: str) -> str:
+    path = plain_path(cell)
+    if leads_out(path) and not (os.path.isabs(path) and ".." not in path.split("/") and "\0" not in path):
+        raise UserError(f"{where} leads out of the folder of the table ({path[:80]!r}): give paths below it.")
+    whole = os.path.join(os.path.abspath(file.parent), path)
+    if not os.path.isfile(whole):
+        raise UserError(f"{where} names {path[:80]!r}, and there is no such file: correct the path.")
+    return whole

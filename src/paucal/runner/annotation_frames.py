@@ -1,0 +1,73 @@
+"""DataFrames with boxes or with paths of masks as DATA, stored as tables that `paucal detect` and `segment` read."""
+
+import os
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, TypeVar
+
+import numpy as np
+
+from paucal.data.boxes.table import columns_of as columns_of_boxes
+from paucal.data.masks.mask_table import MASK_COLUMNS
+from paucal.runner.frames import (
+    columns_of,
+    find_image_column,
+    is_frame,
+    store_table,
+    without_frame,
+)
+from paucal.types import UserError
+
+F = TypeVar("F", bound=Callable[..., Any])
+IMAGE, CLASS, MASK = "filename", "class", "mask"
+
+
+def takes_annotations(function: F) -> F:
+    """Let a function take a DataFrame of boxes or masks as DATA, its first argument or `data`.
+
+    The function itself gets the path of a stored table. The columns are named by `image`, `label` (the class of a box)
+    and `mask` (the path of a mask); those of the edges of boxes by the usual names. Other tables are stored as
+    `takes_frames` does.
+    """
+
+    @wraps(function)
+    def call(*given: Any, **settings: Any) -> Any:
+        data, settings = _stored(given[0] if given else settings.pop("data", None), settings)
+        return function(data, *given[1:], **settings) if given or data is not None else function(**settings)
+
+    return call  # type: ignore[return-value]
+
+
+def _stored(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    if not is_frame(data):
+        return data, dict(settings)
+    columns = columns_of(data)
+    named = {name: settings.get(name) for name in ("image", "label", "mask")}
+    others = {name: value for name, value in settings.items() if name not in (*named, "data_root")}
+    for name, column in named.items():
+        if column is not None and column not in columns:
+            raise UserError(f"{name}: the table has no column {column!r}; it has {', '.join(map(repr, columns))}.")
+    mask = named["mask"] or next((name for name in columns if name.lower() in MASK_COLUMNS), None)
+    if mask is None and columns_of_boxes([IMAGE, *columns]) is None:
+        return without_frame(data, settings)
+    image = find_image_column(columns, named["image"])
+    root = settings.get("data_root") or ""
+    table: dict[str, list[Any]] = {IMAGE: [_path(value, root, row) for row, value in enumerate(columns[image], 1)]}
+    if mask is not None:
+        table[MASK] = [_path(value, root, row) if value else "" for row, value in enumerate(columns[mask], 1)]
+    if named["label"] is not None:
+        table[CLASS] = columns[named["label"]]
+    kept = {name: cells for name, cells in columns.items() if name not in (image, mask, named["label"])}
+    more = {name: [_numbers(cell) for cell in cells] for name, cells in kept.items() if name not in table}
+    return str(store_table({**table, **more})), others
+
+
+def _numbers(cell: Any) -> Any:
+    """Return a list of numbers, such as a box, as text with spaces between them; anything else as it is."""
+    return " ".join(map(str, cell)) if isinstance(cell, list | tuple | np.ndarray) else cell
+
+
+def _path(value: Any, root: str | os.PathLike[str], row: int) -> str:
+    if not isinstance(value, str | os.PathLike):
+        raise UserError(f"image {row} is of the type {type(value).__name__}, expected the path of a file.")
+    return os.path.abspath(os.path.join(os.path.expanduser(root), os.path.expanduser(os.fspath(value))))
