@@ -188,6 +188,7 @@ def find_images(settings: DataSettings, labelled: bool = True, advance: Advance 
         root=settings.data_root,
         download=settings.download,
         progress=advance,
+        skip_damaged=settings.on_bad_image == "skip",
     )
     if isinstance(settings, LabelledDataSettings) and settings.classes is not None:
         images = choose_classes(images, settings.classes)

@@ -3,7 +3,8 @@
 import json
 import os
 import zipfile
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from paucal.data.sources.archive import MOST_ENTRIES, MOST_IMAGE, checked_name
 from paucal.data.string_arrays import StringArray
 from paucal.types import UserError
+from paucal.wording import counted, was
 
 NAME = "paucal_index.npz"
 FORMAT = 1
@@ -29,6 +31,7 @@ _ARRAYS = {
 
 
 REMAKE = f"remove {NAME}, so that the shards are indexed again, or write them again with 'paucal shard'"
+_NAMES_SHOWN = 3
 # Exceptions that reading a damaged index may raise.
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, RecursionError, zipfile.BadZipFile)
 
@@ -77,6 +80,25 @@ class ShardIndex:
     def __len__(self) -> int:
         return len(self.offsets)
 
+    def without(self, damaged: Mapping[int, str], shown: str) -> "ShardIndex":
+        """Return the index without the images of damaged shards, with a note; the files keep their positions.
+
+        Args:
+            damaged: What is wrong with shards, by their position in `files`.
+            shown: Name of the set in messages.
+
+        Raises:
+            UserError: No image is left.
+        """
+        if not damaged:
+            return self
+        kept = ~np.isin(self.shards, list(damaged))
+        names = {self.files[number].name: reason for number, reason in damaged.items()}
+        (note,) = damage_notes(names, len(self.files), shown)
+        note += f", with {counted(int((~kept).sum()), 'image')}"
+        arrays = {name: getattr(self, name)[kept] for name in ("shards", "offsets", "lengths", "labels")}
+        return replace(self, **arrays, keys=self.keys.take(np.flatnonzero(kept)), notes=(*self.notes, note))
+
     def write(self, path: Path) -> None:
         """Write the index atomically; raises an OSError."""
         files = [asdict(file) for file in self.files]
@@ -92,6 +114,27 @@ class ShardIndex:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def damage_notes(damaged: Mapping[str, str], total: int, shown: str) -> list[str]:
+    """Return the note that shards were left out because they cannot be read; empty for none.
+
+    Args:
+        damaged: What is wrong with shards, by their name.
+        total: Number of all shards.
+        shown: Name of the set in messages.
+
+    Raises:
+        UserError: All shards are damaged.
+    """
+    if not damaged:
+        return []
+    names, reason = list(damaged), next(iter(damaged.values()))
+    listed = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
+    many = f"{len(names)} of {counted(total, 'shard')} cannot be read ({listed})"
+    if len(names) == total:
+        raise UserError(f"{shown}: {many}; {reason.rstrip('.')}.")
+    return [f"{many}; {reason.split(';')[0].rstrip('.')}; {counted(len(names), 'shard')} {was(len(names))} left out"]
 
 
 def read_index(file: IO[bytes], shown: str) -> ShardIndex:

@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from paucal.data.decode import UnreadableImage
 from paucal.data.decoded.cache_folder import usable_folder
 from paucal.data.images import ImageSet
 from paucal.data.shards.folders import FOLDER, LocalShardFolder, RemoteShardFolder, ShardFolder
-from paucal.data.shards.index import HEADER, MOST_BYTES, NAME, REMAKE, Shard, ShardIndex, read_index
+from paucal.data.shards.index import HEADER, MOST_BYTES, NAME, REMAKE, Shard, ShardIndex, damage_notes, read_index
 from paucal.data.shards.stream import Stream, blocks_of, is_streamed, streaming_note, window_for
 from paucal.data.shards.tar import (
     JSON_FIELD,
@@ -32,7 +33,6 @@ from paucal.data.sources.source import SourceOptions
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import PARTS
 from paucal.data.string_arrays import RepeatedStrings, StringArray
-from paucal.data.unreadable import ReportProgress
 from paucal.reading import decode_text
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, was
@@ -40,6 +40,7 @@ from paucal.wording import counted, was
 SUFFIX = ".tar"
 CLASSES = "classes.txt"
 _MOST_LIST_BYTES = 64 << 20  # largest list of classes
+_SKIP = ", or leave it out with --on-bad-image skip"
 _LOOKED_AT = 64  # first members of a tar file, which show whether it is a shard
 
 
@@ -96,11 +97,12 @@ def open_shards(place: ShardFolder, options: SourceOptions, only: str | None = N
         only: Name of the one shard to open; None for all.
 
     Raises:
-        UserError: There are no shards, one is missing, damaged or compressed, the index does not match them, or no
-            image has a label.
+        UserError: There are no shards, one is missing, damaged or compressed (unless `skip_damaged`), the index does
+            not match them, or no image has a label.
     """
     label_field = options.label_column or JSON_FIELD
-    index = _read_shipped_index(place, only) or _load_or_build_index(place, label_field, only, options.progress)
+    index = _read_shipped_index(place, only, options.skip_damaged)
+    index = index or _load_or_build_index(place, label_field, only, options)
     images = _image_set(place, index, options.labelled, only)
     if not options.labelled:
         return images
@@ -117,7 +119,7 @@ def open_shards(place: ShardFolder, options: SourceOptions, only: str | None = N
     return images.select(labelled, f"{counted(bare, 'image')} without a label {was(bare)} left out ({first}, ...)")
 
 
-def _read_shipped_index(place: ShardFolder, only: str | None) -> ShardIndex | None:
+def _read_shipped_index(place: ShardFolder, only: str | None, skip_damaged: bool) -> ShardIndex | None:
     """Return the index beside the shards after comparing it with them; None if there is none."""
     content = None if only is not None else place.read_small_file(NAME, MOST_BYTES)
     if content is None:
@@ -128,21 +130,24 @@ def _read_shipped_index(place: ShardFolder, only: str | None) -> ShardIndex | No
     if listed is None:  # then each shard is compared when it is downloaded
         return index
     shards = {shard.name: shard for shard in listed if shard.name.lower().endswith(SUFFIX)}
+    damaged: dict[int, str] = {}
     for number, shard in enumerate(index.files):
         current = shards.pop(shard.name, None)
         if current is None:
-            raise UserError(
+            damaged[number] = (
                 f"the shard {shard.name} is missing in {place.location}, although {NAME} names it; put it there, or "
-                f"{REMAKE}."
+                f"{REMAKE}"
             )
-        if current.size != shard.size or (current.changed != shard.changed and not _is_same(place, index, number)):
-            raise UserError(
+        elif current.size != shard.size or (current.changed != shard.changed and not _is_same(place, index, number)):
+            damaged[number] = (
                 f"the shard {shard.name} of {place.location} was changed after it was indexed ({current.size} bytes, "
-                f"{shard.size} in {NAME}); {REMAKE}."
+                f"{shard.size} in {NAME}); {REMAKE}"
             )
+    if damaged and not skip_damaged:
+        raise UserError(f"{next(iter(damaged.values()))}{_SKIP}.")
     if shards:
         raise UserError(f"{NAME} of {place.location} does not name the shard {min(shards)}; {REMAKE}.")
-    return index
+    return index.without(damaged, place.location)
 
 
 def _is_same(place: ShardFolder, index: ShardIndex, number: int) -> bool:
@@ -161,9 +166,7 @@ def _is_same(place: ShardFolder, index: ShardIndex, number: int) -> bool:
     return True
 
 
-def _load_or_build_index(
-    place: ShardFolder, label_field: str, only: str | None, progress: ReportProgress | None
-) -> ShardIndex:
+def _load_or_build_index(place: ShardFolder, label_field: str, only: str | None, options: SourceOptions) -> ShardIndex:
     """Return an index for shards without one: the cached index if the shards are unchanged, else a new index."""
     listed = place.list_files()
     if listed is None:
@@ -189,19 +192,34 @@ def _load_or_build_index(
             index = None
         if index is not None and index.files == tuple(files):
             return index
-    rows: list[TarContents] = []
-    for number, file in enumerate(files):
-        rows.append(index_tar(_local_path(place, file), f"{place.location}/{file.name}", label_field))
-        if progress is not None:
-            progress(number + 1, len(files))
-    index = build_index(files, rows, names)
-    if cached is not None:
+    index = _index_shards(place, files, label_field, names, options)
+    if cached is not None and len(index.files) == len(files):
         try:
             cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             index.write(cached)
         except OSError:  # if the disk is full, the next run indexes the shards again
             cached.unlink(missing_ok=True)
     return index
+
+
+def _index_shards(
+    place: ShardFolder, files: list[Shard], label_field: str, names: list[str], options: SourceOptions
+) -> ShardIndex:
+    """Return a new index; damaged shards are left out of it with a note, or refused."""
+    rows: dict[Shard, TarContents] = {}
+    damaged: dict[str, str] = {}
+    for number, file in enumerate(files):
+        try:
+            rows[file] = index_tar(_local_path(place, file), f"{place.location}/{file.name}", label_field)
+        except UserError as problem:
+            if not options.skip_damaged:
+                raise
+            damaged[file.name] = str(problem)
+        if options.progress is not None:
+            options.progress(number + 1, len(files))
+    notes = damage_notes(damaged, len(files), place.location)
+    index = build_index(list(rows), list(rows.values()), names)
+    return replace(index, notes=(*index.notes, *notes))
 
 
 def _local_path(place: ShardFolder, shard: Shard) -> Path:

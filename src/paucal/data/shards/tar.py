@@ -78,7 +78,8 @@ def index_tar(path: Path, shown: str, label_field: str = JSON_FIELD) -> TarConte
             _require_end(archive)
     except (tarfile.TarError, OSError, EOFError, ValueError) as problem:
         raise UserError(
-            f"the shard {shown} cannot be read as a tar file ({problem}); download or make it again."
+            f"the shard {shown} cannot be read as a tar file ({problem}); download or make it again, or leave "
+            "it out with --on-bad-image skip."
         ) from None
     members = images.values()
     return TarContents(

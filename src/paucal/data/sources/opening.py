@@ -45,7 +45,7 @@ MOST_SEARCHED = 100_000  # images of a set that is searched for boxes beside its
 _BRIGHTEST = 16  # scikit-learn's digits have 17 grey levels, 0 to 16
 
 
-def open_images(
+def open_images(  # noqa: PLR0913 (a caller may choose any of them)
     location: str | Path = BUILT_IN,
     *,
     labelled: bool = True,
@@ -55,6 +55,7 @@ def open_images(
     download: bool = False,
     label_separator: str | None = None,
     progress: ReportProgress | None = None,
+    skip_damaged: bool = False,
 ) -> ImageSet:
     """Open images by location; the pixels are read later, one image at a time.
 
@@ -74,6 +75,7 @@ def open_images(
         label_separator: Separator between several labels in a cell of a table, "none" for one label per cell; None
             finds it.
         progress: Function called with (shards read, total shards) while shards without an index are read.
+        skip_damaged: Whether shards that cannot be read are left out, with a note; otherwise they are refused.
 
     Raises:
         UserError: The location does not exist, holds no images, or is not laid out as described; a published set is
@@ -87,7 +89,9 @@ def open_images(
     if root is not None and not download and not is_named(location, root) and not Path(root).expanduser().is_dir():
         raise UserError(f"--data-root: there is no folder {str(root)!r}; correct it, or leave it out.")
     base = None if root is None else Path(root).expanduser()
-    options = SourceOptions(labelled, label_column, image_column, base, label_separator, progress, download)
+    options = SourceOptions(
+        labelled, label_column, image_column, base, label_separator, progress, download, skip_damaged
+    )
     if (images := _open(location, "name", options)) is not None:
         return images
     sets = [_open_piece(piece, options) for piece in roots_of(location)]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from paucal.data.images import ImageSet
 from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, stamped
+from paucal.data.shards.index import damage_notes
 from paucal.data.shards.stream import Stream, is_streamed, streaming_note, window_for
 from paucal.data.sources.folder import ignored, require_readable
 from paucal.data.sources.labels import Labels
@@ -101,7 +102,9 @@ def open_remote_parquet(files: Sequence[RowFile], options: SourceOptions) -> Ima
 
 
 def _open(files: list[RowFile], name: str, location: str, options: SourceOptions) -> ImageSet:
+    files, left_out = _readable(files, location) if options.skip_damaged else (files, [])
     files, notes = _with_parts(files)
+    notes += left_out
     columns = find_columns(str(files[0]), files[0].schema(), options)
     groups, values = _read(files, columns)
     counts = [sum(lengths) for lengths in groups]
@@ -135,6 +138,18 @@ def _open(files: list[RowFile], name: str, location: str, options: SourceOptions
         multi_hot=None if labels.multi_hot is None else labels.multi_hot[kept],
         stream=stream,
     )
+
+
+def _readable(files: list[RowFile], location: str) -> tuple[list[RowFile], list[str]]:
+    """Return the files whose columns can be read, and a note on the others."""
+    damaged: dict[str, str] = {}
+    for file in files:
+        try:
+            file.schema()
+        except UserError as problem:
+            damaged[file.shard.name] = str(problem)
+    notes = damage_notes(damaged, len(files), location)
+    return [file for file in files if file.shard.name not in damaged], notes
 
 
 def _name(file: Path, root: Path) -> str:

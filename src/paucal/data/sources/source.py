@@ -23,6 +23,7 @@ class SourceOptions:
         separator: Separator between several labels in a cell, "none" for one label per cell; None finds it.
         progress: Function called with (shards read, total shards) while shards without an index are read.
         download: Whether a published set or a set on the Hugging Face hub may be downloaded.
+        skip_damaged: Whether shards that cannot be read are left out, with a note; otherwise they are refused.
     """
 
     labelled: bool = True
@@ -32,6 +33,7 @@ class SourceOptions:
     separator: str | None = None
     progress: ReportProgress | None = None
     download: bool = False
+    skip_damaged: bool = False
 
 
 @dataclass(frozen=True)
