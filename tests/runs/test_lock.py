@@ -71,6 +71,20 @@ lock = RunLock(Path({str(tmp_path)!r})); lock.acquire(); os.kill(os.getpid(), 9)
         RunLock(tmp_path).acquire()
 
 
+@pytest.mark.parametrize("lives", [True, False])
+def test_lock__after_a_jump_of_the_clock_the_next_renewal_counts(tmp_path, monkeypatch, lives):
+    monkeypatch.setattr(locks, "BEAT", 0.2)
+    path = written_by(tmp_path, age=3600, pid=os.getppid(), space=locks._space())
+    if lives:
+        threading.Timer(0.1, os.utime, (path,)).start()
+        with pytest.raises(UserError, match="is being written"):
+            RunLock(tmp_path).acquire()
+        return
+    lock = RunLock(tmp_path)  # the number of a dead process was given to another one
+    lock.acquire()
+    lock.release()
+
+
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"token": 1}', "[" * 5000])
 def test_lock__that_says_nothing_counts_by_its_age(tmp_path, content):
     (tmp_path / LOCK).write_text(content)

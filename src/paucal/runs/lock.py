@@ -188,7 +188,20 @@ def _is_live(path: Path, held: Holder | None, now: float) -> bool:
         return not silent
     if held.pid == os.getpid():
         return held.token in _HELD
-    return not silent and _runs(held.pid)
+    return _runs(held.pid) and (not silent or _is_renewed(path))
+
+
+def _is_renewed(path: Path) -> bool:
+    """Wait for the next renewal of a lock, and return whether it came.
+
+    A live holder looks silent after a jump of the clock, or when its machine has just woken from sleep.
+    """
+    before, end = _changed(path), time.monotonic() + 1.5 * BEAT
+    while time.monotonic() < end:
+        if _changed(path) != before:
+            return True
+        time.sleep(0.05 * BEAT)
+    return False
 
 
 def _runs(pid: int) -> bool:
