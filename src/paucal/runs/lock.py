@@ -196,10 +196,10 @@ def _is_renewed(path: Path) -> bool:
 
     A live holder looks silent after a jump of the clock, or when its machine has just woken from sleep.
     """
-    before, end = _changed(path), time.monotonic() + 1.5 * BEAT
+    before, end = _identity(path), time.monotonic() + 1.5 * BEAT
     while time.monotonic() < end:
-        if _changed(path) != before:
-            return True
+        if _identity(path) != before:
+            return path.exists()
         time.sleep(0.05 * BEAT)
     return False
 
