@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -40,20 +41,39 @@ def pytest_runtest_makereport():
     return report
 
 
-@pytest.fixture(scope="module")
-def blank_pictures(request):
-    """Leave figures blank in the fast tier: for tests that make many runs and look at no picture of them.
-
-    Drawing is two fifths of what a run of a few steps takes. Other tests look at every kind of picture, and the slow
-    tier draws them all.
-    """
-    if re.search(r"(?<!not )slow", request.config.option.markexpr):
-        yield
-        return
+@pytest.fixture(scope="session")
+def drawing():
+    """Return a function whose context draws figures, for runs with all their pictures."""
     from paucal.evaluation import plots
 
+    draw = plots._png_bytes
+
+    @contextmanager
+    def context():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(plots, "_png_bytes", draw)
+            yield
+
+    return context
+
+
+@pytest.fixture(autouse=True, scope="module")
+def blank_pictures(request, drawing):
+    """Leave figures blank in the fast tier: drawing takes three quarters of a run of a few steps.
+
+    Figures are composed as always, but not rendered. One run of each task is drawn, and so are the figures of tests
+    with `drawn_pictures`, which look at them; the slow tier draws all.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "_png_bytes", _blank)
+        if not re.search(r"(?<!not )slow", request.config.option.markexpr):
+            patch.setattr("paucal.evaluation.plots._png_bytes", _blank)
+        yield
+
+
+@pytest.fixture
+def drawn_pictures(drawing):
+    """Draw the figures of a test."""
+    with drawing():
         yield
 
 

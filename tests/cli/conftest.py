@@ -8,11 +8,12 @@ from cli.calls import PLAIN, QUICK, TEACHER, WIDE, call, make_photos
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory) -> Path:
-    """A finished run on a folder of photos beside it."""
+def trained(tmp_path_factory, drawing) -> Path:
+    """A finished run with its pictures, on a folder of photos beside it."""
     base = tmp_path_factory.mktemp("trained")
     photos = make_photos(base / "photos")
-    assert call("train", photos, *QUICK, "--output", base / "run") == 0
+    with drawing():
+        assert call("train", photos, *QUICK, "--output", base / "run") == 0
     return base
 
 

@@ -11,8 +11,6 @@ from paucal.data.decode import Reading
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.sources.opening import open_images
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 
 @pytest.fixture
 def photos(tmp_path, monkeypatch):

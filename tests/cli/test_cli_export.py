@@ -1,5 +1,7 @@
 """`paucal export` from the command line."""
 
+import contextlib
+import io
 import json
 from dataclasses import replace
 
@@ -16,8 +18,6 @@ from paucal.export.onnx_model import OnnxNetwork
 from paucal.export.program import unpacked
 from paucal.types import UserError
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 QUICK = ["--img-size", "16", "--epochs", "1", "-j", "0", "--model", "vit_mini", "--model-args", "depth=1"]
 
 
@@ -32,9 +32,17 @@ def export(run, output, *more):
     return main(["export", str(run), "--output", str(output), "--images", "20", *more])
 
 
-def test_export__writes_files_that_answer_as_the_model_does(run, tmp_path, capsys):
-    output = tmp_path / "out"
-    assert export(run, output) == 0
+@pytest.fixture(scope="module")
+def exported(run, tmp_path_factory):
+    """The folder of an export in the usual formats, and what was printed."""
+    output, said = tmp_path_factory.mktemp("exported") / "out", io.StringIO()
+    with contextlib.redirect_stdout(said):
+        assert export(run, output) == 0
+    return output, said.getvalue()
+
+
+def test_export__writes_files_that_answer_as_the_model_does(run, exported):
+    output, said = exported
     names = {path.name for path in output.iterdir()}
     assert names == {
         *("model.pt2", "model.onnx", "model.safetensors"),
@@ -43,7 +51,7 @@ def test_export__writes_files_that_answer_as_the_model_does(run, tmp_path, capsy
     found = json.loads((output / "export.json").read_text())["comparisons"]
     assert set(found) == {"model.pt2", "model.onnx"}
     assert all(one["images"] == 20 and one["agreement"] == 1.0 and one["largest"] < 1e-4 for one in found.values())
-    assert "on 20 test images the same class for 100.0 %" in capsys.readouterr().out
+    assert "on 20 test images the same class for 100.0 %" in said
     page = (run / "report.html").read_text()
     assert "Exported files" in page
     assert all(f'<td class="name">{name}</td>' in page for name in found)
@@ -61,12 +69,10 @@ def test_export__writes_files_that_answer_as_the_model_does(run, tmp_path, capsy
         torch.testing.assert_close(network(batch), original.module(batch))
 
 
-def test_predict__takes_an_onnx_model(run, tmp_path, capsys):
-    output = tmp_path / "out"
-    assert export(run, output, "--format", "onnx") == 0
+def test_predict__takes_an_onnx_model(run, exported, tmp_path, capsys):
     Image.new("RGB", (30, 30), (0, 100, 200)).save(tmp_path / "photo.png")
     said = []
-    for source in (run, output / "model.onnx"):
+    for source in (run, exported[0] / "model.onnx"):
         capsys.readouterr()
         assert main(["predict", str(source), str(tmp_path / "photo.png")]) == 0
         said.append(capsys.readouterr().out.splitlines()[1].split(",")[:2])
@@ -141,12 +147,11 @@ def test_load__refuses_a_pt2_and_an_onnx_of_another_origin(run, tmp_path):
         paucal.load(tmp_path / "c.onnx")
 
 
-def test_load__refuses_an_onnx_whose_card_is_of_another_model(run, tmp_path):
+def test_load__refuses_an_onnx_whose_card_is_of_another_model(exported, tmp_path):
     import onnx
 
-    paucal.export_model(run, output=str(tmp_path / "out"), format=["onnx"], images=2)
-    path = tmp_path / "out" / "model.onnx"
-    content = onnx.load_model_from_string(path.read_bytes())
+    path = tmp_path / "model.onnx"
+    content = onnx.load_model_from_string((exported[0] / "model.onnx").read_bytes())
     entry = next(one for one in content.metadata_props if one.key == "paucal")
     card = json.loads(entry.value)
     card["classes"], card["backbone"]["num_classes"] = card["classes"][:4], 4

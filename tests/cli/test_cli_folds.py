@@ -11,8 +11,6 @@ import paucal
 from cli.calls import QUICK, call, failure, make_photos, table
 from paucal.runs import RunFolder
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:

@@ -12,8 +12,6 @@ from cli.calls import TINY, failure, make_photos, table
 from data.fake_sets import picture
 from paucal.cli.main import main
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 SHORT = ["--probe-epochs", "2", "--bootstrap", "50", "--seed", "1"]
 
 

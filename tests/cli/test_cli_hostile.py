@@ -24,8 +24,6 @@ from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.types import UserError
 from test_reading import BOMB
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 LONG = "A" * 5000
 
 

@@ -249,6 +249,7 @@ def test_train__on_the_maps_of_a_teacher_that_saw_the_test_images_is_refused(lab
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.usefixtures("drawn_pictures")
 def test_label__draws_a_picture_of_maps_that_are_there(labelled, tmp_path, capsys):
     words = ["label", labelled / "photos", "--teacher", labelled / "teacher", "--output", labelled / "maps"]
     assert call(*words, "--img-size", "64", "--picture", tmp_path / "new" / "maps.png") == 0

@@ -19,7 +19,6 @@ from paucal.data.splits.split_csv import require_same_images
 from paucal.types import UserError
 from tasks.detection.made import write_coco, write_voc
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
 STOP = ["--time-limit", "0.01s"]
 DETECTOR = ["--model", "resnet10t", "--init", "none", "--img-size", "96", "-b", "2", "-j", "0", "--steps", "6"]
 DETECTOR += ["--pyramid-channels", "16", "--head-dim", "16", "--regions", "32", "--proposals", "64"]

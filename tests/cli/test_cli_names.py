@@ -11,8 +11,6 @@ from PIL import Image
 
 from paucal.cli.main import main
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 QUICK = ["--img-size", "16", "--epochs", "1", "-j", "0", "--model", "vit_mini", "--model-args", "depth=1"]
 
 

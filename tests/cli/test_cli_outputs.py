@@ -20,8 +20,6 @@ from paucal.runs.replacing import aside_of, set_aside
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 
 def content(folder) -> dict[str, bytes]:
     """Return what lies in a folder."""

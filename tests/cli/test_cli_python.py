@@ -19,8 +19,6 @@ from paucal.settings.options import flag
 from paucal.types import UserError
 from paucal.wording import percent
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 TINY: dict[str, Any] = {"img_size": 16, "workers": 0, "model": "vit_mini", "model_args": "depth=1", "seed": 1}
 SMALL: dict[str, Any] = {**TINY, "epochs": 1, "batch_size": 12, "out_dim": 16, "hidden_dim": 32, "local_crops": 1}
 

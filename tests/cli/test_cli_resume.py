@@ -2,13 +2,10 @@
 
 import shutil
 
-import pytest
 import yaml
 
 from cli.calls import QUICK, failure
 from paucal.cli.main import main
-
-pytestmark = pytest.mark.usefixtures("blank_pictures")
 
 
 def test_resume__of_a_finished_run_is_refused(trained, capsys):

@@ -17,11 +17,12 @@ QUICK = [*SMALL, "--crops", "2", "--epochs", "3", "--lr", "0.01", "--seed", "1"]
 
 
 @pytest.fixture(scope="module")
-def segmented(tmp_path_factory):
-    """A finished run on scenes beside it."""
+def segmented(tmp_path_factory, drawing):
+    """A finished run with its pictures, on scenes beside it."""
     base = tmp_path_factory.mktemp("segmented")
     scenes = make_scenes(base / "scenes")
-    assert call("segment", scenes, *QUICK, "--output", base / "run") == 0
+    with drawing():
+        assert call("segment", scenes, *QUICK, "--output", base / "run") == 0
     return base
 
 

@@ -10,8 +10,6 @@ import paucal
 from cli.calls import call, failure, make_photos, table
 from paucal.types import UserError
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:

@@ -13,8 +13,6 @@ from paucal.verbs.compare.grid import STARTS
 
 NAME = "lvvit-table-5"
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 
 @pytest.fixture(autouse=True)
 def shrunk(monkeypatch):

@@ -16,8 +16,6 @@ from paucal.verbs.compare.grid import STARTS
 NAMES = ("dhvt-table-1", "drloc-table-5")
 GRIDS = {"row": "digits", "start": f"{STARTS}/train"}
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 
 @pytest.fixture(autouse=True)
 def shrunk(monkeypatch):

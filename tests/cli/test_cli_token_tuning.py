@@ -11,8 +11,6 @@ from torch.nn.functional import interpolate
 import paucal
 from cli.calls import LVVIT, PLAIN, WIDE, call, failure, make_photos, table
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 ONE = [*PLAIN, "--epochs", "1", "--average", "0"]
 
 

@@ -10,8 +10,6 @@ from cli.calls import QUICK, call, failure, make_photos, table
 from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 WITHOUT = [*QUICK, "--val-fraction", "0", "--average", "0"]
 
 

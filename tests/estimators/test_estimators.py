@@ -35,7 +35,7 @@ def pictures(count: int = 40) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def fitted(tmp_path_factory, blank_pictures) -> ImageClassifier:
+def fitted(tmp_path_factory) -> ImageClassifier:
     return small(tmp_path_factory.mktemp("runs")).fit(*pictures())
 
 
@@ -125,7 +125,6 @@ def test_names_of_classes__are_their_texts_unless_these_are_read_otherwise(class
     assert name_classes(np.array(classes, dtype=object)) == names
 
 
-@pytest.mark.usefixtures("blank_pictures")
 def test_random_state__makes_fits_equal_or_different(tmp_path):
     images, labels = pictures(20)
 

@@ -10,6 +10,8 @@ from PIL import Image
 
 from paucal.evaluation.plots import DOTS_PER_INCH, png_of, save_figure
 
+pytestmark = pytest.mark.usefixtures("drawn_pictures")
+
 
 def figure(layout: str | None) -> Figure:
     drawn = Figure(figsize=(5, 3), layout=layout)

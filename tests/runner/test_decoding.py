@@ -15,8 +15,6 @@ from paucal.models.trained import load_trained
 from paucal.runner.images import load_images, reading_for
 from paucal.types import UserError
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 SMALL = {
     **{"model": "vit_mini", "img_size": [16], "epochs": 1, "batch_size": 4, "init": "none", "method": "supervised"},
     **{"device": "cpu", "workers": 0},

@@ -133,7 +133,6 @@ def test_settings__name_the_columns():
     assert without_frame("photos/", {"image": "file"}) == ("photos/", {"image": "file"})
 
 
-@pytest.mark.usefixtures("blank_pictures")
 def test_run__keeps_its_table_and_is_evaluated_after_it_moved(tmp_path):
     table = paths_table(tmp_path / "photos")
     run = paucal.train(table, image="where", label="kind", output=tmp_path / "run", **TINY)
@@ -150,7 +149,6 @@ def test_run__keeps_its_table_and_is_evaluated_after_it_moved(tmp_path):
     assert again.metrics == run.metrics
 
 
-@pytest.mark.usefixtures("blank_pictures")
 def test_predictions__become_tables(tmp_path):
     table = paths_table(tmp_path / "photos")
     run = paucal.train(table, image="where", label="kind", output=tmp_path / "run", **TINY)

@@ -11,8 +11,6 @@ from paucal.cli.main import main
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.images import load_images, pin_data
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 QUICK = ["--img-size", "16", "--epochs", "1", "-j", "0", "--model", "vit_mini", "--model-args", "depth=1"]
 
 

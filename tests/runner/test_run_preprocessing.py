@@ -23,8 +23,6 @@ from paucal.runner.life import begin, resume
 from paucal.tasks.classification.job import TrainingJob
 from paucal.tasks.classification.loaders import preprocessing
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 OWN = Normalisation((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
 START = ImageInput(0.95, "bilinear", (0.5, 0.5, 0.5), (0.3, 0.3, 0.3))
 TINY = {"epochs": 1, "batch_size": 8, "workers": 0, "device": "cpu"}

@@ -31,8 +31,6 @@ from paucal.tasks.classification.conclusion import Result
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 QUICK = ["--epochs", "1", "-j", "0", "--batch-size", "8", "--device", "cpu"]
 FROM_SCRATCH = ["--model", "vit_mini", "--model-args", "depth=1", "--img-size", "16"]
 

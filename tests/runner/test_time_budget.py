@@ -129,7 +129,7 @@ def started(output, console, callbacks=()):
     return begin(TrainingJob(), TrainSettings(**given), dict.fromkeys(given, "flag"), console, callbacks)
 
 
-@pytest.mark.usefixtures("blank_pictures", "at_the_fifth_step")
+@pytest.mark.usefixtures("at_the_fifth_step")
 def test_run__that_goes_on_after_a_change_ends_as_one_that_was_not_stopped(tmp_path):
     console = RecordingConsole()
     whole = started(tmp_path / "whole", console)

@@ -167,12 +167,17 @@ def due_line(report: Report, data: str) -> str | None:
 def report_table(report: Report) -> Table:
     """Return a report's scores as a table for the terminal."""
     size = f"{counted(report.images, 'image')}, {counted(len(report.per_class), 'class', 'classes')}"
-    table = Table(title=size, title_justify="left")
+    return lines_table(size, report.level, score_lines(report))
+
+
+def lines_table(title: str, level: float, lines: Iterable[Line]) -> Table:
+    """Return lines of scores with intervals of a level as a table for the terminal."""
+    table = Table(title=title, title_justify="left")
     table.add_column("score")
     table.add_column("value", justify="right")
-    table.add_column(f"{percent(report.level, 'g')} interval", justify="right")
+    table.add_column(f"{percent(level, 'g')} interval", justify="right")
     table.add_column("meaning", style="dim")
-    for line in score_lines(report):
+    for line in lines:
         table.add_row(line.title, line.value, line.interval, escape(line.meaning))
     return table
 

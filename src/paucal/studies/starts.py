@@ -1,4 +1,4 @@
-"""The weights that rows start from: trained first at smaller scales, in grids beside the rows; given at full scale.
+"""The weights that rows start from: given at full scale, else trained first, in grids beside the rows.
 
 At a smaller scale they are trained on images that no row is tested on: other images, or the rows' training images.
 """

@@ -16,8 +16,6 @@ from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
 from tasks.pretraining.short_runs import StopAfter
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 SMALL = {"model": "vit_mini", "img_size": [16], "model_args": ["depth=1", "embed_dim=16", "num_heads=2"]}
 SHORT = {**SMALL, "init": "none", "method": "supervised", "epochs": 3, "lr": 2e-3, "batch_size": 16, "workers": 0}
 

@@ -15,8 +15,6 @@ from paucal.runs import RunFolder
 from paucal.types import UserError
 from tasks.classification.auto_tune.carried import MODEL, install
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 SMALL = {"model": "vit_mini", "model_args": ["depth=1"], "img_size": 32, "batch_size": 8, "workers": 0, "device": "cpu"}
 
 

@@ -22,8 +22,6 @@ from paucal.types import UserError
 from tasks.classification.auto_tune.carried import install
 from tasks.classification.auto_tune.test_auto_tune import SHORT, RecordingConsole, photos, rungs_of, started_from
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 
 @pytest.fixture
 def weights(tmp_path, monkeypatch):

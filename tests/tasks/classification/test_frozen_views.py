@@ -17,8 +17,6 @@ from paucal.tasks.classification.loaders import view_dataset
 from paucal.types import Progress, UserError
 from runner.test_time_budget import StopAt
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 SETTINGS = {
     **{"data": "digits", "epochs": 3, "init": "none", "model": "resnet10t", "device": "cpu", "method": "supervised"},
     **{"batch_size": 48, "img_size": [32], "workers": 0, "seed": 3, "fraction": 0.1, "freeze": 2, "frozen_views": 2},

@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 import torch
 from lightning.pytorch import Callback
 
@@ -12,8 +11,6 @@ from paucal.runner.console import SilentConsole
 from paucal.runner.life import begin
 from paucal.runs import RunFolder
 from paucal.tasks.classification.job import TrainingJob
-
-pytestmark = pytest.mark.usefixtures("blank_pictures")
 
 SMALL = {
     "model": "vit_mini",

@@ -17,8 +17,6 @@ from paucal.tasks.classification.balance import balance
 from paucal.tasks.classification.images import quick_check
 from paucal.types import UserError
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 
 @pytest.fixture
 def data() -> SplitImages:

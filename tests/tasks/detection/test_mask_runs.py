@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,9 +40,10 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(images: Path, tmp_path_factory: pytest.TempPathFactory, drawing: Any) -> Path:
     run = tmp_path_factory.mktemp("runs") / "whole"
-    detect(images, output=str(run), steps=4, judge_every=2, **TINY)
+    with drawing():
+        detect(images, output=str(run), steps=4, judge_every=2, **TINY)
     return run
 
 
@@ -167,6 +169,7 @@ def test_bad_outlines__end_the_command_with_one_sentence(tmp_path: Path, capsys)
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.usefixtures("drawn_pictures")
 def test_training_pictures__show_the_masks(finished: Path, images: Path, tmp_path: Path):
     with Image.open(finished / "plots" / "train_batch.png") as picture:
         with_masks = np.asarray(picture.convert("RGB")).astype(int)

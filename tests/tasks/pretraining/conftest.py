@@ -21,7 +21,8 @@ def pictures(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def finished(pictures, tmp_path_factory):
-    result = start(pictures, tmp_path_factory.mktemp("runs") / "one")
+def finished(pictures, tmp_path_factory, drawing):
+    with drawing():
+        result = start(pictures, tmp_path_factory.mktemp("runs") / "one")
     assert not isinstance(result, Stopped)
     return result

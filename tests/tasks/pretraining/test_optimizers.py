@@ -12,8 +12,6 @@ from paucal.tasks.pretraining.job import PretrainingJob
 from paucal.types import UserError
 from tasks.pretraining.short_runs import StopAfter, same, start, state
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 
 @pytest.mark.parametrize("kind", [pytest.param("sgd", marks=pytest.mark.slow), "lars"])
 def test_resumed_run__is_the_uninterrupted_one(kind, pictures, tmp_path):

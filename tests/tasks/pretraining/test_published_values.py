@@ -15,8 +15,6 @@ from paucal.tasks.pretraining.crops import crop_groups
 from paucal.types import height_and_width
 from tasks.pretraining.short_runs import StopAfter, start
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 IMAGENET = DataAndMachine(1_281_167, 0, 400, device="cuda", devices=8, bf16=True)
 COMMON: dict[str, tuple[Any, str]] = {
     "img_size": ([224], "2.1: global crops of 224"),

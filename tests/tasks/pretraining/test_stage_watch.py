@@ -18,8 +18,6 @@ from paucal.tasks.pretraining.job import PretrainingJob
 from paucal.training import Plan, checkpoint_step
 from tasks.pretraining.short_runs import StopAfter, start, summary_of
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 
 def sick_at(epoch, times):
     """A judge that finds a collapse at an epoch, so many times."""

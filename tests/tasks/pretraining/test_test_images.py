@@ -13,8 +13,6 @@ from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.tasks.pretraining.assembly import load_unlabelled
 from tasks.pretraining.short_runs import StopAfter, start, summary_of
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 
 def lay_out(pictures: Path, root: Path, place) -> Path:
     """Copy the pictures to where `place` puts the picture of a number."""

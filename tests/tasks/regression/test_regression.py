@@ -95,6 +95,7 @@ def bright_table(folder, rows=60):
 
 
 @needs_weights
+@pytest.mark.usefixtures("drawn_pictures")
 def test_run__predicts_numbers_with_intervals(tmp_path, capsys):
     table = bright_table(tmp_path / "images")
     run = paucal.train(table, target="level", output=tmp_path / "run", img_size=64, group_by="patient")

@@ -8,6 +8,8 @@ import pytest
 from paucal.verbs.compare._figures import curves_figure
 from paucal.verbs.compare.report import CHOSEN, LAST, SOME, describe_selection
 
+pytestmark = pytest.mark.usefixtures("drawn_pictures")
+
 
 def findings(*curves: list[float]) -> Any:
     runs = {seed: SimpleNamespace(rows=[{"epoch": place, "val_top1": y} for place, y in enumerate(curve, start=1)])

@@ -9,8 +9,6 @@ import yaml
 import paucal
 from paucal.cli.main import main
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):

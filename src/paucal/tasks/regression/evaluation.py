@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.table import Table
 
 from paucal.data.images import ImageSet
 from paucal.evaluation.plots import save_figure
 from paucal.evaluation.predictions import predict_in_order
+from paucal.evaluation.record import Line, lines_table
 from paucal.metrics.intervals import Score
 from paucal.metrics.regression import RegressionReport, regression_report
 from paucal.models.trained import TrainedModel
@@ -19,7 +21,6 @@ from paucal.runner.images import SplitImages, eval_loader
 from paucal.runs import csv_text, write_text
 from paucal.settings.groups import JobSettings
 from paucal.tasks.regression.model import LEVEL, RegressionCard
-from paucal.tasks.regression.plots import predicted_figure
 from paucal.wording import counted, percent
 
 Array = NDArray[np.float64]
@@ -75,6 +76,24 @@ def write_scores(
     save_figure(plots / "predicted.png", predicted_figure(truth, predicted, half))
 
 
+def predicted_figure(truth: Array, predicted: Array, half_width: float) -> Figure:
+    """Draw each image as a point, the line of perfect predictions, and the band of prediction intervals."""
+    figure = Figure(figsize=(5.5, 5.0), layout="constrained")
+    axes = figure.subplots()
+    low, high = min(truth.min(), predicted.min()), max(truth.max(), predicted.max())
+    margin = 0.05 * (high - low or 1.0)
+    ends = np.array([low - margin, high + margin])
+    if np.isfinite(half_width):
+        axes.fill_between(
+            ends, ends - half_width, ends + half_width, color="tab:blue", alpha=0.12, lw=0, label="90 % interval"
+        )
+    axes.plot(ends, ends, color="grey", lw=1, label="predicted = true")
+    axes.scatter(truth, predicted, s=14, alpha=0.7, color="tab:blue", label="test image")
+    axes.set(xlabel="true", ylabel="predicted", xlim=ends, ylim=ends)
+    axes.legend(loc="upper left", frameon=False)
+    return figure
+
+
 def format_number(score: Score, name: str) -> tuple[str, str]:
     """Return a score and its interval as text."""
     shown = percent if name == "coverage" else "{:.3g}".format
@@ -84,16 +103,10 @@ def format_number(score: Score, name: str) -> tuple[str, str]:
 
 
 def report_table(report: RegressionReport) -> Table:
-    """Return the scores as a table for the terminal."""
-    table = Table(title=counted(report.images, "image"), title_justify="left")
-    for heading in ("score", "value", "95 % interval"):
-        table.add_column(heading, justify="left" if heading == "score" else "right")
-    table.add_column("meaning", style="dim")
-    for name, score in report.scores.items():
-        title, meaning = TITLES[name]
-        table.add_row(title, *format_number(score, name), meaning)
-        if name == "mae":
-            table.add_row(
-                "always the mean", f"{report.baseline:.3g}", "", f"MAE of always predicting {report.mean:.4g}"
-            )
-    return table
+    """Return the scores as a table for the terminal, with the error of the mean below the first."""
+    lines = [
+        Line(TITLES[name][0], *format_number(score, name), TITLES[name][1]) for name, score in report.scores.items()
+    ]
+    baseline = f"MAE of always predicting {report.mean:.4g}"
+    lines.insert(1, Line("always the mean", f"{report.baseline:.3g}", "", baseline))
+    return lines_table(counted(report.images, "image"), 0.95, lines)

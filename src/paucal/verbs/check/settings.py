@@ -25,11 +25,11 @@ class CheckSettings(MaskFileSettings, LabelledDataSettings):
         "list labels that are probably wrong, from models that have not seen them; takes minutes", False, group=_GROUP
     )
     model: str | None = option(
-        "whose frozen features to use: a run folder or a timm model with weights at hand; by default trained weights "
-        "on this machine, else the pixels",
+        "model whose frozen features are used: a run folder or a timm model with weights at hand; by default trained "
+        "weights on this machine, else the pixels",
         group=_GROUP,
     )
-    img_size: list[int] | None = option("pixels that the model looks at images with", group=_GROUP)
+    img_size: list[int] | None = option("sides in pixels at which the model reads images", group=_GROUP)
     output: str | None = option("folder for check.html, check.json and contact_sheet.png", group=_GROUP)
     format: Literal["table", "json"] = option("form of the answer on the screen", "table", group=_GROUP)
     seed: int = option("seed of the cut that is looked at, and of the folds", 0, group=_GROUP, low=0, high=2**62)

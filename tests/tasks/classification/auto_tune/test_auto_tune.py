@@ -27,8 +27,6 @@ from paucal.training.clock import RunClock
 from paucal.types import UserError
 from tasks.classification.auto_tune.carried import MODEL, install
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 SHORT = {"img_size": [32], "batch_size": 16, "workers": 0, "device": "cpu"}
 
 

@@ -36,7 +36,7 @@ def won_by_stages(last, staged, labels, n_classes, strength, seed, heads):
 
 
 @pytest.fixture
-def patched(tmp_path, monkeypatch, blank_pictures):
+def patched(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch)
     monkeypatch.setattr(first_model, "race_heads", won_by_stages)
     return photos(tmp_path / "photos", each=40)
