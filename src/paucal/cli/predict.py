@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
 from paucal.types import UserError
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paucal.runner.console import Console
+    from paucal.runner.tables import TableForm
 
 DESCRIPTION = """Classify images with the model of a run, find objects in them with a run of 'paucal detect', or write
 masks of them with one of 'paucal segment'.
@@ -20,6 +21,24 @@ PATHS are image files, folders (searched to any depth), Parquet files, or patter
 With --output, a call that was stopped while it classified goes on where it was when it is given again.
 PATHS may be videos or cameras too (camera:0, rtsp://...), and --watch answers each new picture of a folder."""
 OF_CLASSIFIERS = ("top_k", "features", "sheet")  # settings that only classifiers have
+
+
+class _Call(NamedTuple):
+    """A call: the model, the pictures, the settings, the origin of those that were given, and the console."""
+
+    run: str
+    paths: Sequence[str]
+    settings: PredictSettings
+    wanted: AnswerSettings
+    given: Mapping[str, str]
+    console: "Console"
+
+    def table(self) -> "tuple[Path | None, TableForm | None]":
+        """Return the file of the answers and their format; None for standard output and for the usual format."""
+        from paucal.runner.tables import check_table
+
+        wanted = self.wanted
+        return (None, wanted.format) if wanted.output is None else check_table(wanted.output, wanted.format)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -58,7 +77,7 @@ def run(argv: Sequence[str]) -> int:
 
         predict_moving(values.run, values.paths, settings, wanted, moving, console)
     else:
-        answer(values.run, values.paths, settings, wanted, given, console)
+        answer(_Call(values.run, values.paths, settings, wanted, given, console))
     return 0
 
 
@@ -73,86 +92,59 @@ def _moves(paths: Sequence[str], watch: str | None, given: Mapping[str, str]) ->
     return moves
 
 
-def _classify(
-    run: str,
-    paths: Sequence[str],
-    settings: PredictSettings,
-    wanted: AnswerSettings,
-    given: Mapping[str, str],
-    console: "Console",
-) -> None:
+def _classify(call: _Call) -> None:
     """Write probabilities."""
     from paucal.verbs.predict.files import predict_to_files
 
-    _refuse(given, ["pictures"], "--{} draws what a detector has found, and this model classifies")
-    for text in predict_to_files(run, paths, settings, wanted, console):
+    _refuse(call.given, ["pictures"], "--{} draws what a detector has found, and this model classifies")
+    for text in predict_to_files(call.run, call.paths, call.settings, call.wanted, call.console):
         _show(text)
 
 
-def _detect(
-    run: str,
-    paths: Sequence[str],
-    settings: PredictSettings,
-    wanted: AnswerSettings,
-    given: Mapping[str, str],
-    console: "Console",
-) -> None:
+def _detect(call: _Call) -> None:
     """Write objects and their boxes."""
-    from paucal.runner.tables import check_table
     from paucal.verbs.predict.detection import find_objects
 
-    _refuse(given, OF_CLASSIFIERS, "--{} is for models that classify, and this one finds objects")
-    output, form = (None, wanted.format) if wanted.output is None else check_table(wanted.output, wanted.format)
-    _hand_over(find_objects(run, paths, settings, replace(wanted, format=form), console), output)
+    _refuse(call.given, OF_CLASSIFIERS, "--{} is for models that classify, and this one finds objects")
+    output, form = call.table()
+    wanted = replace(call.wanted, format=form)
+    _hand_over(find_objects(call.run, call.paths, call.settings, wanted, call.console), output)
 
 
-def _number(
-    run: str,
-    paths: Sequence[str],
-    settings: PredictSettings,
-    wanted: AnswerSettings,
-    given: Mapping[str, str],
-    console: "Console",
-) -> None:
+def _number(call: _Call) -> None:
     """Write numbers and their intervals."""
-    from paucal.runner.tables import check_table
     from paucal.tasks.regression.model import load_regressor
     from paucal.verbs.predict.launch import open_pictures
     from paucal.verbs.predict.regression import as_text, predict_numbers
 
-    _refuse(given, ("pictures", *OF_CLASSIFIERS), "--{} is for models that classify or find objects")
-    output, form = (None, wanted.format) if wanted.output is None else check_table(wanted.output, wanted.format)
-    opened = open_pictures(load_regressor(run, settings.device), list(paths), settings, console)
-    _hand_over(as_text(predict_numbers(*opened, console), form or "csv"), output)
+    _refuse(call.given, ("pictures", *OF_CLASSIFIERS), "--{} is for models that classify or find objects")
+    output, form = call.table()
+    model = load_regressor(call.run, call.settings.device)
+    opened = open_pictures(model, list(call.paths), call.settings, call.console)
+    _hand_over(as_text(predict_numbers(*opened, call.console), form or "csv"), output)
 
 
-def _segment(
-    run: str,
-    paths: Sequence[str],
-    settings: PredictSettings,
-    wanted: AnswerSettings,
-    given: Mapping[str, str],
-    console: "Console",
-) -> None:
+def _segment(call: _Call) -> None:
     """Write masks and print where they are."""
     from paucal.reading import named_path
     from paucal.runner.tables import FORMS, OTHER_FORMS
     from paucal.verbs.predict.segmentation import MASKS, OVERLAYS, segment_all
     from paucal.wording import counted, percent
 
-    if wanted.output is None:
+    output = call.wanted.output
+    if output is None:
         raise UserError("the answers of this model are masks: give --output, a new folder for them.")
     flags = ("batch_size", "format", "pictures", *OF_CLASSIFIERS)
-    _refuse(given, flags, "--{} is for models that classify or find objects, and this one gives masks")
-    folder = named_path(wanted.output)
+    _refuse(call.given, flags, "--{} is for models that classify or find objects, and this one gives masks")
+    folder = named_path(output)
     if folder.suffix.lower() in {**FORMS, **OTHER_FORMS}:
-        raise UserError(f"--output: {wanted.output!r} is a name of a file, and masks are written: give a new folder.")
-    found = segment_all(run, paths, folder, settings, console)
+        raise UserError(f"--output: {output!r} is a name of a file, and masks are written: give a new folder.")
+    found = segment_all(call.run, call.paths, folder, call.settings, call.console)
     means = {name: sum(one.shares[name] for one in found) / len(found) for name in found[0].shares} if found else {}
     shares = ", ".join(f"{name} {percent(share)}" for name, share in list(means.items())[:8])
-    console.say(f"{counted(len(found), 'mask')} in {folder / MASKS}, pictures of them in {folder / OVERLAYS}")
+    call.console.say(f"{counted(len(found), 'mask')} in {folder / MASKS}, pictures of them in {folder / OVERLAYS}")
     if shares:
-        console.say(f"share of the pixels: {shares}")
+        call.console.say(f"share of the pixels: {shares}")
 
 
 def _refuse(given: Mapping[str, str], flags: Iterable[str], why: str) -> None:

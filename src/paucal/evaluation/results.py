@@ -1,9 +1,9 @@
 """The results of a classification, with one or several labels per image, as plain values that survive a JSON file."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from paucal.metrics.intervals import Score, cross_validated
 from paucal.types import UserError
 from paucal.wording import percent
 
+R = TypeVar("R")
 KIND = "multi-label"  # marks stored reports on images with several labels
 
 
@@ -131,7 +132,7 @@ class ClassificationReport:
                     bool(data["majority"]["from_train"]),
                     stored_count(data["majority"].get("tied", 1)),  # missing from older reports
                 ),
-                [_class_row(row) for row in data["per_class"]],
+                [_stored_row(ClassRow, row) for row in data["per_class"]],
                 [[stored_count(count) for count in row] for row in data["confusion"]],
                 *(stored_count(data.get(name, 0)) for name in ("repeats", "folds")),  # missing from older reports
             )
@@ -223,7 +224,7 @@ class MultiLabelReport:
                 stored_count(data["images"]),
                 stored_number(data["level"]),
                 {str(name): stored_score(score) for name, score in data["scores"].items()},
-                [_multi_label_row(row) for row in data["per_class"]],
+                [_stored_row(MultiLabelRow, row) for row in data["per_class"]],
             )
             _ = report.scores["map"], report.scores["loss"]
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
@@ -275,29 +276,18 @@ def stored_score(data: Mapping[str, Any]) -> Score:
     return Score(stored_number(data["value"]), stored_optional(data["low"]), stored_optional(data["high"]))
 
 
-def _class_row(data: Mapping[str, Any]) -> ClassRow:
-    return ClassRow(
-        str(data["name"]),
-        stored_count(data["images"]),
-        stored_count(data["predicted"]),
-        stored_optional(data["precision"]),
-        None if data["recall"] is None else stored_score(data["recall"]),
-        stored_optional(data["f1"]),
-    )
+_READERS: Mapping[Any, Callable[[Any], Any]] = {
+    str: str,
+    int: stored_count,
+    float: stored_number,
+    float | None: stored_optional,
+    Score | None: lambda data: None if data is None else stored_score(data),
+}
 
 
-def _multi_label_row(data: Mapping[str, Any]) -> MultiLabelRow:
-    return MultiLabelRow(
-        str(data["name"]),
-        stored_count(data["images"]),
-        stored_number(data["share"]),
-        None if data["ap"] is None else stored_score(data["ap"]),
-        stored_number(data["threshold"]),
-        stored_count(data["predicted"]),
-        stored_optional(data["precision"]),
-        stored_optional(data["recall"]),
-        stored_optional(data["f1"]),
-    )
+def _stored_row(kind: type[R], data: Mapping[str, Any]) -> R:
+    """Return the scores of a class, read from a file by the types of their fields."""
+    return kind(**{name: _READERS[hint](data[name]) for name, hint in get_type_hints(kind).items()})
 
 
 @dataclass(frozen=True)
