@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import paucal
+from cli.calls import make_photos
 from paucal.cli.main import main as command
 from paucal.models.trained import load_trained
 from paucal.runner.images import stored_reading
@@ -116,6 +117,7 @@ def test_mixed_channels__are_named_before_anything_is_read(five, tmp_path):
 
 
 def test_channels__of_photographs_are_three_unless_one_is_asked_for(tmp_path):
-    run = paucal.train("digits", output=str(tmp_path / "grey"), channels=1, epochs=1, init="none", **SMALL)
+    photos = make_photos(tmp_path / "photos")
+    run = paucal.train(photos, output=str(tmp_path / "grey"), channels=1, epochs=1, init="none", **SMALL)
     card = load_trained(run.folder).card
     assert (card.preprocessing.channels, card.backbone.in_chans) == (1, 1)
