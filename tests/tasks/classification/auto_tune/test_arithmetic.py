@@ -9,8 +9,6 @@ from paucal.tasks.classification.auto_tune import arithmetic, first_model
 from tasks.classification.auto_tune.carried import install
 from tasks.classification.auto_tune.test_auto_tune import RecordingConsole, photos, rungs_of, started_from
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 GIVEN = {"freeze": 2, "eval_mode": True, "lr": 1e-3, "crop_scale": 0.5, "epochs": 1}  # one way to tune: no trial
 FASTER = Arithmetic(torch.bfloat16, "bfloat16: 2.0 times as fast as float32 here, with the same answers", 2.0, True)
 
