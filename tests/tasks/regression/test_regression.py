@@ -79,9 +79,9 @@ def test_ridge__a_feature_that_is_nearly_constant_throws_no_prediction():
     assert abs(fit_ridge(features, targets).predict(odd)[0]) < 3
 
 
-def bright_table(folder, rows=60):
+def bright_table(folder, rows=60, seed=0):
     """Write images of different brightness, and a table with their brightness, two of them unknown."""
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(seed)
     folder.mkdir()
     with (folder / "table.csv").open("w", newline="") as file:
         writer = csv.writer(file)
@@ -121,11 +121,37 @@ def test_run__predicts_numbers_with_intervals(tmp_path, capsys):
     labelled = ["--to", "csv", "--output", str(run.folder.parent / "labelled")]
     assert main(["predict", str(run.folder), str(image), *labelled]) == 2
     assert "this model predicts numbers" in capsys.readouterr().err
-    with pytest.raises(UserError, match="which predicts numbers"):
-        paucal.evaluate(run)
     (run.folder / "summary.json").unlink()  # as if it had been stopped
     again = paucal.train(resume=run.folder)
     assert again.metrics == run.metrics
+
+
+@needs_weights
+def test_run__is_evaluated_on_its_own_and_on_other_images(tmp_path):
+    table = bright_table(tmp_path / "images")
+    run = paucal.train(table, target="level", output=tmp_path / "run", img_size=64, group_by="patient")
+    judged = paucal.evaluate(run)
+    assert judged.metrics == pytest.approx(run.metrics, rel=1e-6)
+    assert [finding.score for finding in judged.findings] == ["mae", "rmse", "r2", "coverage"]
+    assert judged.score("regression").ends == run.report.scores["mae"].ends
+    with pytest.raises(UserError, match="--mirror is for classifiers"):
+        paucal.evaluate(run, mirror=True)
+    same = paucal.evaluate(run, table, output=tmp_path / "same")  # its own images: the test images alone
+    assert same.metrics == pytest.approx(run.metrics, rel=1e-6)
+    assert (tmp_path / "same/predicted.png").exists()
+    other = bright_table(tmp_path / "others", rows=12, seed=1)
+    found = paucal.evaluate(run, other)
+    assert found.regression[0].report.images == 10
+    rows_of_other = {row["path"]: row for row in map(vars, paucal.predict(run, tmp_path / "others"))}
+    table_rows = list(csv.DictReader((found.regression[0].folder / "predictions.csv").read_text().splitlines()))
+    for row in table_rows:
+        asked = rows_of_other[str(tmp_path / "others" / row["key"])]
+        assert float(row["predicted"]) == pytest.approx(asked["predicted"], abs=1e-3)
+    truth, told = (np.array([float(row[name]) for row in table_rows]) for name in ("target", "predicted"))
+    assert found.metrics["rmse"] == pytest.approx(root_mean_squared_error(truth, told), rel=1e-6)
+    other.write_text(other.read_text().replace("level", "height", 1))
+    with pytest.raises(UserError, match="has no column 'level'; it has 'height', 'patient'"):
+        paucal.evaluate(run, other)
 
 
 def test_numbers__are_read_and_missing_ones_left_out(tmp_path):

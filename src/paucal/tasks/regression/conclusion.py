@@ -79,7 +79,8 @@ def conclude(run: RunFolder, setup: RegressionSetup, console: Console) -> Regres
     save_trained(run, network, card)
     model, part = load_regressor(run, settings.device), data.part("test")
     with console.progress("testing") as advance:
-        report, predicted = evaluate_numbers(model, data, data.targets, part, settings, advance)
+        loader = eval_loader(data, part, model.card.preprocessing, settings)
+        report, predicted = evaluate_numbers(model, loader, data.targets[part], part, settings.seed, advance)
     write_scores(run.evaluation("test"), run.plots, report, data.images, part, data.targets[part], predicted)
     seconds = time.monotonic() - start_time
     run.write_json("summary.json", _summary(run, setup, fitted, report, seconds))
@@ -149,4 +150,7 @@ def _summary(
 
 def _next_steps(run: RunFolder) -> list[str]:
     path = shlex.quote(str(run.path))
-    return [f"paucal predict {path} new_images/     # numbers of new images, with 90 % intervals"]
+    return [
+        f"paucal predict {path} new_images/     # numbers of new images, with 90 % intervals",
+        f"paucal eval {path} more.csv     # the same scores on other images",
+    ]

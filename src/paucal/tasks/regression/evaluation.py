@@ -17,9 +17,7 @@ from paucal.evaluation.record import Line, lines_table
 from paucal.metrics.intervals import Score
 from paucal.metrics.regression import RegressionReport, regression_report
 from paucal.models.trained import TrainedModel
-from paucal.runner.images import SplitImages, eval_loader
 from paucal.runs import csv_text, write_text
-from paucal.settings.groups import JobSettings
 from paucal.tasks.regression.model import LEVEL, RegressionCard
 from paucal.wording import counted, percent
 
@@ -33,18 +31,21 @@ TITLES = {
 
 
 def evaluate_numbers(
-    model: TrainedModel,
-    data: SplitImages,
-    targets: Array,
-    part: NDArray[np.int64],
-    settings: JobSettings,
-    progress: Any,
+    model: TrainedModel, loader: Any, truth: Array, part: NDArray[np.int64], seed: int, progress: Any
 ) -> tuple[RegressionReport, Array]:
-    """Return the scores of a model on some images, and the (N,) predicted numbers."""
-    loader = eval_loader(data, part, model.card.preprocessing, settings)
+    """Return the scores of a model on some images, and the (N,) predicted numbers.
+
+    Args:
+        model: Model that predicts numbers.
+        loader: Loader of the images at the positions `part`, in their order.
+        truth: (N,) true numbers of these images.
+        part: (N,) positions in the set.
+        seed: Seed of the resampling.
+        progress: Function called with (images done, all images).
+    """
     predicted = predict_in_order(model.module, loader, part, model.device, progress)[:, 0].double().numpy()
     card = card_of(model)
-    return regression_report(targets[part], predicted, card.mean, card.half_width, LEVEL, settings.seed), predicted
+    return regression_report(truth, predicted, card.mean, card.half_width, LEVEL, seed), predicted
 
 
 def card_of(model: TrainedModel) -> RegressionCard:

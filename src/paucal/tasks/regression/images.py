@@ -34,7 +34,7 @@ class NumberedImages(SplitImages):
     targets: NDArray[np.float64] = None  # type: ignore[assignment]
 
 
-def with_numbers(images: ImageSet, column: str) -> tuple[ImageSet, NDArray[np.float64]]:
+def with_numbers(images: ImageSet, column: str, fewest: int = FEWEST) -> tuple[ImageSet, NDArray[np.float64]]:
     """Return the images that have a number in a column, and the (N,) numbers.
 
     Raises:
@@ -46,8 +46,8 @@ def with_numbers(images: ImageSet, column: str) -> tuple[ImageSet, NDArray[np.fl
     cells = images.columns[column]
     kept = [place for place, cell in enumerate(cells) if not is_missing(cell)]
     targets = np.asarray([_number(cells[place], column, images.keys[place]) for place in kept], dtype=np.float64)
-    if len(kept) < FEWEST:
-        raise UserError(f"--target: {counted(len(kept), 'image')} with a number in {column!r}, expected {FEWEST}.")
+    if len(kept) < fewest:
+        raise UserError(f"--target: {counted(len(kept), 'image')} with a number in {column!r}, expected {fewest}.")
     bare = len(cells) - len(kept)
     note = f"{counted(bare, 'row')} without a number in {column!r} {was(bare)} left out" if bare else ""
     return images.select(np.asarray(kept, dtype=np.int64), note), targets

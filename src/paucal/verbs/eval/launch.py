@@ -17,6 +17,7 @@ from paucal.types import UserError
 from paucal.verbs.eval.classification import ClassifiedSet, evaluate_classifier
 from paucal.verbs.eval.frozen import FrozenTable, evaluate_frozen
 from paucal.verbs.eval.images import MASKS, check_places, table_folder
+from paucal.verbs.eval.regression import PLOT, NumberedSet, evaluate_regressor
 from paucal.verbs.eval.settings import EvalSettings
 
 if TYPE_CHECKING:
@@ -32,12 +33,12 @@ class Finding:
 
     Attributes:
         data: Name of the data set.
-        protocol: "classification", "knn", "linear", "logistic", "correspondence" or "few-labels"; "detection" or
-            "segmentation" for such runs.
+        protocol: "classification", "knn", "linear", "logistic", "correspondence" or "few-labels"; "detection",
+            "segmentation" or "regression" for such runs.
         setting: Setting of the protocol, such as "k = 20"; empty if it has none.
         score: Name of the score.
         model: Name of the model; the evaluated one comes first.
-        value: Share in [0, 1], distance in pixels (correspondence), or nats (loss).
+        value: Share in [0, 1], distance in pixels (correspondence), nats (loss), or in the unit of a predicted number.
         low: Lower end of the interval; None if the images allow no statement.
         high: Upper end of the interval; None if the images allow no statement.
     """
@@ -62,6 +63,7 @@ class Evaluation:
         frozen: Table of frozen features; None if it was not requested.
         detection: Scores of a detector on each data set; empty for other models.
         segmentation: Scores of a segmentation network on each data set; empty for other models.
+        regression: Scores of predicted numbers on each data set; empty for other models.
         said: Lines that the command line prints besides its tables: notes, warnings, folders of the results.
     """
 
@@ -71,6 +73,7 @@ class Evaluation:
     said: Sequence[str] = ()
     detection: "Sequence[DetectedSet]" = ()
     segmentation: "Sequence[SegmentedSet]" = ()
+    regression: Sequence[NumberedSet] = ()
 
     @property
     def findings(self) -> list[Finding]:
@@ -98,8 +101,8 @@ class Evaluation:
         """The scores on the first data set, as returned by the training verb; empty for frozen features."""
         if self.detection:
             return dict(self.detection[0].metrics)
-        if self.segmentation:
-            return self.segmentation[0].metrics
+        for scored in (*self.segmentation, *self.regression):
+            return scored.metrics
         return self.classification[0].report.values if self.classification else {}
 
     def _scores(self) -> Iterator[tuple[str, tuple[str, str, str], str, Score]]:
@@ -112,9 +115,9 @@ class Evaluation:
         for row in [row for row in self.frozen.rows if row.line.headline] if self.frozen else []:
             for model, score in row.scores.items():
                 yield row.data, (row.line.protocol, row.line.setting, row.line.score), model, score
-        for one in self.detection:
-            for name, score in one.scores.items():
-                yield one.data, ("detection", "", name), self.model, score
+        for protocol, sets in (("detection", self.detection), ("regression", self.regression)):
+            for data, scores in ((one.data, one.scores) for one in sets):
+                yield from ((data, (protocol, "", name), self.model, score) for name, score in scores.items())
         for one in self.segmentation:
             yield one.data, ("segmentation", "", "mean_iou"), self.model, one.report.mean_iou
             yield one.data, ("segmentation", "", "pixel_accuracy"), self.model, one.report.accuracy
@@ -185,12 +188,7 @@ def evaluate_model(model: str, data: Sequence[str], settings: EvalSettings, cons
 def _evaluate_places(
     model: str, data: Sequence[str], task: str, settings: EvalSettings, console: Console
 ) -> Evaluation:
-    """Evaluate a detector on boxes, or a segmentation network on masks."""
-    if task == REGRESSION:
-        raise UserError(
-            f"paucal eval does not read numbers, and {model} is a model which predicts numbers: its test scores are in "
-            "its report, and 'paucal predict' gives the numbers of other images."
-        )
+    """Evaluate a detector on boxes, a segmentation network on masks, or predicted numbers on true ones."""
     if settings.protocol is not None:
         raise UserError(
             f"--protocol is for classifiers and frozen features, and {model} is for {task}: leave it out, or evaluate "
@@ -199,7 +197,9 @@ def _evaluate_places(
     for name in ("real_labels", "precision") if task == SEGMENTATION else ("mirror", "real_labels", "precision"):
         if getattr(settings, name):
             raise UserError(f"{flag(name)} is for classifiers, and {model} is for {task}: leave it out.")
-    check_places(model, data, settings, [MASKS] if task == SEGMENTATION else [])
+    check_places(model, data, settings, {SEGMENTATION: [MASKS], REGRESSION: [PLOT]}.get(task, []))
+    if task == REGRESSION:
+        return Evaluation(model, regression=evaluate_regressor(model, data, settings, console))
     # Imported only here, since these modules load the libraries that score boxes and masks.
     if task == DETECTION:
         from paucal.verbs.eval.detection import evaluate_detector

@@ -1,0 +1,98 @@
+"""`paucal eval` for a run of `paucal train --target`: the evaluation of its numbers on images with true ones."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from paucal.data.images import ImageSet
+from paucal.data.loader import inference_batch_size, make_eval_loader
+from paucal.metrics.intervals import Score
+from paucal.metrics.regression import RegressionReport
+from paucal.models.trained import TrainedModel
+from paucal.runner.console import Console
+from paucal.runner.images import load_images
+from paucal.runs import RunFolder, open_model_folder
+from paucal.settings.groups import LabelledDataSettings
+from paucal.tasks.regression.evaluation import card_of, evaluate_numbers, format_number, report_table, write_scores
+from paucal.tasks.regression.images import with_numbers
+from paucal.tasks.regression.model import load_regressor
+from paucal.types import UserError
+from paucal.verbs.eval.images import choose_images, report_folder, say_notes
+from paucal.verbs.eval.settings import EvalSettings
+from paucal.wording import counted
+
+PLOT = "predicted.png"
+
+
+@dataclass(frozen=True)
+class NumberedSet:
+    """The scores of predicted numbers on one set of images.
+
+    Attributes:
+        data: Name of the set.
+        report: Scores with intervals.
+        folder: Folder of the tables and the plot.
+    """
+
+    data: str
+    report: RegressionReport
+    folder: Path
+
+    @property
+    def scores(self) -> dict[str, Score]:
+        """The scores with their intervals."""
+        return self.report.scores
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The scores as plain numbers."""
+        return self.report.values
+
+
+def evaluate_regressor(model: str, data: Sequence[str], settings: EvalSettings, console: Console) -> list[NumberedSet]:
+    """Evaluate the model of a run on each table with true numbers; by default on the run's own test images.
+
+    Raises:
+        UserError: The run does not exist, a table has no such column, or there is no image to evaluate on.
+    """
+    run = open_model_folder(model)
+    regressor, results = load_regressor(run, settings.device), []
+    if not data and not run.config.exists():
+        raise UserError(f"{str(run.path)!r} does not name the images it was trained on: give DATA.")
+    for target in data or [None]:
+        opened = _opened(run, target, settings, regressor, console)
+        images, targets = with_numbers(opened, card_of(regressor).target, fewest=2)
+        judged = choose_images(run, images, settings.part, target)
+        say_notes(console, images, regressor.card.preprocessing.reading, judged)
+        fed, part = regressor.card.preprocessing, np.asarray(judged.positions, dtype=np.int64)
+        batch = settings.batch_size or inference_batch_size(fed.image_size, settings.device)
+        loader = make_eval_loader(images, part, fed.transform(), batch, settings.workers)
+        with console.progress("evaluating") as advance:
+            report, predicted = evaluate_numbers(regressor, loader, targets[part], part, settings.seed, advance)
+        folder = report_folder(run, target, data, settings)
+        write_scores(folder, folder, report, images, part, targets[part], predicted)
+        console.show(report_table(report))
+        mae, interval = format_number(report.scores["mae"], "mae")
+        console.say(
+            f"{images.name}: MAE {mae} (95 % interval {interval} over {counted(report.images, 'image')}), always the "
+            f"mean {report.baseline:.3g}; the predictions and {PLOT} are in {folder}"
+        )
+        results.append(NumberedSet(images.name, report, folder))
+    return results
+
+
+def _opened(
+    run: RunFolder, target: str | None, settings: EvalSettings, model: TrainedModel, console: Console
+) -> ImageSet:
+    """Open the images of a table, or those of the run."""
+    names = ("data_root", "image_column", "channels", "on_bad_image")
+    given = {name: getattr(settings, name) for name in names}
+    if target is None:
+        stored = run.settings
+        given = {name: stored[name] for name in names if name in stored}
+        target = str(stored.get("data", ""))
+    opening = replace(LabelledDataSettings(data=target), **given)
+    with console.progress("reading images") as advance:
+        return load_images(opening, advance, labelled=False, reading=model.card.preprocessing.reading)
