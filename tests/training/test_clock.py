@@ -191,7 +191,7 @@ def test_run__that_has_no_time_left_ends_with_the_step(tmp_path, monkeypatch):
 )
 def test_run__stopped_after_a_change_goes_on_to_the_same_weights(name, accumulate, workers, tmp_path, monkeypatch):
     budget, more = (
-        200.0,
+        80.0,
         {"name": name, "accumulate": accumulate, "workers": workers, "batch": 8 if accumulate > 1 else 16},
     )
     load = lambda now: 1.0 if now < 20 else 2.0  # noqa: E731
@@ -286,18 +286,18 @@ def test_threads__are_tried_without_a_trace_and_recorded(tmp_path, monkeypatch):
         return choose
 
     monkeypatch.setattr(clock, "SPARE_SHARE", 1.0)  # these steps are long beside the time
-    load = load_between(20, 1e9, slow=1.5)
+    load = load_between(12, 1e9, slow=1.5)
     for threads, repeats in ((1, 0), (1, 2), (2, 2)):
         folder = tmp_path / f"{threads}-{repeats}"
         monkeypatch.setattr(clock, "choose_threads", choosing(threads, repeats))
         seen, machine = Threads(), Machine(monkeypatch, load)
-        outcome = train(folder, machine, timed(60.0), planned(60.0), name="two_networks", callbacks=[seen])
+        outcome = train(folder, machine, timed(30.0), planned(30.0), name="two_networks", callbacks=[seen])
         states.append(load_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"])
     assert tried[:2] == [1, 1]
     assert 2 in tried
     first = outcome.plan.changes[0]
     assert first.threads == 2
-    assert first.total_steps == planned(60.0) * PER_EPOCH  # the next looks tell how many steps fit with two threads
+    assert first.total_steps == planned(30.0) * PER_EPOCH  # the next looks tell how many steps fit with two threads
     assert seen.used == [1] * first.step + [2] * (outcome.step - first.step)
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
     assert torch.get_num_threads() == before
