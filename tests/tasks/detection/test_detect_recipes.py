@@ -168,7 +168,7 @@ def test_optimization__falls_after_passes_and_clips_as_asked(tmp_path: Path):
     found = DetectionJob().optimization(made)
     per_pass = made.plan.total_steps // 4
     assert [found.schedule(passes * per_pass) for passes in range(4)] == pytest.approx([1.0, 1.0, 0.1, 0.01])
-    assert found.clip is None
+    assert not found.clip
     usual = assemble(plain_init(replace(settings, milestones=None, clip=5.0)), GIVEN, SilentConsole().progress)
     assert DetectionJob().optimization(usual).clip == 5.0
     assert isinstance(DetectionJob().optimization(usual).schedule, CosineWarmup)
