@@ -1,15 +1,22 @@
-"""What unlabelled images add to a linear head on frozen features of few labelled ones.
+"""What unlabelled images add to a linear head on frozen features of few labelled ones, and to `paucal train`.
 
     python benchmarks/unlabelled.py CLOTHING --work W --train 10000 --test 10000 --name unlabelled_clothing
     python benchmarks/unlabelled.py CLOTHING --work W --held-out 0.3 --seeds 100 101 102   # to develop on
+    python benchmarks/unlabelled.py CLOTHING --work W --whole 8m --per-class 10 --seeds 0 1 2
 
-Labelled images are drawn from the training part; all others of that part are used without their labels. Each way gives
-them soft targets and a head is fitted to both, with the penalty that cross-validation within the labelled images chose.
-Gains are in points over the head of the labelled images alone, paired by seed. Nothing is tuned, and no part of `paucal
-train` does this: it measures what would be worth building.
+Labelled images are drawn from the training part; all others of that part are used without their labels. Gains are in
+points, paired by seed.
+
+On frozen features the head of the labelled images alone is the first model of `paucal train`, the winner of its race of
+heads. "paucal train" is what its step makes of the unlabelled images, where cross-validation keeps the labels alone or
+not; the ways of `--ways` give the images soft targets, and logistic regression on the last features is fitted to both.
+
+With `--whole`, whole commands are compared instead: `paucal train --few-labels N --time T` with `--unlabelled` and
+without, judged on the test part. Finished runs stay in the work folder, so that a stopped call goes on.
 """
 
 import argparse
+import json
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,12 +26,17 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
+import paucal
 from few_shot_features import NETWORKS, features
 from labelling import parts
 from measuring import store, surroundings
-from paucal.tasks.classification.auto_tune.probe import fit_head
+from paucal.backbones.stage_classifier import STAGES
+from paucal.tasks.classification.auto_tune.head_race import race_heads
+from paucal.tasks.classification.auto_tune.probe import Head, fit_head
+from paucal.tasks.classification.auto_tune.unlabelled_head import ALONE, base_of, race_unlabelled
 
 NEIGHBOURS, POWER, KEPT, STEPS = (
     15,
@@ -32,6 +44,8 @@ NEIGHBOURS, POWER, KEPT, STEPS = (
     0.9,
     40,
 )  # of the graph: edges, exponent of similarities, share passed on, rounds
+STEP = "paucal train"
+Rows = NDArray[np.int64]
 REAL_SHARE = 3.0  # most weight of the unlabelled images, as a multiple of the labelled ones'
 
 
@@ -117,10 +131,12 @@ def fit_soft(rows: Tensor, targets: Tensor, weight: Tensor, penalty: float) -> t
     return slopes.detach(), biases.detach()
 
 
-def measured(found: dict[str, Tensor], per_class: int, held_out: float | None, seed: int) -> dict[str, float]:
+def measured(
+    found: dict[str, Tensor], per_class: int, held_out: float | None, seed: int, ways: bool
+) -> dict[str, float]:
     """Return the accuracy of each way in percent."""
     pool, judged = parts(found, held_out, seed)
-    values, labels, draw = found["last"].double(), found["labels"], np.random.default_rng(seed)
+    labels, draw = found["labels"], np.random.default_rng(seed)
     classes = int(labels.max()) + 1
     own = labels[pool].numpy()
     drawn = np.concatenate([draw.permutation(np.flatnonzero(own == k))[:per_class] for k in range(classes)])
@@ -131,21 +147,52 @@ def measured(found: dict[str, Tensor], per_class: int, held_out: float | None, s
     def accuracy(scores: Tensor) -> float:
         return 100 * float((scores.argmax(1) == truth).double().mean())
 
-    head = fit_head(found["last"][pool][labelled], labels[pool][labelled], classes, seed)
+    kept = found["widths"].tolist()
+    staged = torch.cat(
+        [found["last"], *found["mean"].split(kept, 1)[-STAGES:], *found["std"].split(kept, 1)[-STAGES:]], 1
+    )
+    own_labels, last = labels[pool][labelled], found["last"][pool][labelled]
+    head = fit_head(last, own_labels, classes, seed)
+    race = race_heads(last, staged[pool][labelled], own_labels, classes, head.strength, seed)
+    step = race_unlabelled(
+        *(staged[pool][labelled], own_labels, classes, staged[pool][others]), base_of(race, head, classes), seed
+    )
+    scores = {"last features alone": accuracy(head.scores(found["last"][judged]))}
+    scores[ALONE] = scores["last features alone"] if race.head is None else accuracy(race.head.scores(staged[judged]))
+    scores[STEP] = scores[ALONE]
+    if step.weight is not None and step.bias is not None:
+        scores[STEP] = accuracy(staged[judged] @ step.weight.T + step.bias)
+    return scores | (soft_targets(found["last"].double(), labels, pool, judged, labelled, others, head) if ways else {})
+
+
+def soft_targets(
+    values: Tensor, labels: Tensor, pool: Rows, judged: Rows, labelled: Tensor, others: Tensor, head: Head
+) -> dict[str, float]:
+    """Return the accuracy of logistic regression on the last features with the soft targets of each way."""
+    classes, scores = len(head.bias), {}
     mean, deviation = values[pool].mean(0), values[pool].std(0).clamp(min=1e-6)
     rows, seen = (values[pool] - mean) / deviation, (values[judged] - mean) / deviation
-    hard = F.one_hot(labels[pool][labelled], classes).double()
-    weight, bias = fit_soft(rows[labelled], hard, torch.ones(len(drawn), dtype=torch.float64), head.strength)
+    hard, ones = F.one_hot(labels[pool][labelled], classes).double(), torch.ones(len(labelled), dtype=torch.float64)
+    weight, bias = fit_soft(rows[labelled], hard, ones, head.strength)
     shares = (rows[others] @ weight.T + bias).softmax(1)
     cell = Cell(rows, labelled, labels[pool][labelled], others, shares)
-    scores = {"labels alone": accuracy(head.scores(found["last"][judged]))}
     for name, way in WAYS.items():
         targets, more = way(cell)
-        both = torch.cat([torch.ones(len(drawn), dtype=torch.float64), more])
-        weight, bias = fit_soft(
-            torch.cat([rows[labelled], rows[others]]), torch.cat([hard, targets]), both, head.strength
-        )
-        scores[name] = accuracy(seen @ weight.T + bias)
+        both = torch.cat([rows[labelled], rows[others]]), torch.cat([hard, targets]), torch.cat([ones, more])
+        weight, bias = fit_soft(*both, head.strength)
+        scores[name] = 100 * float(((seen @ weight.T + bias).argmax(1) == labels[judged]).double().mean())
+    return scores
+
+
+def commanded(source: str, work: Path, per_class: int, minutes: str, seed: int) -> dict[str, float]:
+    """Return the test accuracy of the whole command with and without the other images, in percent."""
+    scores = {}
+    for name, more in ((ALONE, None), (STEP, source)):
+        run = work / f"{Path(source).name}-{per_class}-{seed}-{'with' if more else 'alone'}"
+        if not (run / "summary.json").exists():
+            given = {"few_labels": per_class, "unlabelled": more, "time": minutes, "seed": seed}
+            paucal.train(source, output=str(run), overwrite=run.exists(), **given)
+        scores[name] = 100 * json.loads((run / "summary.json").read_text())["test_top1"]
     return scores
 
 
@@ -159,28 +206,37 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=240, help="most images of a class to draw from")
     parser.add_argument("--test", type=int, default=300, help="most test images of a class")
     parser.add_argument("--held-out", type=float, help="judge on this share of the training part, not on the test part")
+    parser.add_argument("--ways", action="store_true", help="try soft targets for logistic regression too")
+    parser.add_argument("--whole", metavar="TIME", help="compare whole commands that take this time, such as 8m")
     parser.add_argument("--name", help="of the stored result; without it nothing is stored")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found = features(options.source, NETWORKS[0], options.work, options.train, options.test)
+    found = {}
+    if options.whole is None:
+        found = features(options.source, NETWORKS[0], options.work, options.train, options.test)
     rows: list[dict[str, Any]] = []
     for per_class in options.per_class:
         for seed in options.seeds:
-            accuracy = measured(found, per_class, options.held_out, seed)
+            if options.whole is None:
+                accuracy = measured(found, per_class, options.held_out, seed, options.ways)
+            else:
+                accuracy = commanded(options.source, options.work, per_class, options.whole, seed)
             rows.append({"per_class": per_class, "seed": seed, "accuracy": accuracy})
             print(rows[-1], flush=True)
     cells = []
     for per_class in options.per_class:
         own = [row["accuracy"] for row in rows if row["per_class"] == per_class]
-        for name in WAYS:
-            gains = [accuracy[name] - accuracy["labels alone"] for accuracy in own]
+        for name in set(own[0]) - {ALONE}:
+            gains = [accuracy[name] - accuracy[ALONE] for accuracy in own]
             spread = statistics.stdev(gains) if len(gains) > 1 else 0.0
-            cell = {"per_class": per_class, "way": name, "alone": statistics.mean(one["labels alone"] for one in own)}
+            cell = {"per_class": per_class, "way": name, "alone": statistics.mean(one[ALONE] for one in own)}
             cells.append(cell | {"gain": statistics.mean(gains), "deviation": spread, "worst_seed": min(gains)})
             print(cells[-1])
     if options.name:
         settings = {key: value for key, value in vars(options).items() if key not in ("work", "source")}
-        images = {"in_all": len(found["labels"]), "in_the_test_part": int(found["is_test"].sum())}
+        images = (
+            {} if options.whole else {"in_all": len(found["labels"]), "in_the_test_part": int(found["is_test"].sum())}
+        )
         facts = {"data": Path(options.source).name, "surroundings": surroundings("cpu"), "settings": settings}
         store(options.name, facts | {"images": images, "cells": cells, "runs": rows})
 

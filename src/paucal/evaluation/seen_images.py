@@ -24,6 +24,7 @@ from paucal.runs import RunFolder
 from paucal.runs.folder import run_behind, with_ancestors
 from paucal.types import UserError
 
+UNLABELLED_IMAGES = "unlabelled.csv"  # images that a run learned from without labels, beside its own
 LEARNED = ("train", "val")  # splits that a model was trained on or selected by
 
 
@@ -72,12 +73,14 @@ class LearnedImages:
         labelled: Whether the run saw their labels.
         places: Folders that the keys may be relative to, and the name of a published set.
         rows: Split and digest of each image by its key; None if they are unknown.
+        step: What they were used for, in words.
     """
 
     run: RunFolder
     labelled: bool
     places: tuple[str, ...] = ()
     rows: Mapping[str, Row] | None = field(default=None, repr=False)
+    step: str = "the pre-training"
 
     @cached_property
     def by_digest(self) -> dict[str, str]:
@@ -130,7 +133,7 @@ class LearnedImages:
 
 
 def training_history(run: RunFolder | None) -> Iterator[LearnedImages]:
-    """Yield the training images of a run, then of the run whose weights it started from, and so on."""
+    """Yield the training images of a run, those without labels beside them, then those of its start, and so on."""
     ancestors = with_ancestors(run)
     while True:
         try:
@@ -140,6 +143,8 @@ def training_history(run: RunFolder | None) -> Iterator[LearnedImages]:
         if ancestor is None:
             return
         yield _read_learned(ancestor)
+        if (more := _read_unlabelled(ancestor)) is not None:
+            yield more
 
 
 def readable_history(run: RunFolder) -> list[LearnedImages]:
@@ -228,8 +233,21 @@ def seen_unlabelled(run: RunFolder | None, images: ImageSet, test: NDArray[np.in
         elif not learned.labelled:
             count = int(learned.contains(identities)[test].sum())
             shown = "none" if not count else f"{count}, without labels,"
-            remarks.append(f"the pre-training {path} has seen {shown} of the {len(test)} test images of {images.name}")
+            remarks.append(f"{learned.step} {path} has seen {shown} of the {len(test)} test images of {images.name}")
     return remarks
+
+
+def _read_unlabelled(run: RunFolder) -> LearnedImages | None:
+    """Return the images without labels that a run learned from beside its own; None for a run without them."""
+    if not (run.path / UNLABELLED_IMAGES).is_file():
+        return None
+    try:
+        rows, location = read_rows(run.path / UNLABELLED_IMAGES), run.settings.get("unlabelled")
+    except UserError:
+        rows, location = None, None
+    table = None if rows is None else {row["key"]: Row(row["split"], row.get("digest") or "") for row in rows}
+    places = _places(location) if isinstance(location, str) else ()
+    return LearnedImages(run, False, places, table, "the step on images without labels of")
 
 
 def _read_learned(run: RunFolder) -> LearnedImages:

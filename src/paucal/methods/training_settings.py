@@ -52,6 +52,11 @@ class TrainSettings(
         False,
         group="data",
     )
+    unlabelled: str | None = option(
+        "images without labels that the model may learn from beside DATA: a folder to any depth, zip or tar, table, "
+        "Parquet or a published set; several places joined by ':'; kept only where cross-validation prefers it",
+        group="data",
+    )
     target: str | None = option(
         "column of a table with a number for each image, which is predicted in place of a class", group="data"
     )

@@ -34,7 +34,7 @@ def resolve_output(settings: S, reads: Iterable[str], console: Console) -> S:
     read = {flag(name): str(value) for name in reads if (value := getattr(settings, name)) is not None}
     for name, value in read.items():
         named_path(value, name)  # raises for an empty path
-    images = {name: value for name, value in read.items() if name in ("--data", "--monitor")}
+    images = {name: value for name, value in read.items() if name in ("--data", "--monitor", "--unlabelled")}
     if settings.output is None:
         refuse_inside_images(RUNS, images, settings.data_root)
         return settings

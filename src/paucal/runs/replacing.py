@@ -31,6 +31,7 @@ FILES = {
     *("summary.json", "report.html", "model.json", "model.safetensors", "checkpoints", "plots", "evaluation"),
     *("check.json", "rungs.json", "time_plan.json", "probe.safetensors", "trials"),
     LEDGER,
+    *("unlabelled.csv", "unlabelled.safetensors", "held_out.safetensors", "learning_curve.json"),
     *("loggers.json", "tensorboard", "mlflow.db", "mlartifacts", "wandb"),
 }
 NUMBERED = re.compile(r"head-\d+(x\d+)?\.safetensors")

@@ -8,6 +8,7 @@ import torch
 from paucal.backbones.spec import BackboneSpec
 from paucal.data.channels.pixel_format import describe_channels
 from paucal.data.checking.findings import Finding
+from paucal.data.images import ImageSet
 from paucal.data.string_arrays import take_strings
 from paucal.data.views.normalisation import Normalisation
 from paucal.evaluation.calibration import DEFAULT_THRESHOLD
@@ -46,8 +47,10 @@ from paucal.tasks.classification.frozen_views import FrozenViews, why_not_kept
 from paucal.tasks.classification.images import quick_check, split_images, too_few_for_test, warnings
 from paucal.tasks.classification.loaders import run_preprocessing, view_transform
 from paucal.tasks.classification.optimization import check_plan, fit_batch, training_plan
+from paucal.tasks.classification.unlabelled_images import open_unlabelled
 from paucal.training import Plan
 from paucal.types import UserError
+from paucal.wording import counted
 
 HEAD = "probe.safetensors"
 NO_PROBE = "no linear probe of the pretrained weights, since these images are streamed: tuned from the first step"
@@ -138,6 +141,7 @@ def assemble(
         *images.notes,
         *filter(None, [describe_channels(images.reading.channels)]),
         *([SEVERAL_LABELS] if images.multi_hot is not None else ()),
+        *(_describe_unlabelled(settings, images) if run is None and opened is None else ()),
         *([NO_PROBE] if images.stream is not None and choice.candidates else ()),
         *warnings(findings),
         *check_plan(settings, facts.n_train),
@@ -204,11 +208,30 @@ def _check_new(settings: TrainSettings, tune_record: TuneRecord | None, whole: b
             "--curve fits heads to the frozen features of pretrained weights, and this run has "
             "none: leave it out, or compare shares of the images with 'paucal compare --labels 25% 50% 100%'."
         )
+    if settings.unlabelled is not None and (tune_record is None or not tune_record.candidates):
+        raise UserError(
+            "--unlabelled fits a head to the frozen features of pretrained weights, and this run has none: leave it "
+            "out, or learn from these images first with 'paucal pretrain'."
+        )
     if settings.epochs == 0 and (tune_record is None or not tune_record.candidates):
         raise UserError(
             "--epochs 0 keeps the linear probe of pretrained weights, and this run does not look for any or has "
             "found none: give at least 1."
         )
+
+
+def _describe_unlabelled(settings: TrainSettings, images: ImageSet) -> list[str]:
+    """Open the images without labels of a new run, and return a line about them.
+
+    Raises:
+        UserError: There are none, or the run's images have several labels.
+    """
+    if settings.unlabelled is None:
+        return []
+    if images.multi_hot is not None:
+        raise UserError("--unlabelled is for images with one label each, and these have several: leave it out.")
+    more = open_unlabelled(settings)
+    return [f"{counted(len(more), 'image')} without labels in {settings.unlabelled}", *more.notes]
 
 
 def head_file(sides: Sequence[int]) -> str:

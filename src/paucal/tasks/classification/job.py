@@ -15,6 +15,7 @@ from paucal.runner.job import Bars, Job, Watcher
 from paucal.runner.starts import pin_start, plain_init
 from paucal.runner.time_budget import seconds_of
 from paucal.runs import RunFolder, write_atomically
+from paucal.settings.groups import DataSettings
 from paucal.settings.options import check_ranges
 from paucal.tasks.classification.assembly import TrainingSetup, assemble
 from paucal.tasks.classification.auto_tune.auto_tune import auto_tune
@@ -36,7 +37,7 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
 
     verb = "train"
     kind = TrainSettings
-    reads = ("data", "data_root", "init", "classes", *sorted(paths_of_methods()))
+    reads = ("data", "data_root", "init", "classes", "unlabelled", *sorted(paths_of_methods()))
 
     def check(self, settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
         """Fill in the recipe and refuse settings that contradict each other."""
@@ -53,6 +54,9 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
 
     def pin(self, settings: TrainSettings) -> TrainSettings:
         """Return settings with absolute paths."""
+        if settings.unlabelled is not None:
+            there = DataSettings(data=settings.unlabelled, data_root=settings.data_root)
+            settings = replace(settings, unlabelled=pin_data(there).data)
         return pin_start(pin_data(settings, {*paths_of_methods(), "split"}))
 
     def assemble(

@@ -18,13 +18,12 @@ from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.arithmetic import choose_training_precision
 from paucal.tasks.classification.auto_tune.first_model import compare_candidates, fit_probe, time_frozen_network
-from paucal.tasks.classification.auto_tune.state import TuneState, is_free, is_timed
+from paucal.tasks.classification.auto_tune.state import TuneState, cannot_judge_tuning, is_free, is_timed
 from paucal.tasks.classification.auto_tune.tuning import choose_preset, seconds_per_image
+from paucal.tasks.classification.auto_tune.unlabelled import learn_from_unlabelled
 from paucal.training import TimePlan
 from paucal.types import UserError
 
-# With fewer training images, validation cannot tell whether tuning is better than the probe.
-FEWEST_IMAGES = 100
 MAX_EPOCHS = 20
 SCRATCH_EPOCHS = 300
 REPORT_SECONDS = 6.0  # for the pictures and the page at the end, on an idle core
@@ -86,10 +85,11 @@ def _tune_trained_weights(state: TuneState) -> bool:
     if len(state.record.candidates) > 1 and not state.record.race and state.record.probe is None:
         compare_candidates(state)
     fit_probe(state)
+    learn_from_unlabelled(state)
     counts = state.setup.data.counts()
     if state.setup.settings.epochs == 0:
         return _keep_probe(state, "the probe is the model: --epochs 0")
-    if is_free(state.setup, "epochs") and (not counts["val"] or counts["train"] < FEWEST_IMAGES):
+    if cannot_judge_tuning(state.setup):
         why = f"{counts['train']} training images" if counts["val"] else "no images to validate with"
         return _keep_probe(state, f"{why}: the probe is the model, as validation could not tell whether tuning helps")
     choose_training_precision(state)

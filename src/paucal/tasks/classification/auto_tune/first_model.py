@@ -181,8 +181,10 @@ class Fitted:
 
     Attributes:
         head: Linear head on the last features.
+        features: (N + V, D) features of the training and of the validation images.
+        staged: Whether the pooled last stages follow the last features in them.
+        rows: (N,) positions among the training images.
         score: Score of the best head on the validation images; from cross-validation where there are none.
-        images: Number of training images that it was fitted to.
         seconds: Seconds of one image through the frozen network in float32.
         race: Comparison with heads that read the last stages too; without a head where they did not win.
         race_seconds: Seconds of the comparison.
@@ -190,12 +192,19 @@ class Fitted:
     """
 
     head: Head
+    features: Tensor
+    staged: bool
+    rows: Tensor
     score: float
-    images: int
     seconds: float
     race: RaceResult = field(default_factory=RaceResult)
     race_seconds: float = 0.0
     curve: LearningCurve | None = None
+
+    @property
+    def images(self) -> int:
+        """Number of training images that it was fitted to."""
+        return len(self.rows)
 
 
 def fit_probe(state: TuneState) -> None:
@@ -204,12 +213,15 @@ def fit_probe(state: TuneState) -> None:
         return
     setup, start_time = state.setup, time.monotonic()
     fitted = fit_probe_head(state, setup, "first model: features", race=True)
+    state.first = fitted if setup.settings.unlabelled else None
     state.image_seconds = fitted.seconds  # more precise than the few images timed before
     classifier = linear_classifier(setup.objective.deployable())
     if classifier is not None:
         fitted.head.put_into(classifier)
     save_head(state.run, fitted.head, HEAD)  # tuning starts from it, whichever head won
-    network, card = _deployed(setup, fitted.race)
+    network, card = setup.objective.deployable(), setup.card
+    if fitted.race.head is not None:
+        network, card = deployed(setup, fitted.race.head, staged=True)
     if fitted.race.held_out is not None and not len(setup.data.part("val")):
         store_held_out(state.run, fitted.race.held_out)
         if setup.settings.calibrate == "temperature":
@@ -239,17 +251,22 @@ def fit_probe(state: TuneState) -> None:
     )
 
 
-def _deployed(setup: TrainingSetup, race: RaceResult) -> tuple[nn.Module, ModelCard]:
-    """Return the network with the winning head, and its card; the network that is tuned stays as it is."""
-    network = setup.objective.deployable()
-    if race.head is None:
-        return network, setup.card
-    network = add_stage_classifier(copy.deepcopy(network).cpu(), setup.card.backbone.image_size)
+def deployed(setup: TrainingSetup, head: Head, staged: bool) -> tuple[nn.Module, ModelCard]:
+    """Return a copy of the network with another head, and its card; the network that is tuned stays as it is.
+
+    Args:
+        setup: Setup of the run.
+        head: Linear head.
+        staged: Whether it reads the last stages beside the last features.
+    """
+    network = copy.deepcopy(setup.objective.deployable()).cpu()
+    if staged:
+        network = add_stage_classifier(network, setup.card.backbone.image_size)
     classifier = linear_classifier(network)
     if classifier is None:
         raise ValueError("the network has no linear classifier")
-    race.head.put_into(classifier)
-    return network, replace(setup.card, reads_stages=True)
+    head.put_into(classifier)
+    return network, replace(setup.card, reads_stages=staged)
 
 
 def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: bool = False) -> Fitted:
@@ -280,12 +297,12 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
         )
     seconds = (time.perf_counter() - start_time) / max(len(together), 1) * state.arithmetic.speed
     labels, count = all_labels[together], len(rows)
-    last = features[:, : _own_width(network)]
+    last = features[:, : own_width(network)]
     # Fits to few images are many small products, in which threads of a busy machine mostly wait for each other.
     with threadpool_limits(1 if count <= MOST_COMPARED else None):
         head = fit_head(last[:count], labels[:count], len(card.classes), settings.seed)
         start_time, result = time.perf_counter(), RaceResult()
-        if staged or (race and not len(val)):  # without validation images, for the cross-validated score
+        if staged or (race and (not len(val) or settings.unlabelled)):  # the others for the cross-validated answers
             fitted = last[:count], features[:count], labels[:count]
             heads = HEADS if staged else {}
             result = race_heads(*fitted, len(card.classes), head.strength, settings.seed, heads)
@@ -298,10 +315,11 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
     score = best.cross_validated if result.held_out is None else float(result.held_out.hits.double().mean())
     if len(val):
         score = head_score(best, inputs[count:], labels[count:])
-    return Fitted(head, 0.0 if score is None else score, count, seconds, result, race_seconds, curve)
+    score = 0.0 if score is None else score
+    return Fitted(head, features, staged, rows, score, seconds, result, race_seconds, curve)
 
 
-def _own_width(network: nn.Module) -> int | None:
+def own_width(network: nn.Module) -> int | None:
     """Return the number of last features, which the network's own classifier reads."""
     classifier = linear_classifier(network)
     return None if classifier is None else classifier.in_features

@@ -36,3 +36,19 @@ def fit_gaussian(features: Tensor, labels: Tensor, n_classes: int) -> LinearClas
         weight = dim * torch.linalg.solve(scatter, means.T).T
     bias = -(weight * means).sum(1) / 2
     return LinearClassifier(weight, torch.where(counts > 0, bias, -torch.inf))
+
+
+def fit_shares(features: Tensor, shares: Tensor) -> LinearClassifier:
+    """Fit the same classifier to images that belong to several classes in part, with more images than features.
+
+    Args:
+        features: (N, D) features.
+        shares: (N, K) weight of each image in each class. A class without any gets a bias of minus infinity.
+    """
+    counts = shares.sum(0)
+    means = shares.T @ features / counts.clamp(min=1e-9)[:, None]
+    scatter = (features * shares.sum(1)[:, None]).T @ features - (counts[:, None] * means).T @ means
+    scatter.diagonal().add_(scatter.diagonal().sum() / (counts.sum() - 1))
+    weight = features.shape[1] * torch.linalg.solve(scatter, means.T).T
+    bias = -(weight * means).sum(1) / 2
+    return LinearClassifier(weight, torch.where(counts > 0, bias, -torch.inf))

@@ -41,6 +41,7 @@ class RaceResult:
         lead: Lead of the best other head over `LAST`, in nats.
         error: Standard error of the lead.
         held_out: Logits of the winner for images that it was not fitted to; None where there are too few images.
+        mixture: Weight of the logits of each head in the winner; empty for `LAST`.
     """
 
     name: str = LAST
@@ -49,6 +50,7 @@ class RaceResult:
     lead: float = 0.0
     error: float = 0.0
     held_out: "HeldOut | None" = None
+    mixture: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -113,11 +115,11 @@ def race_heads(
     coordinates = standardise(staged[rows]).coordinates
     logits = {name: logits_of(coordinates, fit) for name, fit in heads.items()}
     mixtures = _mixtures(logits, truth)
-    losses = {name: _losses(_mixed(logits, mixture), truth) for name, mixture in mixtures.items()}
+    losses = {name: repeated_losses(_mixed(logits, mixture), truth) for name, mixture in mixtures.items()}
     usual = logits_of(standardise(last[rows]).coordinates, fit_last)
-    temperature = _temperature(usual, truth)
+    temperature = best_temperature(usual, truth)
     usual_held_out = HeldOut(rows[judged], usual / temperature, truth, folds, temperature)
-    losses[LAST] = _losses(usual_held_out.logits, truth)
+    losses[LAST] = repeated_losses(usual_held_out.logits, truth)
     if not mixtures:
         return RaceResult(losses={LAST: float(losses[LAST].mean())}, held_out=usual_held_out)
     best = min(mixtures, key=lambda name: float(losses[name].mean()))
@@ -129,7 +131,7 @@ def race_heads(
     held_out = HeldOut(rows[judged], _mixed(logits, mixtures[best]), truth, folds)
     weight, bias = fit_mixture(staged, labels, n_classes, mixtures[best], heads)
     head = Head(weight, bias, DEFAULT_STRENGTH, float(held_out.hits.double().mean()))
-    return RaceResult(best, head, means, lead, error, held_out)
+    return RaceResult(best, head, means, lead, error, held_out, mixtures[best])
 
 
 def held_out_logits(features: Tensor, labels: Tensor, n_classes: int, fit: FitHead, seed: int) -> Tensor:
@@ -144,10 +146,10 @@ def held_out_logits(features: Tensor, labels: Tensor, n_classes: int, fit: FitHe
 
 def _mixtures(logits: Mapping[str, Tensor], labels: Tensor) -> dict[str, dict[str, float]]:
     """Return the weights of the heads' logits for each calibrated head alone, and for the mean of all."""
-    mixtures = {name: {name: 1 / _temperature(values, labels)} for name, values in logits.items()}
+    mixtures = {name: {name: 1 / best_temperature(values, labels)} for name, values in logits.items()}
     if len(logits) > 1:
         mean = {name: mixture[name] / len(logits) for name, mixture in mixtures.items()}
-        divisor = _temperature(_mixed(logits, mean), labels)
+        divisor = best_temperature(_mixed(logits, mean), labels)
         mixtures[MEAN] = {name: share / divisor for name, share in mean.items()}
     return mixtures
 
@@ -156,16 +158,16 @@ def _mixed(logits: Mapping[str, Tensor], mixture: Mapping[str, float]) -> Tensor
     return torch.stack([share * logits[name] for name, share in mixture.items()]).sum(0)
 
 
-def _temperature(logits: Tensor, labels: Tensor) -> float:
+def best_temperature(logits: Tensor, labels: Tensor) -> float:
     """Return the divisor of (R, N, K) logits at which the labels are likeliest."""
     deviation = float(logits[logits.isfinite()].std().clamp(min=1e-12))
     return min(
         (deviation * float(step) for step in TEMPERATURES),
-        key=lambda divisor: float(_losses(logits / divisor, labels).mean()),
+        key=lambda divisor: float(repeated_losses(logits / divisor, labels).mean()),
     )
 
 
-def _losses(logits: Tensor, labels: Tensor) -> Tensor:
+def repeated_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the (N,) cross-entropies of (R, N, K) logits, as means over the repeats."""
     losses = F.cross_entropy(logits.flatten(0, 1), labels.repeat(len(logits)), reduction="none")
     return losses.view(len(logits), -1).mean(0)

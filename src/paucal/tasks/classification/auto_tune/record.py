@@ -38,6 +38,7 @@ class TuneRecord:
         spent: Seconds spent so far, over all calls.
         race: Comparison of the candidates on a subset of the images, one step per candidate.
         probe: Linear head on frozen features; None before it is fitted.
+        unlabelled: Head that learned from images without labels too; None before it is tried, or without such images.
         sizes: Seconds per training image, by image size and frozen stages; None where a step exceeds the memory.
         tuning: Image size, seconds of an epoch and trial steps of each preset; None where it exceeds time or memory.
         trials: Short trainings, one per preset that was tried.
@@ -55,6 +56,13 @@ class TuneRecord:
     trials: tuple[TuneStep, ...] = ()
     plan: str = ""
     tune: bool = True
+    unlabelled: TuneStep | None = None
+
+    @property
+    def first_model(self) -> TuneStep | None:
+        """The first model as it stands: the probe, or the head that learned from images without labels too."""
+        kept = self.unlabelled is not None and self.unlabelled.details.get("kept")
+        return self.unlabelled if kept else self.probe
 
     def write(self, run: RunFolder) -> "TuneRecord":
         """Store the record in the run folder and return it."""
@@ -87,6 +95,7 @@ def read_record(run: RunFolder | None) -> TuneRecord | None:
             tuple(map(_read_step, stored["trials"])),
             str(stored["plan"]),
             bool(stored["tune"]),
+            None if stored.get("unlabelled") is None else _read_step(stored["unlabelled"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise UserError(f"{str(run.path / FILE)!r} is damaged ({problem}): restore it or train anew.") from problem

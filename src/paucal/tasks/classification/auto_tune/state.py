@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paucal.models.arithmetic import FLOAT32, Arithmetic
 from paucal.runner.console import Console
@@ -13,7 +13,12 @@ from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup, assemble
 from paucal.tasks.classification.auto_tune.record import TuneRecord
 
+if TYPE_CHECKING:
+    from paucal.tasks.classification.auto_tune.first_model import Fitted
+
 RESERVE = 0.05  # share of the time kept for pictures, the page and unforeseen work
+# With fewer training images, validation cannot tell whether tuning is better than the probe.
+FEWEST_IMAGES = 100
 NEVER_REVISED = frozenset(("init", "time", "method", "model", "device", "devices", "nodes", "batch_size", "precision"))
 
 
@@ -30,6 +35,7 @@ class TuneState:
         image_seconds: Seconds of one image through the frozen network in float32, at the probe's image size.
         arithmetic: Arithmetic of the frozen network's features.
         announced: Whether the time of the first model was announced.
+        first: First model with its features, where a later step reads them; None if an earlier call fitted it.
     """
 
     run: RunFolder
@@ -40,6 +46,7 @@ class TuneState:
     image_seconds: float = 0.0
     arithmetic: Arithmetic = FLOAT32
     announced: bool = False
+    first: "Fitted | None" = None
 
     @property
     def spent(self) -> float:
@@ -85,6 +92,12 @@ class TuneState:
 def is_timed(setup: TrainingSetup) -> bool:
     """Return whether the time budget decides the length of the run."""
     return setup.tune_record is not None and setup.tune_record.budget > 0 and is_free(setup, "epochs")
+
+
+def cannot_judge_tuning(setup: TrainingSetup) -> bool:
+    """Return whether the run is left with its first model, as its images cannot tell whether tuning helps."""
+    counts = setup.data.counts()
+    return is_free(setup, "epochs") and (not counts["val"] or counts["train"] < FEWEST_IMAGES)
 
 
 def is_free(setup: TrainingSetup, name: str) -> bool:

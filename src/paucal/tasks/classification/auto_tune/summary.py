@@ -24,7 +24,13 @@ def step_rows(
     words = f"probe: linear head on frozen features of {images} images, {_size(probe.details.get('img_size'))} pixels"
     if "head" in probe.details:  # earlier runs did not store it
         words += f", {probe.details['head']}"
-    rows.append(_row(words, probe.score, probe.seconds, kept=not outcome.best and not finish.epochs))
+    stays = not outcome.best and not finish.epochs
+    rows.append(_row(words, probe.score, probe.seconds, kept=stays and record.first_model is probe))
+    if (more := record.unlabelled) is not None:
+        tried = f"the same with {more.details['images']} images without labels"
+        kept = record.first_model is more
+        outcome_words = f", {more.details['head']}" if kept else ": not kept"
+        rows.append(_row(tried + outcome_words, more.score if kept else None, more.seconds, kept=stays and kept))
     rows += [_row(f"trial: {one.name}", one.score, one.seconds) for one in record.trials]
     if outcome.rows:
         scores = [row[measure.column] for row in outcome.rows if measure.column in row]
@@ -46,7 +52,10 @@ def describe_kept_model(record: TuneRecord | None, outcome: Outcome, finish: Fin
     if finish.epochs:
         return f"{_describe_average(finish)}, better on the validation images than each of them"
     if record is not None and record.probe is not None and not outcome.best:
-        return "the probe: no epoch of tuning was better on the validation images" if outcome.rows else record.plan
+        if not outcome.rows:
+            return record.plan
+        name = "the probe" if record.first_model is record.probe else "the probe with images without labels"
+        return f"{name}: no epoch of tuning was better on the validation images"
     why = "the best on the validation images"
     if not selected:
         why = "the last: without validation images nothing was selected"
@@ -59,8 +68,8 @@ def kept_model_score(
     """Return the validation score of the run's model; None if unknown."""
     if finish.epochs:
         return finish.score
-    if not outcome.best and record is not None and record.probe is not None:
-        return record.probe.score
+    if not outcome.best and record is not None and record.first_model is not None:
+        return record.first_model.score
     return outcome.best.get(measure.column)
 
 

@@ -1,0 +1,145 @@
+"""The step of auto-tuning after the first model: what images without labels add to its head."""
+
+import time
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+from paucal.data.images import ImageSet
+from paucal.data.splits.split import Split
+from paucal.evaluation.familiarity import fit_familiarity
+from paucal.models.trained import save_trained
+from paucal.runner.clock import duration
+from paucal.runner.images import SplitImages
+from paucal.runs.weights import read_weights, save_weights
+from paucal.tasks.classification.auto_tune.first_model import (
+    Fitted,
+    deployed,
+    fit_probe_head,
+    frozen_features,
+    own_width,
+)
+from paucal.tasks.classification.auto_tune.probe import Head, head_score
+from paucal.tasks.classification.auto_tune.record import TuneStep
+from paucal.tasks.classification.auto_tune.state import TuneState, cannot_judge_tuning
+from paucal.tasks.classification.auto_tune.unlabelled_head import UnlabelledResult, base_of, race_unlabelled
+from paucal.tasks.classification.cross_validated import store_held_out
+from paucal.tasks.classification.unlabelled_images import MOST_IMAGES, remember, usable_images
+from paucal.wording import counted, percent
+
+# Largest share of the time budget for reading the images without labels, where tuning follows and where it does not.
+TIME_SHARE, LAST_SHARE = 0.2, 0.7
+FEWEST = 50  # fewer say nothing
+FEWEST_HELD_OUT = 20  # with fewer validation images, a fifth of the training images tells how far apart images lie
+FILE = "unlabelled.safetensors"  # features, until the step is decided
+NAME = "images without labels"
+
+
+def learn_from_unlabelled(state: TuneState) -> None:
+    """Try what the images of `--unlabelled` add to the first model, and keep it if cross-validation prefers it."""
+    settings, start_time = state.setup.settings, time.monotonic()
+    if settings.unlabelled is None or state.record.unlabelled is not None:
+        return
+    first = state.first or fit_probe_head(state, state.setup, "features of the first model again", race=True)
+    images, features = _read(state, first)
+    details = {"images": len(images), "kept": False}
+    if len(images) < FEWEST or first.race.held_out is None:
+        why = f"{counted(len(images), 'usable image')} without labels: too few to learn from"
+        if first.race.held_out is None:
+            why = "too few labelled images to tell whether images without labels help"
+        state.console.say(f"note: {why}")
+        _conclude(state, TuneStep(NAME, 0.0, time.monotonic() - start_time, {**details, "why": why}))
+        return
+    train = torch.from_numpy(state.setup.data.part("train"))[first.rows]
+    labels = torch.from_numpy(state.setup.data.images.targets).long()[train]
+    with threadpool_limits(1), state.console.progress("learning from images without labels"):
+        race = race_unlabelled(
+            *(first.features[: first.images], labels, len(state.setup.card.classes), features),
+            base_of(first.race, first.head, len(state.setup.card.classes)),
+            settings.seed,
+        )
+    details |= {"head": race.name, "heads": dict(race.losses), "lead": race.lead, "error": race.error}
+    score = _keep(state, first, race, images) if race.weight is not None else 0.0
+    details["kept"] = race.weight is not None
+    _conclude(state, TuneStep(NAME, score, time.monotonic() - start_time, details))
+    words = f"{counted(len(images), 'image')} without labels"
+    lead = f"a lead of {race.lead:.3f} ± {race.error:.3f} nats of cross-validated loss"
+    if race.weight is None:
+        state.console.say(f"{words} add nothing certain ({lead}): the first model stays")
+        return
+    held_out = "validation images" if len(state.setup.data.part("val")) else "held-out training images"
+    shown = state.setup.data.primary_metric.format_score(score, held_out)
+    state.console.say(f"{words} improve the first model ({lead}): {shown}, {percent(first.score)} without them")
+
+
+def _conclude(state: TuneState, step: TuneStep) -> None:
+    state.save(unlabelled=step)
+    (state.run.path / FILE).unlink(missing_ok=True)
+
+
+def _read(state: TuneState, first: Fitted) -> tuple[ImageSet, Tensor]:
+    """Return the images without labels that resemble the training images, and their (U, D) features."""
+    setup, console = state.setup, state.console
+    most = MOST_IMAGES
+    if state.record.budget:
+        share = LAST_SHARE if cannot_judge_tuning(setup) else TIME_SHARE
+        most = int(min(share * state.record.budget, state.left()) / max(state.image_seconds, 1e-9))
+    if most < FEWEST:
+        console.say("note: no time is left for the images without labels; give a longer --time")
+        return setup.data.images.select(np.empty(0, dtype=np.int64)), first.features[:0]
+    images = usable_images(setup.settings, setup.data, most, console)
+    seconds = state.image_seconds * len(images)
+    console.say(f"{counted(len(images), 'image')} without labels: their features take about {duration(seconds)}")
+    features = _features(state, first, images)
+    if not len(images):
+        return images, features
+    like = _like_training(first, features, own_width(setup.objective.deployable()))
+    if not like.all():
+        console.say(f"left out: {counted(int((~like).sum()), 'image')} without labels, not like the training images")
+    return images.select(np.flatnonzero(like.numpy())), features[like]
+
+
+def _features(state: TuneState, first: Fitted, images: ImageSet) -> Tensor:
+    """Return the features of all images; a run that was stopped after it computed them reads them back."""
+    setup, path = state.setup, state.run.path / FILE
+    if path.is_file():
+        stored = read_weights(path)["features"]
+        if stored.shape == (len(images), first.features.shape[1]):
+            return stored
+    if not len(images):
+        return first.features[:0]
+    data, rows = SplitImages(images, Split(np.full(len(images), "train", dtype="<U6"), "")), np.arange(len(images))
+    network, preprocess = setup.objective.deployable(), setup.card.preprocessing
+    with state.console.progress("features of images without labels") as advance:
+        features = frozen_features(network, data, rows, preprocess, setup.settings, advance, first.staged)
+    save_weights(path, {"features": features})
+    return features
+
+
+def _like_training(first: Fitted, features: Tensor, width: int | None) -> Tensor:
+    """Return which (U, D) features lie as near to the training images as held-out images do, (U,)."""
+    last, count = first.features[:, :width], first.images
+    train, held_out = last[:count], last[count:]
+    if len(held_out) < FEWEST_HELD_OUT:
+        fifth = torch.arange(count) % 5 == 0
+        train, held_out = last[:count][~fifth], last[:count][fifth]
+    known = fit_familiarity(train, held_out)
+    return known.distances(features[:, :width]) <= known.limit
+
+
+def _keep(state: TuneState, first: Fitted, race: UnlabelledResult, images: ImageSet) -> float:
+    """Save the network with the new head as the first model of the run, and return its score."""
+    setup, held_out = state.setup, race.held_out
+    if race.weight is None or race.bias is None or held_out is None:
+        raise ValueError("the labels alone have won")
+    accuracy = float(held_out.hits.double().mean())
+    head = Head(race.weight, race.bias, first.head.strength, accuracy)
+    save_trained(state.run, *deployed(setup, head, first.staged))
+    remember(state.run, images)
+    val = torch.from_numpy(setup.data.part("val"))
+    if not len(val):
+        store_held_out(state.run, held_out)
+        return accuracy
+    return head_score(head, first.features[first.images :], torch.from_numpy(setup.data.images.labels)[val])

@@ -1,0 +1,204 @@
+"""A linear head that learns from images without labels too, with the answers of a first head as soft targets.
+
+The first head is fitted to the labelled images; its sharpened probabilities say how much of each unlabelled image
+belongs to each class. Gaussian classes with one covariance are fitted to all images, and give new probabilities for
+the next round. The many unlabelled images tell the covariance, which a few labelled ones cannot. Cross-validation
+within the labelled images decides whether the result replaces the first head: it must lead by more than a standard
+error.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paucal.data.randomness import derive_seed
+from paucal.evaluation.protocols.classifier import draw_folds, even_folds
+from paucal.tasks.classification.auto_tune.gaussian import fit_shares
+from paucal.tasks.classification.auto_tune.head_race import (
+    FEW,
+    FOLDS,
+    REPEATS,
+    HeldOut,
+    RaceResult,
+    best_temperature,
+    repeated_losses,
+)
+from paucal.tasks.classification.auto_tune.heads import fit_mixture
+from paucal.tasks.classification.auto_tune.probe import ABSENT, MOST_COMPARED, Head, fit_regression, stratified
+from paucal.tasks.classification.auto_tune.standardised import standardise
+
+ALONE, GAUSSIAN, BOTH = "labels alone", "Gaussian classes of all images", "mean of the two"
+MOST_WEIGHT = 3.0  # of all unlabelled images together, as a multiple of the labelled ones
+POWER, ROUNDS = 3.0, 3  # probabilities are sharpened by this power, in so many rounds
+AXES = 512  # principal axes of the features, which hold most of their variance
+
+# From (N, D) raw features and (N,) labels: (K, D) weights and (K,) biases of calibrated logits.
+FitBase = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Features of unlabelled images, and the coordinates that their principal axes give.
+
+    Attributes:
+        features: (U, D) float32 raw features.
+        mean: (D,) means.
+        deviation: (D,) standard deviations; 1 for a constant feature.
+        axes: (D, R) principal axes of the standardised features.
+    """
+
+    features: Tensor
+    mean: Tensor
+    deviation: Tensor
+    axes: Tensor
+
+    def coordinates(self, features: Tensor) -> Tensor:
+        """Return the (N, R) coordinates of (N, D) raw features."""
+        return ((features - self.mean) / self.deviation) @ self.axes
+
+    def carry_back(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (K, D) weights and (K,) biases for raw features from those for coordinates."""
+        weight = (weight @ self.axes.T) / self.deviation
+        return weight, bias - weight @ self.mean
+
+
+def pool_of(features: Tensor) -> Pool:
+    """Return (U, D) features of unlabelled images with their principal axes."""
+    mean, deviation = features.mean(0), features.std(0)
+    deviation = torch.where(deviation > 1e-6, deviation, torch.ones_like(deviation))
+    rows = (features - mean) / deviation
+    axes = torch.linalg.eigh(rows.T @ rows).eigenvectors[:, -min(AXES, len(rows)) :]
+    return Pool(features, mean, deviation, axes)
+
+
+@dataclass(frozen=True)
+class UnlabelledResult:
+    """Outcome of a comparison with the head of the labelled images alone.
+
+    Attributes:
+        name: Name of the winner.
+        weight: (K, D) float32 weights of its calibrated logits, from all labelled images; None for `ALONE`.
+        bias: (K,) float32 biases; None for `ALONE`.
+        losses: Cross-validated cross-entropy by name, in nats.
+        lead: Lead of the best other head over `ALONE`, in nats.
+        error: Standard error of the lead.
+        held_out: Logits of the winner for images that it was not fitted to; None for `ALONE`.
+    """
+
+    name: str = ALONE
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    losses: Mapping[str, float] = field(default_factory=dict)
+    lead: float = 0.0
+    error: float = 0.0
+    held_out: HeldOut | None = None
+
+
+def base_of(race: RaceResult, last: Head, n_classes: int) -> FitBase:
+    """Return the function that fits the winner of a race of heads to some of the images.
+
+    Args:
+        race: Race of heads on (N, D + S) features.
+        last: Logistic regression on the D last features.
+        n_classes: K.
+    """
+    width, temperature = last.weight.shape[1], 1.0 if race.held_out is None else race.held_out.temperature
+
+    def fit(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        if race.mixture:
+            return fit_mixture(features, labels, n_classes, race.mixture)
+        standard = standardise(features[:, :width])
+        fitted = fit_regression(standard.coordinates, labels, n_classes, last.strength)
+        weight, bias = standard.carry_back(fitted.weight, fitted.bias.clamp(min=ABSENT))
+        padded = torch.zeros(n_classes, features.shape[1])
+        padded[:, :width] = weight / temperature
+        return padded, bias.float() / temperature
+
+    return fit
+
+
+def race_unlabelled(
+    features: Tensor, labels: Tensor, n_classes: int, unlabelled: Tensor, base: FitBase, seed: int
+) -> UnlabelledResult:
+    """Compare heads that learn from unlabelled images with the one that does not, by cross-validation.
+
+    Args:
+        features: (N, D) raw features of the labelled images.
+        labels: (N,) classes in [0, K), two of which have two images or more.
+        n_classes: K.
+        unlabelled: (U, D) raw features of the unlabelled images.
+        base: Function that fits the head of the labelled images alone.
+        seed: Seed of the folds.
+    """
+    pool, rows = pool_of(unlabelled), stratified(labels, MOST_COMPARED, seed)
+    own, truth = features[rows], labels[rows]
+    judged = labels.bincount(minlength=n_classes)[truth] > 1  # the single image of a class is in no other fold
+    folds, repeats = even_folds(truth, FOLDS), REPEATS if len(truth) <= FEW else 1
+    logits = {
+        name: torch.empty(repeats, len(truth), n_classes, dtype=torch.float64) for name in (ALONE, GAUSSIAN, BOTH)
+    }
+    for repeat in range(repeats):
+        for fitted, others in draw_folds(truth, derive_seed(seed, repeat), folds):
+            for name, (weight, bias) in fit_heads(own[fitted], truth[fitted], n_classes, pool, base).items():
+                logits[name][repeat, others] = (own[others] @ weight.T + bias).double()
+    temperatures = {name: best_temperature(values[:, judged], truth[judged]) for name, values in logits.items()}
+    held_out = {name: values[:, judged] / temperatures[name] for name, values in logits.items()}
+    losses = {name: repeated_losses(values, truth[judged]) for name, values in held_out.items()}
+    means = {name: float(values.mean()) for name, values in losses.items()}
+    best = min((GAUSSIAN, BOTH), key=lambda name: means[name])
+    leads = losses[ALONE] - losses[best]
+    lead, error = float(leads.mean()), float(leads.std()) / math.sqrt(len(leads))
+    if not lead > error:
+        return UnlabelledResult(losses=means, lead=lead, error=error)
+    weight, bias = (part / temperatures[best] for part in fit_heads(features, labels, n_classes, pool, base)[best])
+    answers = HeldOut(rows[judged], held_out[best], truth[judged], folds)
+    return UnlabelledResult(best, weight.float(), bias.float(), means, lead, error, answers)
+
+
+def fit_heads(
+    features: Tensor, labels: Tensor, n_classes: int, pool: Pool, base: FitBase
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Fit the head of the labelled images alone, the Gaussian one of all images, and the mean of the two.
+
+    Args:
+        features: (N, D) raw features of the labelled images.
+        labels: (N,) classes in [0, K).
+        n_classes: K.
+        pool: Unlabelled images.
+        base: Function that fits the head of the labelled images alone.
+
+    Returns:
+        (K, D) weights and (K,) biases for raw features by name.
+    """
+    alone = base(features, labels)
+    shares = (pool.features @ alone[0].T + alone[1]).softmax(1)
+    confidence = float(shares.amax(1).mean())
+    real, present = F.one_hot(labels, n_classes).to(shares), labels.bincount(minlength=n_classes) > 0
+    weight_of_each = min(1.0, MOST_WEIGHT * len(labels) / len(shares))
+    others = pool.coordinates(pool.features)
+    rows = torch.cat([pool.coordinates(features), others])
+    weight, bias = shares.new_zeros(n_classes, rows.shape[1]), shares.new_zeros(n_classes)
+    for _ in range(ROUNDS):
+        sharpened = shares**POWER / (shares**POWER).sum(1, keepdim=True)
+        fitted = fit_shares(rows, torch.cat([real, weight_of_each * sharpened]))
+        divisor = divisor_for(fitted.scores(others), confidence)
+        weight, bias = fitted.weight / divisor, torch.where(present, fitted.bias / divisor, ABSENT)
+        shares = (others @ weight.T + bias).softmax(1)
+    gaussian = pool.carry_back(weight, bias)
+    mean = (alone[0] + gaussian[0]) / 2, (alone[1] + gaussian[1]) / 2
+    return {ALONE: alone, GAUSSIAN: gaussian, BOTH: mean}
+
+
+def divisor_for(scores: Tensor, confidence: float) -> float:
+    """Return the divisor at which the largest probabilities of (N, K) scores are on average `confidence`."""
+    low, high = -8.0, 8.0  # natural logarithms, beside that of the deviation of the scores
+    start = math.log(float(scores[scores.isfinite()].std().clamp(min=1e-12)))
+    for _ in range(30):
+        middle = (low + high) / 2
+        surer = float((scores / math.exp(start + middle)).softmax(1).amax(1).mean()) > confidence
+        low, high = (middle, high) if surer else (low, middle)
+    return math.exp(start + (low + high) / 2)

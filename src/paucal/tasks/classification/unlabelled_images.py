@@ -1,0 +1,91 @@
+"""The images without labels of a supervised run: opened, cleared of copies, and remembered in the run."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from paucal.data.checking.copies import copies_among
+from paucal.data.checking.survey import image_digests
+from paucal.data.images import ImageSet, evenly_spaced
+from paucal.data.sources.tables import hold_out_listed
+from paucal.data.splits.split import Split, held_out_part
+from paucal.data.splits.split_csv import write_split
+from paucal.evaluation.seen_images import UNLABELLED_IMAGES
+from paucal.methods.training_settings import TrainSettings
+from paucal.runner.console import Console
+from paucal.runner.images import SplitImages, decoded, find_images
+from paucal.runs import RunFolder
+from paucal.settings.groups import DataSettings
+from paucal.types import UserError
+from paucal.wording import counted
+
+MOST_IMAGES = 5000  # more were not measured, and take long
+
+
+def open_unlabelled(settings: TrainSettings) -> ImageSet:
+    """Open the images that `--unlabelled` names, without their own test images and without reading pixels.
+
+    Raises:
+        UserError: There are no images, or they are streamed from shards.
+    """
+    images = find_images(_source(settings), labelled=False)
+    if images.stream is not None:
+        raise UserError(f"--unlabelled: {settings.unlabelled} holds shards, which are read in order: unpack them.")
+    folder = Path(settings.unlabelled or "").expanduser()
+    if images.location == str(folder.resolve()) and folder.is_dir():
+        images = hold_out_listed(images, folder)
+    part = held_out_part(images.declared)
+    return images.select(np.flatnonzero([not part or declared != part for declared in images.declared]))
+
+
+def usable_images(settings: TrainSettings, data: SplitImages, most: int, console: Console) -> ImageSet:
+    """Return images without labels, decoded as those of a run, without copies of the run's images.
+
+    Args:
+        settings: Settings of the run.
+        data: Images of the run.
+        most: Largest number of images.
+        console: Console for progress, and for what is left out.
+
+    Raises:
+        UserError: There are no images, or none can be read.
+    """
+    images, most = open_unlabelled(settings), min(most, MOST_IMAGES)
+    if len(images) > most:
+        console.say(f"note: {most} of the {len(images)} images without labels are used")
+        images = images.select(evenly_spaced(len(images), most))
+    with console.progress("reading images without labels") as advance:
+        images = decoded(images, replace(_source(settings), on_bad_image="skip"), data.images.reading, advance)
+    used = np.concatenate([data.part(name) for name in ("train", "val", "test")])
+    of_run, of_others = copies_among(images, data.images.select(used))
+    held_out = data.images.select(np.concatenate([data.part("val"), data.part("test")]))
+    of_held_out = np.zeros(len(images), dtype=bool)
+    if of_run.any() and len(held_out):
+        places = np.flatnonzero(of_run)
+        of_held_out[places] = copies_among(images.select(places), held_out)[0]
+    for which, words in (
+        (of_held_out, "a validation or test image"),
+        (of_run & ~of_held_out, "a training image"),
+        (of_others & ~of_run, "another of them"),
+    ):
+        if which.any():
+            looks = "looks" if which.sum() == 1 else "look"
+            console.say(f"left out: {counted(int(which.sum()), 'image')} without labels that {looks} like {words}")
+    return images.select(np.flatnonzero(~of_run & ~of_others))
+
+
+def remember(run: RunFolder, images: ImageSet) -> None:
+    """Store which images without labels a run learned from, so that an evaluation can say whether it saw its images."""
+    parts = np.full(len(images), "train", dtype="<U6")
+    write_split(run.path / UNLABELLED_IMAGES, images, Split(parts, ""), image_digests(images))
+
+
+def _source(settings: TrainSettings) -> DataSettings:
+    return DataSettings(
+        data=settings.unlabelled or "",
+        data_root=settings.data_root,
+        download=settings.download,
+        image_column=settings.image_column,
+        channels=settings.channels,
+    )

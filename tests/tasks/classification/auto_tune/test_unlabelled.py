@@ -1,0 +1,212 @@
+"""Images without labels beside labelled ones: what they teach a head, which of them are left out, and the run."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from paucal.cli.main import main
+from paucal.data.sources.opening import open_images
+from paucal.evaluation.seen_images import training_history
+from paucal.models.trained import load_trained
+from paucal.runner.console import SilentConsole
+from paucal.runner.life import Stopped, resume
+from paucal.runs import RunFolder
+from paucal.tasks.classification.auto_tune import unlabelled as step
+from paucal.tasks.classification.auto_tune.gaussian import fit_gaussian, fit_shares
+from paucal.tasks.classification.auto_tune.head_race import HeldOut
+from paucal.tasks.classification.auto_tune.probe import fit_regression
+from paucal.tasks.classification.auto_tune.unlabelled_head import (
+    ALONE,
+    GAUSSIAN,
+    UnlabelledResult,
+    divisor_for,
+    race_unlabelled,
+)
+from paucal.tasks.classification.job import TrainingJob
+from paucal.types import UserError
+from tasks.classification.auto_tune.carried import install
+from tasks.classification.auto_tune.test_auto_tune import RecordingConsole, photos, rungs_of, started_from
+
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+CLASSES, DIM = 4, 60
+
+
+def draw(rows, seed, apart=1.0):
+    """Draw features of four classes that differ in a few directions of a strong common scatter."""
+    generator = torch.Generator().manual_seed(seed)
+    fixed = torch.Generator().manual_seed(0)
+    mixing = torch.randn(DIM, DIM, generator=fixed) * torch.logspace(1, -1, DIM)
+    centres = apart * torch.randn(CLASSES, DIM, generator=fixed)
+    labels = torch.arange(rows) % CLASSES
+    return (centres[labels] + torch.randn(rows, DIM, generator=generator)) @ mixing, labels
+
+
+def base(features, labels):
+    fitted = fit_regression(features.double(), labels, CLASSES, 100.0)
+    return fitted.weight.float(), fitted.bias.float()
+
+
+def test_shares__of_whole_images_are_the_gaussian_head():
+    features, labels = draw(90, 1)
+    whole = fit_gaussian(features.double(), labels, CLASSES)
+    parts = fit_shares(features.double(), torch.nn.functional.one_hot(labels, CLASSES).double())
+    torch.testing.assert_close(parts.weight, whole.weight)
+    torch.testing.assert_close(parts.bias, whole.bias)
+
+
+def test_shares__of_half_an_image_twice_are_the_whole_image():
+    features, _ = draw(70, 2)
+    shares = torch.rand(70, CLASSES, generator=torch.Generator().manual_seed(3)).double()
+    once = fit_shares(features.double(), shares)
+    twice = fit_shares(features.double().repeat(2, 1), shares.repeat(2, 1) / 2)
+    torch.testing.assert_close(twice.weight, once.weight)
+
+
+def test_divisor__gives_the_wanted_confidence():
+    scores = 1000 * torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
+    for wanted in (0.4, 0.9):
+        sure = (scores / divisor_for(scores, wanted)).softmax(1).amax(1).mean()
+        assert float(sure) == pytest.approx(wanted, abs=1e-3)
+
+
+def test_race__unlabelled_images_of_the_classes_make_the_head_better():
+    features, labels = draw(32, 4)
+    unlabelled, _ = draw(1500, 5)
+    result = race_unlabelled(features, labels, CLASSES, unlabelled, base, seed=0)
+    assert result.name != ALONE
+    assert result.lead > result.error > 0
+    assert result.held_out.hits.shape == (3, 32)
+    others, truth = draw(2000, 6)
+    weight, bias = base(features, labels)
+    alone = float(((others @ weight.T + bias).argmax(1) == truth).double().mean())
+    both = float(((others @ result.weight.T + result.bias).argmax(1) == truth).double().mean())
+    assert both > alone + 0.03
+
+
+def test_race__unlabelled_images_without_the_classes_change_nothing():
+    features, labels = draw(32, 4)
+    noise = torch.randn(1500, DIM, generator=torch.Generator().manual_seed(7))
+    result = race_unlabelled(features, labels, CLASSES, noise, base, seed=0)
+    assert (result.name, result.weight) == (ALONE, None)
+    assert not result.lead > result.error
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch)
+    photos(tmp_path / "all", each=90)
+    for image in sorted((tmp_path / "all").glob("*/*.png")):
+        labelled = int(image.stem) < 30
+        target = tmp_path / "photos" / image.parent.name if labelled else tmp_path / "more"
+        target.mkdir(parents=True, exist_ok=True)
+        image.rename(target / (image.name if labelled else f"{image.parent.name}-{image.name}"))
+    return tmp_path / "photos"
+
+
+def won(features, labels, n_classes, unlabelled, base, seed):
+    """Return a winner that is easy to recognise, and right on all held-out images but one."""
+    weight = torch.randn(n_classes, features.shape[1], generator=torch.Generator().manual_seed(8)) / 100
+    logits = torch.nn.functional.one_hot(labels, n_classes).double()[None].repeat(3, 1, 1)
+    logits[:, 0] = -logits[:, 0]
+    held_out = HeldOut(torch.arange(len(labels)), logits, labels)
+    return UnlabelledResult(GAUSSIAN, weight, torch.zeros(n_classes), {}, 0.2, 0.1, held_out)
+
+
+def test_run__keeps_the_better_head_and_deploys_it_as_any_other(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(step, "race_unlabelled", won)
+    console = RecordingConsole()
+    result = started_from(data, tmp_path / "run", console, unlabelled=str(tmp_path / "more"))
+    found = rungs_of(result.folder)["unlabelled"]
+    assert found["details"]["kept"] is True
+    assert found["details"]["images"] + left_out(console) == 180
+    model = load_trained(result.folder)
+    assert model.card.reads_stages
+    classifier = next(part for part in model.module.modules() if type(part).__name__ == "StageClassifier")
+    expected = torch.randn(classifier.weight.shape, generator=torch.Generator().manual_seed(8)) / 100
+    torch.testing.assert_close(classifier.weight, expected)
+    summary = json.loads((result.folder / "summary.json").read_text())
+    assert [row["kept"] for row in summary["rungs"]] == [False, True]
+    assert summary["kept_val_top1"] == found["score"]
+    assert "images without labels" in (result.folder / "report.html").read_text()
+    assert RunFolder(result.folder).settings["unlabelled"] == str(tmp_path / "more")
+    assert not (result.folder / step.FILE).exists()
+    own, more = training_history(RunFolder(result.folder))
+    assert (own.labelled, more.labelled, len(more.rows)) == (True, False, found["details"]["images"])
+    assert more.contains(open_images(tmp_path / "more", labelled=False)).sum() == len(more.rows)
+    assert main(["eval", str(result.folder), "--output", str(tmp_path / "eval")]) == 0
+    assert "has seen none of the 18 test images" in capsys.readouterr().out
+    assert main(["export", str(result.folder), "--output", str(tmp_path / "m.onnx")]) == 0
+
+
+def left_out(console):
+    return sum(int(line.split()[2]) for line in console.lines if line.startswith("left out: "))
+
+
+def test_run__leaves_out_copies_of_its_own_images_and_images_unlike_them(data, tmp_path):
+    rows = [line.split(",") for line in make_split(data, tmp_path).splitlines()]
+    part, key = rows[0].index("split"), rows[0].index("key")
+    copies = {"test": 0, "train": 0}
+    for row in rows[1:]:
+        kind = "train" if row[part] == "train" else "test"
+        if copies[kind] < (4 if kind == "test" else 3):
+            image = Image.open(data / row[key])  # other bytes, the same pixels
+            image.save(tmp_path / "more" / f"copy-{kind}-{copies[kind]}.png", compress_level=1)
+            copies[kind] += 1
+    for number in range(9):  # nothing like noise in any colour
+        pixels = np.full((40, 40, 3), 20 * number, dtype=np.uint8)
+        pixels[: 4 * number + 2] = 255 - 10 * number
+        Image.fromarray(pixels).save(tmp_path / "more" / f"flat-{number}.png")
+    console = RecordingConsole()
+    result = started_from(data, tmp_path / "run", console, unlabelled=str(tmp_path / "more"), epochs=0)
+    assert "left out: 4 images without labels that look like a validation or test image" in console.lines
+    assert "left out: 3 images without labels that look like a training image" in console.lines
+    unlike = next(line for line in console.lines if line.endswith("not like the training images"))
+    assert 9 <= int(unlike.split()[2]) < 40
+    assert rungs_of(result.folder)["unlabelled"]["details"]["images"] == 196 - left_out(console)
+
+
+def make_split(data, tmp_path):
+    started_from(data, tmp_path / "plain", epochs=0)
+    return (tmp_path / "plain" / "split.csv").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["race_unlabelled", "frozen_features"])
+def test_run__stopped_in_the_step_goes_on_to_the_same_model(data, tmp_path, monkeypatch, moment):
+    monkeypatch.setattr(step, "race_unlabelled", won)
+    given = {"unlabelled": str(tmp_path / "more"), "epochs": 0}
+    whole = started_from(data, tmp_path / "whole", **given)
+    with monkeypatch.context() as patch:
+        patch.setattr(step, moment, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert isinstance(started_from(data, tmp_path / "run", **given), Stopped)
+    assert (tmp_path / "run" / step.FILE).exists() == (moment == "race_unlabelled")
+    assert rungs_of(tmp_path / "run")["unlabelled"] is None
+    result = resume(TrainingJob(), tmp_path / "run", SilentConsole())
+    ours, theirs = (load_trained(one.folder).module.state_dict() for one in (result, whole))
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    assert result.report == whole.report
+
+
+def test_run__of_few_images_reports_the_cross_validated_score_of_the_new_head(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(step, "race_unlabelled", won)
+    few = photos(tmp_path / "few", each=6)
+    result = started_from(few, tmp_path / "run", unlabelled=str(tmp_path / "more"))
+    assert rungs_of(result.folder)["unlabelled"]["score"] == pytest.approx(17 / 18)
+    assert result.report.scores["top1"].value == pytest.approx(17 / 18)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"unlabelled": "nowhere"}, "nowhere does not exist"),
+        ({"init": None, "model": "vit_mini"}, "--unlabelled fits a head to the frozen features of pretrained weights"),
+    ],
+)
+def test_run__refuses_before_it_starts(data, tmp_path, given, words):
+    given = {"unlabelled": str(tmp_path / "more"), **given}
+    with pytest.raises(UserError, match=words):
+        started_from(data, tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
