@@ -26,6 +26,25 @@ def write_clothes(root: Path, images: int = 800, new_images: int = 20) -> None:
             (place / f"{i:04d}.jpg").write_bytes(row["image"]["bytes"])
 
 
+def write_few_labels(root: Path, each: int = 10, more: int = 1500) -> None:
+    """Write `shop/train` with a few photographs in a folder for each class, `shop/test` with many, and `more/`."""
+    rows = {part: pq.read_table(SHARED / f"clothing/{part}.parquet").to_pylist() for part in ("train", "test")}
+    random.Random(0).shuffle(rows["train"])
+    counts, others = dict.fromkeys(CLOTHES, 0), 0
+    for i, row in enumerate(rows["train"]):
+        name = CLOTHES[row["label"]]
+        place = root / "shop/train" / name if counts[name] < each else root / "more"
+        counts[name] += 1
+        others += place.name == "more"
+        if place.name != "more" or others <= more:
+            place.mkdir(parents=True, exist_ok=True)
+            (place / f"{i:04d}.jpg").write_bytes(row["image"]["bytes"])
+    for i, row in enumerate(rows["test"]):
+        place = root / "shop/test" / CLOTHES[row["label"]]
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{i:04d}.jpg").write_bytes(row["image"]["bytes"])
+
+
 def write_boards(root: Path) -> None:
     """Write `board/`, photographs of chess boards with boxes in COCO's layout, and `new_boards/` without boxes."""
     for part in ("train", "valid", "test"):

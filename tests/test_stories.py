@@ -4,6 +4,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ SHORTER = re.compile(r"\b(?:15m|90s|2m)\b|(?<=epochs[ =])3\b")
 
 WRITERS: dict[str, Callable[[Path], None]] = {
     "boxes": story_images.write_boards,
+    "few_labels": partial(story_images.write_few_labels, more=300),
     "microscope": story_images.write_cells,
     "shop_photographs": story_images.write_clothes,
     "transformer": story_images.write_things,

@@ -22,6 +22,7 @@ from paucal.tasks.classification.auto_tune.unlabelled_head import (
     ALONE,
     GAUSSIAN,
     UnlabelledResult,
+    brier_scores,
     divisor_for,
     race_unlabelled,
 )
@@ -70,6 +71,13 @@ def test_divisor__gives_the_wanted_confidence():
     for wanted in (0.4, 0.9):
         sure = (scores / divisor_for(scores, wanted)).softmax(1).amax(1).mean()
         assert float(sure) == pytest.approx(wanted, abs=1e-3)
+
+
+def test_brier__is_the_squared_distance_from_the_truth():
+    logits = torch.log(torch.tensor([[[0.7, 0.2, 0.1], [0.1, 0.8, 0.1]], [[0.5, 0.25, 0.25], [1 / 3, 1 / 3, 1 / 3]]]))
+    first = (0.3**2 + 0.2**2 + 0.1**2 + 0.5**2 + 2 * 0.25**2) / 2
+    second = (2 * 0.1**2 + 0.2**2 + (2 / 3) ** 2 + 2 / 9) / 2
+    torch.testing.assert_close(brier_scores(logits, torch.tensor([0, 1])), torch.tensor([first, second]))
 
 
 def test_race__unlabelled_images_of_the_classes_make_the_head_better():

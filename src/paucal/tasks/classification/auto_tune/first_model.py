@@ -4,7 +4,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -26,9 +26,10 @@ from paucal.runs.weights import save_weights
 from paucal.settings.groups import JobSettings
 from paucal.tasks.classification.assembly import HEAD, TrainingSetup
 from paucal.tasks.classification.auto_tune.arithmetic import choose_feature_arithmetic
+from paucal.tasks.classification.auto_tune.fitted import Fitted
 from paucal.tasks.classification.auto_tune.head_race import RaceResult, race_heads
 from paucal.tasks.classification.auto_tune.heads import HEADS
-from paucal.tasks.classification.auto_tune.learning_curve import LearningCurve, learning_curve, write_curve
+from paucal.tasks.classification.auto_tune.learning_curve import learning_curve, write_curve
 from paucal.tasks.classification.auto_tune.probe import (
     MOST_COMPARED,
     Head,
@@ -173,38 +174,6 @@ def time_frozen_network(state: TuneState) -> None:
         + (f", and up to {duration(RACE_SECONDS)} more to compare weights" if len(state.record.candidates) > 1 else "")
         + (f"; the whole run at most {duration(whole)}, until {finish(whole - state.spent)}" if whole else "")
     )
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A linear head on frozen features.
-
-    Attributes:
-        head: Linear head on the last features.
-        features: (N + V, D) features of the training and of the validation images.
-        staged: Whether the pooled last stages follow the last features in them.
-        rows: (N,) positions among the training images.
-        score: Score of the best head on the validation images; from cross-validation where there are none.
-        seconds: Seconds of one image through the frozen network in float32.
-        race: Comparison with heads that read the last stages too; without a head where they did not win.
-        race_seconds: Seconds of the comparison.
-        curve: Learning curve of the best head; None where it was not asked for.
-    """
-
-    head: Head
-    features: Tensor
-    staged: bool
-    rows: Tensor
-    score: float
-    seconds: float
-    race: RaceResult = field(default_factory=RaceResult)
-    race_seconds: float = 0.0
-    curve: LearningCurve | None = None
-
-    @property
-    def images(self) -> int:
-        """Number of training images that it was fitted to."""
-        return len(self.rows)
 
 
 def fit_probe(state: TuneState) -> None:

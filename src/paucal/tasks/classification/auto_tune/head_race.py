@@ -115,11 +115,11 @@ def race_heads(
     coordinates = standardise(staged[rows]).coordinates
     logits = {name: logits_of(coordinates, fit) for name, fit in heads.items()}
     mixtures = _mixtures(logits, truth)
-    losses = {name: repeated_losses(_mixed(logits, mixture), truth) for name, mixture in mixtures.items()}
+    losses = {name: _losses(_mixed(logits, mixture), truth) for name, mixture in mixtures.items()}
     usual = logits_of(standardise(last[rows]).coordinates, fit_last)
     temperature = best_temperature(usual, truth)
     usual_held_out = HeldOut(rows[judged], usual / temperature, truth, folds, temperature)
-    losses[LAST] = repeated_losses(usual_held_out.logits, truth)
+    losses[LAST] = _losses(usual_held_out.logits, truth)
     if not mixtures:
         return RaceResult(losses={LAST: float(losses[LAST].mean())}, held_out=usual_held_out)
     best = min(mixtures, key=lambda name: float(losses[name].mean()))
@@ -163,11 +163,11 @@ def best_temperature(logits: Tensor, labels: Tensor) -> float:
     deviation = float(logits[logits.isfinite()].std().clamp(min=1e-12))
     return min(
         (deviation * float(step) for step in TEMPERATURES),
-        key=lambda divisor: float(repeated_losses(logits / divisor, labels).mean()),
+        key=lambda divisor: float(_losses(logits / divisor, labels).mean()),
     )
 
 
-def repeated_losses(logits: Tensor, labels: Tensor) -> Tensor:
+def _losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the (N,) cross-entropies of (R, N, K) logits, as means over the repeats."""
     losses = F.cross_entropy(logits.flatten(0, 1), labels.repeat(len(logits)), reduction="none")
     return losses.view(len(logits), -1).mean(0)

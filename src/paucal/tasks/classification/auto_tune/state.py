@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paucal.models.arithmetic import FLOAT32, Arithmetic
 from paucal.runner.console import Console
@@ -11,10 +11,8 @@ from paucal.runner.run_folder import store_changes
 from paucal.runner.starts import RECORD
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup, assemble
+from paucal.tasks.classification.auto_tune.fitted import Fitted
 from paucal.tasks.classification.auto_tune.record import TuneRecord
-
-if TYPE_CHECKING:
-    from paucal.tasks.classification.auto_tune.first_model import Fitted
 
 RESERVE = 0.05  # share of the time kept for pictures, the page and unforeseen work
 # With fewer training images, validation cannot tell whether tuning is better than the probe.
@@ -46,7 +44,7 @@ class TuneState:
     image_seconds: float = 0.0
     arithmetic: Arithmetic = FLOAT32
     announced: bool = False
-    first: "Fitted | None" = None
+    first: Fitted | None = None
 
     @property
     def spent(self) -> float:

@@ -15,12 +15,12 @@ from paucal.runner.clock import duration
 from paucal.runner.images import SplitImages
 from paucal.runs.weights import read_weights, save_weights
 from paucal.tasks.classification.auto_tune.first_model import (
-    Fitted,
     deployed,
     fit_probe_head,
     frozen_features,
     own_width,
 )
+from paucal.tasks.classification.auto_tune.fitted import Fitted
 from paucal.tasks.classification.auto_tune.probe import Head, head_score
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.state import TuneState, cannot_judge_tuning
@@ -60,12 +60,12 @@ def learn_from_unlabelled(state: TuneState) -> None:
             base_of(first.race, first.head, len(state.setup.card.classes)),
             settings.seed,
         )
-    details |= {"head": race.name, "heads": dict(race.losses), "lead": race.lead, "error": race.error}
+    details |= {"head": race.name, "brier_scores": dict(race.scores), "lead": race.lead, "error": race.error}
     score = _keep(state, first, race, images) if race.weight is not None else 0.0
     details["kept"] = race.weight is not None
     _conclude(state, TuneStep(NAME, score, time.monotonic() - start_time, details))
     words = f"{counted(len(images), 'image')} without labels"
-    lead = f"a lead of {race.lead:.3f} ± {race.error:.3f} nats of cross-validated loss"
+    lead = f"a lead of {race.lead:.3f} ± {race.error:.3f} in cross-validated Brier score"
     if race.weight is None:
         state.console.say(f"{words} add nothing certain ({lead}): the first model stays")
         return

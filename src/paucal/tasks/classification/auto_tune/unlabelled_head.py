@@ -3,8 +3,8 @@
 The first head is fitted to the labelled images; its sharpened probabilities say how much of each unlabelled image
 belongs to each class. Gaussian classes with one covariance are fitted to all images, and give new probabilities for
 the next round. The many unlabelled images tell the covariance, which a few labelled ones cannot. Cross-validation
-within the labelled images decides whether the result replaces the first head: it must lead by more than a standard
-error.
+within the labelled images decides whether they help: the Brier score of the best head must lead by more than a standard
+error. Of the heads that lead, the one with the most right answers replaces the first.
 """
 
 import math
@@ -25,7 +25,6 @@ from paucal.tasks.classification.auto_tune.head_race import (
     HeldOut,
     RaceResult,
     best_temperature,
-    repeated_losses,
 )
 from paucal.tasks.classification.auto_tune.heads import fit_mixture
 from paucal.tasks.classification.auto_tune.probe import ABSENT, MOST_COMPARED, Head, fit_regression, stratified
@@ -49,12 +48,14 @@ class Pool:
         mean: (D,) means.
         deviation: (D,) standard deviations; 1 for a constant feature.
         axes: (D, R) principal axes of the standardised features.
+        rows: (U, R) coordinates of the features.
     """
 
     features: Tensor
     mean: Tensor
     deviation: Tensor
     axes: Tensor
+    rows: Tensor
 
     def coordinates(self, features: Tensor) -> Tensor:
         """Return the (N, R) coordinates of (N, D) raw features."""
@@ -72,7 +73,7 @@ def pool_of(features: Tensor) -> Pool:
     deviation = torch.where(deviation > 1e-6, deviation, torch.ones_like(deviation))
     rows = (features - mean) / deviation
     axes = torch.linalg.eigh(rows.T @ rows).eigenvectors[:, -min(AXES, len(rows)) :]
-    return Pool(features, mean, deviation, axes)
+    return Pool(features, mean, deviation, axes, rows @ axes)
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,8 @@ class UnlabelledResult:
         name: Name of the winner.
         weight: (K, D) float32 weights of its calibrated logits, from all labelled images; None for `ALONE`.
         bias: (K,) float32 biases; None for `ALONE`.
-        losses: Cross-validated cross-entropy by name, in nats.
-        lead: Lead of the best other head over `ALONE`, in nats.
+        scores: Cross-validated Brier score by name; lower is better.
+        lead: Lead of the best other head over `ALONE`.
         error: Standard error of the lead.
         held_out: Logits of the winner for images that it was not fitted to; None for `ALONE`.
     """
@@ -92,7 +93,7 @@ class UnlabelledResult:
     name: str = ALONE
     weight: Tensor | None = None
     bias: Tensor | None = None
-    losses: Mapping[str, float] = field(default_factory=dict)
+    scores: Mapping[str, float] = field(default_factory=dict)
     lead: float = 0.0
     error: float = 0.0
     held_out: HeldOut | None = None
@@ -146,17 +147,33 @@ def race_unlabelled(
             for name, (weight, bias) in fit_heads(own[fitted], truth[fitted], n_classes, pool, base).items():
                 logits[name][repeat, others] = (own[others] @ weight.T + bias).double()
     temperatures = {name: best_temperature(values[:, judged], truth[judged]) for name, values in logits.items()}
-    held_out = {name: values[:, judged] / temperatures[name] for name, values in logits.items()}
-    losses = {name: repeated_losses(values, truth[judged]) for name, values in held_out.items()}
-    means = {name: float(values.mean()) for name, values in losses.items()}
-    best = min((GAUSSIAN, BOTH), key=lambda name: means[name])
-    leads = losses[ALONE] - losses[best]
+    held_out = {
+        name: HeldOut(rows[judged], values[:, judged] / temperatures[name], truth[judged], folds)
+        for name, values in logits.items()
+    }
+    scores = {name: brier_scores(one.logits, one.labels) for name, one in held_out.items()}
+    means = {name: float(values.mean()) for name, values in scores.items()}
+    leads = scores[ALONE] - scores[min((GAUSSIAN, BOTH), key=lambda name: means[name])]
     lead, error = float(leads.mean()), float(leads.std()) / math.sqrt(len(leads))
     if not lead > error:
-        return UnlabelledResult(losses=means, lead=lead, error=error)
+        return UnlabelledResult(scores=means, lead=lead, error=error)
+    better = [name for name in (GAUSSIAN, BOTH) if means[name] < means[ALONE]]
+    best = max(better, key=lambda name: float(held_out[name].hits.double().mean()))
     weight, bias = (part / temperatures[best] for part in fit_heads(features, labels, n_classes, pool, base)[best])
-    answers = HeldOut(rows[judged], held_out[best], truth[judged], folds)
-    return UnlabelledResult(best, weight.float(), bias.float(), means, lead, error, answers)
+    return UnlabelledResult(best, weight.float(), bias.float(), means, lead, error, held_out[best])
+
+
+def brier_scores(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the (N,) squared distances of the probabilities from the truth, as means over the R repeats.
+
+    Of a few images, a single answer that is surely wrong would decide a comparison by cross-entropy; here it costs at
+    most 2.
+
+    Args:
+        logits: (R, N, K) calibrated logits.
+        labels: (N,) classes.
+    """
+    return (logits.softmax(2) - F.one_hot(labels, logits.shape[2])).square().sum(2).mean(0)
 
 
 def fit_heads(
@@ -179,15 +196,14 @@ def fit_heads(
     confidence = float(shares.amax(1).mean())
     real, present = F.one_hot(labels, n_classes).to(shares), labels.bincount(minlength=n_classes) > 0
     weight_of_each = min(1.0, MOST_WEIGHT * len(labels) / len(shares))
-    others = pool.coordinates(pool.features)
-    rows = torch.cat([pool.coordinates(features), others])
+    rows = torch.cat([pool.coordinates(features), pool.rows])
     weight, bias = shares.new_zeros(n_classes, rows.shape[1]), shares.new_zeros(n_classes)
     for _ in range(ROUNDS):
         sharpened = shares**POWER / (shares**POWER).sum(1, keepdim=True)
         fitted = fit_shares(rows, torch.cat([real, weight_of_each * sharpened]))
-        divisor = divisor_for(fitted.scores(others), confidence)
+        divisor = divisor_for(fitted.scores(pool.rows), confidence)
         weight, bias = fitted.weight / divisor, torch.where(present, fitted.bias / divisor, ABSENT)
-        shares = (others @ weight.T + bias).softmax(1)
+        shares = (pool.rows @ weight.T + bias).softmax(1)
     gaussian = pool.carry_back(weight, bias)
     mean = (alone[0] + gaussian[0]) / 2, (alone[1] + gaussian[1]) / 2
     return {ALONE: alone, GAUSSIAN: gaussian, BOTH: mean}
