@@ -65,7 +65,7 @@ def test_training__lowers_every_loss(name, tmp_path):
     assert outcome.finished
     assert len(outcome.rows) == 12
     losses = [column for column in outcome.rows[0] if column.startswith("train_")]
-    assert len(losses) >= 3
+    assert len(losses) >= (2 if name == "diet" else 3)
     for column in losses:
         assert outcome.rows[-1][column] < outcome.rows[0][column], column
 
@@ -200,8 +200,8 @@ def test_eager_compile__gives_the_same_losses(name):
     torch._dynamo.reset()
 
 
-# What SIGReg says of a batch is no mean over its images.
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "lejepa"])
+# What LeJEPA and VISReg say of a batch is no mean over its images.
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("lejepa", "visreg")])
 def test_accumulation__equals_one_large_batch(name, tmp_path):
     large, small = toys.make(name), toys.make(name)
     toys.train(large, tmp_path / "large", epochs=2, batch=16)

@@ -21,8 +21,11 @@ from paucal.data.views.augmentation import Augmentation
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import TrainTransform
 from paucal.distributed import all_reduce_mean, rank, world_size
+from paucal.losses.visreg import WEIGHT
 from paucal.objectives import Objective, SelfDistillation, SelfDistillationOptions
+from paucal.objectives.diet import Diet
 from paucal.objectives.lejepa import LeJepa, LeJepaOptions
+from paucal.objectives.visreg import VisReg
 from paucal.runs import RunFolder
 from paucal.training import (
     CosineWarmup,
@@ -170,9 +173,22 @@ def lejepa() -> Objective:
     return LeJepa(spec(0), [Crops(2, SIZE), Crops(2, 8)], options)
 
 
+def visreg() -> Objective:
+    """The real thing, reduced, without statistics of a batch, so that several processes can equal one."""
+    options = LeJepaOptions(weight=WEIGHT, directions=32, projection_dim=8, hidden_dim=32, norm="layer")
+    return VisReg(spec(0), [Crops(2, SIZE), Crops(2, 8)], options)
+
+
+def diet() -> Objective:
+    """The real thing, with a class for each of the digits."""
+    return Diet(spec(0), [Crops(2, SIZE), Crops(2, 8)], 1797)
+
+
 TOYS: dict[str, Callable[[], Objective]] = {
     "self_distillation": self_distillation,
     "lejepa": lejepa,
+    "visreg": visreg,
+    "diet": diet,
     "two_networks": TwoNetworks,
     "geometry": Geometry,
     "per_block": PerBlock,

@@ -1,4 +1,5 @@
 from paucal.distributed import all_reduce_mean, rank, world_size
+from paucal.losses.diet import diet_loss
 from paucal.losses.distillation import hard_distillation_loss
 from paucal.losses.drloc import (
     DrLocReading,
@@ -40,6 +41,7 @@ from paucal.losses.multi_label import multi_label_loss
 from paucal.losses.prototypes import Sharpness, Targets, prototype_cross_entropy
 from paucal.losses.segmentation import pixel_loss
 from paucal.losses.token_labeling import TokenLabelLoss, token_label_loss
+from paucal.losses.visreg import VisRegLoss, visreg_loss
 
 __all__ = [
     "DrLocReading",
@@ -51,8 +53,10 @@ __all__ = [
     "Similarity",
     "Targets",
     "TokenLabelLoss",
+    "VisRegLoss",
     "all_reduce_mean",
     "class_counts",
+    "diet_loss",
     "draw_pairs",
     "drloc_chance_level",
     "drloc_loss",
@@ -86,5 +90,6 @@ __all__ = [
     "token_label_loss",
     "view_pairs",
     "view_targets",
+    "visreg_loss",
     "world_size",
 ]

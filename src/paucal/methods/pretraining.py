@@ -3,17 +3,21 @@
 from collections.abc import Mapping
 
 from paucal.methods.contract import PretrainingMethod
+from paucal.methods.diet import entry as diet
 from paucal.methods.lejepa import entry as lejepa
 from paucal.methods.lookup import known_name, refuse_unused
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.self_distillation import entry as self_distillation
+from paucal.methods.visreg import entry as visreg
 from paucal.recipes import esvit
 from paucal.recipes.recipe import fill_in
 from paucal.rules import crops, machine, resolve
 from paucal.rules.facts import DataAndMachine
 from paucal.types import UserError
 
-METHODS: dict[str, PretrainingMethod] = {entry.name: entry for entry in (self_distillation.METHOD, lejepa.METHOD)}
+METHODS: dict[str, PretrainingMethod] = {
+    entry.name: entry for entry in (self_distillation.METHOD, lejepa.METHOD, visreg.METHOD, diet.METHOD)
+}
 RECIPES = esvit.RECIPES
 SHARED_RULES = resolve.rules_by_name((*machine.PROCESSES, *crops.RULES))
 LAST_RULES = resolve.rules_by_name(machine.ARITHMETIC)

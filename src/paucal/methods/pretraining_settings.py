@@ -2,15 +2,17 @@
 
 from dataclasses import dataclass
 
+from paucal.methods.diet.settings import DietSettings
 from paucal.methods.lejepa.settings import LeJepaSettings
 from paucal.methods.self_distillation.settings import SelfDistillationSettings
+from paucal.methods.visreg.settings import VisRegSettings
 from paucal.settings.crops import CropSettings, PretrainScheduleSettings, WatchSettings
 from paucal.settings.groups import JobSettings
 from paucal.settings.options import option
 
 
 @dataclass(frozen=True)
-class MethodSettings(LeJepaSettings, SelfDistillationSettings):
+class MethodSettings(DietSettings, VisRegSettings, LeJepaSettings, SelfDistillationSettings):
     """The method, and the options of each method."""
 
     method: str = option("pre-training method", "self-distillation", group="method")

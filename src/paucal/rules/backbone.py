@@ -9,6 +9,7 @@ from torch import nn
 
 from paucal.backbones.attention_maps import attention_layers
 from paucal.backbones.empty_models import build_empty
+from paucal.backbones.layers import count_stages
 from paucal.backbones.sizing import fit_to_image_size, fit_to_image_sizes
 from paucal.backbones.spec import BackboneSpec
 from paucal.reading import parse_yaml
@@ -46,11 +47,13 @@ class Shape:
         grid: (rows, columns) of the last grid.
         dim: Channels of the last grid.
         convolutional: Whether cells are mixed by overlapping convolutions and without attention.
+        stages: Number of stages, or of blocks where there are no stages; 0 if timm knows neither.
     """
 
     grid: tuple[int, int]
     dim: int
     convolutional: bool
+    stages: int
 
 
 def backbone_shape(model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None) -> Shape:
@@ -67,7 +70,14 @@ def _shape(name: str, size: tuple[int, int], words: tuple[str, ...]) -> Shape:
     given = model_arguments(list(words))
     sizing = fit_to_image_size(name, size, given)
     model = build_empty(name, {**sizing.arguments, **given})
-    return Shape(sizing.grid, int(model.num_features), _is_convolutional(model))  # type: ignore[arg-type]
+    return Shape(sizing.grid, int(model.num_features), _is_convolutional(model), _stages(model))  # type: ignore[arg-type]
+
+
+def _stages(model: nn.Module) -> int:
+    try:
+        return count_stages(model)
+    except UserError:
+        return 0
 
 
 def takes_sides(model: str | None, model_args: Sequence[str] | None, sides: Sequence[int]) -> bool:

@@ -60,6 +60,7 @@ class DataAndMachine:
         launched: (processes per node, nodes) that a launcher has started, or None.
         start: Facts about the initial weights; None for training from scratch.
         several_labels: Whether an image may have several labels, or none.
+        n_images: Number of all images, used or not.
     """
 
     n_train: int
@@ -75,6 +76,7 @@ class DataAndMachine:
     launched: tuple[int, int] | None = None
     start: StartFacts | None = None
     several_labels: bool = False
+    n_images: int = 0
 
 
 def makes_few_passes(facts: DataAndMachine, time: str | None) -> bool:

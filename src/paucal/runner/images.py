@@ -84,6 +84,7 @@ class SplitImages:
             devices=torch.cuda.device_count() if device == "cuda" else 1,
             launched=launched_shape(),
             several_labels=self.images.multi_hot is not None,
+            n_images=len(self.images),
         )
 
 

@@ -11,10 +11,12 @@ from paucal.evaluation.collapse import Verdict, find_feature_collapse
 from paucal.methods.contract import HealthScale, PretrainingMethod, Row
 from paucal.methods.lejepa.settings import LeJepaSettings
 from paucal.objectives.base import Objective
+from paucal.objectives.finetuning import FineTuning
 from paucal.objectives.lejepa import LeJepa, LeJepaOptions
-from paucal.rules import crops
+from paucal.rules import continued, crops
 from paucal.rules.backbone import backbone_shape, takes_sides
 from paucal.rules.crops import PAPER_SIDE
+from paucal.rules.facts import DataAndMachine
 from paucal.rules.length import effective_batch
 from paucal.rules.resolve import Choice, rules_by_name
 from paucal.types import Crops
@@ -28,11 +30,13 @@ LOCAL_SIDE = 98  # pixels of the authors' local crops, seven patches of 14
 
 
 def lr(
-    model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None, batch_size: int,
-    accumulate: int, devices: int | None, nodes: int | None,
+    facts: DataAndMachine, model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None,
+    batch_size: int, accumulate: int, devices: int | None, nodes: int | None,
 ) -> Choice:  # fmt: skip
     """The minimal example's rate for small backbones, the README's for others, by the square root of the batch."""
     batch = effective_batch(batch_size, accumulate, devices, nodes)
+    if continued.goes_on(facts):
+        return continued.continued_rate(batch)
     narrow = backbone_shape(model, model_args, img_size).dim < NARROW
     peak, source = (RATE, "their minimal example") if narrow else (CAREFUL, "their README")
     return round(
@@ -109,31 +113,38 @@ def _build(settings: Any, spec: BackboneSpec, groups: Sequence[Crops]) -> Object
         hidden_dim=settings.projection_hidden,
         seed=settings.seed,
     )
-    objective = LeJepa(spec, groups, options, settings.drop_path)
+    objective = LeJepa(spec, groups, options, settings.drop_path, still_stages(settings))
     if settings.processes > 1 and settings.device == "cuda":  # torch has no such norm for CPUs
         objective.projector = nn.SyncBatchNorm.convert_sync_batchnorm(objective.projector)
     return objective
 
 
-def _judge(settings: Any, rows: Sequence[Row], scale: HealthScale, patience: int | None) -> Verdict | None:
+def still_stages(settings: Any) -> FineTuning:
+    """Return what stays as it is: with frozen stages the running statistics of the whole network too."""
+    return FineTuning(freeze=settings.freeze, eval_mode=True) if settings.freeze else FineTuning()
+
+
+def judge_features(settings: Any, rows: Sequence[Row], scale: HealthScale, patience: int | None) -> Verdict | None:
+    """Return the verdict on the health of the features."""
     words = {} if patience is None else {"patience": patience}
     return find_feature_collapse(rows, scale.feature_dim, batch=scale.batch, grace_steps=scale.grace_steps, **words)
 
 
+RULES = rules_by_name(
+    (
+        *(pipeline, local_crops, local_size, lr, min_lr, warmup_epochs, weight_decay, clip, drop_path),
+        *(projection_hidden, *continued.RULES),
+    )
+)
 METHOD = PretrainingMethod(
     name="lejepa",
     summary="views predict their common centre, embeddings stay normally distributed: LeJEPA, without a teacher",
     settings=LeJepaSettings,
-    rules=rules_by_name(
-        (
-            *(pipeline, local_crops, local_size, lr, min_lr, warmup_epochs, weight_decay, clip, drop_path),
-            projection_hidden,
-        )
-    ),
+    rules=RULES,
     advice="with --method {method}: leave it out, or give --method lejepa",
     title=lambda settings: "LeJEPA: views predict their centre",
     build=_build,
     weight_decay=lambda settings: settings.weight_decay,
     clip=lambda settings: settings.clip,
-    judge=_judge,
+    judge=judge_features,
 )

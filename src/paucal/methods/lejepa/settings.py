@@ -6,7 +6,26 @@ from paucal.settings.options import option
 
 
 @dataclass(frozen=True)
-class LeJepaSettings:
+class ContinuedSettings:
+    """What stays as it is where pre-training goes on from trained weights."""
+
+    freeze: int = option(
+        "first stages that never change, with the stem and the running statistics of the whole network; 0 for none",
+        group="fine-tuning",
+        low=0,
+        high=64,
+    )
+
+
+@dataclass(frozen=True)
+class ProjectorSettings(ContinuedSettings):
+    """The projector of methods that compare embeddings."""
+
+    projection_hidden: int = option("width of the projector's hidden layers", group="method", low=1, high=1 << 16)
+
+
+@dataclass(frozen=True)
+class LeJepaSettings(ProjectorSettings):
     """Options of LeJEPA (Balestriero and LeCun 2025)."""
 
     sigreg_weight: float = option(
@@ -16,4 +35,3 @@ class LeJepaSettings:
         "random directions along which the features are tested", 256, group="method", low=1, high=1 << 16
     )
     projection_dim: int = option("width of the embeddings that are compared", 16, group="method", low=1, high=1 << 16)
-    projection_hidden: int = option("width of the projector's hidden layers", group="method", low=1, high=1 << 16)

@@ -15,11 +15,13 @@ from paucal.tasks.pretraining.assembly import PretrainingSetup
 from paucal.tasks.pretraining.collapse_watcher import CollapseWatcher
 from paucal.tasks.pretraining.monitor import NAME
 from paucal.training import checkpoint_rows
+from paucal.wording import percent
 
 MOST_ROLLBACKS = 2
 HEALTHY = "healthy.ckpt"
 START = "monitor.json"
 ROLLBACKS = "rollbacks"
+WORSE, WORSE_EPOCHS = 0.01, 2  # loss of accuracy, and epochs in a row, that stop a run from trained weights
 
 
 class StageWatch(Watcher[PretrainingSetup]):
@@ -47,6 +49,8 @@ class StageWatch(Watcher[PretrainingSetup]):
             self.watcher.look(row, silent=True)
         self._verdict: Verdict | None = None
         self._changes = False
+        self._scores: tuple[float | None, float | None] = None, None  # of the start and of the newest epoch
+        self._worse = 0  # newest epochs in a row that score below the trained weights the run began with
 
     def on_start(self, scores: Mapping[str, float]) -> None:
         """Store the monitor's score of the weights at the start of the run."""
@@ -65,7 +69,11 @@ class StageWatch(Watcher[PretrainingSetup]):
             self._keep_healthy()
         self._changes = epoch == self.method.changes_after(settings) and epoch < epochs
         collapsed = self._verdict is not None and settings.on_collapse != "warn" and epoch < epochs
-        return collapsed or self._changes
+        start = None if self.setup.start is None else self.knn_start()
+        lost = start is not None and row.get(NAME, start) < start - WORSE
+        self._worse = self._worse + 1 if lost else 0
+        self._scores = start, row.get(NAME)
+        return collapsed or self._changes or (self._worse >= WORSE_EPOCHS and epoch < epochs)
 
     @property
     def should_restart(self) -> bool:
@@ -90,6 +98,13 @@ class StageWatch(Watcher[PretrainingSetup]):
 
     def stop_message(self) -> list[str]:
         """Return why the run stays stopped, and what to do."""
+        start, newest = self._scores
+        if self._worse >= WORSE_EPOCHS and start is not None and newest is not None:
+            return [
+                f"stopped, because the run makes its trained weights worse: nearest neighbours are right on "
+                f"{percent(newest)} of the monitor's images, and were on {percent(start)} at the start.",
+                "Use the weights that it started from, or start again with a lower --lr or a larger --freeze.",
+            ]
         if self._verdict is None or self.setup.settings.on_collapse == "warn":
             return []
         return [f"stopped because of {self._verdict.sentence}", self._verdict.advice]
@@ -128,4 +143,6 @@ def health_scale(setup: PretrainingSetup) -> HealthScale:
     settings, plan = setup.settings, setup.plan
     warmup = round(settings.warmup_epochs * plan.steps_per_epoch)
     dim = setup.objective.backbones()[0].dim
-    return HealthScale(dim, settings.batch_size, grace_period(plan.total_steps, warmup))
+    # Trained weights need no time to settle: what looks ill from the first epoch on is.
+    grace = 0 if setup.start is not None else grace_period(plan.total_steps, warmup)
+    return HealthScale(dim, settings.batch_size, grace)

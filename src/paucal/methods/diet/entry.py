@@ -1,0 +1,58 @@
+"""DIET: every image is a class of its own, which a linear classifier names from any view of it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from paucal.backbones.spec import BackboneSpec
+from paucal.methods.contract import PretrainingMethod
+from paucal.methods.diet.settings import DietSettings
+from paucal.methods.lejepa import entry as lejepa
+from paucal.objectives.base import Objective
+from paucal.objectives.diet import Diet
+from paucal.rules import continued
+from paucal.rules.facts import DataAndMachine
+from paucal.rules.length import effective_batch
+from paucal.rules.resolve import Choice, rules_by_name
+from paucal.types import Crops
+
+MOST_CLASSES = 1 << 16
+SCRATCH_RATE = 1e-3
+
+
+def diet_classes(facts: DataAndMachine) -> Choice:
+    """One class for each image, as far as a classifier can have so many."""
+    chosen = max(2, min(max(facts.n_images, facts.n_train), MOST_CLASSES))
+    return chosen, f"one for each image, at most {MOST_CLASSES}"
+
+
+def local_crops(local_size: Sequence[int] | None) -> Choice:
+    """No local crops: a classifier needs no second view of an image."""
+    return [0] * len(local_size or [0]), "each view is judged by itself"
+
+
+def lr(facts: DataAndMachine, batch_size: int, accumulate: int, devices: int | None, nodes: int | None) -> Choice:
+    """DIET-CP's rate from trained weights, DIET's from random ones."""
+    if continued.goes_on(facts):
+        return continued.continued_rate(effective_batch(batch_size, accumulate, devices, nodes))
+    return SCRATCH_RATE, "DIET's value"
+
+
+def _build(settings: Any, spec: BackboneSpec, groups: Sequence[Crops]) -> Objective:
+    still = lejepa.still_stages(settings)
+    return Diet(spec, groups, settings.diet_classes, settings.diet_smoothing, settings.drop_path, still)
+
+
+OWN = rules_by_name((diet_classes, local_crops, lr))
+SHARED = ("min_lr", "warmup_epochs", "weight_decay", "clip", "drop_path", "pipeline", "local_size", "epochs", "freeze")
+METHOD = PretrainingMethod(
+    name="diet",
+    summary="every image is a class of its own: DIET, and DIET-CP from trained weights",
+    settings=DietSettings,
+    rules={**{name: lejepa.RULES[name] for name in SHARED}, **OWN},
+    advice="with --method {method}: leave it out, or give --method diet",
+    title=lambda settings: "DIET: every image is a class of its own",
+    build=_build,
+    weight_decay=lambda settings: settings.weight_decay,
+    clip=lambda settings: settings.clip,
+    judge=lejepa.judge_features,
+)

@@ -1,0 +1,19 @@
+"""The flags of VISReg."""
+
+from dataclasses import dataclass
+
+from paucal.methods.lejepa.settings import ProjectorSettings
+from paucal.settings.options import option
+
+
+@dataclass(frozen=True)
+class VisRegSettings(ProjectorSettings):
+    """Options of VISReg (arXiv:2606.02572)."""
+
+    visreg_weight: float = option(
+        "share of the loss that keeps embeddings normally distributed", 0.02, group="method", low=0, high=1
+    )
+    visreg_directions: int = option(
+        "random directions along which that is tested", 256, group="method", low=1, high=1 << 16
+    )
+    visreg_dim: int = option("width of the embeddings that are compared", 512, group="method", low=1, high=1 << 16)

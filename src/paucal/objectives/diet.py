@@ -1,0 +1,50 @@
+"""DIET and its continued pre-training, DIET-CP (arXiv:2302.10260, 2509.06990): every image is a class of its own."""
+
+import math
+from collections.abc import Sequence
+
+from torch import nn
+
+from paucal.backbones.spec import BackboneSpec
+from paucal.losses.diet import SMOOTHING, diet_loss
+from paucal.objectives.finetuning import FineTuning
+from paucal.objectives.one_network import OneNetwork
+from paucal.types import Batch, Crops, LossTerms, Progress
+
+
+class Diet(OneNetwork):
+    """A linear classifier on the pooled features names the image that a view was cut from.
+
+    Args:
+        spec: Backbone without a classifier; its image size is that of the global views.
+        crops: Groups of views with their sizes, global views first.
+        images: Number of images that are told apart; further ones share a class.
+        smoothing: Label smoothing.
+        drop_path_rate: Stochastic depth rate of the backbone.
+        tuning: What stays as it is in a network that was trained before; None to train all of it.
+
+    Raises:
+        UserError: the backbone cannot take the views, or has fewer stages than are to be frozen.
+    """
+
+    def __init__(
+        self,
+        spec: BackboneSpec,
+        crops: Sequence[Crops],
+        images: int,
+        smoothing: float = SMOOTHING,
+        drop_path_rate: float | None = None,
+        tuning: FineTuning | None = None,
+    ) -> None:
+        super().__init__(spec, crops, drop_path_rate, tuning)
+        self.smoothing, self.images = smoothing, images
+        self.classifier = nn.Linear(self.backbone.dim, images, bias=False)
+
+    def forward(self, batch: Batch, progress: Progress) -> LossTerms:
+        """Return the loss "image"."""
+        logits = [self.classifier(pooled) for pooled in self.embed(batch.views, progress)]
+        return LossTerms({"image": diet_loss(logits, batch.ids % self.images, self.smoothing)})
+
+    def chance_levels(self) -> dict[str, float]:
+        """Return the loss of answers that are alike for all images."""
+        return {"image": math.log(self.images)}

@@ -1,0 +1,89 @@
+"""What pre-training methods with a single network and no teacher share: crops, features, health, frozen stages."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from paucal.backbones.features import FeatureBackbone
+from paucal.backbones.spec import BackboneSpec
+from paucal.distributed import all_reduce_mean
+from paucal.losses.feature_health import effective_rank, feature_spread
+from paucal.objectives.base import Objective
+from paucal.objectives.distilled_network import same_size
+from paucal.objectives.finetuning import BackboneTuner, FineTuning
+from paucal.objectives.self_distillation import crop_size
+from paucal.types import Crops, DataRequest, GroupScales, Progress
+
+HEALTH_EVERY = 10  # steps between two measurements of health
+
+
+class OneNetwork(Objective):
+    """A backbone that every view of an image passes; its heads stay behind.
+
+    Args:
+        spec: Backbone without a classifier; its image size is that of the global views.
+        crops: Groups of views with their sizes, global views first.
+        drop_path_rate: Stochastic depth rate of the backbone.
+        tuning: What stays as it is in a network that was trained before; None to train all of it.
+
+    Raises:
+        UserError: the backbone cannot take the views, or has fewer stages than are to be frozen.
+        ValueError: a view has no size.
+    """
+
+    def __init__(
+        self,
+        spec: BackboneSpec,
+        crops: Sequence[Crops],
+        drop_path_rate: float | None = None,
+        tuning: FineTuning | None = None,
+    ) -> None:
+        super().__init__()
+        self.backbone = spec.build([crop_size(group) for group in crops], drop_path_rate)
+        self.tuner = BackboneTuner(self.backbone.model, tuning or FineTuning())
+        self._health: dict[str, Tensor] = {}
+        self.data_request = DataRequest(tuple(crops), mixing=False, labels=False, smallest_batch=2)
+
+    def embed(self, views: Sequence[Tensor], progress: Progress) -> list[Tensor]:
+        """Return per view the (B, D) pooled features; the backbone runs once per resolution."""
+        if self.training:
+            self.tuner.set_modes(progress)
+        pooled = list(views)
+        for members in same_size(views):
+            features = self.backbone(torch.cat([views[number] for number in members])).pooled
+            for number, one in zip(members, features.chunk(len(members)), strict=True):
+                pooled[number] = one
+        if self.training and progress.step % min(HEALTH_EVERY, progress.steps_per_epoch) == 0:
+            self._look(pooled[0].detach())
+        return pooled
+
+    def deployable(self) -> nn.Module:
+        """Return the timm model; the heads stay behind."""
+        return self.backbone.model
+
+    def backbones(self) -> Sequence[FeatureBackbone]:
+        """Return the one backbone."""
+        return [self.backbone]
+
+    def parameter_group(self, name: str) -> str:
+        """Return the label of the backbone's layer where layers have rates of their own."""
+        return self.tuner.label(name)
+
+    def group_scales(self, progress: Progress) -> GroupScales:
+        """Return the factors of the fine-tuning."""
+        return self.tuner.scales(progress)
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Return the latest measurements of the first view's features: spread, directions, length."""
+        newest, self._health = self._health, {}
+        return newest
+
+    @torch.no_grad()
+    def _look(self, features: Tensor) -> None:
+        found = {
+            "feature_spread": feature_spread(features),
+            "effective_rank": effective_rank(features),
+            "feature_norm": torch.linalg.vector_norm(features.float(), dim=1).mean(),
+        }
+        self._health = dict(zip(found, all_reduce_mean(torch.stack(list(found.values()))), strict=True))

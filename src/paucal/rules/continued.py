@@ -1,0 +1,51 @@
+"""What pre-training chooses where it goes on from weights that many images have trained.
+
+Such weights are good already: a high rate or many passes over a few images would replace what millions of images have
+taught them. From random weights, and from runs that have seen few images, the usual rules hold.
+"""
+
+import math
+from collections.abc import Sequence
+
+from paucal.rules import crops
+from paucal.rules.backbone import backbone_shape
+from paucal.rules.facts import DataAndMachine
+from paucal.rules.resolve import Choice
+
+RATE, BATCH = 1e-4, 32  # the highest rate of DIET-CP (arXiv:2509.06990), and its batch
+VIEWS, CPU_VIEWS = 100_000, 15_000  # images seen
+FEWEST, MOST = 3, 30  # epochs
+FROZEN_SHARE = 0.5  # of the stages
+
+
+def goes_on(facts: DataAndMachine) -> bool:
+    """Return whether a run begins with weights that are worth being careful with."""
+    return facts.start is not None and not facts.start.undertrained
+
+
+def continued_rate(batch: int) -> Choice:
+    """Return DIET-CP's rate, by the square root of the batch."""
+    rate = round(RATE * math.sqrt(batch / BATCH), 8)
+    return rate, f"trained weights: DIET-CP's {RATE:g} at batch {BATCH}, times sqrt({batch}/{BATCH})"
+
+
+def epochs(facts: DataAndMachine, device: str | None) -> Choice:
+    """A few passes from trained weights; as many as ever from random ones."""
+    if not goes_on(facts):
+        return crops.epochs(facts, device)
+    seen = CPU_VIEWS if device == "cpu" else VIEWS
+    chosen = max(FEWEST, min(MOST, round(seen / facts.n_train)))
+    return chosen, f"trained weights: a few passes, about {seen:,} images seen"
+
+
+def freeze(
+    facts: DataAndMachine, model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None
+) -> Choice:
+    """Half of the stages keep what they know in trained weights; none from random ones."""
+    if not goes_on(facts):
+        return 0, "all stages learn"
+    stages = backbone_shape(model, model_args, img_size).stages
+    return int(FROZEN_SHARE * stages), f"trained weights: the first half of the {stages} stages suits any photograph"
+
+
+RULES = (epochs, freeze)

@@ -1,0 +1,82 @@
+"""Pre-training that goes on from trained weights: careful settings, and a stop where it makes them worse."""
+
+import json
+
+import pytest
+import torch
+import yaml
+
+from paucal.methods.pretraining import resolve_pretraining
+from paucal.methods.pretraining_settings import PretrainSettings
+from paucal.models.trained import load_trained
+from paucal.rules.facts import DataAndMachine, StartFacts
+from paucal.runner.life import Stopped
+from paucal.runs import RunFolder
+from paucal.tasks.pretraining.monitor import NAME
+from tasks.pretraining.short_runs import start
+
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
+TRAINED = StartFacts("timm's weights", normalise="model")
+LITTLE = StartFacts("runs/1", "resnet18", shown=20_000)
+# Settings of self-distillation are refused with the other methods.
+PLAIN = {"model": "resnet10t", "model_args": None, "local_crops": [2], "local_size": [16]}
+OWN = {"out_dim": None, "hidden_dim": None, "bottleneck_dim": None, "tasks": None}
+
+
+def chosen(start_facts, method, device="cuda", n_train=3000):
+    facts = DataAndMachine(n_train, 0, 400, device=device, start=start_facts, n_images=n_train)
+    return resolve_pretraining(PretrainSettings(method=method, model="resnet18", batch_size=32), facts)
+
+
+@pytest.mark.parametrize("method", ["lejepa", "visreg", "diet"])
+def test_trained_weights__get_a_low_rate_few_passes_and_frozen_stages(method):
+    settings, reasons = chosen(TRAINED, method)
+    assert (settings.lr, settings.epochs, settings.freeze) == (1e-4, 30, 2)
+    assert chosen(TRAINED, method, "cpu")[0].epochs == 5
+    assert chosen(TRAINED, method, "cpu", 30_000)[0].epochs == 3
+    assert all(reasons[name].startswith("trained weights") for name in ("lr", "epochs", "freeze"))
+
+
+@pytest.mark.parametrize("method", ["lejepa", "visreg", "diet"])
+@pytest.mark.parametrize("facts", [None, LITTLE])
+def test_random_and_hardly_trained_weights__are_trained_as_ever(method, facts):
+    settings, _ = chosen(facts, method)
+    assert (settings.epochs, settings.freeze) == (300, 0)
+    assert settings.lr > 1.5e-4
+
+
+def test_diet__has_a_class_for_each_image_and_no_local_crops():
+    settings, _ = chosen(None, "diet")
+    assert (settings.diet_classes, settings.local_crops, settings.diet_smoothing) == (3000, [0], 0.8)
+    assert chosen(None, "diet", n_train=100_000)[0].diet_classes == 65536
+
+
+def run(pictures, output, method, **changes):
+    settings = {**PLAIN, **OWN, "method": method, "epochs": 3, "drop_path": 0.0, **changes}
+    return start(pictures, output, **settings)
+
+
+@pytest.mark.parametrize(("method", "column"), [("visreg", "train_shape"), ("diet", "train_image")])
+def test_method__trains_a_run_that_can_be_loaded(pictures, tmp_path, method, column):
+    result = run(pictures, tmp_path / "run", method)
+    rows = RunFolder(result.folder).read_rows()
+    assert len(rows) == 3
+    assert all(torch.isfinite(torch.tensor(row[column])) for row in rows)
+    assert rows[-1]["feature_spread"] > 0
+    assert load_trained(result.folder).module(torch.zeros(1, 3, 32, 32)).shape == (1, 512)
+    assert yaml.safe_load((result.folder / "config.yaml").read_text())["settings"]["freeze"] == 0
+
+
+@pytest.mark.parametrize(("scores", "ends"), [([0.9, 0.5, 0.5, 0.5], 2), ([0.9, 0.5, 0.895, 0.5, 0.91], None)])
+def test_run__stops_where_it_makes_its_trained_weights_worse(pictures, tmp_path, monkeypatch, scores, ends):
+    begun = run(pictures, tmp_path / "begun", "lejepa", epochs=1)
+    left = iter(scores)  # of the start, then of the epochs
+    monkeypatch.setattr("paucal.tasks.pretraining.assembly.open_monitor", lambda *_: lambda *_: {NAME: next(left)})
+    given = {"init": str(begun.folder), "epochs": len(scores) - 1, "model": None}
+    ended = run(pictures, tmp_path / "run", "lejepa", **given)
+    assert json.loads((tmp_path / "run" / "monitor.json").read_text()) == {NAME: 0.9}
+    assert len(RunFolder(tmp_path / "run").read_rows()) == (ends or len(scores) - 1)
+    assert isinstance(ended, Stopped) == (ends is not None)
+    said = "the run makes its trained weights worse: nearest neighbours are right on 50.0 % of the monitor's images"
+    assert (said in (tmp_path / "run" / "train.log").read_text()) == (ends is not None)
