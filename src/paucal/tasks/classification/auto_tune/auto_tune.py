@@ -86,6 +86,7 @@ def _tune_trained_weights(state: TuneState) -> bool:
         compare_candidates(state)
     fit_probe(state)
     learn_from_unlabelled(state)
+    state.first = None  # its features take memory that tuning needs
     counts = state.setup.data.counts()
     if state.setup.settings.epochs == 0:
         return _keep_probe(state, "the probe is the model: --epochs 0")
