@@ -85,12 +85,14 @@ def _read(state: TuneState, first: Fitted) -> tuple[ImageSet, Tensor]:
     most = MOST_IMAGES
     if state.record.budget:
         share = LAST_SHARE if cannot_judge_tuning(setup) else TIME_SHARE
-        most = int(min(share * state.record.budget, state.left()) / max(state.image_seconds, 1e-9))
+        most = int(
+            min(share * state.record.budget, state.left()) * state.arithmetic.speed / max(state.image_seconds, 1e-9)
+        )
     if most < FEWEST:
         console.say("note: no time is left for the images without labels; give a longer --time")
         return setup.data.images.select(np.empty(0, dtype=np.int64)), first.features[:0]
     images = usable_images(setup.settings, setup.data, most, console)
-    seconds = state.image_seconds * len(images)
+    seconds = state.image_seconds / state.arithmetic.speed * len(images)
     console.say(f"{counted(len(images), 'image')} without labels: their features take about {duration(seconds)}")
     features = _features(state, first, images)
     if not len(images):
@@ -113,7 +115,9 @@ def _features(state: TuneState, first: Fitted, images: ImageSet) -> Tensor:
     data, rows = SplitImages(images, Split(np.full(len(images), "train", dtype="<U6"), "")), np.arange(len(images))
     network, preprocess = setup.objective.deployable(), setup.card.preprocessing
     with state.console.progress("features of images without labels") as advance:
-        features = frozen_features(network, data, rows, preprocess, setup.settings, advance, first.staged)
+        features = frozen_features(
+            *(network, data, rows, preprocess, setup.settings, advance, first.staged), state.arithmetic.dtype
+        )
     save_weights(path, {"features": features})
     return features
 
