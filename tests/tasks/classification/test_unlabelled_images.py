@@ -1,0 +1,73 @@
+"""Which images without labels a run reads: rows of a table, the rest of its own set, and never a test image."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from paucal.data.decode import Reading
+from paucal.data.sources.opening import open_images
+from paucal.data.splits.split import Split
+from paucal.methods.training_settings import TrainSettings
+from paucal.runner.console import RecordingConsole
+from paucal.runner.images import SplitImages, decoded
+from paucal.tasks.classification.unlabelled_images import open_unlabelled, usable_images
+from paucal.types import UserError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    draw = np.random.default_rng(0)
+    for number in range(20):
+        pixels = draw.integers(0, 256, (5, 6, 3), dtype=np.uint8)
+        place = tmp_path / "images" / ("test" if number >= 17 else "train")
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).resize((60, 50), Image.Resampling.NEAREST).save(place / f"{number:02d}.png")
+    return tmp_path / "images"
+
+
+def split_of(location, parts):
+    images = open_images(location)
+    settings = TrainSettings(data=str(location))
+    images = decoded(images, settings, Reading(side=64))
+    return SplitImages(images, Split(np.asarray(parts, dtype="<U6"), ""))
+
+
+def test_rows_of_a_table_without_a_label__are_read(folder, tmp_path):
+    table = tmp_path / "labels.csv"
+    cells = ["a", "b"] * 4 + [""] * 9
+    rows = [f"images/train/{number:02d}.png,{cell}" for number, cell in enumerate(cells)]
+    table.write_text("\n".join(["image_path,label", *rows]))
+    data = split_of(table, ["train"] * 6 + ["val", "test"])
+    console = RecordingConsole()
+    found = usable_images(TrainSettings(unlabelled=str(table)), data, 1000, console)
+    assert [key.rpartition("/")[2] for key in found.keys] == [f"{number:02d}.png" for number in range(8, 17)]
+    assert console.said[-2:] == [
+        "left out: 2 images without labels that look like a validation or test image",
+        "left out: 6 images without labels that look like a training image",
+    ]
+
+
+def test_unused_images_of_the_run__are_read_and_held_out_ones_are_not(folder):
+    places = [folder / "train" / f"{number:02d}.png" for number in range(17)]
+    for number, place in enumerate(places):
+        (folder / "train" / "ab"[number % 2]).mkdir(exist_ok=True)
+        place.rename(folder / "train" / "ab"[number % 2] / place.name)
+    (folder / "test" / "a").mkdir()
+    for place in list((folder / "test").glob("*.png")):
+        place.rename(folder / "test" / "a" / place.name)
+    images = open_images(folder)
+    parts = ["unused" if part == "train" else part for part in images.declared]
+    parts[:4] = ["train", "train", "val", "val"]
+    data = split_of(folder, parts)
+    assert len(open_unlabelled(TrainSettings(unlabelled=str(folder / "train")))) == 17
+    found = usable_images(TrainSettings(unlabelled=str(folder / "train")), data, 1000, RecordingConsole())
+    assert len(found) == parts.count("unused")
+    console = RecordingConsole()
+    few = usable_images(TrainSettings(unlabelled=str(folder / "train")), data, 5, console)
+    assert len(few) <= 5
+    assert console.said[0] == "note: 5 of the 17 images without labels are used"
+
+
+def test_nothing_there__is_refused(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        open_unlabelled(TrainSettings(unlabelled=str(tmp_path / "nowhere")))
