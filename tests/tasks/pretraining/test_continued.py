@@ -10,18 +10,20 @@ from paucal.methods.pretraining import resolve_pretraining
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.models.trained import load_trained
 from paucal.rules.facts import DataAndMachine, StartFacts
-from paucal.runner.life import Stopped
+from paucal.runner.console import SilentConsole
+from paucal.runner.life import Stopped, begin
 from paucal.runs import RunFolder
+from paucal.tasks.pretraining.job import PretrainingJob
 from paucal.tasks.pretraining.monitor import NAME
-from tasks.pretraining.short_runs import start
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
 
 TRAINED = StartFacts("timm's weights", normalise="model")
 LITTLE = StartFacts("runs/1", "resnet18", shown=20_000)
-# Settings of self-distillation are refused with the other methods.
-PLAIN = {"model": "resnet10t", "model_args": None, "local_crops": [2], "local_size": [16]}
-OWN = {"out_dim": None, "hidden_dim": None, "bottleneck_dim": None, "tasks": None}
+SMALL = {
+    **{"model": "resnet10t", "img_size": [32], "local_crops": [2], "local_size": [16], "batch_size": 8},
+    **{"epochs": 3, "device": "cpu", "workers": 0},
+}
 
 
 def chosen(start_facts, method, device="cuda", n_train=3000):
@@ -53,8 +55,9 @@ def test_diet__has_a_class_for_each_image_and_no_local_crops():
 
 
 def run(pictures, output, method, **changes):
-    settings = {**PLAIN, **OWN, "method": method, "epochs": 3, "drop_path": 0.0, **changes}
-    return start(pictures, output, **settings)
+    given = {**SMALL, "method": method, "data": str(pictures), "output": str(output), **changes}
+    given = {name: value for name, value in given.items() if value is not None}
+    return begin(PretrainingJob(), PretrainSettings(**given), dict.fromkeys(given, "flag"), SilentConsole())
 
 
 @pytest.mark.parametrize(("method", "column"), [("visreg", "train_shape"), ("diet", "train_image")])
