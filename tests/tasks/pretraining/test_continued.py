@@ -16,8 +16,6 @@ from paucal.runs import RunFolder
 from paucal.tasks.pretraining.job import PretrainingJob
 from paucal.tasks.pretraining.monitor import NAME
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 TRAINED = StartFacts("timm's weights", normalise="model")
 LITTLE = StartFacts("runs/1", "resnet18", shown=20_000)
 SMALL = {

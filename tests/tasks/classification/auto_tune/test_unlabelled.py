@@ -31,7 +31,6 @@ from paucal.types import UserError
 from tasks.classification.auto_tune.carried import install
 from tasks.classification.auto_tune.test_auto_tune import RecordingConsole, photos, rungs_of, started_from
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
 CLASSES, DIM = 4, 60
 
 
