@@ -61,6 +61,7 @@ def run(pictures, output, method, **changes):
 @pytest.mark.parametrize(("method", "column"), [("visreg", "train_shape"), ("diet", "train_image")])
 def test_method__trains_a_run_that_can_be_loaded(pictures, tmp_path, method, column):
     result = run(pictures, tmp_path / "run", method)
+    assert not isinstance(result, Stopped)
     rows = RunFolder(result.folder).read_rows()
     assert len(rows) == 3
     assert all(torch.isfinite(torch.tensor(row[column])) for row in rows)
@@ -72,6 +73,7 @@ def test_method__trains_a_run_that_can_be_loaded(pictures, tmp_path, method, col
 @pytest.mark.parametrize(("scores", "ends"), [([0.9, 0.5, 0.5, 0.5], 2), ([0.9, 0.5, 0.895, 0.5, 0.91], None)])
 def test_run__stops_where_it_makes_its_trained_weights_worse(pictures, tmp_path, monkeypatch, scores, ends):
     begun = run(pictures, tmp_path / "begun", "lejepa", epochs=1)
+    assert not isinstance(begun, Stopped)
     left = iter(scores)  # of the start, then of the epochs
     monkeypatch.setattr("paucal.tasks.pretraining.assembly.open_monitor", lambda *_: lambda *_: {NAME: next(left)})
     given = {"init": str(begun.folder), "epochs": len(scores) - 1, "model": None}
