@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import Callback
 
@@ -92,6 +92,7 @@ def test_run__ends_within_a_tenth_of_its_time(seconds, budget, monkeypatch):
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.floats(5, 200), st.floats(0.3, 5.0)), min_size=1, max_size=6), st.floats(100, 2000))
+@example([(123.0, 2.5), (122.0, 3.5), (5.0, 0.3125)], 311.0)  # eleven times faster in the last fifth
 def test_run__keeps_its_time_under_any_load(phases, budget):
     """The last step before the end may be slow, and so may be what follows it: that much is nobody's to know."""
 
@@ -106,7 +107,7 @@ def test_run__keeps_its_time_under_any_load(phases, budget):
         _, end = simulated(Times(patch), seconds, budget)
     slowest = max(slow for _, slow in phases)
     assert end <= 1.03 * budget + slowest * (CLOSING + EVALUATION + 4)
-    assert end >= 0.9 * budget - slowest * (CLOSING + EVALUATION + 4)
+    assert end >= 0.9 * budget - slowest * (CLOSING + EVALUATION + 5)
 
 
 def test_run__whose_steps_are_as_planned_is_left_alone(monkeypatch):
