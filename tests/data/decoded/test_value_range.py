@@ -2,10 +2,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paucal.data.channels.pixel_format import measure_range
-from paucal.data.decode import WHOLE
+from paucal.data.channels.pixel_format import with_value_ranges
+from paucal.data.decode import WHOLE, Reading
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.sources.opening import open_images
+
+
+def measure_range(images):
+    return with_value_ranges(Reading(), images)[0].value_range
 
 
 @pytest.fixture

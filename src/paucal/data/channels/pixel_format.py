@@ -128,7 +128,9 @@ class Values:
 def with_value_ranges(reading: Reading, images: ImageSet) -> tuple[Reading, list[str]]:
     """Return a reading with value ranges, and notes on values that are not measurements.
 
-    The ranges are measured if the reading has none and images have more than 8 bits a channel.
+    The ranges are measured if the reading has none and images have more than 8 bits a channel: evenly spaced values
+    are sampled from up to 32 such images, spread over the set, and a ten-thousandth of the values may lie beyond the
+    range on either side. Labels and splits play no role; unreadable images and no-data values are left out.
     """
     if (reading.value_range if reading.channels == RGB else reading.channel_ranges) is not None:
         return reading, []
@@ -146,16 +148,6 @@ def with_value_ranges(reading: Reading, images: ImageSet) -> tuple[Reading, list
         ranges.append(range_of(values, _OUTSIDE))
         notes += [f"channel {channel + 1}: {note}" for note in channel_notes]
     return replace(reading, channel_ranges=tuple(ranges)), notes
-
-
-def measure_range(images: ImageSet) -> tuple[float, float] | None:
-    """Return the (low, high) values of a set's deep images that become 0 and 255; None if there are no deep images.
-
-    Evenly spaced values are sampled from up to 32 deep images, spread over the set; a ten-thousandth of the values may
-    lie beyond the range on either side. Labels and splits play no role. Unreadable images and no-data values are left
-    out.
-    """
-    return with_value_ranges(Reading(), images)[0].value_range
 
 
 def _deep(images: ImageSet, channels: int) -> Iterator[Values]:

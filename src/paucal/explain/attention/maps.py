@@ -39,11 +39,6 @@ class AttentionMap:
         """The number of heads of the layer."""
         return self.weights.shape[2]
 
-    @property
-    def is_full(self) -> bool:
-        """Whether every token attends to every token."""
-        return self.queries.shape[0] == 1 and self.tokens == self.key_tokens and self.queries.shape == self.keys.shape
-
     def with_weights(self, weights: Tensor) -> "AttentionMap":
         """Return a copy with other weights (B, groups, heads, Q, K) at the same places."""
         return replace(self, weights=weights)
