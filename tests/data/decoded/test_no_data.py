@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
-from paucal.data.channels.pixel_format import measure_range, with_value_ranges
+from paucal.data.channels.pixel_format import with_value_ranges
 from paucal.data.channels.pixels import RGB
 from paucal.data.decode import Reading
 from paucal.data.decoded.prepare import prepare_images
@@ -50,7 +50,7 @@ def filled(values: np.ndarray, fill: float) -> np.ndarray:
 )
 def test_range__is_that_of_the_measurements(tmp_path, values, no_data, note):
     images = save(tmp_path / "set", values, no_data)
-    low, high = measure_range(images) or (0, 0)
+    low, high = with_value_ranges(Reading(), images)[0].value_range or (0, 0)
     assert 0 <= low < 10
     assert 2990 < high <= 3000
     prepared, _ = prepare_images(images, Reading())
