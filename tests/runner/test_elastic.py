@@ -1,5 +1,9 @@
 """Runs that go on with another number of processes: every step keeps its images."""
 
+import multiprocessing
+import os
+import socket
+import time
 from collections import Counter
 
 import numpy as np
@@ -13,6 +17,7 @@ from paucal.data.shards.stream import Stream
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.elastic import shape_of, with_processes
 from paucal.runner.processes import explain_lost_processes
+from paucal.training.hanging import HangLimit
 from paucal.types import UserError
 
 IMAGES, STEPS = 100, 9
@@ -98,6 +103,35 @@ def test_resume__with_other_forward_passes_per_step_gives_the_same_weights(befor
         train("resumed", before, callbacks=[Stop(4)])  # one step after the state was saved
     resumed = train("resumed", after)
     assert (resumed - whole).norm() < 1e-4 * whole.norm()
+
+
+def exchange(rank: int, port: int, limit: float, told) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    HangLimit(limit).on_train_start(None, None)  # type: ignore[arg-type]
+    if rank == 1:
+        time.sleep(60)  # it hangs
+    try:
+        with explain_lost_processes("paucal train --resume r"):
+            torch.distributed.all_reduce(torch.zeros(1))
+    except UserError as problem:
+        told.put(str(problem))
+
+
+def test_a_process_that_hangs__is_noticed_after_the_limit():
+    context = multiprocessing.get_context("fork")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    told = context.Queue()
+    processes = [context.Process(target=exchange, args=(rank, port, 1.0, told)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    try:
+        assert "another process of this run ended or did not answer" in told.get(timeout=50)
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def test_a_lost_process__ends_the_others_with_how_to_go_on():

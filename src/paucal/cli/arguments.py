@@ -43,7 +43,7 @@ NUMBERS = {int: "INT", float: "FLOAT"}
 TEXTS = {
     **dict.fromkeys(("output", "cache", "pictures"), "PATH"),
     **dict.fromkeys(("config", "classes", "split", "sheet", "picture", "real_labels"), "FILE"),
-    **dict.fromkeys(("time", "time_limit"), "DURATION"),
+    **dict.fromkeys(("time", "time_limit", "hang_after"), "DURATION"),
     "data_root": "FOLDER",
     "group_by": "RULE",
 }

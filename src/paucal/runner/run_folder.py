@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 80  # characters of a value
 # Settings that may change when a run is resumed; on the CPU only the number of processes changes the result.
-CHANGEABLE = ("workers", "device", "devices", "nodes", "time_limit", "logger")
+CHANGEABLE = ("workers", "device", "devices", "nodes", "time_limit", "hang_after", "logger")
 S = TypeVar("S", bound="DataclassInstance")
 
 

@@ -70,6 +70,7 @@ def hardware(settings: JobSettings) -> Hardware:
         strategy=settings.strategy or "auto",
         precision=settings.precision,
         compile_backend="inductor" if settings.compile else None,
+        hang_seconds=None if settings.hang_after is None else seconds_of(settings.hang_after, "--hang-after"),
     )
 
 

@@ -79,7 +79,7 @@ def fitted(name: str, value: Any, hint: Any, verb: str, texts: bool = False, sho
     except _Unfit:
         if _is_list(without_none(hint)) and isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
             value = value[0]  # a flag's only word
-        what = DURATION if name in ("time", "time_limit") else expectation(*_wanted(hint))
+        what = DURATION if name in ("time", "time_limit", "hang_after") else expectation(*_wanted(hint))
         raise UserError(
             f"{shown or flag(name)}: {what}{got(_flow(value) if texts else value)}; see 'paucal {verb} --help'."
         ) from None

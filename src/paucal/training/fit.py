@@ -20,6 +20,7 @@ from paucal.training.averaging import MovingAverage
 from paucal.training.checkpoints import AtomicCheckpoints, checkpoint_changes, fitting_state
 from paucal.training.clock import RunClock
 from paucal.training.failures import compile_advice, memory_advice
+from paucal.training.hanging import HangLimit
 from paucal.training.keeper import AfterStep, Records, RunKeeper
 from paucal.training.meters import FiniteWatch
 from paucal.training.module import TrainingModule
@@ -119,6 +120,7 @@ def fit(
         AfterStep(),
         *([EqualBuffers()] if cut else []),
         *([average] if average else []),
+        *([HangLimit(plan.hardware.hang_seconds)] if plan.hardware.hang_seconds is not None else []),
         health,
         keeper,
         stop,

@@ -45,6 +45,7 @@ class Hardware:
         strategy: "auto" for one process, "ddp" if each of several keeps the whole model, "fsdp" if each keeps a shard.
         precision: "32-true", "bf16-mixed" or "16-mixed".
         compile_backend: Backend of `torch.compile` for the backbones; None for no compilation.
+        hang_seconds: Seconds without an answer after which another process counts as lost; None for torch's.
     """
 
     accelerator: str = "cpu"
@@ -53,6 +54,7 @@ class Hardware:
     strategy: str = "auto"
     precision: str = "32-true"
     compile_backend: str | None = None
+    hang_seconds: float | None = None
 
     @property
     def processes(self) -> int:

@@ -24,7 +24,7 @@ from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
 
 RECORD = "folds.json"
-_OWN = ("folds", "fold", "output", "overwrite", "time_limit")  # each run's own, not compared
+_OWN = ("folds", "fold", "output", "overwrite", "time_limit", "hang_after")  # each run's own, not compared
 
 
 @dataclass(frozen=True)

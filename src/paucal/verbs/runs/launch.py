@@ -33,7 +33,7 @@ NUMBERS = ("val", "test", "size", "seed", "epochs")
 
 LONG_AGO = 30 * 86400.0  # seconds after which nobody is expected to resume a stopped run
 JUST_NOW = 600.0  # seconds in which a run that was started may still be running on another machine
-_OWN = ("output", "overwrite", "time_limit", "workers", "device")  # settings that do not tell runs apart
+_OWN = ("output", "overwrite", "time_limit", "hang_after", "workers", "device")  # settings that do not tell runs apart
 
 
 @shows_settings(RunsSettings)

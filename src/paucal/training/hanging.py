@@ -1,0 +1,34 @@
+"""A limit on how long a process waits for the others, so that one that hangs ends a run in time."""
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from lightning.pytorch import Callback, Trainer
+from torch.distributed import distributed_c10d
+
+
+class HangLimit(Callback):
+    """Limits the wait for other processes while a run trains; afterwards one of them may work alone for long.
+
+    Args:
+        seconds: Seconds after which a process that does not answer counts as lost.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.limit = timedelta(seconds=seconds)
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Set the limit."""
+        _limit(self.limit)
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Wait as long as torch does again."""
+        _limit(distributed_c10d.default_pg_timeout)
+
+
+def _limit(limit: timedelta) -> None:
+    if dist.is_initialized():
+        # Before torch 2.15 the function was private.
+        set_timeout = getattr(dist, "set_timeout", None) or distributed_c10d._set_pg_timeout
+        set_timeout(limit)
