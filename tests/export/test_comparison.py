@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from paucal.export.comparison import compare, compare_all
+from paucal.export.comparison import compare, compare_all, compare_objects
 
 OWN = torch.tensor([0.6, 0.4])
 
@@ -39,10 +39,25 @@ def test_compare__takes_no_numbers_for_the_largest_difference():
     assert compare(OWN, torch.tensor([math.nan, 0.4]), None, None).largest == math.inf
 
 
+def objects(*rows):
+    return torch.tensor([*rows, [0.0] * 6])
+
+
+def test_compare_objects__finds_each_object_in_the_other_table():
+    first, second, unsure = [0.0, 0, 10, 10, 0.9, 1], [20.0, 20, 40, 40, 0.5, 0], [5.0, 5, 9, 9, 0.2, 0]
+    moved, other_class = [20.0, 20, 40, 41, 0.4, 0], [0.0, 0, 10, 10, 0.9, 2]
+    own = objects(first, second, unsure)
+    assert compare_objects(own, objects(first, second)) == (0.0, 1.0, None)
+    assert compare_objects(own, objects(moved, first)) == (pytest.approx(0.1), 1.0, None)
+    assert compare_objects(own, objects(other_class, second)) == (0.0, 0.5, None)
+    assert compare_objects(own, objects(first)).same == pytest.approx(2 / 3)
+    assert compare_objects(own, objects()).same == 0.0
+    assert compare_objects(objects(unsure), objects()).same == 1.0
+    assert compare_objects(own, own * math.nan).same == 0.0
+
+
 class Brightness:
     """A model whose probability of the first class is the grey level, from 0 to 1."""
-
-    thresholds = None
 
     def __init__(self):
         self.network, self.asked = nn.Identity(), []
@@ -54,6 +69,9 @@ class Brightness:
         self.asked.append((network, pixels))
         level = network(given)
         return torch.stack([level, 1 - level])
+
+    def compare(self, own, exported, label):
+        return compare(own, exported, label, None)
 
 
 class Darker(nn.Module):

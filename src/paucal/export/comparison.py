@@ -11,9 +11,12 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torchvision.ops import box_iou
 
 from paucal.data.masks.coding import IGNORED
 from paucal.models.trained import TrainedModel
+
+SHOWN, OVERLAP = 0.3, 0.9  # lowest score of a compared object, and smallest overlap with itself in the other table
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Comparison:
         images: Number of images on which the models are compared.
         largest: Largest difference of a class's probability.
         agreement: Share of the images for which both models give the same class (all classes, for several labels); of
-            the pixels for a segmenter.
+            the pixels for a segmenter, of the objects for a detector.
         milliseconds: Median milliseconds per image of the original and of the exported model, measured in turn.
         accuracy: Share of right answers of both models, of images or of pixels; None if the labels are not known.
         size: Size of the files in bytes.
@@ -60,7 +63,7 @@ class Classifier:
     """
 
     def __init__(self, model: TrainedModel) -> None:
-        self.card, self.network, self.thresholds = model.card, model.module.eval(), model.card.thresholds
+        self.card, self.network = model.card, model.module.eval()
         self._transform = model.card.preprocessing.transform()
 
     def prepare(self, image: Image.Image, pixels: bool) -> Tensor:
@@ -71,6 +74,10 @@ class Classifier:
         """Return the (K,) probabilities of a prepared image."""
         answer = network(given)
         return (answer if pixels else self.card.shares(answer))[0]
+
+    def compare(self, own: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
+        """Return how two answers for one image differ."""
+        return compare(own, exported, label, self.card.thresholds)
 
 
 def compare(own: Tensor, exported: Tensor, label: Tensor | None, thresholds: Sequence[float] | None) -> Difference:
@@ -94,6 +101,27 @@ def compare(own: Tensor, exported: Tensor, label: Tensor | None, thresholds: Seq
         return Difference(largest, same, None)
     first, second = (float((answer == label)[counted].double().mean()) for answer in (ours, theirs))
     return Difference(largest, same, (first, second))
+
+
+def compare_objects(own: Tensor, exported: Tensor) -> Difference:
+    """Return how two tables of the objects of an image differ.
+
+    An object counts as the same if the other table has one of its class whose box overlaps with it by 0.9. `same` is
+    the share of such objects among those of both tables; `largest` compares their scores.
+
+    Args:
+        own: (N, 6 or more) objects with the columns left, top, right, bottom, score and class.
+        exported: The same of the exported model; NaN counts as no object.
+    """
+    first, second = (table[table[:, 4] >= SHOWN] for table in (own, exported.nan_to_num(-1.0)))
+    if not len(first) or not len(second):
+        return Difference(0.0, float(len(first) == len(second)), None)
+    overlaps = box_iou(first[:, :4], second[:, :4]) * (first[:, None, 5] == second[None, :, 5])
+    nearest = overlaps.max(1)
+    alike = nearest.values >= OVERLAP
+    same = (int(alike.sum()) + int((overlaps.amax(0) >= OVERLAP).sum())) / (len(first) + len(second))
+    differences = (first[:, 4] - second[nearest.indices, 4]).abs()[alike]
+    return Difference(float(differences.max()) if len(differences) else 0.0, same, None)
 
 
 def compare_all(
@@ -126,7 +154,7 @@ def compare_all(
                 spent.append(1000 * (time.perf_counter() - start))
             if number:
                 label = None if labels is None else labels[number - 1]
-                differences.append(compare(answers[0], answers[1], label, subject.thresholds))
+                differences.append(subject.compare(answers[0], answers[1], label))
                 progress(number, len(images))
     rights = [each.right for each in differences if each.right is not None]
     return Comparison(

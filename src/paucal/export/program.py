@@ -18,6 +18,8 @@ from paucal.types import UserError
 CARD = "model.json"  # name of the card among the extra files of a .pt2
 EXAMPLES = 2  # batch size of the example; torch.export would treat a batch size of 1 as a constant
 
+LONGER = 40  # pixels by which a side is longer when a program is tried with other lengths than those it was traced with
+
 
 class FromPixels(nn.Module):
     """A classifier from pixels to probabilities, with its preprocessing inside.
@@ -85,14 +87,23 @@ def traced(graph: Graph) -> ExportedProgram:
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about its own deprecated functions
-            return torch.export.export(graph.module, (graph.example,), dynamic_shapes=free, strict=False)
+            program = torch.export.export(graph.module, (graph.example,), dynamic_shapes=free, strict=False)
+            program.module()(_of_other_lengths(graph))  # a length that became a constant shows only now
+            return program
     except Exception as problem:  # torch raises dozens of exception types, depending on the network
         lines = [line for line in str(problem).splitlines() if line.strip()]
         raise UserError(
             f"torch.export cannot write this network with {' and '.join(graph.dynamic.values())} of any length "
-            f"({type(problem).__name__}: {lines[0] if lines else 'no reason'}): export its weights with --format "
-            "safetensors."
+            f"({type(problem).__name__}: {lines[0] if lines else 'no reason'}): its weights are in the run's "
+            "model.safetensors."
         ) from problem
+
+
+def _of_other_lengths(graph: Graph) -> Tensor:
+    shape = [*graph.example.shape]
+    for number, name in graph.dynamic.items():
+        shape[number] += 1 if name == "batch" else LONGER
+    return graph.example.new_zeros(shape)
 
 
 def packed(program: ExportedProgram, card: ModelCard) -> bytes:

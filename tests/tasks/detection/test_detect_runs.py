@@ -26,6 +26,7 @@ from paucal.tasks.detection.job import DetectionJob, detect, fit_steps
 from paucal.tasks.detection.rules import RULES
 from paucal.tasks.detection.settings import DetectSettings
 from paucal.types import UserError
+from paucal.verbs.export.launch import export_model
 from paucal.verbs.predict.detection import detect_objects
 from paucal.verbs.runs.rows import list_runs
 from tasks.detection.made import write_coco
@@ -170,9 +171,29 @@ def test_labels__need_a_folder_and_a_layout_for_boxes(finished: Path, images: Pa
     assert main([*words, "--to", "coco", "--format", "json", "--output", str(tmp_path / "out")]) == 2
 
 
-def test_other_verbs__say_that_a_detector_is_no_classifier(finished: Path, images: Path, capsys):
-    assert main(["export", str(finished)]) == 2
-    assert "a detector is not exported: 'paucal predict'" in " ".join(capsys.readouterr().err.split())
+@pytest.mark.slow
+def test_export__writes_files_that_find_the_same_objects(finished: Path, tmp_path: Path):
+    found = export_model(finished, output=str(tmp_path / "out"), format=["pt2", "onnx"], images=4)
+    assert [path.name for path in found.files] == ["model.pt2", "model.onnx", "export.json"]
+    for comparison in found.comparisons.values():
+        assert (comparison.images, comparison.agreement) == (4, 1.0)
+        assert comparison.largest < 1e-4
+    assert "model.onnx" in (finished / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--format", "coreml"], "how many regions a detector looks at depends on the image: use --format onnx"),
+        (["--format", "onnx", "--int8"], "--int8 is for classifiers and segmenters, and this model is a detector"),
+        (["--format", "pt2", "--with-preprocessing"], "this model is a detector: leave it out"),
+        (["--format", "html"], "is a page that classifies pictures"),
+    ],
+)
+def test_export__refuses_what_a_detector_cannot_be(finished: Path, tmp_path: Path, capsys, flags, message):
+    assert main(["export", str(finished), "--output", str(tmp_path / "out"), *flags]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists()
 
 
 BAD = {

@@ -40,6 +40,12 @@ def evaluation_view(size: Sequence[int], mean: Sequence[float], std: Sequence[fl
     return v2.Compose([_resize(size, (1.0,)), *_normalise(mean, std)])
 
 
+def without_boxes(size: tuple[int, int]) -> Target:
+    """Return what a view takes beside an image of (height, width) of which no objects are known."""
+    boxes = tv_tensors.BoundingBoxes(torch.zeros(0, 4), format="XYXY", canvas_size=size)  # type: ignore[call-overload]
+    return {"boxes": boxes, "labels": torch.zeros(0, dtype=torch.int64)}
+
+
 def training_view(
     size: Sequence[int], mean: Sequence[float], std: Sequence[float], hflip: float = 0.5, jitter: Jitter = "light"
 ) -> View:

@@ -19,7 +19,12 @@ from paucal.verbs.export.subjects import Subject
 from paucal.wording import counted, percent
 
 PIXELS_TOLERANCE = 0.05  # for graphs with their preprocessing inside, which round a few pixels differently
-LEAST_AGREEMENT = 0.75  # share of equal answers below which a file of 8 bits is refused
+LEAST_AGREEMENT, LEAST_OF_8_BITS = 0.95, 0.75  # shares of equal answers below which a file is refused
+ANSWERS = {  # by what is compared: how the share of equal answers and the accuracy are named
+    "images": ("the same class for {}", "accuracy"),
+    "pixels": ("the same class for {} of the pixels", "pixels right"),
+    "objects": ("the same objects for {} of both models' objects", "accuracy"),
+}
 
 
 def file_name(name: str, int8: bool) -> str:
@@ -99,24 +104,24 @@ class GraphWriter:
             found = compare_all(self.subject, network, pixels, pictures.pictures, pictures.labels, advance)
         found = replace(found, size=size)
         if int8:
-            _require_agreement(path.name, found)
+            _require_agreement(path.name, found, LEAST_OF_8_BITS, "leave out --int8")
         else:
             _require_alike(path.name, found, max(entry.tolerance, PIXELS_TOLERANCE if pixels else 0))
+            _require_agreement(path.name, found, LEAST_AGREEMENT, "use another --format")
         self.console.say(self._sentence(path.name, found))
         return found
 
     def _sentence(self, name: str, found: Comparison) -> str:
         own, other = found.milliseconds
-        right = "accuracy" if self.subject.unit == "images" else "pixels right"
+        same, right = ANSWERS[self.subject.unit]
         scores = (
             ""
             if found.accuracy is None
             else f"; {right} {percent(found.accuracy[1])}, the model's {percent(found.accuracy[0])}"
         )
-        of_pixels = "" if self.subject.unit == "images" else " of the pixels"
         return (
-            f"{name} ({found.size / 2**20:.1f} MiB): on {found.images} {self.pictures.what} the same class for "
-            f"{percent(found.agreement)}{of_pixels}, a probability differs by {found.largest:.2g} at most{scores}; "
+            f"{name} ({found.size / 2**20:.1f} MiB): on {found.images} {self.pictures.what} "
+            f"{same.format(percent(found.agreement))}, a probability differs by {found.largest:.2g} at most{scores}; "
             f"{other:.1f} ms an image, the model here {own:.1f}"
         )
 
@@ -129,9 +134,9 @@ def _require_alike(name: str, found: Comparison, most: float) -> None:
         )
 
 
-def _require_agreement(name: str, found: Comparison) -> None:
-    if not found.agreement >= LEAST_AGREEMENT:
+def _require_agreement(name: str, found: Comparison, least: float, advice: str) -> None:
+    if not found.agreement >= least:
         raise UserError(
-            f"{name} gives the model's class for {percent(found.agreement)} only, expected "
-            f"{percent(LEAST_AGREEMENT)} at least, so it was not kept: leave out --int8."
+            f"{name} gives the model's answer for {percent(found.agreement)} only, expected {percent(least)} at least, "
+            f"so it was not kept: {advice}."
         )

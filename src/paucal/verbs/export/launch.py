@@ -29,7 +29,7 @@ from paucal.types import UserError
 from paucal.verbs.explain.writing import settle_folder
 from paucal.verbs.export.graphs import GraphWriter, file_name, staged
 from paucal.verbs.export.settings import ExportSettings
-from paucal.verbs.export.subjects import ClassifierSubject, Subject, open_subject
+from paucal.verbs.export.subjects import ClassifierSubject, DetectorSubject, Subject, open_subject
 
 DEFAULT = Path("exports")
 REPORTS = {"train": write_report, "detect": write_detection_report, "segment": write_segmentation_report}
@@ -135,6 +135,8 @@ def _formats(settings: ExportSettings, subject: Subject) -> Sequence[str]:
             f"--with-preprocessing takes images of any size, and {fixed[0]} files have fixed sizes: leave it out, or "
             "--format onnx."
         )
+    if isinstance(subject, DetectorSubject):
+        _check_detector(chosen, settings)
     if "html" in chosen and not is_classifier:
         raise UserError("--format html is a page that classifies pictures, and this model does not: use --format onnx.")
     if settings.int8 and settings.with_preprocessing:
@@ -146,6 +148,16 @@ def _formats(settings: ExportSettings, subject: Subject) -> Sequence[str]:
         if name in GRAPHS:
             GRAPHS[name].require_installed(name)
     return chosen
+
+
+def _check_detector(chosen: Sequence[str], settings: ExportSettings) -> None:
+    if settings.int8:
+        raise UserError("--int8 is for classifiers and segmenters, and this model is a detector: leave it out.")
+    if fixed := [name for name in chosen if name in GRAPHS and GRAPHS[name].pixels is False]:
+        raise UserError(
+            f"--format {fixed[0]} has fixed sizes, and how many regions a detector looks at depends on the image: use "
+            "--format onnx."
+        )
 
 
 def _check_hub(chosen: Sequence[str], settings: ExportSettings, subject: Subject) -> None:

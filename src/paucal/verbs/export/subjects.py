@@ -7,12 +7,13 @@ from functools import cached_property
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torchvision import tv_tensors
 
 from paucal.data.images import ImageSet
 from paucal.data.splits.split import Split
 from paucal.data.splits.split_csv import read_split
 from paucal.data.views.normalisation import Normalisation
-from paucal.export.comparison import Classifier
+from paucal.export.comparison import Classifier, Difference, compare, compare_objects
 from paucal.export.program import EXAMPLES, Graph, graph_of
 from paucal.models.tasks import DETECTION, SEGMENTATION, task_of
 from paucal.models.trained import load_trained
@@ -20,6 +21,10 @@ from paucal.runner.console import Console
 from paucal.runner.images import open_again
 from paucal.runner.run_folder import typed_settings
 from paucal.runs import RunFolder
+from paucal.tasks.detection.images import open_boxed
+from paucal.tasks.detection.model import load_detector
+from paucal.tasks.detection.network.one_image import OneImageDetector
+from paucal.tasks.detection.views import evaluation_view, without_boxes
 from paucal.tasks.segmentation.images import open_segmentation_data
 from paucal.tasks.segmentation.model import load_segmenter
 from paucal.tasks.segmentation.settings import SegmentSettings
@@ -69,7 +74,7 @@ class SegmenterSubject:
         console: Shows how far the reading of images is.
     """
 
-    thresholds, unit = None, "pixels"
+    unit = "pixels"
 
     def __init__(self, run: RunFolder, console: Console) -> None:
         model = load_segmenter(run)
@@ -97,6 +102,10 @@ class SegmenterSubject:
         """Return the (K, H, W) probabilities of a prepared image."""
         return pixel_probabilities(network, given, self.options)
 
+    def compare(self, own: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
+        """Return how two answers for the pixels of one image differ."""
+        return compare(own, exported, label, None)
+
     def calibrate(self, image: Image.Image) -> Tensor:
         """Return the first window of an image, padded with the mean colour."""
         height, width = self.options.size
@@ -111,16 +120,70 @@ class SegmenterSubject:
         return data.images, data.split, lambda row: torch.from_numpy(data.masks.read(row)).long()
 
 
-Subject = ClassifierSubject | SegmenterSubject
+class DetectorSubject:
+    """A detector, asked for a table of the objects of an image.
+
+    Args:
+        run: Run of `paucal detect`.
+        console: Shows how far the reading of images is.
+    """
+
+    unit = "objects"
+
+    def __init__(self, run: RunFolder, console: Console) -> None:
+        detector, card, _ = load_detector(run)
+        self.run, self.console, self.card = run, console, card
+        self.network = OneImageDetector(detector.eval())
+        self.reading = replace(card.preprocessing.reading, side=None)
+        self._view = evaluation_view(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
+
+    def graph(self, pixels: bool) -> Graph:
+        """Return the graph that is exported: the objects of an image of any size.
+
+        Raises:
+            UserError: The preprocessing is to be inside.
+        """
+        if pixels:
+            raise UserError("--with-preprocessing is for classifiers, and this model is a detector: leave it out.")
+        height, width = self.card.resize_to
+        # An image that is padded, and in which no side equals another, so that no such case becomes part of the graph.
+        example = torch.zeros(1, self.card.backbone.in_chans, height - 5, width + 27)
+        return Graph(self.network, example, {2: "height", 3: "width"}, "images", "objects")
+
+    def prepare(self, image: Image.Image, pixels: bool) -> Tensor:
+        """Return an image as `paucal predict` resizes and normalises it."""
+        return self._view(tv_tensors.Image(image), without_boxes((image.height, image.width)))[0].as_subclass(Tensor)[
+            None
+        ]
+
+    def ask(self, network: nn.Module, given: Tensor, pixels: bool) -> Tensor:
+        """Return the table of the objects of a prepared image; see `OneImageDetector`."""
+        return network(given)
+
+    def compare(self, own: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
+        """Return how two tables of the objects of one image differ."""
+        return compare_objects(own, exported)
+
+    def calibrate(self, image: Image.Image) -> Tensor:
+        """Return an image as an input of the graph."""
+        return self.prepare(image, False)
+
+    @cached_property
+    def images(self) -> Labelled:
+        """The images of the run; their boxes are not needed."""
+        images = open_boxed(str(self.run.settings["data"]), outlines=False).images
+        return images, read_split(self.run.split, images), None
+
+
+Subject = ClassifierSubject | SegmenterSubject | DetectorSubject
+SUBJECTS = {SEGMENTATION: SegmenterSubject, DETECTION: DetectorSubject}
 
 
 def open_subject(run: RunFolder, console: Console) -> Subject:
     """Load the model of a run for an export.
 
     Raises:
-        UserError: The run has no model, or one that is not exported.
+        UserError: The run has no model.
     """
     task = task_of(run.path)
-    if task == DETECTION:
-        raise UserError("a detector is not exported: 'paucal predict' and 'paucal serve' run it.")
-    return SegmenterSubject(run, console) if task == SEGMENTATION else ClassifierSubject(run, console)
+    return SUBJECTS.get(task, ClassifierSubject)(run, console)

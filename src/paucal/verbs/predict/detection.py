@@ -29,7 +29,7 @@ from paucal.tasks.detection.images import Boxes
 from paucal.tasks.detection.model import DetectorCard, load_detector
 from paucal.tasks.detection.network.detector import Detector
 from paucal.tasks.detection.pictures import SHOWN, TILE, at_width, draw_detections
-from paucal.tasks.detection.views import evaluation_view
+from paucal.tasks.detection.views import evaluation_view, without_boxes
 from paucal.types import UserError
 from paucal.verbs.predict.settings import AnswerSettings, PredictSettings
 
@@ -211,11 +211,7 @@ def detect_image(
     """Find the objects of one image; see `detect_objects`."""
     size = (image.height, image.width)
     view = evaluation_view(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
-    empty = {
-        "boxes": tv_tensors.BoundingBoxes(torch.zeros(0, 4), format="XYXY", canvas_size=size),  # type: ignore[call-overload]
-        "labels": torch.zeros(0, dtype=torch.int64),
-    }
-    viewed = view(tv_tensors.Image(image), empty)[0].as_subclass(torch.Tensor)
+    viewed = view(tv_tensors.Image(image), without_boxes(size))[0].as_subclass(torch.Tensor)
     sides = (int(viewed.shape[-2]), int(viewed.shape[-1]))
     found = rescale(detector(viewed[None].to(device), [sides])[0], sides, size)
     if not drawn:

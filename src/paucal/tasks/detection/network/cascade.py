@@ -80,13 +80,13 @@ class CascadeHeads(nn.Module):
             all_logits.append(logits)
         last = self.heads[-1]
         per_class = deltas if deltas.shape[1] > 4 else deltas.repeat(1, self.classes + 1)  # as torchvision expects
-        boxes, scores, labels = last.postprocess_detections(self._mean(all_logits), per_class, proposals, sizes)
+        boxes, scores, labels = last.postprocess_detections(self.mean_logits(all_logits), per_class, proposals, sizes)
         fields = {"boxes": boxes, "scores": scores, "labels": labels}
         if last.has_mask():
             fields["masks"] = mean_masks([mask_logits(head, features, boxes, sizes) for head in self.heads], labels)
         return [dict(zip(fields, of_image, strict=True)) for of_image in zip(*fields.values(), strict=True)], {}
 
-    def _mean(self, logits: list[Tensor]) -> Tensor:
+    def mean_logits(self, logits: list[Tensor]) -> Tensor:
         """Return logits whose softmax is the average, since torchvision takes the softmax itself."""
         if self.average == "logits":
             return torch.stack(logits).mean(0)

@@ -1,0 +1,191 @@
+"""A detector for export: one image of any size in, a table of a fixed number of objects out.
+
+The steps are those of torchvision's detectors for a single image, in a form that torch.export can write: wherever the
+number of boxes depends on the image, a fixed number is kept, and those that are too many are marked. A region is read
+from the maps of all levels, and the answer of the level that suits its size is kept.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.detection.rpn import concat_box_prediction_layers
+from torchvision.ops import clip_boxes_to_image, nms, roi_align
+from torchvision.ops.poolers import LevelMapper
+
+from paucal.backbones.layout import Size
+from paucal.tasks.detection.network.cascade import CascadeHeads, likeliest_class
+from paucal.tasks.detection.network.detector import Detector
+from paucal.tasks.detection.network.region_heads import (
+    BOX_CELLS,
+    MASK_CELLS,
+    POINTS,
+    USUAL_LEVEL,
+    USUAL_SIDE,
+    mask_logits,
+    mean_masks,
+)
+
+SMALLEST_PROPOSAL, SMALLEST_BOX = 1e-3, 1e-2  # pixels, as in torchvision
+
+
+class EveryLevelPooling(nn.Module):
+    """Reads each region from the maps of all levels, and keeps what the level that suits its size gave.
+
+    Args:
+        strides: Stride of each map in pixels; growing powers of two.
+        cells: Cells per side of a region.
+        aligned: Whether regions are read as by `AlignedPooling`, else as by torchvision's `MultiScaleRoIAlign`.
+    """
+
+    def __init__(self, strides: Sequence[int], cells: int, aligned: bool) -> None:
+        super().__init__()
+        self.strides, self.cells, self.aligned = strides, cells, aligned
+        first, last = (stride.bit_length() - 1 for stride in (strides[0], strides[-1]))
+        self._level_of = LevelMapper(first, last, USUAL_SIDE, USUAL_LEVEL)
+
+    def forward(self, features: Mapping[str, Tensor], boxes: list[Tensor], sizes: Sequence[Size]) -> Tensor:
+        """Return (N, channels, cells, cells) of the regions of the only image."""
+        (corners,) = boxes
+        placed = torch.cat([corners.new_zeros(len(corners), 1), corners], 1)  # the number of the image comes first
+        levels = self._level_of(boxes)[:, None, None, None]
+        points = -1 if self.aligned else POINTS
+        reads = [
+            roi_align(features[str(level)], placed, self.cells, 1 / stride, points, self.aligned)
+            for level, stride in enumerate(self.strides)
+        ]
+        pooled = reads[0]
+        for level, read in enumerate(reads[1:], 1):
+            pooled = torch.where(levels == level, read, pooled)
+        return pooled
+
+
+class OneImageDetector(nn.Module):
+    """A detector that answers with one table.
+
+    Args:
+        detector: Detector in evaluation mode.
+
+    Shape:
+        - images: (1, 3, H, W), normalised
+        - output: (most, 6), or (most, 6 + 784) with masks: left, top, right and bottom in pixels, score and class from
+          0, then the rows of a mask of 28x28 probabilities within the box; objects in descending order of the score,
+          and a score of 0 in the rows that are left over
+
+    Example:
+        >>> from paucal.backbones import BackboneSpec
+        >>> from paucal.tasks.detection.network.detector import build_detector
+        >>> from paucal.tasks.detection.network.options import DetectorOptions
+        >>> spec = BackboneSpec("resnet18", 0, image_size=(128, 128))
+        >>> detector = build_detector(spec, 3, DetectorOptions(channels=32, head_dim=16, most=20)).eval()
+        >>> OneImageDetector(detector)(torch.zeros(1, 3, 100, 120)).shape
+        torch.Size([20, 6])
+    """
+
+    def __init__(self, detector: Detector) -> None:
+        super().__init__()
+        self.detector = copy.deepcopy(detector)
+        heads, strides = self.detector.heads, self.detector.stages.strides
+        self.cascade = heads.heads if isinstance(heads, CascadeHeads) else [heads]
+        aligned = detector.options.pooling == "aligned"
+        for head in self.cascade:
+            head.box_roi_pool = EveryLevelPooling(strides, BOX_CELLS, aligned)
+            if head.has_mask():
+                head.mask_roi_pool = EveryLevelPooling(strides, MASK_CELLS, aligned)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the objects of an image as a table."""
+        size = (images.shape[-2], images.shape[-1])
+        maps = self.detector.stages(images)
+        features = self.detector.pyramid({str(level): grid for level, grid in enumerate(maps)})
+        regions = self._propose([*features.values()], size)
+        logits, deltas = self.cascade[0].predict(features, [regions], [size])
+        all_logits = [logits]
+        for previous, head in pairwise(self.cascade):
+            (regions,) = previous.refine(deltas, likeliest_class(logits), [regions], [size])
+            logits, deltas = head.predict(features, [regions], [size])
+            all_logits.append(logits)
+        heads = self.detector.heads
+        joined = heads.mean_logits(all_logits) if isinstance(heads, CascadeHeads) else logits
+        table, labels = self._table(joined.softmax(-1)[:, 1:], deltas, regions, size)
+        if not self.detector.options.masks:
+            return table
+        corners = table[:, :4]
+        shares = mean_masks([mask_logits(head, features, [corners], [size]) for head in self.cascade], [labels + 1])
+        return torch.cat([table, shares[0].flatten(1)], 1)
+
+    def _propose(self, features: list[Tensor], size: Size) -> Tensor:
+        """Return (N, 4) corners of the regions that may hold an object, padded with empty regions to a fixed number."""
+        network, stride = self.detector.proposals, self.detector.stages.strides[0]
+        each, total = network.pre_nms_top_n(), network.post_nms_top_n()
+        padded = (features[0].shape[-2] * stride, features[0].shape[-1] * stride)
+        boxes, chances, levels = [], [], []
+        for level, (grid, moves) in enumerate(zip(*network.head(features), strict=True)):
+            logits, deltas = concat_box_prediction_layers([grid], [moves])
+            decoded = network.box_coder.decode_single(deltas, self._anchors(level, grid, padded))
+            # Empty regions, so that there are always enough to choose from.
+            logits = torch.cat([logits[:, 0], logits.new_full((each,), -torch.inf)])
+            decoded = torch.cat([decoded, decoded.new_zeros(each, 4)])
+            best = logits.topk(each).indices
+            boxes.append(clip_boxes_to_image(decoded[best], size))
+            chances.append(logits[best].sigmoid())
+            levels.append(torch.full((each,), level))
+        corners, chance = torch.cat(boxes), torch.cat(chances)
+        usable = (corners[:, 2:] - corners[:, :2]).amin(1) >= SMALLEST_PROPOSAL
+        best, is_kept = _suppress(corners, chance, torch.cat(levels), usable, network.nms_thresh, total)
+        return corners[best] * is_kept[:, None]
+
+    def _anchors(self, level: int, grid: Tensor, padded: Size) -> Tensor:
+        """Return the (rows * columns * shapes, 4) anchors of a map, in torchvision's order."""
+        rows, columns = grid.shape[-2], grid.shape[-1]
+        generator = self.detector.proposals.anchor_generator
+        shapes = generator.generate_anchors([*generator.sizes[level]], [*generator.aspect_ratios[level]])
+        down = torch.arange(rows) * (padded[0] // rows)
+        across = torch.arange(columns) * (padded[1] // columns)
+        corners = torch.stack([*torch.meshgrid(across, down, indexing="xy")], -1).view(-1, 1, 2)
+        return (corners.repeat(1, 1, 2) + shapes).view(-1, 4)
+
+    def _table(self, scores: Tensor, deltas: Tensor, regions: Tensor, size: Size) -> tuple[Tensor, Tensor]:
+        """Return the table of the best objects, and the int64 class of each.
+
+        Args:
+            scores: (N, K) probabilities of the regions.
+            deltas: (N, 4) or (N, 4 (K + 1)) last corrections of the regions.
+            regions: (N, 4) corners.
+            size: (height, width) of the image.
+        """
+        last, classes = self.cascade[-1], scores.shape[1]
+        boxes = last.box_coder.decode_single(deltas, regions).view(len(regions), -1, 4)
+        boxes = boxes[:, 1:] if boxes.shape[1] > 1 else boxes.expand(-1, classes, -1)
+        corners, chance = clip_boxes_to_image(boxes.reshape(-1, 4), size), scores.reshape(-1)
+        labels = torch.arange(classes).repeat(len(regions))
+        usable = ((corners[:, 2:] - corners[:, :2]).amin(1) >= SMALLEST_BOX) & (chance > last.score_thresh)
+        best, is_kept = _suppress(corners, chance, labels, usable, last.nms_thresh, last.detections_per_img)
+        columns = (corners[best] * is_kept[:, None], (chance[best] * is_kept)[:, None], labels[best][:, None])
+        return torch.cat([column.to(chance.dtype) for column in columns], 1), labels[best]
+
+
+def _suppress(
+    boxes: Tensor, scores: Tensor, groups: Tensor, usable: Tensor, most_overlap: float, count: int
+) -> tuple[Tensor, Tensor]:
+    """Non-maximum suppression within groups, with a fixed number of answers.
+
+    Args:
+        boxes: (N, 4) corners in pixels.
+        scores: (N,) in [0, 1].
+        groups: (N,) int64; boxes of different groups do not suppress each other.
+        usable: (N,) bool, boxes that take part.
+        most_overlap: Overlap above which the box with the lower score goes.
+        count: Number of answers, at most N.
+
+    Returns:
+        (count,) positions in descending order of the score, and whether each is a box that was kept.
+    """
+    candidates = usable.nonzero()[:, 0]
+    apart = boxes + (groups * (boxes.max() + 1))[:, None].to(boxes.dtype)  # groups lie side by side
+    kept = candidates[nms(apart[candidates], scores[candidates], most_overlap)]
+    is_kept = torch.zeros_like(scores).scatter(0, kept, torch.ones_like(kept, dtype=scores.dtype))
+    ranked, best = torch.where(is_kept > 0, scores, -1.0).topk(count)
+    return best, ranked >= 0
