@@ -17,7 +17,8 @@ import yaml
 from paucal.types import UserError
 
 _NOT_REGULAR = "{!r} is no regular file (a folder, a pipe or a device): give a file."
-MOST_CONFIG_BYTES = 1 << 20  # YAML takes some ten seconds for each MiB
+MOST_CONFIG_BYTES = 1 << 20
+DEEPEST = 100  # collections of a YAML text within each other
 _BOM = "\ufeff"
 _BYTE_ORDER_MARKS = (  # the marks of UTF-32 come first, since they begin with those of UTF-16
     *((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be")),
@@ -204,13 +205,12 @@ def parse_yaml(text: str, as_text: bool = False) -> Any:
         ValueError: it is not valid, or holds aliases or objects; the message says what and where, without jargon.
     """
     try:
-        return yaml.load(text, Loader=_TextLoader if as_text else _PlainLoader)
+        _check_structure(text)
+        return yaml.load(text, Loader=_TextLoader if as_text else _Loader)
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ValueError(f"{_what(problem)}{where}") from None
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
     except Exception as problem:  # YAML's constructors raise nearly anything for odd values, such as "!!int ''"
         raise ValueError("a value in it is no valid YAML") from problem
 
@@ -237,24 +237,38 @@ class _AliasError(yaml.MarkedYAMLError):
     """An alias, which could stand for gigabytes."""
 
 
+class _DepthError(yaml.MarkedYAMLError):
+    """Collections within collections, deeper than any sensible file."""
+
+
 class _RepeatedKeyError(yaml.MarkedYAMLError):
     """A key that occurs twice, of which YAML takes the last."""
 
 
-class _PlainLoader(yaml.SafeLoader):
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
+# libyaml's loader is ten times as fast, and is part of PyYAML's usual builds.
+_Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _check_structure(text: str) -> None:
+    """Refuse aliases, and a depth for which the loader's recursion could exhaust the stack."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.AliasEvent):
             raise _AliasError(
                 problem=f"it repeats a value by an alias (*{event.anchor})", problem_mark=event.start_mark
             )
-        return super().compose_node(parent, index)
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > DEEPEST:
+                raise _DepthError(problem="it is nested too deeply", problem_mark=event.start_mark)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
 
 
-class _TextLoader(_PlainLoader):
+class _TextLoader(_Loader):
     yaml_implicit_resolvers = {  # noqa: RUF012 (as PyYAML declares it)
         first: [(tag, pattern) for tag, pattern in pairs if tag.endswith(":null")]
-        for first, pairs in _PlainLoader.yaml_implicit_resolvers.items()
+        for first, pairs in _Loader.yaml_implicit_resolvers.items()
     }
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
@@ -267,7 +281,7 @@ class _TextLoader(_PlainLoader):
 
 
 def _what(problem: yaml.MarkedYAMLError) -> str:
-    if isinstance(problem, _RepeatedKeyError):
+    if isinstance(problem, _RepeatedKeyError | _DepthError):
         return str(problem.problem)
     if isinstance(problem, _AliasError):
         return f"{problem.problem}, which is not followed: write the value out,"
