@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from paucal.export.program import Graph
+from paucal.export.quiet import first_line
 from paucal.models.card import ModelCard
 from paucal.models.trained import TrainedModel
 from paucal.types import UserError
@@ -39,9 +40,8 @@ def to_onnx(program: ExportedProgram, graph: Graph, card: ModelCard) -> bytes:
             warnings.simplefilter("ignore")  # torch warns about its own deprecated functions
             written = _quietly(program, graph)
     except Exception as problem:  # torch raises dozens of exception types, depending on the network
-        lines = [line for line in str(problem).splitlines() if line.strip()]
         raise UserError(
-            f"this network cannot be written as ONNX ({type(problem).__name__}: {lines[0] if lines else 'no reason'}): "
+            f"this network cannot be written as ONNX ({first_line(problem)}): "
             "export it with --format pt2 or safetensors."
         ) from problem
     _name_dimensions(written.graph, graph)
@@ -95,8 +95,9 @@ class OnnxNetwork(nn.Module):
         try:
             self.session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         except Exception as problem:  # onnxruntime's exceptions have no other common base class
-            reason = (str(problem).splitlines() or ["no reason"])[0]
-            raise UserError(f"onnxruntime cannot read this ONNX model ({reason}): export it anew.") from problem
+            raise UserError(
+                f"onnxruntime cannot read this ONNX model ({first_line(problem)}): export it anew."
+            ) from problem
         self.input = self.session.get_inputs()[0]
         self.output = self.session.get_outputs()[0]
 
@@ -214,8 +215,7 @@ def quantised(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> byte
                 extra_options={"ActivationSymmetric": False, "WeightSymmetric": True},
             )
         except Exception as problem:  # onnxruntime's exceptions have no other common base class
-            reason = (str(problem).splitlines() or ["no reason"])[0]
             raise UserError(
-                f"onnxruntime cannot turn this network into 8 bits ({reason}): leave out --int8."
+                f"onnxruntime cannot turn this network into 8 bits ({first_line(problem)}): leave out --int8."
             ) from problem
         return small.read_bytes()

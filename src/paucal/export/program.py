@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from paucal.export.preprocessing import PixelInput
+from paucal.export.quiet import first_line
 from paucal.models.card import ModelCard
 from paucal.models.trained import TrainedModel
 from paucal.types import UserError
@@ -91,10 +92,9 @@ def traced(graph: Graph) -> ExportedProgram:
             program.module()(_of_other_lengths(graph))  # a length that became a constant shows only now
             return program
     except Exception as problem:  # torch raises dozens of exception types, depending on the network
-        lines = [line for line in str(problem).splitlines() if line.strip()]
         raise UserError(
             f"torch.export cannot write this network with {' and '.join(graph.dynamic.values())} of any length "
-            f"({type(problem).__name__}: {lines[0] if lines else 'no reason'}): its weights are in the run's "
+            f"({first_line(problem)}): its weights are in the run's "
             "model.safetensors."
         ) from problem
 
@@ -107,11 +107,20 @@ def _of_other_lengths(graph: Graph) -> Tensor:
 
 
 def packed(program: ExportedProgram, card: ModelCard) -> bytes:
-    """Return the content of a .pt2 file, which carries the model's card."""
+    """Return the content of a .pt2 file, which carries the model's card.
+
+    Raises:
+        UserError: torch cannot store an operation of this network.
+    """
     content = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about its own deprecated functions
-        torch.export.save(program, content, extra_files={CARD: json.dumps(card.to_dict(), ensure_ascii=False)})
+        try:
+            torch.export.save(program, content, extra_files={CARD: json.dumps(card.to_dict(), ensure_ascii=False)})
+        except Exception as problem:  # torch raises many types, and names the operation in the first line
+            raise UserError(
+                f"torch cannot store this network as a .pt2 ({first_line(problem)}): export it with --format onnx."
+            ) from problem
     return content.getvalue()
 
 

@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import torch
+from timm.layers.conv2d_same import Conv2dSame
 from torch import Tensor, nn
 from torchvision.models.detection.rpn import concat_box_prediction_layers
 from torchvision.ops import clip_boxes_to_image, nms, roi_align
 from torchvision.ops.poolers import LevelMapper
 
 from paucal.backbones.layout import Size
+from paucal.backbones.stage_maps import StageMaps
 from paucal.tasks.detection.network.cascade import CascadeHeads, likeliest_class
 from paucal.tasks.detection.network.detector import Detector
 from paucal.tasks.detection.network.region_heads import (
@@ -87,6 +89,7 @@ class OneImageDetector(nn.Module):
     def __init__(self, detector: Detector) -> None:
         super().__init__()
         self.detector = copy.deepcopy(detector)
+        _fix_padding(self.detector.stages)
         heads, strides = self.detector.heads, self.detector.stages.strides
         self.cascade = heads.heads if isinstance(heads, CascadeHeads) else [heads]
         aligned = detector.options.pooling == "aligned"
@@ -142,8 +145,9 @@ class OneImageDetector(nn.Module):
         rows, columns = grid.shape[-2], grid.shape[-1]
         generator = self.detector.proposals.anchor_generator
         shapes = generator.generate_anchors([*generator.sizes[level]], [*generator.aspect_ratios[level]])
-        down = torch.arange(rows) * (padded[0] // rows)
-        across = torch.arange(columns) * (padded[1] // columns)
+        # Counted in the map, since torch cannot store a program with a range of a length that it does not know.
+        down = (torch.ones_like(grid[0, 0, :, 0]).cumsum(0) - 1) * (padded[0] // rows)
+        across = (torch.ones_like(grid[0, 0, 0]).cumsum(0) - 1) * (padded[1] // columns)
         corners = torch.stack([*torch.meshgrid(across, down, indexing="xy")], -1).view(-1, 1, 2)
         return (corners.repeat(1, 1, 2) + shapes).view(-1, 4)
 
@@ -165,6 +169,29 @@ class OneImageDetector(nn.Module):
         best, is_kept = _suppress(corners, chance, labels, usable, last.nms_thresh, last.detections_per_img)
         columns = (corners[best] * is_kept[:, None], (chance[best] * is_kept)[:, None], labels[best][:, None])
         return torch.cat([column.to(chance.dtype) for column in columns], 1), labels[best]
+
+
+def _fix_padding(stages: StageMaps) -> None:
+    """Replace paddings that depend on the side of an image, as in TensorFlow's convolutions, by constants.
+
+    They are constant for sides that are multiples of the stride, and `StageMaps` pads all images to such sides.
+    """
+    for name, layer in [*stages.named_modules()]:
+        if isinstance(layer, nn.AvgPool2d) and layer.kernel_size == layer.stride:
+            layer.ceil_mode = False
+        if not (isinstance(layer, Conv2dSame) and isinstance(layer, nn.Conv2d)):
+            continue
+        reach = zip(layer.kernel_size, layer.dilation, layer.stride, strict=True)
+        rows, columns = (max((kernel - 1) * dilation + 1 - stride, 0) for kernel, dilation, stride in reach)
+        plain = nn.Conv2d(
+            *(layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride),  # type: ignore[arg-type]
+            dilation=layer.dilation,  # type: ignore[arg-type]
+            groups=layer.groups,
+            bias=layer.bias is not None,
+        )
+        plain.weight, plain.bias = layer.weight, layer.bias
+        around = nn.ZeroPad2d((columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
+        stages.set_submodule(name, nn.Sequential(around, plain))
 
 
 def _suppress(
