@@ -34,9 +34,17 @@ from few_shot_features import NETWORKS, features
 from labelling import parts
 from measuring import store, surroundings
 from paucal.backbones.stage_classifier import STAGES
+from paucal.evaluation.familiarity import fit_familiarity
 from paucal.tasks.classification.auto_tune.head_race import race_heads
 from paucal.tasks.classification.auto_tune.probe import Head, fit_head
-from paucal.tasks.classification.auto_tune.unlabelled_head import ALONE, base_of, race_unlabelled
+from paucal.tasks.classification.auto_tune.unlabelled_head import (
+    ALONE,
+    GAUSSIAN,
+    base_of,
+    fit_heads,
+    pool_of,
+    race_unlabelled,
+)
 
 NEIGHBOURS, POWER, KEPT, STEPS = (
     15,
@@ -132,7 +140,7 @@ def fit_soft(rows: Tensor, targets: Tensor, weight: Tensor, penalty: float) -> t
 
 
 def measured(
-    found: dict[str, Tensor], per_class: int, held_out: float | None, seed: int, ways: bool
+    found: dict[str, Tensor], per_class: int, held_out: float | None, seed: int, ways: bool, strangers: Any = None
 ) -> dict[str, float]:
     """Return the accuracy of each way in percent."""
     pool, judged = parts(found, held_out, seed)
@@ -147,10 +155,7 @@ def measured(
     def accuracy(scores: Tensor) -> float:
         return 100 * float((scores.argmax(1) == truth).double().mean())
 
-    kept = found["widths"].tolist()
-    staged = torch.cat(
-        [found["last"], *found["mean"].split(kept, 1)[-STAGES:], *found["std"].split(kept, 1)[-STAGES:]], 1
-    )
+    staged = staged_features(found)
     own_labels, last = labels[pool][labelled], found["last"][pool][labelled]
     head = fit_head(last, own_labels, classes, seed)
     race = race_heads(last, staged[pool][labelled], own_labels, classes, head.strength, seed)
@@ -162,7 +167,33 @@ def measured(
     scores[STEP] = scores[ALONE]
     if step.weight is not None and step.bias is not None:
         scores[STEP] = accuracy(staged[judged] @ step.weight.T + step.bias)
+    if strangers is not None:
+        given = staged[pool][labelled], own_labels, classes
+        fit = base_of(race, head, classes)
+        for name, more in planted(given[0], staged[pool][others], staged_features(strangers), last.shape[1]).items():
+            weight, bias = fit_heads(*given, pool_of(more), fit)[GAUSSIAN]
+            scores[name] = accuracy(staged[judged] @ weight.T + bias)
     return scores | (soft_targets(found["last"].double(), labels, pool, judged, labelled, others, head) if ways else {})
+
+
+def staged_features(found: dict[str, Tensor]) -> Tensor:
+    """Return the last features with mean and spread of the last stages."""
+    kept = found["widths"].tolist()
+    return torch.cat(
+        [found["last"], *found["mean"].split(kept, 1)[-STAGES:], *found["std"].split(kept, 1)[-STAGES:]], 1
+    )
+
+
+def planted(labelled: Tensor, others: Tensor, strangers: Tensor, width: int) -> dict[str, Tensor]:
+    """Return unlabelled images, the same with strangers, and what the distance to labelled images leaves of these."""
+    order = torch.randperm(len(labelled), generator=torch.Generator().manual_seed(0))
+    shuffled, fifth = labelled[order][:, :width], torch.arange(len(labelled)) % 5 == 0
+    known = fit_familiarity(shuffled[~fifth], shuffled[fifth])
+    both = torch.cat([others, strangers])
+    like = known.distances(both[:, :width]) <= known.limit
+    print(f"like the labelled ones: {like[: len(others)].float().mean():.3f} of the others", end=", ")
+    print(f"{like[len(others) :].float().mean():.3f} of the strangers")
+    return {"Gaussian": others, "Gaussian, strangers planted": both, "Gaussian, unlike ones left out": both[like]}
 
 
 def soft_targets(
@@ -206,6 +237,7 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=240, help="most images of a class to draw from")
     parser.add_argument("--test", type=int, default=300, help="most test images of a class")
     parser.add_argument("--held-out", type=float, help="judge on this share of the training part, not on the test part")
+    parser.add_argument("--strangers", help="set of other images to plant among those without labels")
     parser.add_argument("--ways", action="store_true", help="try soft targets for logistic regression too")
     parser.add_argument("--whole", metavar="TIME", help="compare whole commands that take this time, such as 8m")
     parser.add_argument("--name", help="of the stored result; without it nothing is stored")
@@ -214,11 +246,14 @@ def main() -> None:
     found = {}
     if options.whole is None:
         found = features(options.source, NETWORKS[0], options.work, options.train, options.test)
+    strangers = None
+    if options.strangers is not None:
+        strangers = features(options.strangers, NETWORKS[0], options.work, 240, 300)
     rows: list[dict[str, Any]] = []
     for per_class in options.per_class:
         for seed in options.seeds:
             if options.whole is None:
-                accuracy = measured(found, per_class, options.held_out, seed, options.ways)
+                accuracy = measured(found, per_class, options.held_out, seed, options.ways, strangers)
             else:
                 accuracy = commanded(options.source, options.work, per_class, options.whole, seed)
             rows.append({"per_class": per_class, "seed": seed, "accuracy": accuracy})

@@ -29,7 +29,7 @@ def step_rows(
     if (more := record.unlabelled) is not None:
         tried = f"the same with {more.details['images']} images without labels"
         kept = record.first_model is more
-        outcome_words = f", {more.details['head']}" if kept else ": not kept"
+        outcome_words = f", {more.details['head']}, preferred by cross-validation" if kept else ": not kept"
         rows.append(_row(tried + outcome_words, more.score if kept else None, more.seconds, kept=stays and kept))
     rows += [_row(f"trial: {one.name}", one.score, one.seconds) for one in record.trials]
     if outcome.rows:

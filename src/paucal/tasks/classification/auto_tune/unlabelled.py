@@ -43,12 +43,14 @@ def learn_from_unlabelled(state: TuneState) -> None:
     if settings.unlabelled is None or state.record.unlabelled is not None:
         return
     first = state.first or fit_probe_head(state, state.setup, "features of the first model again", race=True)
-    images, features = _read(state, first)
-    details = {"images": len(images), "kept": False}
-    if len(images) < FEWEST or first.race.held_out is None:
+    if first.race.held_out is None:
+        images, features = _no_images(state), first.features[:0]
+        why = "too few labelled images to tell whether images without labels help"
+    else:
+        images, features = _read(state, first)
         why = f"{counted(len(images), 'usable image')} without labels: too few to learn from"
-        if first.race.held_out is None:
-            why = "too few labelled images to tell whether images without labels help"
+    details = {"images": len(images), "kept": False}
+    if len(images) < FEWEST:
         state.console.say(f"note: {why}")
         _conclude(state, TuneStep(NAME, 0.0, time.monotonic() - start_time, {**details, "why": why}))
         return
@@ -90,7 +92,7 @@ def _read(state: TuneState, first: Fitted) -> tuple[ImageSet, Tensor]:
         )
     if most < FEWEST:
         console.say("note: no time is left for the images without labels; give a longer --time")
-        return setup.data.images.select(np.empty(0, dtype=np.int64)), first.features[:0]
+        return _no_images(state), first.features[:0]
     images = usable_images(setup.settings, setup.data, most, console)
     seconds = state.image_seconds / state.arithmetic.speed * len(images)
     console.say(f"{counted(len(images), 'image')} without labels: their features take about {duration(seconds)}")
@@ -101,6 +103,11 @@ def _read(state: TuneState, first: Fitted) -> tuple[ImageSet, Tensor]:
     if not like.all():
         console.say(f"left out: {counted(int((~like).sum()), 'image')} without labels, not like the training images")
     return images.select(np.flatnonzero(like.numpy())), features[like]
+
+
+def _no_images(state: TuneState) -> ImageSet:
+    """Return a set without any image."""
+    return state.setup.data.images.select(np.empty(0, dtype=np.int64))
 
 
 def _features(state: TuneState, first: Fitted, images: ImageSet) -> Tensor:
