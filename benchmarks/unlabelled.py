@@ -272,6 +272,7 @@ def main() -> None:
         images = (
             {} if options.whole else {"in_all": len(found["labels"]), "in_the_test_part": int(found["is_test"].sum())}
         )
+        settings["strangers"] = options.strangers and Path(options.strangers).name
         facts = {"data": Path(options.source).name, "surroundings": surroundings("cpu"), "settings": settings}
         store(options.name, facts | {"images": images, "cells": cells, "runs": rows})
 
