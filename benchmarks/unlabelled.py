@@ -268,11 +268,10 @@ def main() -> None:
             cells.append(cell | {"gain": statistics.mean(gains), "deviation": spread, "worst_seed": min(gains)})
             print(cells[-1])
     if options.name:
-        settings = {key: value for key, value in vars(options).items() if key not in ("work", "source")}
+        settings = {key: value for key, value in vars(options).items() if key not in ("work", "source", "strangers")}
         images = (
             {} if options.whole else {"in_all": len(found["labels"]), "in_the_test_part": int(found["is_test"].sum())}
         )
-        settings["strangers"] = options.strangers and Path(options.strangers).name
         facts = {"data": Path(options.source).name, "surroundings": surroundings("cpu"), "settings": settings}
         store(options.name, facts | {"images": images, "cells": cells, "runs": rows})
 
