@@ -1,5 +1,6 @@
 """The kinds of labels of images (classes, boxes, masks): how each is recognised, and which verb learns it."""
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -86,7 +87,7 @@ def refuse_structure(place: Path, names: tuple[str, ...]) -> None:
     Raises:
         UserError: All names are those of folders that sets have whatever their classes.
     """
-    are_folders = bool(names) and all((place / name).is_dir() for name in names)
+    are_folders = bool(names) and all(os.path.isdir(place / name) for name in names)  # False for names of no file
     if not are_folders or not {name.lower() for name in names} <= set(STRUCTURE):
         return
     reads = "; ".join(f"`paucal {kind.verb}` reads {kind.reads}" for kind in KINDS)
@@ -137,8 +138,9 @@ def _see_classes(place: Path) -> str:
         return "images in Parquet files"
     if find_shards(place) if place.is_dir() else is_shard(place):
         return "images in shards"
-    if (images := open_tagged_images(place)) is not None:
-        return f"labels of whole images ({images.notes[0]})"
+    with suppress(UserError):  # a damaged file beside classes is reported when boxes are opened
+        if (images := open_tagged_images(place)) is not None:
+            return f"labels of whole images ({images.notes[0]})"
     found = find_boxes(place)  # a table of boxes has columns of images and classes too
     if is_file:
         is_table = place.suffix.lower() in TABLE_SUFFIXES and found is None and not is_mask_table(place)

@@ -177,8 +177,9 @@ def points_of_ellipse(
         turned: Degrees by which it is turned to the right around its centre.
     """
     angles = np.arange(ELLIPSE_POINTS) * 2 * np.pi / ELLIPSE_POINTS
-    x, y, turn = radii[0] * np.cos(angles), radii[1] * np.sin(angles), np.deg2rad(turned)
-    across, down = x * np.cos(turn) - y * np.sin(turn), x * np.sin(turn) + y * np.cos(turn)
+    with np.errstate(invalid="ignore"):  # points of an infinite ellipse are refused as no numbers
+        x, y, turn = radii[0] * np.cos(angles), radii[1] * np.sin(angles), np.deg2rad(turned)
+        across, down = x * np.cos(turn) - y * np.sin(turn), x * np.sin(turn) + y * np.cos(turn)
     return list(zip((centre[0] + across).tolist(), (centre[1] + down).tolist(), strict=True))
 
 
