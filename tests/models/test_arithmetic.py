@@ -89,6 +89,7 @@ def test_judge__asks_for_the_same_classes_and_nearly_the_same_outputs():
     assert judge(2.0, exact, exact + 0.001).dtype is torch.bfloat16
     other = judge(2.0, exact, torch.tensor([[0.985, 0.99, 0.0], [0.0, 3.0, 1.0]]))
     assert (other.dtype, other.reason) == (None, "float32: bfloat16 gives some images another class")
+    assert judge(2.0, exact, torch.tensor([[0.985, 0.99, 0.0], [0.0, 3.0, 1.0]]), classes=False).dtype is torch.bfloat16
     far = judge(2.0, exact, exact + torch.tensor([[0.0, 0.0, 0.2], [0.0, 0.0, 0.0]]))
     assert far.dtype is None
     assert "the outputs of bfloat16 differ (cosine 0.99" in far.reason

@@ -67,14 +67,15 @@ def bfloat16_flags() -> tuple[str, ...]:
     return tuple(flag for flag in FLAGS if flag in words)
 
 
-def choose_arithmetic(run: Run, images: Tensor, key: str, count: int | None = None) -> Arithmetic:
-    """Return bfloat16 if it is at least 1.3 times as fast here, with the same classes and nearly the same outputs.
+def choose_arithmetic(run: Run, images: Tensor, key: str, count: int | None = None, classes: bool = True) -> Arithmetic:
+    """Return bfloat16 if it is at least 1.3 times as fast here, with nearly the same outputs and the same classes.
 
     Args:
         run: Function from (B, C, H, W) images to (B, D) logits or features.
         images: A few images as the network is given them.
         key: Name of the architecture, under which the speed is remembered.
         count: Number of images in all; None if it is not known beforehand.
+        classes: Whether the outputs are scores of classes, not features.
     """
     flags = bfloat16_flags()
     if images.device.type != "cpu":
@@ -88,7 +89,7 @@ def choose_arithmetic(run: Run, images: Tensor, key: str, count: int | None = No
         if each < QUICK or (count is not None and each * count < WORTH):
             return Arithmetic(None, "float32: there is too little to gain")
         near = _timed(run, images, torch.bfloat16)[0]
-        return judge(measure_speed(run, images, key), exact, near)
+        return judge(measure_speed(run, images, key), exact, near, classes)
 
 
 def measure_speed(run: Run, images: Tensor, key: str) -> float:
@@ -107,7 +108,7 @@ def measure_speed(run: Run, images: Tensor, key: str) -> float:
     return ratio
 
 
-def judge(speed: float, exact: Tensor, near: Tensor) -> Arithmetic:
+def judge(speed: float, exact: Tensor, near: Tensor, classes: bool = True) -> Arithmetic:
     """Return the arithmetic for a speed, as a multiple of float32's, and the (B, D) outputs of both."""
     if speed < FASTER:
         why = f"float32: bfloat16 is {speed:.1f} times as fast here, and {FASTER} are worth it"
@@ -115,7 +116,7 @@ def judge(speed: float, exact: Tensor, near: Tensor) -> Arithmetic:
     cosine = float(F.cosine_similarity(exact.float(), near.float()).min())
     if not cosine >= COSINE:
         return Arithmetic(None, f"float32: the outputs of bfloat16 differ (cosine {cosine:.4f})", measured=True)
-    if not torch.equal(exact.argmax(1), near.argmax(1)):
+    if classes and not torch.equal(exact.argmax(1), near.argmax(1)):
         return Arithmetic(None, "float32: bfloat16 gives some images another class", measured=True)
     why = f"bfloat16: {speed:.1f} times as fast as float32 here, with the same answers"
     return Arithmetic(torch.bfloat16, why, speed, measured=True)

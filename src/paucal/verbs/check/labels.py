@@ -97,7 +97,8 @@ class FeatureReader:
         if self.module is None or not bfloat16_flags() or not len(indices):
             return FLOAT32
         few = make_eval_loader(images, indices[:IMAGES], transform, IMAGES)
-        return choose_arithmetic(self.module, next(iter(few)).views[0].to(self.device), self.name, len(indices))
+        views = next(iter(few)).views[0].to(self.device)
+        return choose_arithmetic(self.module, views, self.name, len(indices), classes=False)
 
 
 @dataclass(frozen=True)

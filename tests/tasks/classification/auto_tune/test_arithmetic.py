@@ -17,7 +17,7 @@ FASTER = Arithmetic(torch.bfloat16, "bfloat16: 2.0 times as fast as float32 here
 def data(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch)
     monkeypatch.setattr(arithmetic, "bfloat16_flags", lambda: ("avx512_bf16",))
-    monkeypatch.setattr(arithmetic, "choose_arithmetic", lambda *_: FASTER)
+    monkeypatch.setattr(arithmetic, "choose_arithmetic", lambda *_, **__: FASTER)
     return photos(tmp_path / "photos", each=50)
 
 
@@ -57,7 +57,7 @@ def test_run__takes_bfloat16_where_it_was_measured_to_gain(data, read, tmp_path,
 
 def test_run__of_a_given_precision_measures_nothing(data, read, tmp_path, monkeypatch):
     for name in ("choose_arithmetic", "measure_speed"):
-        monkeypatch.setattr(arithmetic, name, lambda *_: pytest.fail("measured"))
+        monkeypatch.setattr(arithmetic, name, lambda *_, **__: pytest.fail("measured"))
     result = started_from(data, tmp_path / "run", precision="32-true", **GIVEN)
     assert RunFolder(result.folder).settings["precision"] == "32-true"
     assert set(read) == {None}

@@ -35,7 +35,7 @@ def choose_feature_arithmetic(setup: TrainingSetup) -> Arithmetic:
     inputs = ClassifierInputs(setup.objective.deployable().eval())
     try:
         images = _few(setup).views[0]
-        return choose_arithmetic(inputs, images, settings.model, counts["train"] + counts["val"])
+        return choose_arithmetic(inputs, images, settings.model, counts["train"] + counts["val"], classes=False)
     finally:
         inputs.close()
 
