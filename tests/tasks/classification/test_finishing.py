@@ -144,3 +144,18 @@ def test_without_validation_images__nothing_is_fitted_or_averaged(photos, tmp_pa
     assert load_trained(result.folder).card.temperature == 1.0
     assert summary_of(result.folder)["calibration"] is None
     assert summary_of(result.folder)["averaged_epochs"] == []
+
+
+@pytest.mark.parametrize("flipped", [0.5, 0.0])
+def test_mirror__is_tried_on_validation_images_that_training_mirrored(photos, tmp_path, monkeypatch, flipped):
+    tried = []
+
+    def sentence(plain, mirrored, labels):
+        tried.append((len(labels), bool(torch.equal(plain, mirrored))))
+        return "mirror images help"
+
+    monkeypatch.setattr(finishing, "mirror_sentence", sentence)
+    result = paucal.train(photos, output=tmp_path / "run", **{**SETTINGS, "epochs": 1}, hflip=flipped)
+    judges = len(logits_of(result.folder, "val"))
+    assert tried == ([(judges, False)] if flipped else [])
+    assert ("mirror images help" in summary_of(result.folder)["remarks"]) is bool(flipped)

@@ -198,7 +198,7 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
         f"{scored}_{measure.score}": evaluation.report.scores[measure.score].value,
         "start": None if setup.start is None else setup.start.short(),
         "learning_curve": curve_sentence(run),
-        "remarks": [*setup.remarks, *outcome.remarks],
+        "remarks": [*setup.remarks, *outcome.remarks, *filter(None, [finish.mirrored])],
         "next_steps": next_steps(run, setup),
     }
 
@@ -220,6 +220,7 @@ def closing_lines(
         *([due] if due else []),
         *filter(None, [curve_sentence(run)]),
         *([calibration_line(evaluation.calibrated)] if evaluation.calibrated else []),
+        *filter(None, [evaluation.finish.mirrored]),
         f"trained: {setup.describe()}, {setup.settings.method}, "
         f"epochs: {outcome.passes(setup.settings.epochs)}, "
         f"{total_seconds(setup.tune_record, outcome):.0f} s; kept: {kept}",

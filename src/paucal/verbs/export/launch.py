@@ -84,7 +84,7 @@ def export_all(run: str, settings: ExportSettings, console: Console) -> Export:
     """Write and compare all requested formats; see `export_model`."""
     check_ranges(settings)
     folder = open_model_folder(run)
-    subject = open_subject(folder, console)
+    subject = open_subject(folder, console, settings.mirror)
     formats = _formats(settings, subject)
     place = settle_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
     written: list[Path] = []
@@ -124,8 +124,9 @@ def export_all(run: str, settings: ExportSettings, console: Console) -> Export:
 def _formats(settings: ExportSettings, subject: Subject) -> Sequence[str]:
     chosen: Sequence[str] = tuple(dict.fromkeys(settings.format or ()))
     is_classifier = isinstance(subject, ClassifierSubject)
+    _check_mirror(chosen, settings)
     if not chosen:
-        usual = ("safetensors", "pt2", "onnx") if is_classifier else ("pt2", "onnx")
+        usual = ("safetensors", "pt2", "onnx") if is_classifier and not settings.mirror else ("pt2", "onnx")
         chosen = [name for name in usual if name not in GRAPHS or GRAPHS[name].installed or settings.int8]
     if settings.int8 and not any(name in GRAPHS and GRAPHS[name].quantise for name in chosen):
         able = [name for name, entry in GRAPHS.items() if entry.quantise]
@@ -157,6 +158,14 @@ def _check_detector(chosen: Sequence[str], settings: ExportSettings) -> None:
         raise UserError(
             f"--format {fixed[0]} has fixed sizes, and how many regions a detector looks at depends on the image: use "
             "--format onnx."
+        )
+
+
+def _check_mirror(chosen: Sequence[str], settings: ExportSettings) -> None:
+    weights = {"safetensors", "hub"} & set(chosen)
+    if settings.mirror and weights:
+        raise UserError(
+            f"--mirror averages within a graph, and --format {min(weights)} has weights alone: leave one of them out."
         )
 
 

@@ -27,6 +27,11 @@ class ExportSettings:
         False,
         group=_GROUP,
     )
+    mirror: bool = option(
+        "of a classifier: average the answers for an image and its mirror image within the files; takes twice the time",
+        False,
+        group=_GROUP,
+    )
     int8: bool = option(
         "onnx, openvino and litert: a second file with weights and activations of 8 bits, calibrated with training "
         "images",

@@ -40,12 +40,14 @@ class ClassifierSubject(Classifier):
     Args:
         run: Run of `paucal train`.
         console: Shows how far the reading of images is.
+        mirror: Whether the answers for an image and its mirror image are averaged.
     """
 
     unit = "images"
 
-    def __init__(self, run: RunFolder, console: Console) -> None:
-        self.model = load_trained(run).require_classifier()
+    def __init__(self, run: RunFolder, console: Console, mirror: bool = False) -> None:
+        model = load_trained(run).require_classifier()
+        self.model = model.mirrored() if mirror else model
         super().__init__(self.model)
         self.run, self.console, self.reading = run, console, self.card.preprocessing.reading
 
@@ -179,11 +181,20 @@ Subject = ClassifierSubject | SegmenterSubject | DetectorSubject
 SUBJECTS = {SEGMENTATION: SegmenterSubject, DETECTION: DetectorSubject}
 
 
-def open_subject(run: RunFolder, console: Console) -> Subject:
+def open_subject(run: RunFolder, console: Console, mirror: bool = False) -> Subject:
     """Load the model of a run for an export.
+
+    Args:
+        run: Run of `paucal train` or `paucal segment`.
+        console: Shows how far the reading of images is.
+        mirror: Whether a classifier's answers for an image and its mirror image are averaged.
 
     Raises:
         UserError: The run has no model.
     """
     task = task_of(run.path)
-    return SUBJECTS.get(task, ClassifierSubject)(run, console)
+    if not mirror:
+        return SUBJECTS.get(task, ClassifierSubject)(run, console)
+    if task in SUBJECTS:
+        raise UserError(f"--mirror averages the answers of a classifier, and {run.path} is for {task}: leave it out.")
+    return ClassifierSubject(run, console, mirror)

@@ -37,11 +37,19 @@ class Answerer:
         model: Model with a classifier.
         known: Detector of pictures unlike the training images; None if there is none.
         precision: Arithmetic of the answers; None to measure with the first picture which is faster here.
+        mirror: Whether the answers for a picture and its mirror image are averaged.
     """
 
-    def __init__(self, model: TrainedModel, known: Familiarity | None, precision: str | None = "32-true") -> None:
+    def __init__(
+        self,
+        model: TrainedModel,
+        known: Familiarity | None,
+        precision: str | None = "32-true",
+        mirror: bool = False,
+    ) -> None:
         self.model = model.require_classifier()
-        self._fast = None if precision is None else model.at_precision(GIVEN[precision].dtype)
+        self._asked = model.mirrored() if mirror else model
+        self._fast = None if precision is None else self._asked.at_precision(GIVEN[precision].dtype)
         self._known, self._reading = known, model.card.preprocessing.reading
         self._lock = threading.Lock()
         can_read = known is not None and linear_classifier(model.module) is not None
@@ -84,7 +92,7 @@ class Answerer:
         """Return the model with the faster arithmetic of this machine, which the first picture decides."""
         if self._fast is None:
             found = measure_on(self.model, [picture, ImageOps.mirror(picture)], None, LoggedConsole())
-            self._fast = self.model.at_precision(found.dtype)
+            self._fast = self._asked.at_precision(found.dtype)
         return self._fast
 
     def _note(self, content: bytes, name: str) -> str:

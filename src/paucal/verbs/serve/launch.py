@@ -55,7 +55,9 @@ def serve(source: str | None, settings: ServeSettings, console: Console) -> None
             listener = stack.enter_context(_listening(settings.host, settings.port))
             known = familiarity_of(open_run(Path(source)), model, console) if _is_run(source) else None
             title, most = _title(source, model), settings.max_upload * 10**6
-            app = make_app(Answerer(model, known, settings.precision), title, most, _hosts(settings.host))
+            app = make_app(
+                Answerer(model, known, settings.precision, settings.mirror), title, most, _hosts(settings.host)
+            )
         if settings.host not in LOCAL:
             console.say("note: other machines can reach this page, and nothing asks who they are")
         shown = f"[{settings.host}]" if ":" in settings.host else settings.host

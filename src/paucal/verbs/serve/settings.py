@@ -16,6 +16,9 @@ class ServeSettings:
     host: str = option("address to listen at; 0.0.0.0 lets other machines in", "127.0.0.1", group=_GROUP)
     port: int = option("port to listen at", 8000, group=_GROUP, low=1, high=65535)
     max_upload: int = option("megabytes that a picture may have", 20, group=_GROUP, low=1, high=1024)
+    mirror: bool = option(
+        "average the answers for a picture and its mirror image; takes twice the time", False, group=_GROUP
+    )
     device: str = option("cpu, cuda or mps", "cpu", group=_GROUP)
     precision: ForwardPrecision | None = option(FORWARD_PRECISION, group=_GROUP, chosen=True)
     label: str | None = option(

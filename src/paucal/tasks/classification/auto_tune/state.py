@@ -54,7 +54,8 @@ class TuneState:
     def final_eval_seconds(self, shrink: float = 1.0) -> float:
         """Return the seconds of the evaluations after training, for images with `shrink` times the probe's pixels."""
         test = shrink * self.image_seconds * len(self.setup.data.part("test"))
-        return test + (1 + (self.setup.settings.soup or 0)) * self.eval_seconds(shrink)  # see `finish_model`
+        mirrored = 2 if self.setup.settings.hflip else 0
+        return test + (1 + mirrored + (self.setup.settings.soup or 0)) * self.eval_seconds(shrink)  # see `finish_model`
 
     def eval_seconds(self, shrink: float = 1.0) -> float:
         """Return the seconds of one validation, for images with `shrink` times the probe's pixels."""
