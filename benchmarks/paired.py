@@ -36,17 +36,17 @@ def outcome(output: Path) -> dict[str, Any]:
     return {name: summary[name] for name in kept} | {"val_top1": curve}
 
 
-def compare(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def compare(rows: list[dict[str, Any]], baseline: str = "supervised") -> list[dict[str, Any]]:
     """Return mean and standard deviation per arm, and the differences to the baseline paired by seed, in points."""
     lines = []
     for arm in dict.fromkeys(row["arm"] for row in rows):
         scores = {row["seed"]: 100 * row["test_top1"] for row in rows if row["arm"] == arm}
-        base = {row["seed"]: 100 * row["test_top1"] for row in rows if row["arm"] == "supervised"}
+        base = {row["seed"]: 100 * row["test_top1"] for row in rows if row["arm"] == baseline}
         gains = [scores[seed] - base[seed] for seed in scores if seed in base]
         values = list(scores.values())
         lines.append(
             {"arm": arm, "seeds": len(values), "test_top1": _mean(values), "deviation": _deviation(values)}
-            | ({"gain": _mean(gains), "gain_deviation": _deviation(gains)} if arm != "supervised" else {})
+            | ({"gain": _mean(gains), "gain_deviation": _deviation(gains)} if arm != baseline else {})
         )
     return lines
 
