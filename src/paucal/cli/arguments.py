@@ -175,6 +175,7 @@ def parse_run(
     )
     parser.hints["print_config"] = bool
     parser.add_argument("--print-config", action="store_true", help="print all settings with their reasons, and stop")
+    _add_places(parser)
     add_settings(parser, settings, skip=["data"])
     values, given = parse(parser, argv)
     if given.pop("subject", None):
@@ -182,6 +183,19 @@ def parse_run(
             raise UserError(f"DATA is {values.subject!r} and --data is {values.data!r}: give one of them.")
         values.data, given["data"] = values.subject, "flag"
     return values, given, {name: getattr(values, name) for name in given if name in known}
+
+
+def _add_places(parser: VerbParser) -> None:
+    """Add the flags that say on which machines a run is made."""
+    places = typing.Literal["slurm"]
+    parser.hints |= {"on": places, "slurm": list[str], "print_script": places}
+    group = parser.add_argument_group("elsewhere")
+    text = "make the run as a job of SLURM, which goes on by itself"
+    group.add_argument("--on", metavar=_choices(places), help=text)
+    text = "options of the job, by their names in submitit, such as slurm_partition=gpu timeout_min=600"
+    group.add_argument("--slurm", nargs="+", metavar="NAME=VALUE", help=text)
+    text = "print a script that makes the run on a cluster, and stop"
+    group.add_argument("--print-script", metavar=_choices(places), help=text)
 
 
 def add_data(parser: VerbParser, help_of_data: str) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from paucal.cli.arguments import parse_run
+from paucal.cli.elsewhere import run_elsewhere
 from paucal.runner.clock import command_start
 from paucal.tasks.detection.settings import DetectSettings
 
@@ -15,6 +16,8 @@ finds objects with the trained detector."""
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 130 where the run was stopped before its end."""
     parsed = parse_run("detect", DESCRIPTION, DetectSettings, argv)
+    if (code := run_elsewhere("detect", parsed[0], argv)) is not None:
+        return code
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.cli.job import run_job
     from paucal.tasks.detection.job import DetectionJob

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from paucal.cli.arguments import parse_run
+from paucal.cli.elsewhere import run_elsewhere
 from paucal.runner.clock import command_start
 from paucal.tasks.segmentation.settings import SegmentSettings
 
@@ -14,6 +15,8 @@ Everything that is not given is chosen from the data, and the choice is printed 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 130 where the run was stopped before its end."""
     parsed = parse_run("segment", DESCRIPTION, SegmentSettings, argv)
+    if (code := run_elsewhere("segment", parsed[0], argv)) is not None:
+        return code
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.cli.job import run_job
     from paucal.tasks.segmentation.job import SegmentationJob

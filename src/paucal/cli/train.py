@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from paucal.cli.arguments import parse_run
+from paucal.cli.elsewhere import run_elsewhere
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.clock import command_start
 
@@ -15,6 +16,8 @@ With --target COLUMN a number is learned in place of a class."""
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 130 where the run was stopped before its end."""
     values, given, changes = parsed = parse_run("train", DESCRIPTION, TrainSettings, argv)
+    if (code := run_elsewhere("train", values, argv)) is not None:
+        return code
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.cli.job import run_job
     from paucal.runner.console import Console

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from paucal.runner.elsewhere import packages
 from paucal.types import UserError
-from paucal.verbs.compare import _workers, running
+from paucal.verbs.compare import running
 from paucal.verbs.compare._workers import Processes
 
 
@@ -40,19 +41,19 @@ def test_processes__share_out_the_devices_that_the_call_was_allotted(tmp_path, m
     ],
 )
 def test_ray__is_asked_for_what_its_cluster_has(cluster, device, asked):
-    assert tuple(_workers.task_resources(cluster, 4, device).values()) == asked
+    assert tuple(packages.task_resources(cluster, 4, device).values()) == asked
 
 
 def test_packages__that_are_there_and_broken_are_told_of(monkeypatch):
-    monkeypatch.setattr(_workers.importlib.util, "find_spec", lambda name: SimpleNamespace(origin=None))
+    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: SimpleNamespace(origin=None))
     with pytest.raises(UserError, match="which is not installed"):  # a folder called ray
         running.require_team("ray")
 
     def broken(name: str) -> None:
         raise ImportError("libx.so is missing")
 
-    monkeypatch.setattr(_workers.importlib.util, "find_spec", lambda name: SimpleNamespace(origin="ray/__init__.py"))
-    monkeypatch.setattr(_workers.importlib, "import_module", broken)
+    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: SimpleNamespace(origin="ray/__init__.py"))
+    monkeypatch.setattr(packages.importlib, "import_module", broken)
     running.require_team("ray")
     with pytest.raises(UserError, match=r"--on ray: the package ray cannot be imported \(libx.so is missing\)"):
-        _workers.import_package("ray")
+        packages.import_package("ray")

@@ -3,24 +3,28 @@
 Every worker does the same: it computes the grid of a folder, which all machines must see.
 """
 
-import importlib
-import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
+from paucal.runner.elsewhere.packages import (
+    import_package,
+    import_ray,
+    require_sbatch,
+    slurm_options,
+    start_ray,
+    task_resources,
+)
 from paucal.types import UserError
 from paucal.verbs.compare._computing import work_silently
 from paucal.wording import counted
 
 LOGS = "workers"
-PACKAGES = {"slurm": "submitit", "ray": "ray"}  # by the value of --on, which is also the name of the extra
 
 
 class Team(Protocol):
@@ -163,14 +167,8 @@ class Ray:
     lost = 0  # Ray restarts tasks whose worker died
 
     def __init__(self, folder: Path, count: int, threads: int, device: str | None = None) -> None:
-        # Under `uv run`, Ray would create a new environment for its workers, without the extras.
-        os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-        self._ray = import_package("ray")
-        self._owns_cluster = not self._ray.is_initialized()
-        if self._owns_cluster:
-            address = os.environ.get("RAY_ADDRESS")
-            quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
-            self._ray.init(address=address, logging_level="error", **({} if address else quiet))
+        self._ray = import_ray()
+        self._owns_cluster = start_ray(self._ray)
         task = self._ray.remote(**task_resources(self._ray.cluster_resources(), threads, device))(_task)
         # A running cluster does not have the environment variables of caches.
         caches = {name: value for name, value in os.environ.items() if name.startswith(("PAUCAL_", "HF_HUB_"))}
@@ -204,65 +202,7 @@ class Ray:
         return f"{counted(len(self._tasks), 'task')} on Ray"
 
 
-def task_resources(cluster: Mapping[str, float], threads: int, device: str | None) -> dict[str, int]:
-    """Return the resources of each task; the cluster's may differ from this machine's.
-
-    Example:
-        >>> task_resources({"CPU": 64.0, "GPU": 8.0}, 4, None), task_resources({"CPU": 2.0}, 4, "cpu")
-        ({'num_cpus': 4, 'num_gpus': 1}, {'num_cpus': 2, 'num_gpus': 0})
-    """
-    gpus = int(device == "cuda" or (device is None and cluster.get("GPU", 0) >= 1))
-    return {"num_cpus": min(threads, int(cluster.get("CPU", threads))), "num_gpus": gpus}
-
-
-def slurm_options(words: Sequence[str]) -> dict[str, str | int]:
-    """Parse options of the form NAME=VALUE; values that are numbers are converted.
-
-    Raises:
-        UserError: A word has another form.
-
-    Example:
-        >>> slurm_options(["slurm_partition=gpu", "gpus_per_node=1"])
-        {'slurm_partition': 'gpu', 'gpus_per_node': 1}
-    """
-    options: dict[str, str | int] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not name.isidentifier() or not value:
-            raise UserError(f"--slurm: expected NAME=VALUE such as slurm_partition=gpu, got {word!r}.")
-        options[name] = int(value) if value.isdecimal() else value
-    return options
-
-
 def _task(folder: str, environment: Mapping[str, str]) -> bool:
     """Work on a grid in a process that Ray has started."""
     os.environ.update(environment)
     return work_silently(folder)
-
-
-def require_package(on: str) -> None:
-    """Check for a package without importing it: Ray reads its settings on import."""
-    spec = importlib.util.find_spec(PACKAGES[on])
-    if spec is None or spec.origin is None:  # a folder of that name has no origin
-        raise UserError(
-            f'--on {on} needs the package {PACKAGES[on]}, which is not installed: pip install "paucal[{on}]".'
-        )
-
-
-def import_package(on: str) -> Any:
-    require_package(on)
-    try:
-        return importlib.import_module(PACKAGES[on])
-    except (ImportError, OSError) as problem:
-        reason = " ".join(str(problem).split()) or type(problem).__name__
-        raise UserError(
-            f'--on {on}: the package {PACKAGES[on]} cannot be imported ({reason}): pip install "paucal[{on}]" anew.'
-        ) from problem
-
-
-def require_sbatch() -> None:
-    if shutil.which("sbatch") is None:
-        raise UserError(
-            "--on slurm: there is no SLURM on this machine (no sbatch): call it where jobs are submitted, or use "
-            "--jobs N for workers on this machine."
-        )

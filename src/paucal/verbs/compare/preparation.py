@@ -12,6 +12,7 @@ import torch
 from paucal.cores import usable_cores
 from paucal.reading import named_path
 from paucal.runner.console import Console
+from paucal.runner.elsewhere.packages import slurm_options
 from paucal.runner.images import pin_data
 from paucal.runner.outputs import refuse_inside_images
 from paucal.runner.starts import NONE, plain_init
@@ -22,7 +23,6 @@ from paucal.runs.lock import RunLock
 from paucal.settings.groups import DataSettings
 from paucal.settings.options import flag
 from paucal.types import UserError
-from paucal.verbs.compare._workers import slurm_options
 from paucal.verbs.compare.grid import EVAL, START, Grid, merge_grids, read_grid, verb_settings
 from paucal.verbs.compare.jobs import GridImages, assemble_run, job_of, open_images, seconds_of_run
 from paucal.verbs.compare.settings import Arm, GridSettings

@@ -8,20 +8,12 @@ import torch
 
 from paucal.runner.clock import duration, finish
 from paucal.runner.console import Console
+from paucal.runner.elsewhere.packages import PACKAGES, require_package, require_sbatch, slurm_options
 from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.verbs.compare._computing import train_cell
 from paucal.verbs.compare._work import PAUSE, clear_failure, work
-from paucal.verbs.compare._workers import (
-    PACKAGES,
-    Processes,
-    Ray,
-    Slurm,
-    Team,
-    require_package,
-    require_sbatch,
-    slurm_options,
-)
+from paucal.verbs.compare._workers import Processes, Ray, Slurm, Team
 from paucal.verbs.compare.grid import Cell, Grid, State, cells_of, read_grid, state_of
 from paucal.verbs.compare.jobs import OPENING_SECONDS
 from paucal.verbs.compare.settings import GridSettings

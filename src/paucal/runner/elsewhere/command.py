@@ -1,0 +1,133 @@
+"""A command that makes a run, started on other machines again and again until the run has ended."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paucal.runs import RunFolder
+from paucal.runs.folder import is_taken, next_numbered, open_run
+from paucal.types import UserError
+
+# Flags that the started command does not get, and whether they take several words.
+_OWN = {"--on": False, "--slurm": True, "--print-script": False, "--output": False, "--resume": False}
+_PROCESSES = {"--devices": False, "--nodes": False}  # taken from what starts the processes
+JOBS = ".jobs"  # suffix of the folder with the logs, beside the run
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of paucal that makes one run, and resumes it where it was started before.
+
+    Attributes:
+        verb: Verb that makes the run.
+        words: Its arguments, without those that say where it runs and is written.
+        run: Full path of the run folder, which all machines see.
+        folder: Folder in which it is called.
+        resumes: Whether the run exists already, so that it is only resumed.
+    """
+
+    verb: str
+    words: tuple[str, ...]
+    run: str
+    folder: str
+    resumes: bool = False
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the logs of all starts."""
+        return Path(self.run + JOBS)
+
+    def arguments(self) -> list[str]:
+        """Return the arguments of the next start: a run that has saved a state is resumed, else it begins anew."""
+        is_resumed = self.resumes or RunFolder(Path(self.run)).last.exists()
+        return self.resume_words() if is_resumed else self.begin_words()
+
+    def resume_words(self) -> list[str]:
+        """Return the verb and the arguments that resume the run."""
+        return [self.verb, "--resume", self.run, *(self.words if self.resumes else ())]
+
+    def begin_words(self) -> list[str]:
+        """Return the verb and the arguments that begin the run, also after a start that saved no state."""
+        return [self.verb, *self.words, "--output", self.run, "--overwrite"]
+
+    def start(self, environment: Mapping[str, str] | None = None, log: str | None = None) -> "subprocess.Popen[bytes]":
+        """Start the command in a process that ends with this one.
+
+        Args:
+            environment: Variables in addition to those of this process.
+            log: Name of a file in `logs` for its output; None for that of this process.
+        """
+        self.logs.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "paucal.cli.main", *self.arguments()]
+        everything = {**os.environ, **(environment or {})}
+        if log is None:
+            return subprocess.Popen(command, cwd=self.folder, env=everything, preexec_fn=_end_with_parent)
+        with (self.logs / log).open("ab") as file:
+            return subprocess.Popen(
+                command, cwd=self.folder, env=everything, stdout=file, stderr=file, preexec_fn=_end_with_parent
+            )
+
+
+def command_of(verb: str, argv: Sequence[str], output: str | None, resumed: str | None) -> Command:
+    """Return the command for other machines, and reserve its run folder.
+
+    Args:
+        verb: Verb that makes the run.
+        argv: Arguments of the call.
+        output: Run folder as given.
+        resumed: Run to resume; None for a new one.
+
+    Raises:
+        UserError: The run folder is taken, or there is no run to resume.
+    """
+    words = tuple(without_flags(argv, _OWN | _PROCESSES))
+    here = os.getcwd()
+    if resumed is not None:
+        run = open_run(resumed)
+        if run.finished:
+            raise UserError(f"the run {str(run.path)!r} is finished; start another with 'paucal {verb}'.")
+        return Command(verb, words, str(run.path.resolve()), here, resumes=True)
+    if output is not None and is_taken(Path(output)):
+        raise UserError(f"--output: {output!r} exists already: resume it with --resume, or choose another folder.")
+    if "--overwrite" in words:
+        raise UserError("--overwrite is not supported with --on: choose a new --output.")
+    path = next_numbered(Path("runs")) if output is None else Path(output)
+    return Command(verb, words, str(path.resolve()), here)
+
+
+def without_flags(argv: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
+    """Return arguments without some flags and their values.
+
+    Args:
+        argv: Arguments.
+        flags: Names of the flags, and whether each takes several words.
+
+    Example:
+        >>> without_flags(["photos", "--on", "slurm", "--slurm", "a=1", "b=2", "--epochs", "3"], _OWN)
+        ['photos', '--epochs', '3']
+    """
+    kept, skipped = [], 0
+    for word in argv:
+        name, equals, _ = word.partition("=")
+        if word.startswith("--"):
+            skipped = 0
+            if name in flags:
+                skipped = 0 if equals else sys.maxsize if flags[name] else 1
+                continue
+        if skipped:
+            skipped -= 1
+            continue
+        kept.append(word)
+    return kept
+
+
+def _end_with_parent() -> None:
+    """Let the system kill a child whose parent was killed, so that no process of a lost job goes on."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)

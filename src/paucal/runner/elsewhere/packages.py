@@ -1,0 +1,101 @@
+"""The packages that start processes on clusters, and what they are asked for."""
+
+import importlib
+import importlib.util
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paucal.types import UserError
+
+PACKAGES = {"slurm": "submitit", "ray": "ray"}  # by the value of --on, which is also the name of the extra
+
+
+def require_package(on: str) -> None:
+    """Check for a package without importing it: Ray reads its settings on import.
+
+    Raises:
+        UserError: The package is not installed.
+    """
+    spec = importlib.util.find_spec(PACKAGES[on])
+    if spec is None or spec.origin is None:  # a folder of that name has no origin
+        raise UserError(
+            f'--on {on} needs the package {PACKAGES[on]}, which is not installed: pip install "paucal[{on}]".'
+        )
+
+
+def import_package(on: str) -> Any:
+    """Return the package.
+
+    Raises:
+        UserError: The package is not installed, or cannot be imported.
+    """
+    require_package(on)
+    try:
+        return importlib.import_module(PACKAGES[on])
+    except (ImportError, OSError) as problem:
+        reason = " ".join(str(problem).split()) or type(problem).__name__
+        raise UserError(
+            f'--on {on}: the package {PACKAGES[on]} cannot be imported ({reason}): pip install "paucal[{on}]" anew.'
+        ) from problem
+
+
+def require_sbatch() -> None:
+    """Check that jobs can be submitted from here.
+
+    Raises:
+        UserError: There is no SLURM.
+    """
+    if shutil.which("sbatch") is None:
+        raise UserError(
+            "--on slurm: there is no SLURM on this machine (no sbatch): call it where jobs are submitted, or leave out "
+            "--on slurm to use this machine."
+        )
+
+
+def slurm_options(words: Sequence[str]) -> dict[str, str | int]:
+    """Parse options of the form NAME=VALUE; values that are numbers are converted.
+
+    Raises:
+        UserError: A word has another form.
+
+    Example:
+        >>> slurm_options(["slurm_partition=gpu", "gpus_per_node=1"])
+        {'slurm_partition': 'gpu', 'gpus_per_node': 1}
+    """
+    options: dict[str, str | int] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name.isidentifier() or not value:
+            raise UserError(f"--slurm: expected NAME=VALUE such as slurm_partition=gpu, got {word!r}.")
+        options[name] = int(value) if value.isdecimal() else value
+    return options
+
+
+def start_ray(ray: Any) -> bool:
+    """Connect to the cluster at RAY_ADDRESS, or start one on this machine; return whether this call did."""
+    if ray.is_initialized():
+        return False
+    address = os.environ.get("RAY_ADDRESS")
+    quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
+    ray.init(address=address, logging_level="error", **({} if address else quiet))
+    return True
+
+
+def import_ray() -> Any:
+    """Return Ray; see `import_package`."""
+    # Under `uv run`, Ray would create a new environment for its workers, without the extras.
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    return import_package("ray")
+
+
+def task_resources(cluster: Mapping[str, float], threads: int, device: str | None) -> dict[str, int]:
+    """Return the resources of each Ray task; the cluster's may differ from this machine's.
+
+    Example:
+        >>> task_resources({"CPU": 64.0, "GPU": 8.0}, 4, None), task_resources({"CPU": 2.0}, 4, "cpu")
+        ({'num_cpus': 4, 'num_gpus': 1}, {'num_cpus': 2, 'num_gpus': 0})
+    """
+    gpus = int(device == "cuda" or (device is None and cluster.get("GPU", 0) >= 1))
+    return {"num_cpus": min(threads, int(cluster.get("CPU", threads))), "num_gpus": gpus}

@@ -1,0 +1,96 @@
+"""Runs as jobs of SLURM, through submitit: a job that is preempted saves its state and is requeued."""
+
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from paucal.runner.elsewhere.command import Command
+from paucal.runner.elsewhere.packages import import_package, require_sbatch
+from paucal.types import UserError
+from paucal.wording import counted
+
+STOPPED = 130  # exit code of a run that a signal or its time limit has stopped
+
+
+class RequeuedCommand:
+    """A command that submitit calls on each task of a job, and asks to save its state before it is requeued.
+
+    Args:
+        command: Command that makes the run.
+    """
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end: threading.Thread | None = None
+
+    def __call__(self) -> int:
+        """Start or resume the run; return 0 where it has finished, 130 where it was stopped.
+
+        Raises:
+            RuntimeError: The command failed.
+        """
+        self._process = self.command.start()
+        # submitit's handler of signals interrupts this call, and waits for the process too; only threads may do both.
+        self._end = threading.Thread(target=self._process.wait, daemon=True)
+        self._end.start()
+        self._end.join()
+        code = self._process.returncode
+        if code not in (0, STOPPED):
+            raise RuntimeError(f"paucal {self.command.verb} ended with exit code {code}; its output says why")
+        return code
+
+    def checkpoint(self) -> Any:
+        """Let the run save its state, and return the job to requeue."""
+        if self._process is not None and self._end is not None:
+            self._process.send_signal(signal.SIGTERM)
+            self._end.join()
+        return import_package("slurm").helpers.DelayedSubmission(RequeuedCommand(self.command))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_process": None, "_end": None}
+
+
+def submit(
+    command: Command,
+    devices: int,
+    nodes: int,
+    on_gpu: bool,
+    options: Mapping[str, str | int],
+    cluster: str = "slurm",
+) -> Any:
+    """Submit a run, and return submitit's job.
+
+    Args:
+        command: Command that makes the run.
+        devices: Processes on each machine.
+        nodes: Machines.
+        on_gpu: Whether each process has a GPU.
+        options: Further options of the job, by their names in submitit.
+        cluster: "slurm", or submitit's "local" for a process on this machine.
+
+    Raises:
+        UserError: submitit is not installed, there is no SLURM, or it refuses the job.
+    """
+    submitit = import_package("slurm")
+    if cluster == "slurm":
+        require_sbatch()
+    executor = submitit.AutoExecutor(folder=command.logs, cluster=cluster)
+    usual: dict[str, Any] = {"name": f"paucal-{command.verb}", "timeout_min": 24 * 60}
+    usual |= {"nodes": nodes, "tasks_per_node": devices, **({"gpus_per_node": devices} if on_gpu else {})}
+    try:
+        executor.update_parameters(**usual | dict(options))
+        return executor.submit(RequeuedCommand(command))
+    except (NameError, TypeError, ValueError, AssertionError, RuntimeError) as problem:
+        reason = " ".join(str(problem).split()) or type(problem).__name__
+        raise UserError(f"--slurm: the job was refused ({reason}): correct the options.") from problem
+
+
+def describe(job: Any, command: Command) -> str:
+    """Return what was submitted, and where it is written."""
+    return (
+        f"submitted job {job.job_id} ({counted(job.num_tasks, 'process', 'processes')}), which goes on by itself when "
+        f"it is preempted or reaches its limit; the run will be in {command.run}, the logs are in {command.logs}"
+    )

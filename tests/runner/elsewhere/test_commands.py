@@ -1,0 +1,100 @@
+"""Runs on clusters: what is started, what is refused, and the scripts."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from paucal.cli.main import main
+from paucal.runner.elsewhere import packages
+from paucal.runner.elsewhere.command import Command, command_of, without_flags
+from paucal.runs import create_run
+from paucal.types import UserError
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_command__begins_until_a_state_is_saved_and_then_resumes(here):
+    argv = ["photos", "--on", "slurm", "--slurm", "a=1", "b=2", "--epochs", "3", "--devices=4", "--output", "runs/a"]
+    command = command_of("train", argv, "runs/a", None)
+    run = str(here / "runs" / "a")
+    assert command == Command("train", ("photos", "--epochs", "3"), run, str(here))
+    begin = ["train", "photos", "--epochs", "3", "--output", run, "--overwrite"]
+    assert command.arguments() == begin
+    folder = create_run(Path(run))
+    assert command.arguments() == begin
+    folder.last.write_bytes(b"state")
+    assert command.arguments() == ["train", "--resume", run]
+
+
+def test_command__without_output_reserves_the_next_run(here):
+    first, second = (command_of("train", [], None, None).run for _ in range(2))
+    assert [first, second] == [str(here / "runs" / number) for number in "12"]
+
+
+def test_command__resumes_a_run_with_what_was_changed(here):
+    folder = create_run(here / "runs" / "1")
+    folder.write_yaml("config.yaml", {"settings": {}})
+    command = command_of("train", ["--resume", "runs/1", "--time-limit", "8h", "--on", "slurm"], None, "runs/1")
+    assert command.arguments() == ["train", "--resume", str(folder.path), "--time-limit", "8h"]
+    folder.write_json("summary.json", {})
+    with pytest.raises(UserError, match="is finished"):
+        command_of("train", ["--resume", "runs/1"], None, "runs/1")
+
+
+def test_command__never_replaces_a_run(here):
+    create_run(here / "old")
+    with pytest.raises(UserError, match="'old' exists already"):
+        command_of("train", ["--output", "old"], "old", None)
+    with pytest.raises(UserError, match="--overwrite is not supported with --on"):
+        command_of("train", ["--overwrite", "--output", "new"], "new", None)
+
+
+def test_without_flags__takes_values_in_both_forms():
+    flags, words = {"--a": False, "--many": True}, ["x", "--a", "1", "y", "--a=2", "z", "--many", "p", "q", "--b", "3"]
+    assert without_flags(words, flags) == ["x", "y", "z", "--b", "3"]
+
+
+def test_slurm_script__asks_for_its_machines_and_goes_on_by_itself(here, capsys):
+    words = ["pretrain", "photos", "--nodes", "2", "--devices", "8", "--output", "runs/a b", "--print-script", "slurm"]
+    assert main([*words, "--slurm", "slurm_partition=gpu", "timeout_min=60", "mem_gb=16"]) == 0
+    script = capsys.readouterr().out
+    lines = script.splitlines()
+    for name, value in {
+        "nodes": 2,
+        "ntasks-per-node": 8,
+        "gpus-per-node": 8,
+        "partition": "gpu",
+        "time": 60,
+        "mem": "16G",
+    }.items():
+        assert f"#SBATCH --{name}={value}" in lines
+    assert "#SBATCH --signal=USR1@120" in lines
+    assert f"then srun paucal pretrain --resume '{here}/runs/a b'" in lines
+    assert f"else srun paucal pretrain photos --output '{here}/runs/a b' --overwrite" in lines
+    stubs = 'srun() { echo "$@" >> calls; return 130; }; scontrol() { echo "$@" >> calls; }\n'
+    done = subprocess.run(["bash"], input=stubs + script, text=True, env={"SLURM_JOB_ID": "7"}, check=False)
+    assert done.returncode == 130
+    calls = (here / "calls").read_text().splitlines()
+    assert calls == [f"paucal pretrain photos --output {here}/runs/a b --overwrite", "requeue 7"]
+
+
+@pytest.mark.parametrize("verb", ["train", "pretrain", "detect", "segment"])
+def test_on__is_refused_in_one_sentence(here, capsys, monkeypatch, verb):
+    def failure(*words: str) -> str:
+        assert main([verb, "photos", *words]) == 2
+        return " ".join(capsys.readouterr().err.split())
+
+    monkeypatch.setattr(packages.shutil, "which", lambda name: None)
+    assert "there is no SLURM on this machine" in failure("--on", "slurm")
+    assert "use it with --on slurm" in failure("--slurm", "a=1")
+    assert "--print-script needs --output" in failure("--print-script", "slurm")
+    assert "expected NAME=VALUE" in failure("--on", "slurm", "--slurm", "gpu")
+    assert "expected" in failure("--on", "moon")
+    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
+    assert 'pip install "paucal[slurm]"' in failure("--on", "slurm")
+    assert not (here / "runs").exists()
