@@ -98,7 +98,7 @@ def preload() -> None:
     """Import every loader once, so that a start takes the time of its reading and not that of imports."""
     import datasets  # noqa: F401  # pyright: ignore[reportMissingImports]
     import litdata  # noqa: F401  # pyright: ignore[reportMissingImports]
-    import s3fs  # noqa: F401
+    import s3fs  # noqa: F401  # type: ignore[import-not-found]
     import torch.distributed  # noqa: F401
     import webdataset  # noqa: F401  # pyright: ignore[reportMissingImports]
 

@@ -128,7 +128,8 @@ class StageMaps(nn.Module):
     def padded_size(self, height: int, width: int) -> Size:
         """Return the (height, width) in pixels that images of this size are padded to."""
         if self.fixed_size is None:  # no negative number is divided, since ONNX rounds it another way
-            return tuple((side + self.multiple - 1) // self.multiple * self.multiple for side in (height, width))
+            rows, columns = ((side + self.multiple - 1) // self.multiple for side in (height, width))
+            return rows * self.multiple, columns * self.multiple
         if height > self.fixed_size[0] or width > self.fixed_size[1]:
             rows, columns = self.fixed_size
             raise UserError(
