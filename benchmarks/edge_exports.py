@@ -21,11 +21,12 @@ import torch
 import paucal
 from measuring import store, surroundings
 from paucal.export.formats import GRAPHS
+from paucal.models.tasks import DETECTION, task_of
 
 STORED = Path(__file__).with_name("results") / "edge_exports.json"
 
 
-def measure(run: str, name: str, images: int, web: str | None) -> dict[str, Any]:
+def measure(run: str, name: str, images: int, web: str | None, data: str | None) -> dict[str, Any]:
     """Return the comparison of each file of a format, or the reason why there is none."""
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -33,8 +34,9 @@ def measure(run: str, name: str, images: int, web: str | None) -> dict[str, Any]
                 run,
                 output=str(Path(folder) / "out"),
                 format=[name],
-                int8=GRAPHS[name].quantise is not None,
+                int8=GRAPHS[name].quantise is not None and task_of(run) != DETECTION,
                 images=images,
+                data=data,
                 onnxruntime_web=web,
             )
         except paucal.UserError as problem:
@@ -48,16 +50,17 @@ def measure(run: str, name: str, images: int, web: str | None) -> dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", metavar="NAME=RUN", help="runs of paucal train and paucal segment")
+    parser.add_argument("runs", nargs="+", metavar="NAME=RUN", help="runs of paucal train, detect and segment")
     parser.add_argument("--formats", nargs="+", choices=[*GRAPHS], default=["onnx", "openvino"])
     parser.add_argument("--images", type=int, default=200)
+    parser.add_argument("--data", help="images to compare on, where a run has fewer test images")
     parser.add_argument("--onnxruntime-web")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     models = json.loads(STORED.read_text())["models"] if STORED.is_file() else {}
     for name, _, run in (each.partition("=") for each in arguments.runs):
         for kind in arguments.formats:
-            rows = measure(run, kind, arguments.images, arguments.onnxruntime_web)
+            rows = measure(run, kind, arguments.images, arguments.onnxruntime_web, arguments.data)
             models.setdefault(name, {}).update(rows)
             store(STORED.stem, {"surroundings": surroundings("cpu"), "models": models})
 
