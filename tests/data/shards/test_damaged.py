@@ -1,5 +1,6 @@
 """Damaged shards: named and refused, or left out and counted by choice."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from data.shards.made_sets import number_of, numbered
 from paucal.data.decoded.cache_folder import VARIABLE
+from paucal.data.shards.folders import RemoteShardFolder, clear_fetched, upload
 from paucal.data.shards.index import NAME
 from paucal.data.shards.writing import write_shards
 from paucal.data.sources.opening import open_images
@@ -88,3 +90,34 @@ def test_damaged_parquet__is_left_out_and_counted(tmp_path):
     images = open_images(folder, skip_damaged=True)
     assert len(images) == 75
     assert any(note.startswith(f"1 of 4 shards cannot be read ({first.name})") for note in images.notes)
+
+
+@pytest.mark.parametrize("form", ["tar", "parquet"])
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (ConnectionError("the network is down"), "the network is down"),
+        (OSError(errno.ENOSPC, "No space left on device"), "full|No space left"),
+    ],
+)
+def test_shards_that_cannot_be_fetched__are_not_left_out_as_damaged(
+    storage, tmp_path, monkeypatch, form, problem, words
+):
+    folder = tmp_path / "unindexed"
+    folder.mkdir()
+    write_shards(numbered(100), folder, most_images=25, form=form)
+    (folder / NAME).unlink(missing_ok=True)
+    upload(folder, "memory://bucket/unindexed")
+    assert len(open_images("memory://bucket/unindexed", skip_damaged=True)) == 100
+    clear_fetched(tmp_path / "cache")
+    name = "_get" if form == "tar" else "open_file"
+    bring = getattr(RemoteShardFolder, name)
+
+    def fail(self, shard, *more):
+        if "000001" in getattr(shard, "name", str(shard)):
+            raise problem
+        return bring(self, shard, *more)
+
+    monkeypatch.setattr(RemoteShardFolder, name, fail)
+    with pytest.raises(UserError, match=words):
+        open_images("memory://bucket/unindexed", skip_damaged=True)

@@ -36,6 +36,10 @@ _NAMES_SHOWN = 3
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, RecursionError, zipfile.BadZipFile)
 
 
+class DamagedShard(UserError):
+    """The content of a shard cannot be read; another try, or more space on the disk, would not help."""
+
+
 @dataclass(frozen=True)
 class Shard:
     """A file that holds many images.

@@ -15,7 +15,17 @@ from paucal.data.decode import UnreadableImage
 from paucal.data.decoded.cache_folder import usable_folder
 from paucal.data.images import ImageSet
 from paucal.data.shards.folders import FOLDER, LocalShardFolder, RemoteShardFolder, ShardFolder
-from paucal.data.shards.index import HEADER, MOST_BYTES, NAME, REMAKE, Shard, ShardIndex, damage_notes, read_index
+from paucal.data.shards.index import (
+    HEADER,
+    MOST_BYTES,
+    NAME,
+    REMAKE,
+    DamagedShard,
+    Shard,
+    ShardIndex,
+    damage_notes,
+    read_index,
+)
 from paucal.data.shards.stream import Stream, blocks_of, is_streamed, streaming_note, window_for
 from paucal.data.shards.tar import (
     JSON_FIELD,
@@ -211,7 +221,7 @@ def _index_shards(
     for number, file in enumerate(files):
         try:
             rows[file] = index_tar(_local_path(place, file), f"{place.location}/{file.name}", label_field)
-        except UserError as problem:
+        except DamagedShard as problem:
             if not options.skip_damaged:
                 raise
             damaged[file.name] = str(problem)

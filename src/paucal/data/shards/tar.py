@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from paucal.data.decode import UnreadableImage
 from paucal.data.shards.folders import ShardFolder
-from paucal.data.shards.index import HEADER, Shard, ShardIndex
+from paucal.data.shards.index import HEADER, DamagedShard, Shard, ShardIndex
 from paucal.data.sources.archive import MOST_ENTRIES, MOST_IMAGE, checked_name
 from paucal.data.sources.folder import ignored
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
@@ -77,7 +77,7 @@ def index_tar(path: Path, shown: str, label_field: str = JSON_FIELD) -> TarConte
                         raise UserError(f"{shown} has two labels for the key {key!r}; keep one of them.")
             _require_end(archive)
     except (tarfile.TarError, OSError, EOFError, ValueError) as problem:
-        raise UserError(
+        raise DamagedShard(
             f"the shard {shown} cannot be read as a tar file ({problem}); download or make it again, or leave "
             "it out with --on-bad-image skip."
         ) from None

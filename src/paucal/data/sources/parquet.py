@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from paucal.data.images import ImageSet
 from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, stamped
-from paucal.data.shards.index import damage_notes
+from paucal.data.shards.index import DamagedShard, damage_notes
 from paucal.data.shards.stream import Stream, is_streamed, streaming_note, window_for
 from paucal.data.sources.folder import ignored, require_readable
 from paucal.data.sources.labels import Labels
@@ -146,7 +146,7 @@ def _readable(files: list[RowFile], location: str) -> tuple[list[RowFile], list[
     for file in files:
         try:
             file.schema()
-        except UserError as problem:
+        except DamagedShard as problem:
             damaged[file.shard.name] = str(problem)
     notes = damage_notes(damaged, len(files), location)
     return [file for file in files if file.shard.name not in damaged], notes

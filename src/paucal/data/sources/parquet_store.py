@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from paucal.data.decode import UnreadableImage
 from paucal.data.shards.folders import RemoteShardFolder, ShardFolder
-from paucal.data.shards.index import Shard
+from paucal.data.shards.index import DamagedShard, Shard
 from paucal.data.shards.requests import retry
 from paucal.data.shards.stream import WINDOW_BYTES, is_streamed
 from paucal.data.stores import EncodedStore, Reopened, Stamp
@@ -85,7 +85,7 @@ class RowFile:
         try:
             file = pq.ParquetFile(self.place.local_path(self.shard), memory_map=True)
         except (pa.ArrowException, OSError) as problem:
-            raise UserError(f"{self} cannot be read as a Parquet file ({problem}); give another one.") from None
+            raise DamagedShard(f"{self} cannot be read as a Parquet file ({problem}); give another one.") from None
         with file:
             return query(file)
 
@@ -95,7 +95,7 @@ class RowFile:
                 with place.open_file(self.shard) as source, pq.ParquetFile(source) as file:
                     return query(file)
             except pa.ArrowInvalid as problem:
-                raise UserError(f"{self} cannot be read as a Parquet file ({problem}); give another one.") from None
+                raise DamagedShard(f"{self} cannot be read as a Parquet file ({problem}); give another one.") from None
 
         try:
             return retry(attempt)
@@ -123,7 +123,7 @@ def read_arrow(file: Path) -> pa.Table:
             return pa.ipc.open_file(source).read_all()
     except (pa.ArrowException, OSError, EOFError) as problem:
         reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
-        raise UserError(f"{file} cannot be read as an Arrow file ({reason}); save the data set again.") from None
+        raise DamagedShard(f"{file} cannot be read as an Arrow file ({reason}); save the data set again.") from None
 
 
 def row_groups(file: pq.ParquetFile) -> list[int]:
