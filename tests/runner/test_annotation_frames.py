@@ -1,5 +1,6 @@
 """DataFrames of boxes and of paths of masks as DATA of detect, segment, check and convert."""
 
+import csv
 import importlib
 import sys
 from pathlib import Path
@@ -89,6 +90,21 @@ def test_relative_paths__are_relative_to_the_root_or_the_working_folder(tmp_path
     monkeypatch.chdir(tmp_path)
     assert stored(pa.table(columns), image="where", label="kind")[0] == first
     assert len(open_boxed(first).images) == 6
+
+
+def test_missing_image__is_named_and_not_replaced_by_one_of_the_same_name(tmp_path: Path) -> None:
+    columns = write_pictures(tmp_path)
+    for gone, words in (("cam0/0 é, x.png", "and there is no such file"), ("cam0/../gone.png", r"a path with '\.\.'")):
+        rows = dict(columns)
+        first = columns["where"][0]
+        rows["where"] = [str(tmp_path / gone) if path == first else path for path in columns["where"]]
+        file = tmp_path / "boxes.csv"
+        with file.open("w", newline="") as opened:
+            names = ["filename", "class", *list(columns)[2:]]
+            csv.writer(opened).writerows([names, *zip(*rows.values(), strict=True)])
+        Path(first).unlink(missing_ok=True)
+        with pytest.raises(UserError, match=rf"names '{tmp_path / gone}', {words}"):
+            open_boxed(file)
 
 
 def test_masks__are_the_files_that_a_column_names(tmp_path: Path, table) -> None:

@@ -130,7 +130,11 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
 
 
 def tree_of_paths(file: Path) -> Tree | None:
-    """Return the images that a table names by absolute paths, whose folder is not searched; None for other tables."""
+    """Return the images that a table names by absolute paths, whose folder is not searched; None for other tables.
+
+    Raises:
+        MissingImage: Some of the images are missing.
+    """
     try:
         text = read_decoded(file, MOST_BYTES).text
         cells = list(_cells(text, file.name))
@@ -144,6 +148,9 @@ def tree_of_paths(file: Path) -> Tree | None:
     here = [path for path in images if ".." not in PurePath(path).parts and os.path.isfile(path)]
     if not here or len(images) < len(paths):
         return None
+    if lost := sorted({*images} - {*here}):  # its boxes might go to an image of the same name elsewhere
+        problem = "a path with '..' in it" if ".." in PurePath(lost[0]).parts else "and there is no such file"
+        raise MissingImage(f"{str(file)!r} names {lost[0][:120]!r}, {problem}: correct the path.")
     root = Path(os.path.commonpath([os.path.dirname(path) for path in here]))
     tree = folder_tree(root, sorted(PurePath(path).relative_to(root).as_posix() for path in here))
     return replace(tree, is_inside=lambda path: True)
