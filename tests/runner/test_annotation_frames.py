@@ -107,6 +107,21 @@ def test_missing_image__is_named_and_not_replaced_by_one_of_the_same_name(tmp_pa
             open_boxed(file)
 
 
+def test_masks__are_those_of_the_named_columns_whatever_the_others_are_called(tmp_path: Path) -> None:
+    root = make_scenes(tmp_path / "set", 4, parts=("a", "b"))
+    names = [f"{n:02d}.png" for n in range(4)]
+    wrong = [str(root / "a" / name) for name in reversed(names)]
+    columns = {
+        "file": [str(root / "a" / name) for name in names],
+        "drawn": [str(root / "b" / name) for name in names],
+        **dict.fromkeys(("image", " Image-Path", "Mask Path"), wrong),
+    }
+    file, _ = stored(pa.table(columns), image="file", mask="drawn")
+    assert [(pair.key, pair.masks) for pair in find_pairs(file).pairs] == [
+        (name, (root / "b" / name,)) for name in names
+    ]
+
+
 def test_masks__are_the_files_that_a_column_names(tmp_path: Path, table) -> None:
     root = make_scenes(tmp_path / "set", 6, parts=("a", "b"))
     names = [f"{n:02d}.png" for n in range(6)]

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from paucal.data.boxes.table import columns_of as columns_of_boxes
-from paucal.data.masks.mask_table import MASK_COLUMNS
+from paucal.data.masks.mask_table import MASK_COLUMNS, plain_column
+from paucal.data.sources.table_columns import IMAGE_COLUMNS
 from paucal.runner.frames import (
     columns_of,
     find_image_column,
@@ -58,7 +59,9 @@ def _stored(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]
     if named["label"] is not None:
         table[CLASS] = columns[named["label"]]
     kept = {name: cells for name, cells in columns.items() if name not in (image, mask, named["label"])}
-    more = {name: [_numbers(cell) for cell in cells] for name, cells in kept.items() if name not in table}
+    # The readers of tables prefer some names of columns to those of the stored table.
+    usual = {*table, *IMAGE_COLUMNS, *MASK_COLUMNS}
+    more = {name: [_numbers(cell) for cell in cells] for name, cells in kept.items() if plain_column(name) not in usual}
     return str(store_table({**table, **more})), others
 
 

@@ -66,9 +66,14 @@ def read_mask_table(file: Path) -> MaskTable:
     return MaskTable(root, [(keys[i], tuple(masks), part) for i, (masks, part) in found.items()], tuple(notes))
 
 
+def plain_column(cell: str) -> str:
+    """Return the form of the name of a column in which it is compared with the usual names."""
+    return cell.strip().lower().replace(" ", "_").replace("-", "_")
+
+
 def _columns(cells: Sequence[str]) -> tuple[int, int, int | None] | None:
     """Return the positions of the columns of images, masks and parts; None for other tables."""
-    plain = [cell.strip().lower().replace(" ", "_").replace("-", "_") for cell in cells]
+    plain = [plain_column(cell) for cell in cells]
     places = [
         next((plain.index(name) for name in known if name in plain), None)
         for known in (IMAGE_COLUMNS, MASK_COLUMNS, SPLIT_COLUMNS)
