@@ -1,5 +1,6 @@
 """Runs on clusters: what is started, what is refused, and the scripts."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from paucal.cli.main import main
 from paucal.runner.elsewhere import packages
 from paucal.runner.elsewhere.command import Command, command_of, without_flags
+from paucal.runner.elsewhere.slurm import RequeuedCommand, submit
 from paucal.runs import create_run
 from paucal.types import UserError
 
@@ -39,8 +41,8 @@ def test_command__without_output_reserves_the_next_run(here):
 def test_command__resumes_a_run_with_what_was_changed(here):
     folder = create_run(here / "runs" / "1")
     folder.write_yaml("config.yaml", {"settings": {}})
-    command = command_of("train", ["--resume", "runs/1", "--time-limit", "8h", "--on", "slurm"], None, "runs/1")
-    assert command.arguments() == ["train", "--resume", str(folder.path), "--time-limit", "8h"]
+    command = command_of("train", ["--resume", "runs/1", "--workers", "2", "--on", "slurm"], None, "runs/1")
+    assert command.arguments() == ["train", "--resume", str(folder.path), "--workers", "2"]
     folder.write_json("summary.json", {})
     with pytest.raises(UserError, match="is finished"):
         command_of("train", ["--resume", "runs/1"], None, "runs/1")
@@ -79,8 +81,28 @@ def test_slurm_script__asks_for_its_machines_and_goes_on_by_itself(here, capsys)
     stubs = 'srun() { echo "$@" >> calls; return 130; }; scontrol() { echo "$@" >> calls; }\n'
     done = subprocess.run(["bash"], input=stubs + script, text=True, env={"SLURM_JOB_ID": "7"}, check=False)
     assert done.returncode == 130
-    calls = (here / "calls").read_text().splitlines()
-    assert calls == [f"paucal pretrain photos --output {here}/runs/a b --overwrite", "requeue 7"]
+    calls = [f"paucal pretrain photos --output {here}/runs/a b --overwrite", "requeue 7"]
+    assert (here / "calls").read_text().splitlines() == calls
+    create_run(here / "runs" / "a b").write_json("summary.json", {})  # finished without a checkpoint
+    assert subprocess.run(["bash"], input=stubs + script, text=True, check=False).returncode == 0
+    assert (here / "calls").read_text().splitlines() == calls
+
+
+def test_requeued_command__does_not_compute_a_finished_run_anew(here, monkeypatch):
+    monkeypatch.setattr(Command, "start", lambda self: pytest.fail("it was started"))
+    create_run(here / "run").write_json("summary.json", {})
+    assert RequeuedCommand(Command("train", (), str(here / "run"), str(here)))() == 0
+
+
+def test_slurm__submits_a_job_that_may_reach_its_limit_often(here, monkeypatch):
+    submitit = pytest.importorskip("submitit")
+    for name in ("sbatch", "srun"):
+        (here / name).write_text("#!/bin/sh\necho Submitted batch job 7\n")
+        (here / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(here), prepend=os.pathsep)
+    job = submit(Command("train", (), str(here / "run"), str(here)), 1, 1, False, {})
+    assert job.job_id == "7"
+    assert submitit.core.utils.DelayedSubmission.load(job.paths.submitted_pickle)._timeout_countdown == 1000
 
 
 @pytest.mark.parametrize("verb", ["train", "pretrain", "detect", "segment"])
@@ -91,6 +113,8 @@ def test_on__is_refused_in_one_sentence(here, capsys, monkeypatch, verb):
 
     monkeypatch.setattr(packages.shutil, "which", lambda name: None)
     assert "there is no SLURM on this machine" in failure("--on", "slurm")
+    for flag in ("--on", "--print-script"):
+        assert f"--time-limit is not supported with {flag}: " in failure("--time-limit", "8h", flag, "slurm")
     assert "use it with --on slurm" in failure("--slurm", "a=1")
     assert "--print-script needs --output" in failure("--print-script", "slurm")
     assert "expected NAME=VALUE" in failure("--on", "slurm", "--slurm", "gpu")

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Mapping
 
 from paucal.runner.elsewhere.command import Command
+from paucal.runs.folder import SUMMARY
 
 STOP_SIGNAL = "USR1@120"  # two minutes before the limit: the step ends, and its state is saved
 # Words of sbatch where submitit has others.
@@ -37,6 +38,7 @@ def slurm_script(command: Command, devices: int, nodes: int, on_gpu: bool, optio
     go_on = shlex.join(["srun", "paucal", *command.resume_words()])
     lines = ["#!/bin/bash", *(f"#SBATCH --{name}={value}" for name, value in settings.items()), "#SBATCH --requeue"]
     lines += ["", f"cd {shlex.quote(command.folder)} || exit 1"]
+    lines += [f"[ -e {shlex.quote(f'{command.run}/{SUMMARY}')} ] && exit 0"]  # some runs end without a checkpoint
     if command.resumes:
         lines += [go_on]
     else:

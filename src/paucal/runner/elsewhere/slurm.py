@@ -4,14 +4,17 @@ import signal
 import subprocess
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from paucal.runner.elsewhere.command import Command
 from paucal.runner.elsewhere.packages import import_package, require_sbatch
+from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.wording import counted
 
 STOPPED = 130  # exit code of a run that a signal or its time limit has stopped
+_MOST_TIMEOUTS = 1000  # limits that a job may reach before submitit gives it up, after 3 by default
 
 
 class RequeuedCommand:
@@ -32,6 +35,8 @@ class RequeuedCommand:
         Raises:
             RuntimeError: The command failed.
         """
+        if RunFolder(Path(self.command.run)).finished:  # some runs end without a checkpoint, and would begin anew
+            return 0
         self._process = self.command.start()
         # submitit's handler of signals interrupts this call, and waits for the process too; only threads may do both.
         self._end = threading.Thread(target=self._process.wait, daemon=True)
@@ -77,7 +82,7 @@ def submit(
     submitit = import_package("slurm")
     if cluster == "slurm":
         require_sbatch()
-    executor = submitit.AutoExecutor(folder=command.logs, cluster=cluster)
+    executor = submitit.AutoExecutor(folder=command.logs, cluster=cluster, slurm_max_num_timeout=_MOST_TIMEOUTS)
     usual: dict[str, Any] = {"name": f"paucal-{command.verb}", "timeout_min": 24 * 60}
     usual |= {"nodes": nodes, "tasks_per_node": devices, **({"gpus_per_node": devices} if on_gpu else {})}
     try:
