@@ -21,6 +21,9 @@ def run_elsewhere(verb: str, values: Namespace, argv: Sequence[str]) -> int | No
         if values.slurm is not None:
             raise UserError("--slurm gives options of SLURM jobs: use it with --on slurm or --print-script slurm.")
         return None
+    if values.time_limit is not None:  # a run that reaches it would be requeued, or stay unfinished
+        flag = "--on" if values.print_script is None else "--print-script"
+        raise UserError(f"--time-limit is not supported with {flag}: give SLURM the limit, --slurm timeout_min=600.")
     # Imported here: they take seconds, and most runs are made on this machine.
     from paucal.runner.elsewhere import scripts, slurm
     from paucal.runner.elsewhere.command import command_of
