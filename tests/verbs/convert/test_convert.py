@@ -180,6 +180,27 @@ def test_outlines_of_several_pieces__are_masks_in_programs_for_labels(tmp_path: 
                 assert near == pytest.approx(box, abs=1)
 
 
+@pytest.mark.parametrize("to", ["label-studio", "cvat"])
+def test_outlines_smaller_than_a_pixel__become_boxes_in_programs_for_labels(tmp_path: Path, to: str):
+    root = write_yolo(tmp_path / "set", outline=True)
+    paucal.convert(root, to="coco", output=tmp_path / "coco")
+    file = next((tmp_path / "coco/annotations").iterdir())
+    content = json.loads(file.read_text())
+    one = content["annotations"][0]
+    one["segmentation"] = [[x, 5.1, x + 0.2, 5.1, x + 0.2, 5.3] for x in (8.1, 8.5)]
+    one["bbox"] = [8.1, 5.1, 0.6, 0.2]
+    file.write_text(json.dumps(content))
+    paucal.convert(tmp_path / "coco", to=to, output=tmp_path / to)
+    tiny = [
+        (name, box)
+        for _, _, things in described(tmp_path / to).values()
+        for name, box, _, outline in things
+        if outline is None
+    ]
+    names = {row["id"]: row["name"] for row in content["categories"]}
+    assert tiny == [(names[one["category_id"]], pytest.approx((8.1, 5.1, 8.7, 5.3), abs=0.01))]
+
+
 def _masks(root: Path) -> list[list]:
     pairs = find_pairs(root)
     masked = read_masks(images_of_pairs(pairs, str(root)), pairs)

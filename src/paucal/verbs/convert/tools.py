@@ -64,8 +64,8 @@ def _region(item: Item, number: int, thing: Thing) -> dict[str, Any]:
         pairs = zip(polygon[::2], polygon[1::2], strict=True)
         value = {"points": [[100 * x / width, 100 * y / height] for x, y in pairs], "closed": True}
         kind = "polygonlabels"
-    elif thing.outline:
-        value, kind = {"format": "rle", "rle": encode_brush(mask_of(item, thing))}, "brushlabels"
+    elif thing.outline and (mask := mask_of(item, thing)).any():
+        value, kind = {"format": "rle", "rle": encode_brush(mask)}, "brushlabels"
     else:
         left, top, right, bottom = (100 * v / side for v, side in zip(thing.box, (width, height) * 2, strict=True))
         value = {"x": left, "y": top, "width": right - left, "height": bottom - top, "rotation": 0}
