@@ -1,6 +1,8 @@
 """COCO's panoptic JSON: drawn as masks of classes, refused where it is damaged, and no photographs of other verbs."""
 
 import json
+import os
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +71,35 @@ def test_segments__are_drawn_as_the_classes_of_their_categories(tmp_path: Path, 
     assert read(root).masks.read(0).tolist() == masked.masks.read(0).tolist()
     assert find_pairs(root).pairs[0].masks[0].stat().st_mtime_ns == before  # drawn once
     assert open_images(root, labelled=False).keys == masked.images.keys  # no mask is a photograph
+
+
+def test_changed_pngs__are_drawn_anew(tmp_path: Path):
+    root = write(tmp_path / "set")
+    before = read(root).masks.read(0)
+    for file in (root / "annotations/panoptic_train2017").iterdir():
+        Image.fromarray(np.asarray(Image.open(file))[::-1]).save(file)
+    assert read(root).masks.read(0).tolist() == before[::-1].tolist() != before.tolist()
+
+
+def test_images_without_an_annotation__are_counted(tmp_path: Path):
+    root = write(tmp_path / "set", change=lambda content: content["annotations"].pop())
+    pairs = find_pairs(root)
+    assert len(pairs.pairs) == 4
+    assert "2 images without a mask were left out" in pairs.notes
+    assert len(find_pairs(write(tmp_path / "whole")).notes) == 1
+
+
+def test_two_processes__draw_the_same_set_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    root = write(tmp_path / "set")
+    replace = os.replace
+
+    def lose(source: Path, target: Path) -> None:
+        shutil.copytree(source, target)  # the other process
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", lose)
+    assert read(root).masks.read(4).tolist()[0] == [0] * 16
+    assert [path.name for path in (tmp_path / "cache").rglob("unfinished-*")] == []
 
 
 def test_an_archive__is_read_like_its_folder(tmp_path: Path):

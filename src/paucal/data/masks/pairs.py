@@ -103,9 +103,10 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
             table = read_mask_table(data)
             return Pairs(table.root, tuple(Pair(*row) for row in sorted(table.rows)), table.notes)
         _require_folder(data, "DATA")
-        if panoptic := draw_panoptic(data):
+        panoptic, notes = draw_panoptic(data)
+        if panoptic:
             drawn_pairs = tuple(Pair(key, (mask,), part) for key, mask, part in sorted(panoptic))
-            return Pairs(data, drawn_pairs, (f"the masks are those of {NAME}",))
+            return Pairs(data, drawn_pairs, (f"the masks are those of {NAME}", *notes))
         keys = find_images(data)
         sides = tell_sides(keys)
         if not sides.masks and (twins := twin_folders(keys, FileStore(data.resolve(), keys))):

@@ -28,6 +28,7 @@ from paucal.data.masks.mask_files import read_mask
 from paucal.data.splits.part_names import part_of_file
 from paucal.reading import parse_json
 from paucal.types import UserError
+from paucal.wording import counted, was
 
 NAME = "COCO's panoptic JSON"
 MOST_BYTES = 1 << 29  # panoptic_train2017.json has 360 MB
@@ -39,8 +40,8 @@ def find_panoptic(tree: Tree) -> list[str]:
     return [file for file in tree.ending(".json") if mentions(tree.peek(file, PEEKED), SEGMENTS)]
 
 
-def draw_panoptic(root: Path) -> Drawn:
-    """Return key, mask file and part of each image of a folder with panoptic JSON; empty without such files.
+def draw_panoptic(root: Path) -> tuple[Drawn, list[str]]:
+    """Return key, mask file and part of each image of a folder with panoptic JSON, and notes; empty without such files.
 
     The masks hold the positions of the categories in the JSON, and `classes.csv` above them their names.
 
@@ -50,20 +51,30 @@ def draw_panoptic(root: Path) -> Drawn:
     tree = folder_tree(root)
     files = find_panoptic(tree)
     if not files:
-        return []
+        return [], []
     contents = {file: _read(tree, file) for file in files}
     names = {file: _names(tree.place_of(file), content["categories"]) for file, content in contents.items()}
     first = names[files[0]]
     if any(other != first for other in names.values()):
         raise UserError(f"the panoptic files of {tree.shown!r} name different categories: give them the same ones.")
-    stamps = [(file, (root / file).stat().st_size, (root / file).stat().st_mtime_ns) for file in files]
-    folder = unpacked_folder() / hashlib.sha256(f"panoptic {root.resolve()} {stamps}".encode()).hexdigest()[:32]
     planned = [row for file in files for row in _plan(tree, file, contents[file])]
+    status = [(path, (root / path).stat()) for path in (*files, *(png for _, png, _, _ in planned))]
+    stamps = [(path, found.st_size, found.st_mtime_ns) for path, found in status]
+    folder = unpacked_folder() / hashlib.sha256(f"panoptic {root.resolve()} {stamps}".encode()).hexdigest()[:32]
     if repeated := next((key for key, count in Counter(row[0] for row in planned).items() if count > 1), None):
         raise UserError(f"the panoptic files of {tree.shown!r} describe {repeated!r} twice: give each image one entry.")
     if not folder.is_dir():
         _draw(tree, planned, {number: place for place, number in enumerate(first)}, list(first.values()), folder)
-    return [(key, folder / "masks" / f"{place}.png", part) for place, (key, _, _, part) in enumerate(planned)]
+    bare = sum(_count_bare(content) for content in contents.values())
+    notes = [f"{counted(bare, 'image')} without a mask {was(bare)} left out"] if bare else []
+    drawn = [(key, folder / "masks" / f"{place}.png", part) for place, (key, _, _, part) in enumerate(planned)]
+    return drawn, notes
+
+
+def _count_bare(content: Mapping[str, Sequence[Mapping[str, Any]]]) -> int:
+    """Return the number of images of a file that have no annotation."""
+    described = {repr(row["image_id"]) for row in content["annotations"]}
+    return len({repr(row["id"]) for row in content["images"]} - described)
 
 
 def _read(tree: Tree, file: str) -> dict[str, list[dict[str, Any]]]:
@@ -140,8 +151,11 @@ def _draw(
         text = io.StringIO(newline="")
         csv.writer(text).writerows([("name", "value"), *((name, place) for place, name in enumerate(names))])
         (target / "classes.csv").write_text(text.getvalue(), encoding="utf-8")
-        if not folder.is_dir():  # another process may have been faster
+        try:
             os.replace(target, folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was faster
+                raise
     finally:
         shutil.rmtree(target, ignore_errors=True)
 
