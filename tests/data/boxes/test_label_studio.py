@@ -1,6 +1,7 @@
 """Label Studio's JSON: regions of all kinds, brushed masks, labels of whole images, and damaged files."""
 
 import json
+import tracemalloc
 from pathlib import Path
 from urllib.parse import quote
 
@@ -11,7 +12,7 @@ from PIL import Image
 import paucal
 from data.boxes.written import region, short_task, task, write_cvat, write_label_studio
 from paucal.data.boxes.annotations import AnnotationSet
-from paucal.data.boxes.label_studio import decode_brush
+from paucal.data.boxes.label_studio import decode_brush, encode_brush
 from paucal.data.boxes.opening import read_boxes
 from paucal.data.sources.opening import open_images
 from paucal.tasks.detection.images import open_boxed
@@ -129,6 +130,16 @@ def test_brushed_masks__are_unpacked_or_refused():
     ):
         with pytest.raises(ValueError, match=words):
             decode_brush(values, size)
+
+
+def test_brushed_masks__take_few_bytes_for_a_pixel():
+    mask = np.ones((1000, 1000), dtype=bool)
+    values = encode_brush(mask)
+    tracemalloc.start()
+    assert decode_brush(values, mask.shape).all()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 6 * mask.size
 
 
 def test_annotations__of_several_people_and_of_nobody(tmp_path: Path):

@@ -117,6 +117,10 @@ def test_cvat__subsets_are_parts_and_other_shapes_are_counted(tmp_path: Path):
         ('<box label="a" xtl="1" ytl="1" xbr="x" ybr="9"/>', "whose numbers cannot be read"),
         ('<box label="" xtl="1" ytl="1" xbr="9" ybr="9"/>', "without a label"),
         ('<mask label="a" rle="0, 5" left="1" top="1" width="2" height="2"/>', "whose numbers cannot be read"),
+        (
+            f'<mask label="a" rle="{"9" * 30}" left="1" top="1" width="2" height="2"/>',
+            "whose numbers cannot be read",
+        ),
         ('<polygon label="a" points=""/>', "whose numbers cannot be read"),
         ('<ellipse label="a" cx="4" cy="4" rx="2"/>', "whose numbers cannot be read"),
     ],
@@ -124,6 +128,18 @@ def test_cvat__subsets_are_parts_and_other_shapes_are_counted(tmp_path: Path):
 def test_cvat__refuses_damaged_and_turned_shapes(tmp_path: Path, extra: str, words: str):
     with pytest.raises(UserError, match=words):
         read_boxes(write_cvat(tmp_path / "set", extra=extra))
+
+
+@pytest.mark.parametrize(("width", "height"), [("10000000", "10000000"), ("9" * 5000, "64"), ("1", "1" + "0" * 9)])
+def test_cvat__refuses_sizes_that_no_image_has(tmp_path: Path, width: str, height: str):
+    root = write_cvat(tmp_path / "set", "mask")
+    text = (root / "annotations.xml").read_text()
+    (root / "annotations.xml").write_text(
+        text.replace('width="96" height="64"', f'width="{width}" height="{height}"', 1)
+    )
+    words = rf"says that 'images/0\.png' has {width[:20]} x {height[:20]} pixels, expected at most 268,435,456: correct"
+    with pytest.raises(UserError, match=words):
+        read_boxes(root)
 
 
 def test_cvat__refuses_videos_and_missing_images(tmp_path: Path):

@@ -15,6 +15,7 @@ from paucal.types import UserError
 from paucal.wording import counted, was
 
 MOST_CLASSES = 10_000
+MOST_PIXELS = 1 << 28  # of a mask that is drawn from a file of labels
 ELLIPSE_POINTS = 72
 ROUNDING = 0.5  # pixels by which edges of a box may differ between two files if one file rounds them
 # COCO's text of run lengths: each character code, minus that of "0", has 5 bits and a flag that the number continues.

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.boxes.annotations import (
+    MOST_PIXELS,
     AnnotatedImage,
     AnnotationSet,
     Corners,
@@ -37,7 +38,6 @@ from paucal.wording import counted
 
 MOST_BYTES = 1 << 29  # brushed masks take a megabyte per image
 LABELS = ("rectanglelabels", "polygonlabels", "brushlabels", "ellipselabels", "labels")
-MOST_PIXELS = 1 << 28  # of a brushed mask
 _VALUE, _COUNTS = 8, (3, 4, 8, 16)  # bits of a value and of counts, as Label Studio writes them
 CHOICES = ("choice", "choices", "class", "category")  # usual names of labels of whole images in the short form
 _MARKS = re.compile(rb'"(?:result|rectanglelabels|polygonlabels|brushlabels|ellipselabels|choices?|completions)"\s*:')
@@ -292,7 +292,7 @@ def decode_brush(values: Sequence[Any], size: tuple[int, int]) -> NDArray[np.boo
     if bits.read(32) != total:
         raise ValueError(f"it is not of {size[1]}x{size[0]} pixels")
     width, lengths = bits.read(5) + 1, [bits.read(4) + 1 for _ in range(4)]
-    out, place = np.zeros(total, dtype=np.uint32), 0
+    out, place = np.zeros(total, dtype=np.bool_), 0
     while place < total:
         repeats = bits.read(1)
         end = place + 1 + bits.read(lengths[bits.read(2)])
@@ -300,7 +300,7 @@ def decode_brush(values: Sequence[Any], size: tuple[int, int]) -> NDArray[np.boo
             raise ValueError("it has more values than pixels")
         out[place:end] = bits.read(width) if repeats else [bits.read(width) for _ in range(end - place)]
         place = end
-    return (out.reshape(*size, 4)[..., 3] > 0).astype(np.bool_)
+    return out.reshape(*size, 4)[..., 3].copy()
 
 
 def encode_brush(mask: NDArray[np.bool_]) -> list[int]:

@@ -9,6 +9,7 @@ from xml.parsers import expat
 import numpy as np
 
 from paucal.data.boxes.annotations import (
+    MOST_PIXELS,
     AnnotatedImage,
     AnnotationSet,
     Corners,
@@ -31,6 +32,7 @@ from paucal.types import UserError
 
 XML = ".xml"
 MOST_BYTES = 1 << 28  # CVAT writes all images to one file, with some kilobytes per image
+_MOST_DIGITS = 9  # of a side in pixels
 HEAD = 1 << 13  # bytes that hold the name of the outermost element
 VOC_EDGES, CVAT_EDGES = ("xmin", "ymin", "xmax", "ymax"), ("xtl", "ytl", "xbr", "ybr")
 _ENCODING = re.compile(rb"<\?xml[^>]*\sencoding\s*=\s*[\"']([A-Za-z0-9._:-]+)[\"']")
@@ -226,8 +228,7 @@ def _cvat_images(
             raise MissingImage(
                 f"{place!r} describes {item.get('name', '')!r}, and there is no such image in {tree.shown!r}: add it."
             )
-        sides = item.get("height") or "", item.get("width") or ""
-        size = (int(sides[0]), int(sides[1])) if all(side.isdecimal() and int(side) > 0 for side in sides) else None
+        size = _cvat_size(item, key, place)
         image = AnnotatedImage(key, size=size, declared=part_of_name(item.get("subset") or "") or part, source=file)
         for shape in item:
             if shape.tag != "tag":
@@ -238,12 +239,29 @@ def _cvat_images(
     return images
 
 
+def _cvat_size(item: ElementTree.Element, key: str, place: str) -> tuple[int, int] | None:
+    """Return the stated (height, width) of an image; None if it is not stated.
+
+    Raises:
+        UserError: It has more pixels than masks may have.
+    """
+    height, width = (item.get("height") or "").lstrip("0"), (item.get("width") or "").lstrip("0")
+    if not height.isdecimal() or not width.isdecimal():
+        return None
+    if max(len(height), len(width)) > _MOST_DIGITS or int(height) * int(width) > MOST_PIXELS:
+        raise UserError(
+            f"{place!r} says that {key!r} has {width[:20]} x {height[:20]} pixels, expected at most {MOST_PIXELS:,}: "
+            "correct it."
+        )
+    return int(height), int(width)
+
+
 def _add_cvat_shape(image: AnnotatedImage, shape: ElementTree.Element, place: str, unread: Counter[str]) -> None:
     name = plain_name(shape.get("label") or "")
     try:
         angle = float(shape.get("rotation") or 0)
         box, outline = _cvat_outline(shape, image.size)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise UserError(
             f"{place!r} has a {shape.tag} of {name!r} in {image.key!r} whose numbers cannot be read: correct it."
         ) from None
@@ -265,6 +283,7 @@ def _cvat_outline(shape: ElementTree.Element, size: tuple[int, int] | None) -> t
 
     Raises:
         ValueError: A number is missing or cannot be read, or a mask does not fit its image.
+        OverflowError: A run of a mask is longer than 64 bits can say.
     """
     if shape.tag == "box":
         left, top, right, bottom = (float(shape.get(edge) or "") for edge in CVAT_EDGES)
