@@ -142,6 +142,19 @@ def test_brushed_masks__take_few_bytes_for_a_pixel():
     assert peak < 6 * mask.size
 
 
+def test_brushed_masks__without_a_pixel_are_counted(tmp_path: Path):
+    width, height = SIZE
+    stated = {"original_width": width, "original_height": height, "type": "brushlabels"}
+    rle = encode_brush(np.zeros((height, width), dtype=bool))
+    results = [
+        {**stated, "value": {"format": "rle", "rle": rle, "brushlabels": ["a"]}},
+        region(("b", 1, 2, 3, 4), SIZE),
+    ]
+    described = read_boxes(write(tmp_path / "set", [task("0.png", results)]))[1]
+    assert described.images[0].names == ["b"]
+    assert "1 shape without a box of its own was not read: brushlabels 1" in described.notes
+
+
 def test_annotations__of_several_people_and_of_nobody(tmp_path: Path):
     rows = [(name, 5, 5, 20, 20) for name in "abcd"]
     results = [[region(row, SIZE)] for row in rows]

@@ -104,6 +104,13 @@ def test_cvat__ellipses_are_polygons(tmp_path: Path, turned: int, box: tuple[int
     assert area == pytest.approx(np.pi * 20 * 10, rel=0.01)
 
 
+def test_cvat__masks_without_a_pixel_are_counted(tmp_path: Path):
+    extra = '<mask label="a" rle="4" left="1" top="1" width="2" height="2"/>'
+    described = read_boxes(write_cvat(tmp_path / "set", "mask", extra=extra))[1]
+    require_read(described)
+    assert described.notes == ("1 shape without a box of its own was not read: mask 1",)
+
+
 def test_cvat__subsets_are_parts_and_other_shapes_are_counted(tmp_path: Path):
     described = read_boxes(write_cvat(tmp_path / "set", subset=True, extra='<points label="a" points="1,2"/>'))[1]
     assert [one.declared for one in described.images] == ["train"] * 4 + ["val"] * 2

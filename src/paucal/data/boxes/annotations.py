@@ -245,5 +245,5 @@ def run_lengths_of(mask: NDArray[np.bool_]) -> dict[str, Any]:
     """Return an (H, W) mask as run lengths, in the form of COCO's "segmentation"."""
     flat = np.concatenate([[False], mask.T.ravel(), [False]])
     changes = np.flatnonzero(flat[1:] != flat[:-1])
-    edges = np.concatenate([[0], changes, [mask.size] if changes[-1:] != [mask.size] else []]).astype(np.int64)
+    edges = np.concatenate([[0], changes, [mask.size] if changes[-1:].tolist() != [mask.size] else []]).astype(np.int64)
     return {"size": list(mask.shape), "counts": np.diff(edges).tolist()}

@@ -305,7 +305,9 @@ def _cvat_outline(shape: ElementTree.Element, size: tuple[int, int] | None) -> t
     )
     if not is_inside or lengths.min() < 0 or lengths.max() > width * height or lengths.sum() != width * height:
         raise ValueError("it does not fit the image")
-    mask = np.zeros(size, dtype=np.bool_)
     runs = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)  # row by row
+    if not runs.any():
+        return None, None
+    mask = np.zeros(size, dtype=np.bool_)
     mask[top : top + height, left : left + width] = runs.reshape(height, width)
     return (float(left), float(top), float(left + width), float(top + height)), run_lengths_of(mask)
