@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from paucal.data.checking.copies import copies_among
 from paucal.data.decode import Reading
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import Split
@@ -71,3 +72,24 @@ def test_unused_images_of_the_run__are_read_and_held_out_ones_are_not(folder):
 def test_nothing_there__is_refused(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         open_unlabelled(TrainSettings(unlabelled=str(tmp_path / "nowhere")))
+
+
+def test_folder_of_test_images_alone__is_refused(folder):
+    for place in (folder / "train").iterdir():
+        place.unlink()
+    with pytest.raises(UserError, match=r"--unlabelled: all images of .*images are test images: give others"):
+        open_unlabelled(TrainSettings(unlabelled=str(folder)))
+
+
+def test_copies__of_no_images_are_none(folder):
+    images = open_images(folder, labelled=False)
+    of_known, of_own = copies_among(images.select(np.empty(0, dtype=np.int64)), images)
+    assert (of_known.tolist(), of_own.tolist()) == ([], [])
+
+
+def test_image_column__of_the_labelled_table_is_not_looked_for_in_a_plain_folder(folder, tmp_path):
+    table = tmp_path / "more.csv"
+    table.write_text("other,photo\nx,images/train/03.png\ny,images/train/05.png\n")
+    listed = open_unlabelled(TrainSettings(unlabelled=str(table), image_column="photo"))
+    assert [key.rpartition("/")[2] for key in listed.keys] == ["03.png", "05.png"]
+    assert len(open_unlabelled(TrainSettings(unlabelled=str(folder), image_column="photo"))) == 17

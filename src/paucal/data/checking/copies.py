@@ -22,7 +22,7 @@ def copies_among(images: ImageSet, known: ImageSet | None = None) -> tuple[NDArr
     """
     sets = [_without_labels(one) for one in (known, images) if one is not None]
     numbers = group_numbers(join_sets(sets, images.location) if len(sets) > 1 else sets[0], DUPLICATES)
-    before, own = numbers[: -len(images)], numbers[-len(images) :]
+    before, own = np.split(numbers, [len(numbers) - len(images)])
     first = np.zeros(len(own), dtype=bool)
     first[np.unique(own, return_index=True)[1]] = True
     return np.isin(own, before), ~first

@@ -8,6 +8,9 @@ import numpy as np
 from paucal.data.checking.copies import copies_among
 from paucal.data.checking.survey import image_digests
 from paucal.data.images import ImageSet, evenly_spaced
+from paucal.data.sources.joining import roots_of
+from paucal.data.sources.parquet import find_parquet
+from paucal.data.sources.table_rows import TABLE_SUFFIXES
 from paucal.data.sources.tables import hold_out_listed
 from paucal.data.splits.split import Split, held_out_part
 from paucal.data.splits.split_csv import write_split
@@ -27,7 +30,7 @@ def open_unlabelled(settings: TrainSettings) -> ImageSet:
     """Open the images that `--unlabelled` names, without their own test images and without reading pixels.
 
     Raises:
-        UserError: There are no images, or they are streamed from shards.
+        UserError: There are no images, or only test images, or they are streamed from shards.
     """
     images = find_images(_source(settings), labelled=False)
     if images.stream is not None:
@@ -36,7 +39,10 @@ def open_unlabelled(settings: TrainSettings) -> ImageSet:
     if images.location == str(folder.resolve()) and folder.is_dir():
         images = hold_out_listed(images, folder)
     part = held_out_part(images.declared)
-    return images.select(np.flatnonzero([not part or declared != part for declared in images.declared]))
+    images = images.select(np.flatnonzero([not part or declared != part for declared in images.declared]))
+    if not len(images):
+        raise UserError(f"--unlabelled: all images of {settings.unlabelled} are test images: give others.")
+    return images
 
 
 def usable_images(settings: TrainSettings, data: SplitImages, most: int, console: Console) -> ImageSet:
@@ -82,10 +88,17 @@ def remember(run: RunFolder, images: ImageSet) -> None:
 
 
 def _source(settings: TrainSettings) -> DataSettings:
+    """Return where the images are; --image-column, given for the labelled ones, is not for folders without a table."""
+    folders = [path for piece in roots_of(settings.unlabelled or "") if (path := Path(piece).expanduser()).is_dir()]
+    plain = any(not _has_table(folder) for folder in folders)
     return DataSettings(
         data=settings.unlabelled or "",
         data_root=settings.data_root,
         download=settings.download,
-        image_column=settings.image_column,
+        image_column=None if plain else settings.image_column,
         channels=settings.channels,
     )
+
+
+def _has_table(folder: Path) -> bool:
+    return any(file.suffix.lower() in TABLE_SUFFIXES for file in folder.iterdir()) or bool(find_parquet(folder))
