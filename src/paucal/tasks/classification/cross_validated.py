@@ -1,6 +1,7 @@
 """The score of a run without test images, from the cross-validated answers of its first model."""
 
 import torch
+from torch import Tensor
 
 from paucal.evaluation.predictions import Predictions
 from paucal.evaluation.record import record_classification
@@ -13,14 +14,20 @@ from paucal.tasks.classification.auto_tune.head_race import HeldOut
 FILE = "held_out.safetensors"
 
 
-def store_held_out(run: RunFolder, held_out: HeldOut) -> None:
-    """Store the answers of a cross-validation in the run."""
-    values = {"rows": held_out.rows, "logits": held_out.logits, "labels": held_out.labels}
+def store_held_out(run: RunFolder, held_out: HeldOut, fitted: Tensor) -> None:
+    """Store the answers of a cross-validation in the run.
+
+    Args:
+        run: Run folder.
+        held_out: Answers, whose rows are positions among the images of the cross-validation.
+        fitted: (N,) positions of these images among all training images.
+    """
+    values = {"rows": fitted[held_out.rows], "logits": held_out.logits, "labels": held_out.labels}
     save_weights(run.path / FILE, {**values, "folds": torch.tensor(held_out.folds)})
 
 
 def read_held_out(run: RunFolder) -> HeldOut:
-    """Read the answers of a cross-validation.
+    """Read the answers of a cross-validation, whose rows are positions among all training images.
 
     Raises:
         UserError: The file is missing or damaged.

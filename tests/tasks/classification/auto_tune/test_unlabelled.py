@@ -14,6 +14,7 @@ from paucal.models.trained import load_trained
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, resume
 from paucal.runs import RunFolder
+from paucal.tasks.classification.auto_tune import first_model
 from paucal.tasks.classification.auto_tune import unlabelled as step
 from paucal.tasks.classification.auto_tune.gaussian import fit_gaussian, fit_shares
 from paucal.tasks.classification.auto_tune.head_race import HeldOut
@@ -26,6 +27,7 @@ from paucal.tasks.classification.auto_tune.unlabelled_head import (
     divisor_for,
     race_unlabelled,
 )
+from paucal.tasks.classification.cross_validated import read_held_out
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
 from tasks.classification.auto_tune.carried import install
@@ -203,6 +205,21 @@ def test_run__of_few_images_reports_the_cross_validated_score_of_the_new_head(da
     result = started_from(few, tmp_path / "run", unlabelled=str(tmp_path / "more"))
     assert rungs_of(result.folder)["unlabelled"]["score"] == pytest.approx(17 / 18)
     assert result.report.scores["top1"].value == pytest.approx(17 / 18)
+
+
+@pytest.mark.parametrize("unlabelled", [False, True])
+def test_run__of_fewer_features_than_images_stores_positions_among_all(data, tmp_path, monkeypatch, unlabelled):
+    monkeypatch.setattr(step, "race_unlabelled", won)
+    monkeypatch.setattr(first_model, "PROBE_SHARE", 1e-9)
+    few, more = photos(tmp_path / "few", each=6), {"unlabelled": str(tmp_path / "more")} if unlabelled else {}
+    console = RecordingConsole()
+    result = started_from(few, tmp_path / "run", console, time="10m", **more)
+    assert "note: the time allows features of 6 of the 18 training images" in console.lines
+    assert (rungs_of(result.folder)["unlabelled"] is not None) == unlabelled
+    held_out = read_held_out(RunFolder(result.folder))
+    assert len(held_out.rows.unique()) == 6
+    labels = torch.from_numpy(open_images(few).labels)  # all images train
+    torch.testing.assert_close(labels[held_out.rows], held_out.labels)
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def fit_probe(state: TuneState) -> None:
     if fitted.race.head is not None:
         network, card = deployed(setup, fitted.race.head, staged=True)
     if fitted.race.held_out is not None and not len(setup.data.part("val")):
-        store_held_out(state.run, fitted.race.held_out)
+        store_held_out(state.run, fitted.race.held_out, fitted.rows)
         if setup.settings.calibrate == "temperature":
             card = card.at_temperature(fitted.race.held_out.temperature)
     if fitted.curve is not None:

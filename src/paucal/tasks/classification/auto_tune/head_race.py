@@ -58,7 +58,7 @@ class HeldOut:
     """Logits of training images, each from a fit to the other folds of a repeated cross-validation.
 
     Attributes:
-        rows: (M,) positions among the training images.
+        rows: (M,) positions among the images of the cross-validation; once stored, among all training images.
         logits: (R, M, K) float64 calibrated logits of R repeats.
         labels: (M,) classes.
         folds: Number of folds.

@@ -151,6 +151,6 @@ def _keep(state: TuneState, first: Fitted, race: UnlabelledResult, images: Image
     remember(state.run, images)
     val = torch.from_numpy(setup.data.part("val"))
     if not len(val):
-        store_held_out(state.run, held_out)
+        store_held_out(state.run, held_out, first.rows)
         return accuracy
     return head_score(head, first.features[first.images :], torch.from_numpy(setup.data.images.labels)[val])
