@@ -141,7 +141,7 @@ def assemble(
         *images.notes,
         *filter(None, [describe_channels(images.reading.channels)]),
         *([SEVERAL_LABELS] if images.multi_hot is not None else ()),
-        *(_describe_unlabelled(settings, images) if run is None and opened is None else ()),
+        *(_describe_unlabelled(settings, images, objective) if run is None else ()),
         *([NO_PROBE] if images.stream is not None and choice.candidates else ()),
         *warnings(findings),
         *check_plan(settings, facts.n_train),
@@ -220,16 +220,20 @@ def _check_new(settings: TrainSettings, tune_record: TuneRecord | None, whole: b
         )
 
 
-def _describe_unlabelled(settings: TrainSettings, images: ImageSet) -> list[str]:
+def _describe_unlabelled(settings: TrainSettings, images: ImageSet, objective: Objective) -> list[str]:
     """Open the images without labels of a new run, and return a line about them.
 
     Raises:
-        UserError: There are none, or the run's images have several labels.
+        UserError: There are none, the run's images have several labels, or its model has no linear classifier.
     """
     if settings.unlabelled is None:
         return []
     if images.multi_hot is not None:
         raise UserError("--unlabelled is for images with one label each, and these have several: leave it out.")
+    if linear_classifier(objective.deployable()) is None:
+        raise UserError(
+            f"--unlabelled fits a linear head, and {settings.model} has no linear classifier: leave it out."
+        )
     more = open_unlabelled(settings)
     return [f"{counted(len(more), 'image')} without labels in {settings.unlabelled}", *more.notes]
 

@@ -10,10 +10,13 @@ from PIL import Image
 from paucal.cli.main import main
 from paucal.data.sources.opening import open_images
 from paucal.evaluation.seen_images import training_history
+from paucal.methods.training_settings import TrainSettings
 from paucal.models.trained import load_trained
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, resume
 from paucal.runs import RunFolder
+from paucal.tasks.classification import assembly
+from paucal.tasks.classification.assembly import assemble
 from paucal.tasks.classification.auto_tune import first_model
 from paucal.tasks.classification.auto_tune import unlabelled as step
 from paucal.tasks.classification.auto_tune.gaussian import fit_gaussian, fit_shares
@@ -31,7 +34,7 @@ from paucal.tasks.classification.cross_validated import read_held_out
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
 from tasks.classification.auto_tune.carried import install
-from tasks.classification.auto_tune.test_auto_tune import RecordingConsole, photos, rungs_of, started_from
+from tasks.classification.auto_tune.test_auto_tune import SHORT, RecordingConsole, photos, rungs_of, started_from
 
 CLASSES, DIM = 4, 60
 
@@ -220,6 +223,26 @@ def test_run__of_fewer_features_than_images_stores_positions_among_all(data, tmp
     assert len(held_out.rows.unique()) == 6
     labels = torch.from_numpy(open_images(few).labels)  # all images train
     torch.testing.assert_close(labels[held_out.rows], held_out.labels)
+
+
+def test_run__is_checked_again_after_unreadable_images_were_left_out(data, tmp_path):
+    (data / "class0" / "broken.png").write_bytes(b"no image")
+    given = {**SHORT, "data": str(data), "on_bad_image": "skip", "unlabelled": str(tmp_path / "nowhere")}
+    del given["img_size"]
+    with pytest.raises(UserError, match="nowhere does not exist"):
+        assemble(TrainSettings(**given), dict.fromkeys(given, "flag"), SilentConsole().progress)
+    given["unlabelled"] = str(tmp_path / "more")
+    setup = assemble(TrainSettings(**given), dict.fromkeys(given, "flag"), SilentConsole().progress)
+    assert [line for line in setup.remarks if "without labels" in line] == [
+        f"180 images without labels in {tmp_path / 'more'}"
+    ]
+
+
+def test_run__of_a_model_without_linear_classifier_is_refused(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(assembly, "linear_classifier", lambda _: None)
+    with pytest.raises(UserError, match=r"--unlabelled fits a linear head, and .* has no linear classifier"):
+        started_from(data, tmp_path / "run", unlabelled=str(tmp_path / "more"))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
