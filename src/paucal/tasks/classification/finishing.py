@@ -51,7 +51,7 @@ class Finish:
 def watch_of(setup: TrainingSetup) -> Watch:
     """Return how the epochs of a run are scored on its validation images, which must exist."""
     tune_record, settings = setup.tune_record, setup.settings
-    floor = None if tune_record is None or tune_record.first_model is None else tune_record.first_model.score
+    floor = None if tune_record is None else tune_record.floor
     scores = validation(setup.data, setup.card.preprocessing, settings)
     return Watch(scores, setup.data.primary_metric.column, LOSS, floor, settings.soup or 0)
 

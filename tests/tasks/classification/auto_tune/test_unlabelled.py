@@ -1,6 +1,7 @@
 """Images without labels beside labelled ones: what they teach a head, which of them are left out, and the run."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from paucal.tasks.classification.auto_tune import unlabelled as step
 from paucal.tasks.classification.auto_tune.gaussian import fit_gaussian, fit_shares
 from paucal.tasks.classification.auto_tune.head_race import HeldOut
 from paucal.tasks.classification.auto_tune.probe import fit_regression
+from paucal.tasks.classification.auto_tune.record import TuneRecord, TuneStep
 from paucal.tasks.classification.auto_tune.unlabelled_head import (
     ALONE,
     GAUSSIAN,
@@ -31,6 +33,7 @@ from paucal.tasks.classification.auto_tune.unlabelled_head import (
     race_unlabelled,
 )
 from paucal.tasks.classification.cross_validated import read_held_out
+from paucal.tasks.classification.finishing import watch_of
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
 from tasks.classification.auto_tune.carried import install
@@ -133,6 +136,7 @@ def test_run__keeps_the_better_head_and_deploys_it_as_any_other(data, tmp_path, 
     result = started_from(data, tmp_path / "run", console, unlabelled=str(tmp_path / "more"))
     found = rungs_of(result.folder)["unlabelled"]
     assert found["details"]["kept"] is True
+    assert any(" images without labels are kept (a lead of 0.200 ± 0.100" in line for line in console.lines)
     assert found["details"]["images"] + left_out(console) == 180
     model = load_trained(result.folder)
     assert model.card.reads_stages
@@ -223,6 +227,16 @@ def test_run__of_fewer_features_than_images_stores_positions_among_all(data, tmp
     assert len(held_out.rows.unique()) == 6
     labels = torch.from_numpy(open_images(few).labels)  # all images train
     torch.testing.assert_close(labels[held_out.rows], held_out.labels)
+
+
+def test_tuned_model__has_to_beat_the_better_of_both_first_models(data):
+    given = {**SHORT, "data": str(data)}
+    setup = assemble(TrainSettings(**given), dict.fromkeys(given, "flag"), SilentConsole().progress)
+    for score, floor in ((0.80, 0.82), (0.84, 0.84)):
+        more = TuneStep("more", score, 1.0, {"images": 60, "kept": True})
+        record = TuneRecord(probe=TuneStep("probe", 0.82, 1.0), unlabelled=more)
+        assert watch_of(replace(setup, tune_record=record)).floor == floor
+        assert record.first_model.score == score
 
 
 def test_run__is_checked_again_after_unreadable_images_were_left_out(data, tmp_path):

@@ -64,6 +64,11 @@ class TuneRecord:
         kept = self.unlabelled is not None and self.unlabelled.details.get("kept")
         return self.unlabelled if kept else self.probe
 
+    @property
+    def floor(self) -> float | None:
+        """Score that a tuned model must exceed: the best of the probe and the first model, on the same images."""
+        return max((one.score for one in (self.probe, self.first_model) if one is not None), default=None)
+
     def write(self, run: RunFolder) -> "TuneRecord":
         """Store the record in the run folder and return it."""
         run.write_json(FILE, asdict(self))

@@ -54,8 +54,10 @@ def describe_kept_model(record: TuneRecord | None, outcome: Outcome, finish: Fin
     if record is not None and record.probe is not None and not outcome.best:
         if not outcome.rows:
             return record.plan
-        name = "the probe" if record.first_model is record.probe else "the probe with images without labels"
-        return f"{name}: no epoch of tuning was better on the validation images"
+        why = "no epoch of tuning was better on the validation images"
+        if record.first_model is not record.probe:
+            return f"the probe with images without labels: {why} than it and the probe without them"
+        return f"the probe: {why}"
     why = "the best on the validation images"
     if not selected:
         why = "the last: without validation images nothing was selected"

@@ -73,7 +73,7 @@ def learn_from_unlabelled(state: TuneState) -> None:
         return
     held_out = "validation images" if len(state.setup.data.part("val")) else "held-out training images"
     shown = state.setup.data.primary_metric.format_score(score, held_out)
-    state.console.say(f"{words} improve the first model ({lead}): {shown}, {percent(first.score)} without them")
+    state.console.say(f"{words} are kept ({lead}): {shown}, {percent(first.score)} without them")
 
 
 def _conclude(state: TuneState, step: TuneStep) -> None:
