@@ -229,6 +229,29 @@ def test_run__of_fewer_features_than_images_stores_positions_among_all(data, tmp
     torch.testing.assert_close(labels[held_out.rows], held_out.labels)
 
 
+def test_run__goes_on_without_images_that_cannot_be_read(data, tmp_path):
+    for image in (tmp_path / "more").iterdir():
+        image.write_bytes(b"no image")
+    console = RecordingConsole()
+    result = started_from(data, tmp_path / "run", console, unlabelled=str(tmp_path / "more"), epochs=0)
+    found = rungs_of(result.folder)["unlabelled"]["details"]
+    assert (found["images"], found["kept"]) == (0, False)
+    assert found["why"].startswith("--unlabelled: ")
+    assert "cannot be read" in found["why"]
+    assert f"note: {found['why']}" in console.lines
+    assert result.report.images == 18
+
+
+def test_run__without_time_for_them_gives_that_reason(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(step, "LAST_SHARE", 0.0)
+    console, more = RecordingConsole(), {"unlabelled": str(tmp_path / "more")}
+    result = started_from(photos(tmp_path / "few", each=6), tmp_path / "run", console, time="10m", **more)
+    why = "--unlabelled: no time is left for the images without labels; give a longer --time"
+    assert rungs_of(result.folder)["unlabelled"]["details"]["why"] == why
+    assert f"note: {why}" in console.lines
+    assert not any("usable image" in line for line in console.lines)
+
+
 def test_tuned_model__has_to_beat_the_better_of_both_first_models(data):
     given = {**SHORT, "data": str(data)}
     setup = assemble(TrainSettings(**given), dict.fromkeys(given, "flag"), SilentConsole().progress)

@@ -27,6 +27,7 @@ from paucal.tasks.classification.auto_tune.state import TuneState, cannot_judge_
 from paucal.tasks.classification.auto_tune.unlabelled_head import UnlabelledResult, base_of, race_unlabelled
 from paucal.tasks.classification.cross_validated import store_held_out
 from paucal.tasks.classification.unlabelled_images import MOST_IMAGES, remember, usable_images
+from paucal.types import UserError
 from paucal.wording import counted, percent
 
 # Largest share of the time budget for reading the images without labels, where tuning follows and where it does not.
@@ -43,12 +44,14 @@ def learn_from_unlabelled(state: TuneState) -> None:
     if settings.unlabelled is None or state.record.unlabelled is not None:
         return
     first = state.first or fit_probe_head(state, state.setup, "features of the first model again", race=True)
-    if first.race.held_out is None:
-        images, features = _no_images(state), first.features[:0]
-        why = "too few labelled images to tell whether images without labels help"
-    else:
-        images, features = _read(state, first)
-        why = f"{counted(len(images), 'usable image')} without labels: too few to learn from"
+    images, features = state.setup.data.images.select(np.empty(0, dtype=np.int64)), first.features[:0]
+    why = "too few labelled images to tell whether images without labels help"
+    if first.race.held_out is not None:
+        try:
+            images, features = _read(state, first)
+            why = f"{counted(len(images), 'usable image')} without labels: too few to learn from"
+        except UserError as problem:  # the labelled images are enough for a model
+            why = f"--unlabelled: {str(problem).removeprefix('--unlabelled: ')}"
     details = {"images": len(images), "kept": False}
     if len(images) < FEWEST:
         state.console.say(f"note: {why}")
@@ -82,7 +85,11 @@ def _conclude(state: TuneState, step: TuneStep) -> None:
 
 
 def _read(state: TuneState, first: Fitted) -> tuple[ImageSet, Tensor]:
-    """Return the images without labels that resemble the training images, and their (U, D) features."""
+    """Return the images without labels that resemble the training images, and their (U, D) features.
+
+    Raises:
+        UserError: There is no time for them, or they cannot be read.
+    """
     setup, console = state.setup, state.console
     most = MOST_IMAGES
     if state.record.budget:
@@ -91,8 +98,7 @@ def _read(state: TuneState, first: Fitted) -> tuple[ImageSet, Tensor]:
             min(share * state.record.budget, state.left()) * state.arithmetic.speed / max(state.image_seconds, 1e-9)
         )
     if most < FEWEST:
-        console.say("note: no time is left for the images without labels; give a longer --time")
-        return _no_images(state), first.features[:0]
+        raise UserError("no time is left for the images without labels; give a longer --time")
     images = usable_images(setup.settings, setup.data, most, console)
     seconds = state.image_seconds / state.arithmetic.speed * len(images)
     console.say(f"{counted(len(images), 'image')} without labels: their features take about {duration(seconds)}")
@@ -103,11 +109,6 @@ def _read(state: TuneState, first: Fitted) -> tuple[ImageSet, Tensor]:
     if not like.all():
         console.say(f"left out: {counted(int((~like).sum()), 'image')} without labels, not like the training images")
     return images.select(np.flatnonzero(like.numpy())), features[like]
-
-
-def _no_images(state: TuneState) -> ImageSet:
-    """Return a set without any image."""
-    return state.setup.data.images.select(np.empty(0, dtype=np.int64))
 
 
 def _features(state: TuneState, first: Fitted, images: ImageSet) -> Tensor:
