@@ -136,6 +136,8 @@ class PretrainingMethod(Entry):
         changes_after: Returns the epoch after which the next stage starts; None for a single stage.
         stage_news: Message when the next stage starts.
         smallest_set: Smallest number of images that can be compared.
+        settled_start: Whether a run from trained weights is in health from its first step on, since its features alone
+            are judged, not new heads.
     """
 
     title: Callable[[Any], str]
@@ -149,3 +151,4 @@ class PretrainingMethod(Entry):
     changes_after: Callable[[Any], int | None] = lambda settings: None
     stage_news: str = ""
     smallest_set: int = 2
+    settled_start: bool = False

@@ -132,7 +132,8 @@ def load_start(
     weights = start.read(model or "")
     reports = [start_from(backbone.model, weights, classes, head) for backbone in objective.backbones()]
     fed = {} if start.input is None else asdict(start.input(model or ""))
-    return replace(reports[0], input=fed)
+    undertrained = start.facts is not None and start.facts.undertrained
+    return replace(reports[0], input=fed, undertrained=undertrained)
 
 
 def _network(path: Path, tree: Mapping[str, Any], settings: ModelSettings) -> Mapping[str, Any]:

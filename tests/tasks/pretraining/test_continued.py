@@ -1,6 +1,7 @@
 """Pre-training that goes on from trained weights: careful settings, and a stop where it makes them worse."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,10 +12,12 @@ from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.models.trained import load_trained
 from paucal.rules.facts import DataAndMachine, StartFacts
 from paucal.runner.console import SilentConsole
-from paucal.runner.life import Stopped, begin
+from paucal.runner.life import Stopped, begin, resume
 from paucal.runs import RunFolder
 from paucal.tasks.pretraining.job import PretrainingJob
 from paucal.tasks.pretraining.monitor import NAME
+from paucal.tasks.pretraining.stage_watch import begins_settled, health_scale
+from tasks.pretraining.short_runs import StopAfter
 
 TRAINED = StartFacts("timm's weights", normalise="model")
 LITTLE = StartFacts("runs/1", "resnet18", shown=20_000)
@@ -52,10 +55,10 @@ def test_diet__has_a_class_for_each_image_and_no_local_crops():
     assert chosen(None, "diet", n_train=100_000)[0].diet_classes == 65536
 
 
-def run(pictures, output, method, **changes):
+def run(pictures, output, method, callbacks=(), **changes):
     given = {**SMALL, "method": method, "data": str(pictures), "output": str(output), **changes}
     given = {name: value for name, value in given.items() if value is not None}
-    return begin(PretrainingJob(), PretrainSettings(**given), dict.fromkeys(given, "flag"), SilentConsole())
+    return begin(PretrainingJob(), PretrainSettings(**given), dict.fromkeys(given, "flag"), SilentConsole(), callbacks)
 
 
 @pytest.mark.parametrize(("method", "column"), [("visreg", "train_shape"), ("diet", "train_image")])
@@ -72,6 +75,7 @@ def test_method__trains_a_run_that_can_be_loaded(pictures, tmp_path, method, col
 
 @pytest.mark.parametrize(("scores", "ends"), [([0.9, 0.5, 0.5, 0.5], 2), ([0.9, 0.5, 0.895, 0.5, 0.91], None)])
 def test_run__stops_where_it_makes_its_trained_weights_worse(pictures, tmp_path, monkeypatch, scores, ends):
+    trained_enough(monkeypatch)
     begun = run(pictures, tmp_path / "begun", "lejepa", epochs=1)
     assert not isinstance(begun, Stopped)
     left = iter(scores)  # of the start, then of the epochs
@@ -83,3 +87,45 @@ def test_run__stops_where_it_makes_its_trained_weights_worse(pictures, tmp_path,
     assert isinstance(ended, Stopped) == (ends is not None)
     said = "the run makes its trained weights worse: nearest neighbours are right on 50.0 % of the monitor's images"
     assert (said in (tmp_path / "run" / "train.log").read_text()) == (ends is not None)
+
+
+def trained_enough(monkeypatch):
+    """Let weights of short runs count as trained."""
+    monkeypatch.setattr("paucal.rules.facts.UNDERTRAINED", 0)
+
+
+def test_resumed_run__remembers_the_epochs_that_made_its_weights_worse(pictures, tmp_path, monkeypatch):
+    trained_enough(monkeypatch)
+    begun = run(pictures, tmp_path / "begun", "lejepa", epochs=1)
+    left = iter([0.9, 0.5, 0.5, 0.5])
+    monkeypatch.setattr("paucal.tasks.pretraining.assembly.open_monitor", lambda *_: lambda *_: {NAME: next(left)})
+    given = {"init": str(begun.folder), "epochs": 4, "model": None}
+    assert isinstance(run(pictures, tmp_path / "run", "lejepa", [StopAfter(5)], **given), Stopped)
+    assert len(RunFolder(tmp_path / "run").read_rows()) == 1
+    assert isinstance(resume(PretrainingJob(), tmp_path / "run", SilentConsole()), Stopped)
+    assert len(RunFolder(tmp_path / "run").read_rows()) == 2
+    assert "makes its trained weights worse" in (tmp_path / "run" / "train.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("method", "undertrained", "settled"),
+    [
+        *(("lejepa", False, True), ("visreg", False, True), ("diet", False, True)),
+        *(("self-distillation", False, False), ("lejepa", True, False), ("lejepa", None, False)),
+    ],
+)
+def test_grace__is_left_out_only_for_trained_features_without_new_heads(method, undertrained, settled):
+    setup = SimpleNamespace(
+        settings=PretrainSettings(method=method, warmup_epochs=1.0),
+        plan=SimpleNamespace(steps_per_epoch=10, total_steps=1000),
+        objective=SimpleNamespace(backbones=lambda: [SimpleNamespace(dim=8)]),
+        start=None if undertrained is None else SimpleNamespace(undertrained=undertrained),
+    )
+    assert begins_settled(setup) is settled
+    assert (health_scale(setup).grace_steps == 0) is settled
+
+
+def test_record_of_the_start__keeps_whether_its_weights_are_undertrained(pictures, tmp_path):
+    begun = run(pictures, tmp_path / "begun", "lejepa", epochs=1)
+    run(pictures, tmp_path / "run", "lejepa", init=str(begun.folder), epochs=1, model=None)
+    assert json.loads((tmp_path / "run" / "init.json").read_text())["undertrained"] is True

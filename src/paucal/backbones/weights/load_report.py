@@ -25,6 +25,7 @@ class LoadReport:
         program: Program that wrote the file, if the names of its tensors tell.
         method: Tensors of the file that belong to that program's training method, such as projection heads.
         input: Preprocessing of images that belongs to the weights, with the keys of `inputs.ImageInput`.
+        undertrained: Whether they have seen too few images to be careful with.
     """
 
     source: str
@@ -38,6 +39,7 @@ class LoadReport:
     program: str = ""
     method: tuple[str, ...] = ()
     input: Mapping[str, Any] = field(default_factory=dict)
+    undertrained: bool = False
 
     def lines(self) -> list[str]:
         """Return sentences for the user: how much was loaded, then only what is unexpected."""

@@ -147,4 +147,5 @@ METHOD = PretrainingMethod(
     weight_decay=lambda settings: settings.weight_decay,
     clip=lambda settings: settings.clip,
     judge=judge_features,
+    settled_start=True,
 )

@@ -40,4 +40,5 @@ METHOD = PretrainingMethod(
     weight_decay=lambda settings: settings.weight_decay,
     clip=lambda settings: settings.clip,
     judge=lejepa.judge_features,
+    settled_start=True,
 )

@@ -45,12 +45,13 @@ class StageWatch(Watcher[PretrainingSetup]):
             return self.method.judge(settings, rows, scale, patience)
 
         self.watcher = CollapseWatcher(settings.on_collapse, judge, console.say)
-        for row in checkpoint_rows(run.last):  # later rows of `metrics.csv` are computed again
-            self.watcher.look(row, silent=True)
         self._verdict: Verdict | None = None
         self._changes = False
         self._scores: tuple[float | None, float | None] = None, None  # of the start and of the newest epoch
         self._worse = 0  # newest epochs in a row that score below the trained weights the run began with
+        for row in checkpoint_rows(run.last):  # later rows of `metrics.csv` are computed again
+            self.watcher.look(row, silent=True)
+            self._compare(row)
 
     def on_start(self, scores: Mapping[str, float]) -> None:
         """Store the monitor's score of the weights at the start of the run."""
@@ -69,10 +70,7 @@ class StageWatch(Watcher[PretrainingSetup]):
             self._keep_healthy()
         self._changes = epoch == self.method.changes_after(settings) and epoch < epochs
         collapsed = self._verdict is not None and settings.on_collapse != "warn" and epoch < epochs
-        start = None if self.setup.start is None else self.knn_start()
-        lost = start is not None and row.get(NAME, start) < start - WORSE
-        self._worse = self._worse + 1 if lost else 0
-        self._scores = start, row.get(NAME)
+        self._scores = self._compare(row), row.get(NAME)
         return collapsed or self._changes or (self._worse >= WORSE_EPOCHS and epoch < epochs)
 
     @property
@@ -109,6 +107,13 @@ class StageWatch(Watcher[PretrainingSetup]):
             return []
         return [f"stopped because of {self._verdict.sentence}", self._verdict.advice]
 
+    def _compare(self, row: Mapping[str, float]) -> float | None:
+        """Count an epoch that scores below the trained weights at the start; return their score, None without."""
+        start = self.knn_start() if begins_settled(self.setup) else None
+        lost = start is not None and row.get(NAME, start) < start - WORSE
+        self._worse = self._worse + 1 if lost else 0
+        return start
+
     def _keep_healthy(self) -> None:
         """Keep the saved state from before this epoch, which is healthy, under a second name."""
         if self.setup.settings.on_collapse == "rollback" and self.run.last.exists():
@@ -138,11 +143,16 @@ class StageWatch(Watcher[PretrainingSetup]):
         self.console.say(f"{reason}: back to the last healthy state, with {values}")
 
 
+def begins_settled(setup: PretrainingSetup) -> bool:
+    """Return whether what looks ill from the first epoch on is: trained weights, and no new heads that are judged."""
+    start = setup.start
+    return start is not None and not start.undertrained and method_of(setup.settings).settled_start
+
+
 def health_scale(setup: PretrainingSetup) -> HealthScale:
     """Return the scale that the health of a run is measured against."""
     settings, plan = setup.settings, setup.plan
     warmup = round(settings.warmup_epochs * plan.steps_per_epoch)
     dim = setup.objective.backbones()[0].dim
-    # Trained weights need no time to settle: what looks ill from the first epoch on is.
-    grace = 0 if setup.start is not None else grace_period(plan.total_steps, warmup)
+    grace = 0 if begins_settled(setup) else grace_period(plan.total_steps, warmup)
     return HealthScale(dim, settings.batch_size, grace)
