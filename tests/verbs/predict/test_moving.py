@@ -13,7 +13,8 @@ from PIL import Image
 
 import paucal
 from paucal.cli.main import main
-from paucal.verbs.predict import watching
+from paucal.models.tasks import DETECTION
+from paucal.verbs.predict import moving, watching
 from paucal.verbs.predict.answer_table import AnswerTable
 from paucal.verbs.predict.video import VideoLedger, read_frames
 
@@ -233,3 +234,12 @@ def test_sources__that_do_not_go_together_are_refused(run, tmp_path, monkeypatch
     ):
         assert main(["predict", str(run), *words]) == 2
         assert said in capsys.readouterr().err, words
+
+
+@pytest.mark.parametrize("flag", [["--precision", "bf16-mixed"], ["--mirror"]])
+def test_detector__refuses_settings_of_classifiers_on_videos_as_on_images(run, monkeypatch, capsys, flag):
+    monkeypatch.setattr(moving, "task_of", lambda _: DETECTION)
+    assert main(["predict", str(run), "a.mp4", *flag]) == 2
+    said = capsys.readouterr().err
+    assert flag[0] in said
+    assert "this run is a detector: leave it out" in " ".join(said.split())

@@ -111,11 +111,7 @@ def detect_objects(
     """
     settings, console = settings or PredictSettings(), console or LoggedConsole()
     check_ranges(settings)
-    if settings.mirror or settings.scales is not None:
-        flag = "--mirror" if settings.mirror else "--scales"
-        raise UserError(f"{flag} averages answers for an image, and this run is a detector: leave it out.")
-    if settings.precision is not None:
-        raise UserError("--precision is of classifiers, and this run is a detector: leave it out.")
+    require_of_detectors(settings)
     detector, card, device = load_detector(run, settings.device)
     # Boxes are in pixels of the image itself, so it is read in full size.
     whole = replace(card.preprocessing.reading, side=None)
@@ -224,3 +220,16 @@ def detect_image(
 def enlarge(image: Image.Image) -> Image.Image:
     """Return an image, enlarged if names would cover its objects."""
     return at_width(image, round(image.width * max(1.0, TILE / image.width)))
+
+
+def require_of_detectors(settings: PredictSettings) -> None:
+    """Refuse settings that are for classifiers.
+
+    Raises:
+        UserError: There is such a setting.
+    """
+    if settings.mirror or settings.scales is not None:
+        flag = "--mirror" if settings.mirror else "--scales"
+        raise UserError(f"{flag} averages answers for an image, and this run is a detector: leave it out.")
+    if settings.precision is not None:
+        raise UserError("--precision is of classifiers, and this run is a detector: leave it out.")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from paucal.export.reading import load_model, model_digest
@@ -12,7 +13,7 @@ from paucal.runner.input_images import Pictures
 from paucal.settings.options import check_ranges
 from paucal.types import UserError
 from paucal.verbs.predict.asking import Block, ask
-from paucal.verbs.predict.journal import ENDING, Journal
+from paucal.verbs.predict.journal import ENDING, PRECISION, Journal, stored_precision
 from paucal.verbs.predict.launch import open_pictures
 from paucal.verbs.predict.settings import AnswerSettings, PredictSettings
 from paucal.verbs.predict.writing import Targets, answer_text, check_targets, write_all
@@ -37,13 +38,15 @@ def predict_to_files(
     loaded = load_model(source, settings.device)
     if targets.features is None or not (wanted.output is None and wanted.sheet is None and wanted.top_k is None):
         loaded.require_classifier()
+    part = None if targets.first is None else targets.first.with_name(targets.first.name + ENDING)
+    if settings.precision is None and part is not None:  # another measurement must not refuse the same call
+        settings = replace(settings, precision=stored_precision(part))
     model, pictures, settings = open_pictures(loaded, paths, settings, console)
-    if targets.first is None:
+    if part is None:
         held = list(_timed(model, pictures, settings, console, 0, targets))
         write_all(lambda: iter(held), model.card, pictures, targets, console)
         return answer_text(held, model.card, targets)
     about = _about(source, settings, targets)
-    part = targets.first.with_name(targets.first.name + ENDING)
     with Journal(part, len(model.classes), about) as journal:
         _fill(journal, model, pictures, settings, console, targets)
         write_all(journal.blocks, model.card, pictures, targets, console)
@@ -62,7 +65,7 @@ def _about(source: str, settings: PredictSettings, targets: Targets) -> dict[str
         "--mirror": settings.mirror,
         "--batch-size": settings.batch_size,
         "--device": settings.device,
-        "--precision": settings.precision,
+        PRECISION: settings.precision,
         "--features": targets.features is not None,
     }
 

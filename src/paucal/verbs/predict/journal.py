@@ -12,6 +12,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from paucal.models.arithmetic import GIVEN
 from paucal.reading import require_regular
 from paucal.runner.input_images import Pictures
 from paucal.runs.lock import LOCK, RunLock
@@ -21,6 +22,8 @@ from paucal.verbs.predict.asking import Block
 ENDING = ".part"
 WHAT = "the folder of unfinished answers"
 _KEY = b"paucal"
+_PARTS = "[0-9][0-9][0-9][0-9].arrow"
+PRECISION, OLD_PRECISION = "--precision", "32-true"  # the second where an older version has stored none
 _SCHEMA = pa.schema(
     {
         "name": pa.binary(),  # file names on Linux may be any bytes
@@ -125,7 +128,7 @@ class Journal:
             path.unlink()
 
     def _parts(self) -> list[Path]:
-        found = sorted(self.folder.glob("[0-9][0-9][0-9][0-9].arrow"))
+        found = sorted(self.folder.glob(_PARTS))
         return [require_regular(path) for path in found]
 
     def _open(self) -> None:
@@ -214,4 +217,11 @@ def _about(path: Path) -> dict[str, Any] | None:
             found = json.loads((reader.schema.metadata or {}).get(_KEY, b"{}"))
     except (pa.ArrowException, OSError, EOFError, ValueError):
         return None
-    return found if isinstance(found, dict) else {}
+    return {PRECISION: OLD_PRECISION, **found} if isinstance(found, dict) else {}
+
+
+def stored_precision(folder: Path) -> str | None:
+    """Return the arithmetic of the unfinished answers in a folder; None if there are none."""
+    abouts = (_about(path) for path in sorted(folder.glob(_PARTS)))
+    found = next((about.get(PRECISION) for about in abouts if about is not None), None)
+    return found if found in GIVEN else None

@@ -22,7 +22,7 @@ from paucal.types import UserError
 from paucal.verbs.predict.annotating import annotate_video
 from paucal.verbs.predict.answer_table import AnswerTable
 from paucal.verbs.predict.answers import Prediction, csv_header, csv_words
-from paucal.verbs.predict.detection import HEADER, detect_image, object_words
+from paucal.verbs.predict.detection import HEADER, detect_image, object_words, require_of_detectors
 from paucal.verbs.predict.settings import AnswerSettings, MovingSettings, PredictSettings
 from paucal.verbs.predict.video import Frame, VideoLedger, is_live, is_moving, read_frames, read_live
 from paucal.verbs.predict.watching import watched_pictures
@@ -149,6 +149,8 @@ def _require_sense(
         )
     if task_of(run) == SEGMENTATION:
         raise UserError("masks of videos are not written: give images, or a model that classifies or finds objects.")
+    if task_of(run) == DETECTION:
+        require_of_detectors(settings)
     if wanted.format == "json" or any((wanted.features, wanted.pictures, wanted.sheet)) or settings.scales is not None:
         raise UserError(
             "what moves gives a table in CSV: leave --format, --features, --pictures, --sheet and --scales out."

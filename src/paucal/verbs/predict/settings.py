@@ -16,7 +16,9 @@ class PredictSettings:
 
     batch_size: int | None = option("images per forward pass", group=_GROUP, low=1, high=1 << 20, chosen=True)
     device: str = option("cpu, cuda or mps", "cpu", group=_GROUP)
-    precision: ForwardPrecision | None = option(FORWARD_PRECISION, group=_GROUP, chosen=True)
+    precision: ForwardPrecision | None = option(
+        f"{FORWARD_PRECISION}; of videos and watched folders bfloat16 only if asked", group=_GROUP, chosen=True
+    )
     mirror: bool = option(
         "average the answers for an image and its mirror image; takes twice the time", False, group=_GROUP
     )
