@@ -1,6 +1,7 @@
 """bfloat16 on a CPU: only where it was measured to be faster, and gives the same answers."""
 
 import json
+import platform
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from paucal.models.arithmetic import (
     Arithmetic,
     bfloat16_flags,
     choose_arithmetic,
+    cpu_name,
     judge,
     measure_speed,
 )
@@ -68,9 +70,12 @@ def test_choice__measures_the_speed_once_for_each_network_and_size(able, monkeyp
     (name,) = json.loads(able.read_text())
     assert name.startswith(f"small, 3x8x8, torch {torch.__version__}, ")
     assert "avx512_bf16" in name
+    monkeypatch.setattr(arithmetic, "cpu_name", lambda: "another CPU")  # with the same folder
+    choose_arithmetic(run, IMAGES, "small")
+    assert sum("another CPU" in key for key in json.loads(able.read_text())) == 1
     choose_arithmetic(run, IMAGES[:, :, :4, :4].repeat(1, 1, 2, 2), "small")
     choose_arithmetic(run, IMAGES, "other")
-    assert len(json.loads(able.read_text())) == 2
+    assert len(json.loads(able.read_text())) == 3
     able.write_text("{damaged")
     assert choose_arithmetic(run, IMAGES, "small").dtype is torch.bfloat16
 
@@ -106,8 +111,10 @@ def test_flags__are_those_that_the_system_names(tmp_path, monkeypatch):
     info = tmp_path / "cpuinfo"
     monkeypatch.setattr(arithmetic, "_CPUINFO", info)
     assert bfloat16_flags() == ()
+    assert cpu_name() == platform.processor()
     info.write_text("model name : amx_bf16\nflags\t\t: fpu avx512_bf16 amx_bf16 sse\n")
     assert bfloat16_flags() == ("amx_bf16", "avx512_bf16")
+    assert cpu_name() == "amx_bf16"
     info.write_text("Features\t: fp asimd bf16 svebf16\n")
     assert bfloat16_flags() == ("bf16", "svebf16")
     info.write_text("flags : fpu sse\n")

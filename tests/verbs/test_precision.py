@@ -94,7 +94,9 @@ def test_eval__says_which_arithmetic_it_measured(run, measured, capsys):
     assert len(measured) == 1
 
 
-def test_check__reads_features_in_the_measured_arithmetic(measured, tmp_path, run):
+def test_check__reads_features_in_the_measured_arithmetic(measured, tmp_path, run, monkeypatch):
+    real, keys = check_labels.choose_arithmetic, []
+    monkeypatch.setattr(check_labels, "choose_arithmetic", lambda *a, **k: (keys.append(a[2]), real(*a, **k))[1])
     draw = np.random.default_rng(0)
     for number in range(60):
         folder = tmp_path / "set" / "ab"[number % 2]
@@ -103,6 +105,7 @@ def test_check__reads_features_in_the_measured_arithmetic(measured, tmp_path, ru
     flags = ["--labels", "--model", str(run), "--format", "json"]
     assert main(["check", str(tmp_path / "set"), *flags]) in (0, 1)
     assert measured[0] == (8, 60)
+    assert set(keys) == {load_trained(run).card.backbone.name}  # not the path of the run
     asked = len(measured)
     main(["check", str(tmp_path / "set"), *flags, "--precision", "32-true"])
     assert len(measured) == asked

@@ -59,12 +59,21 @@ GIVEN = {"32-true": Arithmetic(None, "float32, as given"), "bf16-mixed": Arithme
 
 def bfloat16_flags() -> tuple[str, ...]:
     """Return the names of this CPU's instructions for bfloat16; none if it has none or does not say."""
-    try:
-        lines = _CPUINFO.read_text().splitlines()
-    except OSError:  # macOS and Windows
-        return ()
-    words = {word for line in lines if line.lower().startswith(("flags", "features")) for word in line.split()}
+    words = {word for line in _cpu_lines() if line.startswith(("flags", "Features")) for word in line.split()}
     return tuple(flag for flag in FLAGS if flag in words)
+
+
+def cpu_name() -> str:
+    """Return the name of this CPU, or on ARM the number of its design."""
+    named = (line for line in _cpu_lines() if line.startswith(("model name", "CPU part")))
+    return next((line.partition(":")[2].strip() for line in named), platform.processor())
+
+
+def _cpu_lines() -> list[str]:
+    try:
+        return _CPUINFO.read_text().splitlines()
+    except OSError:  # macOS and Windows
+        return []
 
 
 def choose_arithmetic(run: Run, images: Tensor, key: str, count: int | None = None, classes: bool = True) -> Arithmetic:
@@ -142,7 +151,7 @@ def _ratio(run: Run, images: Tensor) -> float:
 
 def _name(key: str, images: Tensor, flags: Iterable[str]) -> str:
     size = "x".join(map(str, images.shape[1:]))
-    machine = f"{platform.machine()} {' '.join(flags)}, {torch.get_num_threads()} threads"
+    machine = f"{cpu_name()} {platform.machine()} {' '.join(flags)}, {torch.get_num_threads()} threads"
     return f"{key}, {size}, torch {torch.__version__}, {machine}"
 
 

@@ -49,12 +49,14 @@ class FeatureReader:
         module: Network that gives (B, D) features; None for plain pixels.
         preprocess: Preprocessing of its images.
         device: Device of the network.
+        architecture: Name of its architecture.
     """
 
     name: str
     module: nn.Module | None = None
     preprocess: Preprocessing | None = None
     device: str = "cpu"
+    architecture: str = ""
 
     @property
     def trained(self) -> bool:
@@ -98,7 +100,7 @@ class FeatureReader:
             return FLOAT32
         few = make_eval_loader(images, indices[:IMAGES], transform, IMAGES)
         views = next(iter(few)).views[0].to(self.device)
-        return choose_arithmetic(self.module, views, self.name, len(indices), classes=False)
+        return choose_arithmetic(self.module, views, self.architecture, len(indices), classes=False)
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,8 @@ def open_reader(settings: CheckSettings, side: int) -> FeatureReader:
             f"--model: {name} has no linear classifier, whose inputs are the features; choose another model."
         )
     preprocess = model.card.preprocessing if of_run else replace(model.card.preprocessing, crop_ratio=1.0)
-    return FeatureReader(name, ClassifierInputs(model.module).eval(), preprocess, str(model.device))
+    module, card = ClassifierInputs(model.module).eval(), model.card
+    return FeatureReader(name, module, preprocess, str(model.device), card.backbone.name)
 
 
 def _pixels(images: ImageSet, indices: NDArray[np.int64], progress: Advance | None) -> Tensor:

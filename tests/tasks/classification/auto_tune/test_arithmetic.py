@@ -4,8 +4,11 @@ import pytest
 import torch
 
 from paucal.models.arithmetic import Arithmetic
+from paucal.runner.console import SilentConsole
+from paucal.runner.life import Stopped, resume
 from paucal.runs import RunFolder
-from paucal.tasks.classification.auto_tune import arithmetic, first_model
+from paucal.tasks.classification.auto_tune import arithmetic, auto_tune, first_model
+from paucal.tasks.classification.job import TrainingJob
 from tasks.classification.auto_tune.carried import install
 from tasks.classification.auto_tune.test_auto_tune import RecordingConsole, photos, rungs_of, started_from
 
@@ -46,7 +49,7 @@ def test_run__takes_bfloat16_where_it_was_measured_to_gain(data, read, tmp_path,
     console = RecordingConsole()
     result = started_from(data, tmp_path / "run", console, **GIVEN)
     settings, said = RunFolder(result.folder).settings, "\n".join(console.lines)
-    assert steps == [((), f"{settings['model']}, tuned")]
+    assert steps == [((), f"{settings['model']}, tuned with --freeze 2")]
     assert settings["precision"] == precision
     assert rungs_of(result.folder)["probe"]["details"]["arithmetic"] == "bf16-mixed"
     assert read[:2] == [None, None]  # timed in float32
@@ -70,3 +73,28 @@ def test_run__on_a_processor_without_bfloat16_is_as_before(data, read, tmp_path,
     assert RunFolder(result.folder).settings["precision"] == "32-true"
     assert set(read) == {None}
     assert not any("arithmetic" in line for line in console.lines)
+
+
+def test_resumed_run__tunes_in_the_precision_of_one_that_was_not_stopped(data, tmp_path, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(arithmetic, "measure_speed", lambda *_: 1.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(auto_tune, "choose_training_precision", stop)
+        assert isinstance(started_from(data, tmp_path / "run", **GIVEN), Stopped)
+    details = rungs_of(tmp_path / "run")["probe"]["details"]
+    assert (details["arithmetic_speed"], details["arithmetic_measured"]) == (2.0, True)
+    seen, real = [], auto_tune.choose_training_precision
+    monkeypatch.setattr(
+        auto_tune, "choose_training_precision", lambda state: (seen.append(state.arithmetic), real(state))
+    )
+    resume(TrainingJob(), tmp_path / "run", SilentConsole())
+    assert [(one.dtype, one.speed, one.measured) for one in seen] == [(torch.bfloat16, 2.0, True)]
+    assert RunFolder(tmp_path / "run").settings["precision"] == "bf16-mixed"
+
+
+def test_run__of_given_bfloat16_reads_features_in_it_on_any_processor(data, read, tmp_path, monkeypatch):
+    monkeypatch.setattr(arithmetic, "bfloat16_flags", lambda: ())
+    started_from(data, tmp_path / "run", precision="bf16-mixed", **{**GIVEN, "epochs": 0})
+    assert torch.bfloat16 in read

@@ -27,10 +27,12 @@ from paucal.types import Batch, Progress
 def choose_feature_arithmetic(setup: TrainingSetup) -> Arithmetic:
     """Return the arithmetic of frozen features: as given, or measured on a few training images."""
     settings = setup.settings
-    if settings.device != "cpu" or not bfloat16_flags():
+    if settings.device != "cpu":
         return FLOAT32
     if setup.origin.get("precision") in ("flag", "given"):  # in a config it is what an earlier run has chosen to tune
         return GIVEN.get(settings.precision, FLOAT32)
+    if not bfloat16_flags():
+        return FLOAT32
     counts = setup.data.counts()
     inputs = ClassifierInputs(setup.objective.deployable().eval())
     try:
@@ -46,9 +48,9 @@ def choose_training_precision(state: TuneState) -> None:
     free = is_free(setup, "precision") and setup.settings.precision == "32-true"
     if arithmetic.dtype is None or not arithmetic.measured or not free:
         return
-    batch = _few(setup)
+    batch, key = _few(setup), f"{setup.settings.model}, tuned with --freeze {setup.settings.freeze}"
     with trial_steps(setup.objective.train(), torch.device("cpu")):
-        speed = measure_speed(_step_of(setup.objective, batch), batch.views[0], f"{setup.settings.model}, tuned")
+        speed = measure_speed(_step_of(setup.objective, batch), batch.views[0], key)
     if speed < FASTER:
         state.console.say(f"arithmetic of tuning: float32: a step is {speed:.1f} times as fast in bfloat16 here")
         return

@@ -44,6 +44,7 @@ from paucal.tasks.classification.cross_validated import store_held_out
 # Largest share of the time budget for extracting training features; tuning uses all training images anyway.
 PROBE_SHARE = 0.2
 EPOCHS_LEFT = 3  # epochs of tuning that a candidate must leave time for
+MEASURED = {"speed": "arithmetic_speed", "measured": "arithmetic_measured"}  # names in the record
 TUNING_COST = 2.0  # cost of training on an image, in forward passes
 # Limits of the comparison: users wait for the first model, and tuning needs the time.
 RACE_SHARE, RACE_SECONDS, RACE_IMAGES = 0.05, 60.0, 300
@@ -158,7 +159,9 @@ def time_frozen_network(state: TuneState) -> None:
         frozen_features(setup.objective.deployable(), setup.data, some, setup.card.preprocessing, setup.settings)
         state.image_seconds = (time.perf_counter() - start_time) / len(some)
     if state.record.probe is not None:  # resumed: heads at other image sizes are fitted as the first one was
-        state.arithmetic = GIVEN[state.record.probe.details.get("arithmetic", "32-true")]
+        stored = state.record.probe.details
+        known = {name: stored[key] for name, key in MEASURED.items() if key in stored}  # not in older records
+        state.arithmetic = replace(GIVEN[stored.get("arithmetic", "32-true")], **known)
         return
     if state.announced:
         return
@@ -209,6 +212,7 @@ def fit_probe(state: TuneState) -> None:
         "heads": dict(fitted.race.losses),
         "race_seconds": fitted.race_seconds,
         "arithmetic": state.arithmetic.precision,
+        **{key: getattr(state.arithmetic, name) for name, key in MEASURED.items()},
     }
     state.save(probe=TuneStep("probe", fitted.score, time.monotonic() - start_time, details))
     images_of_score = "validation images" if len(setup.data.part("val")) else "held-out training images"
