@@ -159,3 +159,14 @@ def test_mirror__is_tried_on_validation_images_that_training_mirrored(photos, tm
     judges = len(logits_of(result.folder, "val"))
     assert tried == ([(judges, False)] if flipped else [])
     assert ("mirror images help" in summary_of(result.folder)["remarks"]) is bool(flipped)
+
+
+def test_mirror_sentence__is_silent_where_fewer_images_are_right():
+    labels = torch.zeros(40, dtype=torch.long)
+    plain = torch.tensor([[0.1, 0.0]]).repeat(40, 1)  # all right, none sure
+    mirrored = torch.tensor([[3.0, 0.0]]).repeat(40, 1)
+    assert "100.0 % of the validation images are right and 100.0 % without" in finishing.mirror_sentence(
+        plain, mirrored, labels
+    )
+    mirrored[0] = torch.tensor([0.0, 0.1])
+    assert finishing.mirror_sentence(plain, mirrored, labels) == ""

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from paucal.backbones.frozen_stages import FrozenStages
 from paucal.data.dataset import SampleKey, collate
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.console import SilentConsole
@@ -113,3 +114,20 @@ def test_run__whose_activations_need_too_much_space_is_refused(tmp_path, monkeyp
     monkeypatch.setattr(frozen_views, "available_memory", lambda: 4000)
     with pytest.raises(UserError, match="gets at most a quarter of the free memory"):
         started(tmp_path / "run")
+
+
+def test_views__of_a_network_with_tiny_logits_are_checked_too(tmp_path, monkeypatch):
+    settings, given = TrainingJob().check(TrainSettings(**SETTINGS), dict.fromkeys(SETTINGS, "flag"))
+    setup = assemble(settings, given, SilentConsole().progress)
+    objective, train, fed = setup.objective, setup.data.part("train"), setup.card.preprocessing
+    for parameter in objective.deployable().get_classifier().parameters():
+        parameter.data.mul_(1e-4)
+    with keep_views(tmp_path, setup.data, train, fed, setup.settings, objective) as views:
+        assert views.count == 2
+    real = FrozenStages.go_on_from
+    monkeypatch.setattr(FrozenStages, "go_on_from", lambda self, kept: real(self, kept.flip(0)))  # another image's
+    with (
+        pytest.raises(UserError, match="hand on more than one tensor"),
+        keep_views(tmp_path, setup.data, train, fed, setup.settings, objective),
+    ):
+        pass
