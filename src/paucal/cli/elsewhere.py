@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 
 from paucal.types import UserError
 
@@ -39,7 +40,9 @@ def run_elsewhere(verb: str, values: Namespace, argv: Sequence[str]) -> int | No
     devices, nodes = values.devices or 1, values.nodes or 1
     on_gpu = values.device in (None, "cuda")
     if values.print_script is not None:
-        print(scripts.slurm_script(command, devices, nodes, on_gpu, options), end="")
+        script = scripts.slurm_script(command, devices, nodes, on_gpu, options)
+        Path(command.run).parent.mkdir(parents=True, exist_ok=True)  # SLURM writes the log there, and makes no folder
+        print(script, end="")
     else:
         print(slurm.describe(slurm.submit(command, devices, nodes, on_gpu, options), command))
     return 0

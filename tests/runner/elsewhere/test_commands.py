@@ -25,7 +25,7 @@ def test_command__begins_until_a_state_is_saved_and_then_resumes(here):
     command = command_of("train", argv, "runs/a", None)
     run = str(here / "runs" / "a")
     assert command == Command("train", ("photos", "--epochs", "3"), run, str(here))
-    begin = ["train", "photos", "--epochs", "3", "--output", run, "--overwrite"]
+    begin = ["train", "--output", run, "--overwrite", "photos", "--epochs", "3"]
     assert command.arguments() == begin
     folder = create_run(Path(run))
     assert command.arguments() == begin
@@ -59,6 +59,12 @@ def test_command__never_replaces_a_run(here):
 def test_without_flags__takes_values_in_both_forms():
     flags, words = {"--a": False, "--many": True}, ["x", "--a", "1", "y", "--a=2", "z", "--many", "p", "q", "--b", "3"]
     assert without_flags(words, flags) == ["x", "y", "z", "--b", "3"]
+    assert without_flags(["--many", "p", "q", "-b", "3", "--", "--a", "1"], flags) == ["-b", "3", "--", "--a", "1"]
+
+
+def test_command__of_a_call_with_other_spellings(here):
+    command = command_of("train", ["--print_script", "slurm", "--out", "r", "--", "-photos"], "r", None)
+    assert command.begin_words() == ["train", "--output", str(here / "r"), "--overwrite", "--", "-photos"]
 
 
 def test_slurm_script__asks_for_its_machines_and_goes_on_by_itself(here, capsys):
@@ -77,15 +83,31 @@ def test_slurm_script__asks_for_its_machines_and_goes_on_by_itself(here, capsys)
         assert f"#SBATCH --{name}={value}" in lines
     assert "#SBATCH --signal=USR1@120" in lines
     assert f"then srun paucal pretrain --resume '{here}/runs/a b'" in lines
-    assert f"else srun paucal pretrain photos --output '{here}/runs/a b' --overwrite" in lines
+    assert f"else srun paucal pretrain --output '{here}/runs/a b' --overwrite photos" in lines
+    assert f"#SBATCH --output='{here}/runs/a b.%j.log'" in lines
+    assert (here / "runs").is_dir()  # else SLURM could not write the log
     stubs = 'srun() { echo "$@" >> calls; return 130; }; scontrol() { echo "$@" >> calls; }\n'
     done = subprocess.run(["bash"], input=stubs + script, text=True, env={"SLURM_JOB_ID": "7"}, check=False)
     assert done.returncode == 130
-    calls = [f"paucal pretrain photos --output {here}/runs/a b --overwrite", "requeue 7"]
+    calls = [f"paucal pretrain --output {here}/runs/a b --overwrite photos", "requeue 7"]
     assert (here / "calls").read_text().splitlines() == calls
     create_run(here / "runs" / "a b").write_json("summary.json", {})  # finished without a checkpoint
     assert subprocess.run(["bash"], input=stubs + script, text=True, check=False).returncode == 0
     assert (here / "calls").read_text().splitlines() == calls
+
+
+def test_slurm_script__reads_paths_and_values_as_they_are(here, capsys):
+    words = ["train", "photos", "--print-script", "slurm"]
+    assert main([*words, "--output", "50% #1", "--slurm", "account=0123", "comment=a b", "nice=7"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {"#SBATCH --account=0123", "#SBATCH --comment='a b'", "#SBATCH --nice=7"} < set(lines)
+    assert f"#SBATCH --output='{here}/50%% #1.%j.log'" in lines
+    for path in ("a\nb", "a\\b"):
+        assert main([*words, "--output", path]) == 2
+        assert "control characters or backslashes" in capsys.readouterr().err
+    assert main([*words, "--output", "a", "--slurm", "comment=a\nb"]) == 2
+    assert "expected NAME=VALUE" in capsys.readouterr().err
+    assert packages.slurm_options(["account=0123", "nodes=2"]) == {"account": "0123", "nodes": 2}
 
 
 def test_requeued_command__does_not_compute_a_finished_run_anew(here, monkeypatch):

@@ -14,7 +14,7 @@ from paucal.runs.folder import is_taken, next_numbered, open_run
 from paucal.types import UserError
 
 # Flags that the started command does not get, and whether they take several words.
-_OWN = {"--on": False, "--slurm": True, "--print-script": False, "--output": False, "--resume": False}
+_OWN = {"--on": False, "--slurm": True, "--print-script": False, "--output": False, "--out": False, "--resume": False}
 _PROCESSES = {"--devices": False, "--nodes": False}  # taken from what starts the processes
 JOBS = ".jobs"  # suffix of the folder with the logs, beside the run
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
@@ -54,7 +54,7 @@ class Command:
 
     def begin_words(self) -> list[str]:
         """Return the verb and the arguments that begin the run, also after a start that saved no state."""
-        return [self.verb, *self.words, "--output", self.run, "--overwrite"]
+        return [self.verb, "--output", self.run, "--overwrite", *self.words]  # the words may end with `-- DATA`
 
     def start(self, environment: Mapping[str, str] | None = None, log: str | None = None) -> "subprocess.Popen[bytes]":
         """Start the command in a process that ends with this one.
@@ -113,11 +113,13 @@ def without_flags(argv: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
         ['photos', '--epochs', '3']
     """
     kept, skipped = [], 0
-    for word in argv:
+    for position, word in enumerate(argv):
         name, equals, _ = word.partition("=")
-        if word.startswith("--"):
+        if word == "--":  # no flags follow
+            return [*kept, *argv[position:]]
+        if word.startswith("-"):
             skipped = 0
-            if name in flags:
+            if (name := name.replace("_", "-")) in flags:
                 skipped = 0 if equals else sys.maxsize if flags[name] else 1
                 continue
         if skipped:

@@ -67,9 +67,10 @@ def slurm_options(words: Sequence[str]) -> dict[str, str | int]:
     options: dict[str, str | int] = {}
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals or not name.isidentifier() or not value:
+        if not equals or not name.isidentifier() or not value or not value.isprintable():
             raise UserError(f"--slurm: expected NAME=VALUE such as slurm_partition=gpu, got {word!r}.")
-        options[name] = int(value) if value.isdecimal() else value
+        is_number = value.isdecimal() and str(int(value)) == value  # an account may be 0123
+        options[name] = int(value) if is_number else value
     return options
 
 

@@ -1,10 +1,12 @@
 """A batch script that makes a run as a job of SLURM."""
 
+import re
 import shlex
 from collections.abc import Mapping
 
 from paucal.runner.elsewhere.command import Command
 from paucal.runs.folder import SUMMARY
+from paucal.types import UserError
 
 STOP_SIGNAL = "USR1@120"  # two minutes before the limit: the step ends, and its state is saved
 # Words of sbatch where submitit has others.
@@ -20,14 +22,22 @@ def slurm_script(command: Command, devices: int, nodes: int, on_gpu: bool, optio
         nodes: Machines.
         on_gpu: Whether each process has a GPU.
         options: Further options of sbatch, by their names in submitit or in sbatch.
+
+    Raises:
+        UserError: sbatch cannot read the path of the run.
     """
+    if re.search(r"[\x00-\x1f\x7f\\]", command.run):
+        raise UserError(
+            f"--output: sbatch cannot read a path with control characters or backslashes such as {command.run!r}: "
+            "choose another."
+        )
     settings: dict[str, str | int] = {
         "job-name": f"paucal-{command.verb}",
         "nodes": nodes,
         "ntasks-per-node": devices,
         **({"gpus-per-node": devices} if on_gpu else {}),
         "time": "24:00:00",
-        "output": f"{command.run}.%j.log",
+        "output": command.run.replace("%", "%%") + ".%j.log",
         "open-mode": "append",
         "signal": STOP_SIGNAL,
     }
@@ -36,8 +46,8 @@ def slurm_script(command: Command, devices: int, nodes: int, on_gpu: bool, optio
         settings[_SBATCH.get(word, word)] = f"{value}G" if word == "mem-gb" else value
     begin = shlex.join(["srun", "paucal", *command.begin_words()])
     go_on = shlex.join(["srun", "paucal", *command.resume_words()])
-    lines = ["#!/bin/bash", *(f"#SBATCH --{name}={value}" for name, value in settings.items()), "#SBATCH --requeue"]
-    lines += ["", f"cd {shlex.quote(command.folder)} || exit 1"]
+    lines = ["#!/bin/bash", *(f"#SBATCH --{name}={shlex.quote(str(value))}" for name, value in settings.items())]
+    lines += ["#SBATCH --requeue", "", f"cd {shlex.quote(command.folder)} || exit 1"]
     lines += [f"[ -e {shlex.quote(f'{command.run}/{SUMMARY}')} ] && exit 0"]  # some runs end without a checkpoint
     if command.resumes:
         lines += [go_on]
