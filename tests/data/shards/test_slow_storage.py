@@ -1,5 +1,7 @@
 """Storage that is slow: shards are asked for a second time, and before they are needed."""
 
+import os
+import queue
 import threading
 import time
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 from data.shards.made_sets import URL, number_of
 from paucal.data.shards import ahead as ahead_module
 from paucal.data.shards import folders as place_module
+from paucal.data.shards import requests as requests_module
 from paucal.data.shards.ahead import ShardsAhead
 from paucal.data.shards.folders import RemoteShardFolder
 from paucal.data.shards.requests import hedged
@@ -55,6 +58,41 @@ def test_hedged__a_failure_counts_once_no_other_request_is_left():
     assert asked == [0, 1]
     with pytest.raises(ZeroDivisionError):  # within its patience: what tries again decides
         hedged(lambda number: 1 // number, 10, asked.append)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_hedged__answers_are_late_where_the_wait_is_interrupted(is_there, monkeypatch):
+    release, late = threading.Event(), []
+
+    class Interrupted(queue.SimpleQueue):
+        def get(self, block: bool = True, timeout: float | None = None):
+            if timeout is None:
+                return super().get(block)
+            if is_there:
+                wait_for(lambda: not self.empty())
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(requests_module.queue, "SimpleQueue", Interrupted)
+    if is_there:
+        release.set()
+    with pytest.raises(KeyboardInterrupt):
+        hedged(lambda number: release.wait(10) and number, 10, late.append)
+    assert late == ([0] if is_there else [])
+    release.set()
+    wait_for(lambda: late == [0])
+
+
+def test_remote__what_ended_processes_have_left_is_removed(storage, cache):
+    images = open_images(URL)
+    images.store.read(0)
+    (first,) = cache.rglob("shard-000000.tar")
+    same = first.with_name(".shard-000001.tar.1-2-0.tmp")
+    old, new = (first.with_name(f".shard-000003.tar.1-{number}-0.tmp") for number in range(2))
+    for file in (same, old, new):
+        file.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    images.store.read(30)  # of the second shard
+    assert [file.exists() for file in (same, old, new)] == [False, False, True]  # the last may be under way
 
 
 def test_remote__a_slow_shard_is_asked_for_again(storage, cache, monkeypatch):

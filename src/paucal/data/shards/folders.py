@@ -1,5 +1,6 @@
 """Folders of shards: on this machine, or on object storage; remote shards are downloaded once and kept."""
 
+import glob
 import hashlib
 import os
 import shutil
@@ -25,6 +26,7 @@ MOST_FETCHED = 32 << 30  # bytes of downloaded shards on this machine
 _SHARE_OF_FREE = 0.5  # share of the free disk that downloaded shards may take
 # Seconds after which a shard is asked for a second time: so many times as long as others took, but at least these.
 _LATE, _LEAST_PATIENCE, _FIRST_PATIENCE = 4.0, 5.0, 60.0
+_LONGEST_SILENCE = 3600.0  # seconds without a byte after which a download has ended
 _MOST_SPEEDS = 32  # downloads whose speed is remembered
 _EXTRA = "pip install 'paucal[remote]'"
 
@@ -184,6 +186,9 @@ class RemoteShardFolder:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(target.with_name(f".{target.name}.lock")):
             if not _is_complete(target, shard.size):  # else another process has just downloaded it
+                for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):  # by a process that has ended
+                    with suppress(OSError):
+                        left.unlink()
                 _free_space(self.cache.parent, shard.size)
                 self._fetch(shard, target, try_to)
         return target
@@ -351,7 +356,11 @@ def _is_complete(target: Path, size: int) -> bool:
 
 
 def _free_space(folder: Path, needed: int) -> None:
-    """Remove the least recently used shards until another one of `needed` bytes fits."""
+    """Remove what ended downloads have left, and the least recently used shards until one of `needed` bytes fits."""
+    for left in folder.rglob(".*.tmp"):
+        with suppress(OSError):  # as below
+            if time.time() - left.stat().st_mtime > _LONGEST_SILENCE:
+                left.unlink()
     shards = (file for file in folder.rglob("[!.]*") if file.is_file() and file.suffix != ".npz")
     files = sorted(((file.stat().st_mtime, file) for file in shards), key=lambda entry: entry[0])
     used = sum(file.stat().st_size for _, file in files)

@@ -55,6 +55,8 @@ def hedged(work: Callable[[int], T], patience: float, discard: Callable[[T], Non
         patience: Seconds after which the second request begins.
         discard: Function called with an answer that came too late.
 
+    Where the wait for an answer is interrupted, all answers come too late.
+
     Raises:
         Exception: The first request failed within its patience, or both failed.
     """
@@ -70,27 +72,44 @@ def hedged(work: Callable[[int], T], patience: float, discard: Callable[[T], Non
         with lock:
             is_late = won.is_set()
             won.set()
+            if not is_late:
+                answers.put((value, None))
         if is_late:
             discard(value)
-        else:
-            answers.put((value, None))
 
     def begin(number: int) -> None:
         threading.Thread(target=ask, args=(number,), name="shard request", daemon=True).start()
 
     begin(0)
-    left = 0
     try:
-        value, problem = answers.get(timeout=patience)
-    except queue.Empty:
-        begin(1)
-        left = 1
-        value, problem = answers.get()
-    if problem is not None and left:
-        value, problem = answers.get()
+        try:
+            answer = answers.get(timeout=patience)
+        except queue.Empty:
+            begin(1)
+            answer = answers.get()
+            if answer[1] is not None:
+                answer = answers.get()
+    except BaseException:
+        _discard_all(answers, lock, won, discard)
+        raise
+    value, problem = answer
     if problem is not None:
         raise problem
     return value  # type: ignore[return-value]  # set where there is no problem
+
+
+def _discard_all(
+    answers: "queue.SimpleQueue[tuple[T | None, BaseException | None]]",
+    lock: threading.Lock,
+    won: threading.Event,
+    discard: Callable[[T], None],
+) -> None:
+    with lock:
+        won.set()
+    while not answers.empty():
+        value, problem = answers.get()
+        if problem is None:
+            discard(value)  # type: ignore[arg-type]  # as above
 
 
 def first_line(problem: BaseException) -> str:
