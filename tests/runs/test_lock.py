@@ -10,7 +10,7 @@ import time
 import pytest
 
 from paucal.runs import lock as locks
-from paucal.runs.lock import LOCK, RunLock, require_unlocked
+from paucal.runs.lock import LOCK, RunLock, is_locked, require_unlocked
 from paucal.types import UserError
 
 
@@ -79,10 +79,21 @@ def test_lock__after_a_jump_of_the_clock_the_next_renewal_counts(tmp_path, monke
         threading.Timer(0.1, os.utime, (path,)).start()
         with pytest.raises(UserError, match="is being written"):
             RunLock(tmp_path).acquire()
+        os.utime(path, (1, 1))
+        threading.Timer(0.1, os.utime, (path,)).start()
+        with pytest.raises(UserError, match="is being written"):
+            require_unlocked(tmp_path)  # what follows may remove the folder
         return
     lock = RunLock(tmp_path)  # the number of a dead process was given to another one
     lock.acquire()
     lock.release()
+
+
+def test_is_locked__answers_without_waiting(tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "_is_renewed", lambda path: pytest.fail("it waited"))
+    for age in (0, 3600):
+        written_by(tmp_path, age=age, pid=os.getppid(), space=locks._space())
+        assert is_locked(tmp_path) == (age == 0)
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"token": 1}', "[" * 5000])

@@ -151,9 +151,12 @@ def sole_writer(folder: Path, what: str) -> Iterator[RunLock]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether a process is writing into a folder; changes nothing."""
+    """Return at once whether a process is writing into a folder; changes nothing.
+
+    A live holder counts as dead from a jump of the clock to its next renewal.
+    """
     path = folder / LOCK
-    return path.exists() and _is_live(path, _holder(path), time.time())
+    return path.exists() and _is_live(path, _holder(path), time.time(), patient=False)
 
 
 def names_holder(folder: Path) -> bool:
@@ -167,8 +170,9 @@ def require_unlocked(folder: Path, what: str = RUN) -> None:
     Raises:
         UserError: Another process writes there.
     """
-    if is_locked(folder):
-        raise UserError(_in_use(folder, what, _holder(folder / LOCK)))
+    path = folder / LOCK
+    if path.exists() and _is_live(path, _holder(path), time.time()):
+        raise UserError(_in_use(folder, what, _holder(path)))
 
 
 def _in_use(folder: Path, what: str, held: Holder | None) -> str:
@@ -179,7 +183,8 @@ def _in_use(folder: Path, what: str, held: Holder | None) -> str:
     )
 
 
-def _is_live(path: Path, held: Holder | None, now: float) -> bool:
+def _is_live(path: Path, held: Holder | None, now: float, patient: bool = True) -> bool:
+    """Return whether a lock's holder lives; if patient, wait for a renewal where that alone can tell."""
     try:
         silent = now - _changed(path) > SILENCE
     except FileNotFoundError:
@@ -188,7 +193,7 @@ def _is_live(path: Path, held: Holder | None, now: float) -> bool:
         return not silent
     if held.pid == os.getpid():
         return held.token in _HELD
-    return _runs(held.pid) and (not silent or _is_renewed(path))
+    return _runs(held.pid) and (not silent or (patient and _is_renewed(path)))
 
 
 def _is_renewed(path: Path) -> bool:
