@@ -302,7 +302,7 @@ def step_loader(
         repeats=repeats,
         labels=data.images.labels[train] if balanced else None,
         stream=stream and stream.take(train),
-        on_pass=None if stream is None else ShardsAhead(data.images.store, stream).reach,
+        on_pass=ShardsAhead(data.images.store, stream).reach if stream and is_remote(data.images.location) else None,
     )
     return make_train_loader(dataset, sampler, settings.workers, pin_memory=settings.device == "cuda")
 

@@ -10,11 +10,13 @@ from paucal.data.shards.stream import Stream, blocks_of
 from paucal.data.splits.split import make_split
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives.supervised import Supervised
-from paucal.runner.images import SplitImages, pin_data
+from paucal.runner import images as images_module
+from paucal.runner.images import SplitImages, pin_data, step_loader
 from paucal.runner.starts import Choice
 from paucal.tasks.classification.assembly import _tune_record
 from paucal.tasks.classification.balance import balance
 from paucal.tasks.classification.images import quick_check
+from paucal.training import Plan
 from paucal.types import UserError
 
 
@@ -45,6 +47,15 @@ def test_rungs__leave_out_the_probe_whose_features_would_not_fit(monkeypatch):
     assert at_once is not None
     assert tuned.candidates == ("weights",)
     assert at_once.candidates == ()
+
+
+@pytest.mark.parametrize(("location", "is_there"), [("/shards", False), ("s3://bucket/set", True)])
+def test_step_loader__fetches_ahead_only_what_is_not_on_this_machine(data, monkeypatch, location, is_there):
+    monkeypatch.setattr(images_module, "make_train_loader", lambda dataset, sampler, *_, **__: sampler)
+    there = replace(data, images=replace(data.images, location=location))
+    settings = TrainSettings(batch_size=8, accumulate=1, devices=1, nodes=1)
+    sampler = step_loader([], there, settings, Plan(2, 1, 1, seed=3, n_classes=3), 0)  # type: ignore[arg-type]
+    assert (sampler.on_pass is not None) == is_there  # type: ignore[attr-defined]
 
 
 def test_pin_data__leaves_a_url_as_it_is():
