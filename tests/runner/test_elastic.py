@@ -5,11 +5,13 @@ import os
 import socket
 import time
 from collections import Counter
+from datetime import timedelta
 
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
+from torch.distributed import distributed_c10d
 
 from contracts import toys
 from paucal.data.sampler import StepSampler
@@ -17,6 +19,7 @@ from paucal.data.shards.stream import Stream
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.elastic import shape_of, with_processes
 from paucal.runner.processes import explain_lost_processes
+from paucal.training import Hardware
 from paucal.training.hanging import HangLimit
 from paucal.types import UserError
 
@@ -116,6 +119,48 @@ def exchange(rank: int, port: int, limit: float, told) -> None:
             torch.distributed.all_reduce(torch.zeros(1))
     except UserError as problem:
         told.put(str(problem))
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A group of one process."""
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def limit() -> float:
+    """Return the seconds that this process waits for others."""
+    group = torch.distributed.distributed_c10d._get_default_group()
+    return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+
+
+class Limits(Callback):
+    """Notes the limit at each step."""
+
+    def __init__(self) -> None:
+        self.seen: set[float] = set()
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.seen.add(limit())
+
+
+def test_fit__limits_the_wait_while_it_trains(alone, tmp_path):
+    limits = Limits()
+    toys.train(
+        toys.make("per_block"), tmp_path, epochs=1, images=16, callbacks=[limits], hardware=Hardware(hang_seconds=7)
+    )
+    assert limits.seen == {7}
+    assert limit() == 1800
+
+
+@pytest.mark.parametrize(("backend", "seconds"), [("gloo", 1800), ("nccl", 600), ("cpu:gloo,cuda:nccl", 1800)])
+def test_hang_limit__afterwards_is_what_torch_begins_with(alone, monkeypatch, backend, seconds):
+    HangLimit(7).on_train_start(None, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: backend)
+    monkeypatch.setattr(distributed_c10d, "default_pg_nccl_timeout", timedelta(minutes=10))  # None without NCCL
+    HangLimit(7).on_train_end(None, None)  # type: ignore[arg-type]
+    assert limit() == seconds
 
 
 def test_a_process_that_hangs__is_noticed_after_the_limit():

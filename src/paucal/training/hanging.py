@@ -24,7 +24,8 @@ class HangLimit(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Wait as long as torch does again."""
-        _limit(distributed_c10d.default_pg_timeout)
+        if dist.is_initialized():
+            _limit(distributed_c10d._get_default_timeout(dist.get_backend()))  # shorter for nccl alone
 
 
 def _limit(limit: timedelta) -> None:
