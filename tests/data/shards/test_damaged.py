@@ -92,6 +92,22 @@ def test_damaged_parquet__is_left_out_and_counted(tmp_path):
     assert any(note.startswith(f"1 of 4 shards cannot be read ({first.name})") for note in images.notes)
 
 
+def test_damaged_footer_of_remote_parquet__is_no_failure_of_the_network(storage, tmp_path):
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    write_shards(numbered(100), folder, most_images=25, form="parquet")
+    first = min(folder.glob("*.parquet"))
+    content = first.read_bytes()
+    first.write_bytes(content[:-200] + b"\xff" * 190 + content[-10:])
+    words = rf"{first.name} cannot be read as a Parquet file \(Could.*\); give another one"
+    for place in (folder, "memory://bucket/footer"):
+        if place != folder:
+            upload(folder, place)
+        with pytest.raises(UserError, match=words):
+            open_images(place)
+        assert len(open_images(place, skip_damaged=True)) == 75
+
+
 @pytest.mark.parametrize("form", ["tar", "parquet"])
 @pytest.mark.parametrize(
     ("problem", "words"),

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from paucal.data.decode import UnreadableImage
 from paucal.data.shards.folders import RemoteShardFolder, ShardFolder
 from paucal.data.shards.index import DamagedShard, Shard
-from paucal.data.shards.requests import retry
+from paucal.data.shards.requests import first_line, retry
 from paucal.data.shards.stream import WINDOW_BYTES, is_streamed
 from paucal.data.stores import EncodedStore, Reopened, Stamp
 from paucal.types import UserError
 
 PARQUET_SUFFIX, ARROW_SUFFIX = ".parquet", ".arrow"
+_DAMAGED_FOOTER = "deserialize thrift"  # in the text of the OSError that Arrow raises for one
 _KEPT_BYTES = 1 << 30
 _STREAMED_BYTES = 2 * WINDOW_BYTES  # kept bytes when streaming; all but one window will soon be dropped
 _MOST_OPEN = 16  # most open files; a downloaded file must be closed before its space can be freed
@@ -85,7 +86,8 @@ class RowFile:
         try:
             file = pq.ParquetFile(self.place.local_path(self.shard), memory_map=True)
         except (pa.ArrowException, OSError) as problem:
-            raise DamagedShard(f"{self} cannot be read as a Parquet file ({problem}); give another one.") from None
+            reason = first_line(problem)
+            raise DamagedShard(f"{self} cannot be read as a Parquet file ({reason}); give another one.") from None
         with file:
             return query(file)
 
@@ -94,8 +96,11 @@ class RowFile:
             try:
                 with place.open_file(self.shard) as source, pq.ParquetFile(source) as file:
                     return query(file)
-            except pa.ArrowInvalid as problem:
-                raise DamagedShard(f"{self} cannot be read as a Parquet file ({problem}); give another one.") from None
+            except (pa.ArrowInvalid, OSError) as problem:
+                if isinstance(problem, OSError) and _DAMAGED_FOOTER not in str(problem):  # a request failed
+                    raise
+                reason = first_line(problem)
+                raise DamagedShard(f"{self} cannot be read as a Parquet file ({reason}); give another one.") from None
 
         try:
             return retry(attempt)
