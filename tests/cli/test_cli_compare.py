@@ -16,6 +16,7 @@ import torch
 
 import paucal
 from cli.calls import call, failure, make_photos, table
+from paucal.runner.elsewhere import packages
 from paucal.runs.weights import read_weights
 from paucal.types import UserError
 from paucal.verbs.compare import _workers, preparation
@@ -73,7 +74,7 @@ def test_compare__says_what_its_runs_say(photos, tmp_path, capsys, monkeypatch):
     assert "--method drloc" in listed[1]
     before = sorted((path, path.stat().st_mtime_ns) for path in out.glob("cells/*/run/model.safetensors"))
     assert call("compare", "--resume", out) == 0  # nothing is trained again
-    monkeypatch.setattr(_workers.shutil, "which", lambda name: None)
+    monkeypatch.setattr(packages.shutil, "which", lambda name: None)
     for words in (["--resume", out], [photos, *TINY, "--seeds", "0", "--output", out]):
         assert call("compare", *words, "--on", "slurm") == 0  # what is done is shown where no worker can be started
     assert "no SLURM on this machine" in failure(
@@ -147,11 +148,11 @@ def test_compare__of_nothing_is_refused(photos, tmp_path, capsys):
 
 
 def test_workers__without_slurm_or_ray_are_refused_with_advice(tmp_path, monkeypatch):
-    monkeypatch.setattr(_workers.shutil, "which", lambda name: None)
+    monkeypatch.setattr(packages.shutil, "which", lambda name: None)
     with pytest.raises(paucal.UserError, match="no SLURM on this machine"):
         Slurm(tmp_path, 1)
 
-    monkeypatch.setattr(_workers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r'pip install "paucal\[ray\]"'):
         Ray(tmp_path, 1, 1)
     with pytest.raises(UserError, match=r'pip install "paucal\[slurm\]"'):
@@ -163,11 +164,11 @@ def test_workers__without_slurm_or_ray_are_refused_with_advice(tmp_path, monkeyp
 @pytest.mark.parametrize("words", [["compare", "photos"], ["study", "drloc-table-9"]])
 def test_workers__that_cannot_be_started_are_refused_before_anything_is_measured(tmp_path, monkeypatch, capsys, words):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_workers.shutil, "which", lambda name: None)
+    monkeypatch.setattr(packages.shutil, "which", lambda name: None)
     assert "no SLURM on this machine" in failure(capsys, *words, "--on", "slurm")
     assert "expected NAME=VALUE" in failure(capsys, *words, "--on", "slurm", "--jobs", "0", "--slurm", "gpus")
     assert "use it with --on slurm" in failure(capsys, *words, "--slurm", "gpus=1")
-    monkeypatch.setattr(_workers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
     assert 'pip install "paucal[ray]"' in failure(capsys, *words, "--on", "ray")
     assert not list(tmp_path.iterdir())
 

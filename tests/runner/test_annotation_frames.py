@@ -179,7 +179,7 @@ def test_segmenter__is_trained_on_a_table(tmp_path: Path) -> None:
         ({"path": ["a.png"], "xmin": [1]}, {"label": "kind"}, "label: the table has no column 'kind'; it has 'path'"),
         ({"path": [1], "class": ["a"], "bbox": ["1 2 3 4"]}, {}, "image 1 is of the type int, expected the path"),
         ({"path": ["gone.png"], "class": ["a"], "bbox": ["1 2 3 4"]}, {}, "and there is no such image"),
-        ({"path": ["gone.png"], "mask": ["gone too.png"]}, {}, "names .*gone.png', and there is no such file"),
+        ({"path": ["gone.png"], "mask": ["gone too.png"]}, {}, "names .*, and there is no such file"),
     ],
 )
 def test_other_tables__are_refused_in_a_sentence(tmp_path: Path, columns, settings, words) -> None:

@@ -50,6 +50,11 @@ def test_groups__stay_on_one_side_and_shares_are_kept():
     assert (make_split(images, seed=2, group_by=PATTERN).parts != split.parts).any()
 
 
+def test_groups__leave_one_for_each_later_part():
+    split = make_split(made([0] * 18 + [1, 2], [0] * 20), val_fraction=0.1, group_by=PATTERN)
+    assert split.counts() == {"train": 18, "val": 1, "test": 1, "unused": 0}
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2)), min_size=20, max_size=120),

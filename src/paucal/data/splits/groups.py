@@ -102,8 +102,10 @@ def cut_groups(
     counts = {group: _class_counts(images, found, n_classes) for group, found in members.items()}
     total = _class_counts(images, pool, n_classes)
     left = total.copy()
-    for part, share in wanted_parts.items():
+    for later, (part, share) in zip(reversed(range(len(wanted_parts))), wanted_parts.items(), strict=True):
         moved = _nearest(total.astype(np.float64) * share, left, counts, [group for group in order if group in counts])
+        while len(moved) > 1 and not _suffices(left, counts, moved, later):
+            moved.pop()
         for group in moved:
             parts[members[group]] = part
             left = left - counts.pop(group)
@@ -140,6 +142,13 @@ def _nearest(
     if not moved:
         moved = [group for group in reversed(order) if ((left - counts[group]) > 0)[left > 0].all()][:1]
     return moved
+
+
+def _suffices(left: NDArray[np.int64], counts: Mapping[int, NDArray[np.int64]], moved: list[int], parts: int) -> bool:
+    """Return whether each of the parts that are cut later finds a group when these ones have moved."""
+    rest = left - sum(counts[group] for group in moved)
+    free = [group for group in counts if group not in moved and ((rest - counts[group]) > 0)[rest > 0].all()]
+    return len(free) >= parts
 
 
 def refuse_divided_groups(parts: NDArray[np.str_], groups: NDArray[np.int64]) -> None:
