@@ -1,6 +1,7 @@
 """--precision of the verbs that classify: as given, measured, or unchanged where a processor lacks bfloat16."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from paucal.runner import arithmetic as runner_arithmetic
 from paucal.types import UserError
 from paucal.verbs.check import labels as check_labels
 from paucal.verbs.eval import classification as eval_classification
+from paucal.verbs.predict.journal import stored_precision
 from paucal.verbs.serve.answering import Answerer
 
 FASTER = Arithmetic(torch.bfloat16, "bfloat16: 2.0 times as fast as float32 here, with the same answers", 2.0, True)
@@ -125,3 +127,9 @@ def test_precision__is_of_classifiers(run, pictures):
     with pytest.raises(UserError, match="--precision is of a classifier"):
         paucal.evaluate(run, protocol=["knn"], precision="bf16-mixed")
     assert Path(run).exists()
+
+
+def test_stored_precision__waits_for_no_pipe(tmp_path):
+    os.mkfifo(tmp_path / "0000.arrow")
+    with pytest.raises(UserError, match="is no regular file"):
+        stored_precision(tmp_path)

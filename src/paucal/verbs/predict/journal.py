@@ -221,7 +221,11 @@ def _about(path: Path) -> dict[str, Any] | None:
 
 
 def stored_precision(folder: Path) -> str | None:
-    """Return the arithmetic of the unfinished answers in a folder; None if there are none."""
-    abouts = (_about(path) for path in sorted(folder.glob(_PARTS)))
+    """Return the arithmetic of the unfinished answers in a folder; None if there are none.
+
+    Raises:
+        UserError: A file of answers is a pipe or the like.
+    """
+    abouts = (_about(require_regular(path)) for path in sorted(folder.glob(_PARTS)))
     found = next((about.get(PRECISION) for about in abouts if about is not None), None)
     return found if found in GIVEN else None
