@@ -167,7 +167,7 @@ def are_parts(names: Sequence[str]) -> bool:
 
 
 def boxes_note(place: Path) -> str:
-    """Return a note on boxes in a place whose labels of another kind are read; "" if there are none."""
+    """Return a note if a place whose classes or masks are read has boxes too, else ""."""
     boxes = _seen(next(kind for kind in KINDS if kind.verb == "detect"), place)
     return f"there are also {boxes}: `paucal detect` learns those" if boxes else ""
 

@@ -34,7 +34,7 @@ def choose_for_pictures(model: TrainedModel, asked: str | None, pictures: Pictur
 
 
 def measure_on(model: TrainedModel, few: Sequence[Image.Image], count: int | None, console: Console) -> Arithmetic:
-    """Return the arithmetic that measurements on a few pictures prefer; float32 if there are none.
+    """Return the arithmetic that measurements on a few pictures prefer; float32 without pictures.
 
     Args:
         model: Model with a classifier.

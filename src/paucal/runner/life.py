@@ -334,32 +334,22 @@ def _fit(
     if not setup.plan.total_steps:  # the probe is the final model
         return Outcome(True, 0, [], {}, 0.0)
     with job.prepared(run, setup, console) as prepared:
-        return _fit_prepared(job, run, prepared, console, watcher, callbacks, loggers)
-
-
-def _fit_prepared(
-    job: Job[S, A, Any],
-    run: RunFolder,
-    setup: A,
-    console: Console,
-    watcher: Watcher,
-    callbacks: Sequence[Callback],
-    loggers: Loggers,
-) -> Outcome:
-    start = checkpoint_step(run.last) * setup.plan.accumulate if run.last.exists() else 0
-    plan = add_time_plan(run, setup.plan, setup.planned_at)
-    setup = replace(setup, plan=plan)
-    records = Records(
-        run,
-        save_model=lambda module: save_trained(run, module, setup.card),
-        watch=job.validation(setup),
-        on_epoch=loggers.log_before(watcher.on_epoch),
-        on_start=watcher.on_start if watcher.scores_start else None,
-        on_change=lambda plan, pace: console.say(describe_change(plan, pace)),
-    )
-    if setup.settings.ledger:
-        n_train, batch = len(setup.data.part("train")), setup.settings.effective_batch
-        ledger = Ledger(run.path, setup.data.images.keys, batch, steps_per_epoch(n_train, batch))
-        callbacks = [ledger, *callbacks]
-    callbacks = [*console.callbacks(), *callbacks]
-    return fit(setup.objective, lambda: job.loader(setup, start), job.optimization(setup), plan, records, callbacks)
+        start = checkpoint_step(run.last) * prepared.plan.accumulate if run.last.exists() else 0
+        plan = add_time_plan(run, prepared.plan, prepared.planned_at)
+        planned = replace(prepared, plan=plan)
+        records = Records(
+            run,
+            save_model=lambda module: save_trained(run, module, planned.card),
+            watch=job.validation(planned),
+            on_epoch=loggers.log_before(watcher.on_epoch),
+            on_start=watcher.on_start if watcher.scores_start else None,
+            on_change=lambda plan, pace: console.say(describe_change(plan, pace)),
+        )
+        if planned.settings.ledger:
+            n_train, batch = len(planned.data.part("train")), planned.settings.effective_batch
+            ledger = Ledger(run.path, planned.data.images.keys, batch, steps_per_epoch(n_train, batch))
+            callbacks = [ledger, *callbacks]
+        callbacks = [*console.callbacks(), *callbacks]
+        return fit(
+            planned.objective, lambda: job.loader(planned, start), job.optimization(planned), plan, records, callbacks
+        )

@@ -12,7 +12,7 @@ from paucal.data.images import UNKNOWN
 from paucal.types import UserError
 from paucal.wording import counted
 
-ONE_LABEL = "none"  # separator that is none: each cell is one class name, whatever characters it holds
+ONE_LABEL = "none"  # instead of a separator: each cell is one class name, whatever characters it holds
 _SEPARATORS = ";|,"
 MISSING = ("nan", "-nan", "<na>", "nat", "#n/a")  # usual markers of missing values, in lower case
 _MARKS = {"1": 1, "1.0": 1, "true": 1, "0": 0, "0.0": 0, "false": 0, "-1": UNKNOWN, "-1.0": UNKNOWN, "": UNKNOWN}

@@ -224,7 +224,7 @@ def _describe_unlabelled(settings: TrainSettings, images: ImageSet, objective: O
     """Open the images without labels of a new run, and return a line about them.
 
     Raises:
-        UserError: There are none, the run's images have several labels, or its model has no linear classifier.
+        UserError: No image is left, the run's images have several labels, or its model has no linear classifier.
     """
     if settings.unlabelled is None:
         return []

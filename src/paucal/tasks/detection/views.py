@@ -41,7 +41,7 @@ def evaluation_view(size: Sequence[int], mean: Sequence[float], std: Sequence[fl
 
 
 def without_boxes(size: tuple[int, int]) -> Target:
-    """Return what a view takes beside an image of (height, width) of which no objects are known."""
+    """Return the target of an image of (height, width) that has no known objects."""
     boxes = tv_tensors.BoundingBoxes(torch.zeros(0, 4), format="XYXY", canvas_size=size)  # type: ignore[call-overload]
     return {"boxes": boxes, "labels": torch.zeros(0, dtype=torch.int64)}
 

@@ -173,7 +173,10 @@ class DetectorSubject:
     @cached_property
     def images(self) -> Labelled:
         """The images of the run; their boxes are not needed."""
-        images = open_boxed(str(self.run.settings["data"]), outlines=False).images
+        location = self.run.settings.get("data")
+        if not isinstance(location, str):
+            raise UserError(f"{str(self.run.path)!r} does not say on which images it was trained: give --data.")
+        images = open_boxed(location, outlines=False).images
         return images, read_split(self.run.split, images), None
 
 

@@ -221,7 +221,7 @@ def _about(path: Path) -> dict[str, Any] | None:
 
 
 def stored_precision(folder: Path) -> str | None:
-    """Return the arithmetic of the unfinished answers in a folder; None if there are none.
+    """Return the arithmetic of the unfinished answers in a folder; None if it holds no answers.
 
     Raises:
         UserError: A file of answers is a pipe or the like.

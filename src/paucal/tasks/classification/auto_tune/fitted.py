@@ -18,7 +18,7 @@ class Fitted:
         features: (N + V, D) features of the training and of the validation images.
         staged: Whether the pooled last stages follow the last features in them.
         rows: (N,) positions among the training images.
-        score: Score of the best head on the validation images; from cross-validation where there are none.
+        score: Score of the best head on the validation images; cross-validated without validation images.
         seconds: Seconds of one image through the frozen network in float32.
         race: Comparison with heads that read the last stages too; without a head where they did not win.
         race_seconds: Seconds of the comparison.

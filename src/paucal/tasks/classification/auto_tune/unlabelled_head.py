@@ -129,7 +129,7 @@ def race_unlabelled(
 
     Args:
         features: (N, D) raw features of the labelled images.
-        labels: (N,) classes in [0, K), two of which have two images or more.
+        labels: (N,) classes in [0, K); at least two classes have two images or more.
         n_classes: K.
         unlabelled: (U, D) raw features of the unlabelled images.
         base: Function that fits the head of the labelled images alone.
