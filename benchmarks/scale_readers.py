@@ -80,7 +80,7 @@ class Paucal(Reader):
         for batch in sampler:
             for key in batch:
                 store, position = locate(self.images.store, key.index)
-                np.asarray(store.read(position).convert("RGB"))
+                np.asarray(store.read(position))  # RGB already
             yield [int(Path(self.images.keys[key.index]).stem) for key in batch]
 
 

@@ -2,10 +2,12 @@
 
 import io
 import json
+import multiprocessing
 import os
 import pickle
 import tarfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +19,12 @@ from paucal.data.decode import UnreadableImage
 from paucal.data.decoded.cache_folder import VARIABLE
 from paucal.data.shards import index as index_module
 from paucal.data.shards import opening
+from paucal.data.shards import tar as tar_module
 from paucal.data.shards.index import NAME
 from paucal.data.shards.opening import part_of
 from paucal.data.shards.writing import write_shards
 from paucal.data.sources.opening import open_images
+from paucal.data.stores import Store
 from paucal.types import UserError
 
 
@@ -314,3 +318,46 @@ def test_write__several_labels_go_into_parquet_and_come_back(tmp_path):
     with pytest.raises(UserError, match=r"these images have \d+ unknown labels.*--classes"):
         write_shards(unknown, tmp_path / "tars", "parquet")
     assert list((tmp_path / "tars").iterdir()) == []
+
+
+def test_shards__stay_open_for_a_minute_and_are_at_most_64(tmp_path, monkeypatch):
+    folder = tmp_path / "many"
+    folder.mkdir()
+    write_shards(numbered(140), folder, most_images=2)
+    images = open_images(folder)
+    opened: list[str] = []
+    open_file = tar_module._OpenShard
+
+    def noted(path: Path) -> tar_module._OpenShard:
+        opened.append(path.name)
+        return open_file(path)
+
+    monkeypatch.setattr(tar_module, "_OpenShard", noted)
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else None
+    store = images.store
+    store.read(0)
+    store.read(1)
+    assert opened == ["shard-000000.tar"]
+    assert [number_of(store.read(n)) % 3 for n in range(140)] == images.labels.tolist()
+    assert len(opened) == 70
+    if before is not None:
+        assert len(os.listdir("/proc/self/fd")) == before + 64
+    store.read(139)
+    assert len(opened) == 70
+    monkeypatch.setattr(tar_module, "_STAYS_OPEN", 0.0)
+    store.read(139)
+    assert len(opened) == 71
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are spawned here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # other tests may have left threads
+def test_shards__that_are_open_are_read_by_forked_processes_at_once(written):
+    images = open_images(written)
+    expected = [images.store.read(n).tobytes() for n in range(60)]
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        found = pool.map(partial(pixels_of, images.store), range(60), chunksize=1)
+    assert found == expected
+
+
+def pixels_of(store: Store, number: int) -> bytes:
+    return store.read(number).tobytes()

@@ -5,8 +5,11 @@ the text of `.cls` or `.label`, or a field of `.json`. If there is a `classes.tx
 numbers, from 0.
 """
 
+import os
 import sys
 import tarfile
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +23,7 @@ from paucal.data.shards.index import HEADER, DamagedShard, Shard, ShardIndex
 from paucal.data.sources.archive import MOST_ENTRIES, MOST_IMAGE, checked_name
 from paucal.data.sources.folder import ignored
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
-from paucal.data.stores import EncodedStore, Stamp
+from paucal.data.stores import EncodedStore, Reopened, Stamp
 from paucal.data.string_arrays import StringArray
 from paucal.reading import parse_json
 from paucal.types import UserError
@@ -30,6 +33,8 @@ LABEL_SUFFIXES = (".cls", ".label")
 JSON_FIELD = "label"
 _SIZE = slice(124, 136)  # position in a tar header of the size of the member
 _MOST_LABEL = 1 << 20  # largest label file in bytes
+_STAYS_OPEN = 60.0  # seconds, after which a shard is asked for again, so that downloaded ones in use are not removed
+_MOST_OPEN = 64  # shards, of the 1,024 files that most systems let a process open
 _IMAGES, _LABELS = frozenset(IMAGE_SUFFIXES), frozenset(LABEL_SUFFIXES)
 
 
@@ -190,8 +195,31 @@ def _number_labels(values: Sequence[str | None], names: Sequence[str]) -> tuple[
     return classes, np.asarray(labels, dtype=np.int32)
 
 
-class TarStore(EncodedStore):
+class _OpenShard:
+    """A shard that threads and forked processes may read at once; closed when nothing refers to it any more."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self.opened = time.monotonic()
+        self._lock = threading.Lock()
+
+    def read(self, start: int, count: int) -> bytes:
+        """Return `count` bytes from `start`, or fewer at the end of the file."""
+        if hasattr(os, "pread"):
+            return os.pread(self._file, count, start)
+        with self._lock:  # on Windows, where each process opens files of its own
+            os.lseek(self._file, start, os.SEEK_SET)
+            return os.read(self._file, count)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            os.close(self._file)
+
+
+class TarStore(Reopened, EncodedStore):
     """Images of tar shards.
+
+    Shards stay open for a minute: for small images, opening one takes as long as decoding.
 
     Args:
         place: Folder of the shards.
@@ -199,8 +227,14 @@ class TarStore(EncodedStore):
         keys: (N,) keys of the images, for messages.
     """
 
+    kept = ("_place", "_index", "_keys")
+
     def __init__(self, place: ShardFolder, index: ShardIndex, keys: StringArray) -> None:
         self._place, self._index, self._keys = place, index, keys
+        self._begin()
+
+    def _begin(self) -> None:
+        self._open: dict[int, _OpenShard] = {}  # by number, the one that was opened first at the beginning
 
     def __len__(self) -> int:
         return len(self._index)
@@ -224,9 +258,10 @@ class TarStore(EncodedStore):
         Raises:
             UnreadableImage: The shard is missing, cannot be downloaded, or differs from the indexed one.
         """
-        length, shard = int(self._index.lengths[index]), self._index.files[int(self._index.shards[index])]
+        length = int(self._index.lengths[index])
         try:
-            content = self._read(shard, int(self._index.offsets[index]) - HEADER, HEADER + length)
+            shard = self._open_shard(int(self._index.shards[index]))
+            content = shard.read(int(self._index.offsets[index]) - HEADER, HEADER + length)
         except OSError as problem:
             reason = problem.strerror or problem
             raise UnreadableImage(f"image {self.name(index)} cannot be read from its shard: {reason}") from None
@@ -237,17 +272,20 @@ class TarStore(EncodedStore):
             )
         return content[HEADER:]
 
-    def _read(self, shard: Shard, start: int, count: int) -> bytes:
-        # The file is opened for each image, since forked processes would share the position in an open file.
-        for is_last_try in (False, True):
-            try:
-                with open(self._place.local_path(shard), "rb", buffering=0) as file:
-                    file.seek(start)
-                    return file.read(count)
-            except FileNotFoundError:  # a downloaded shard was removed in the meantime, to free space
-                if is_last_try:
-                    raise
-        raise AssertionError
+    def _open_shard(self, number: int) -> _OpenShard:
+        shard = self._open.get(number)
+        if shard is not None and time.monotonic() - shard.opened < _STAYS_OPEN:
+            return shard
+        path = self._place.local_path(self._index.files[number])
+        try:
+            shard = _OpenShard(path)
+        except FileNotFoundError:  # a downloaded shard was removed in the meantime, to free space
+            shard = _OpenShard(self._place.local_path(self._index.files[number]))
+        self._open.pop(number, None)
+        self._open[number] = shard
+        for old in list(self._open)[:-_MOST_OPEN]:
+            self._open.pop(old, None)
+        return shard
 
 
 def size_in_header(content: bytes) -> int | None:
