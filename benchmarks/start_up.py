@@ -1,8 +1,12 @@
-"""Processor time of the verbs that only print tables, beside that of importing timm in the same run.
+"""Processor time of the verbs that only print tables, and of one prediction, beside that of importing timm.
 
-python benchmarks/start_up.py
+    python benchmarks/start_up.py                                  # the listing verbs
+    python benchmarks/start_up.py --run runs/1 --photo photo.jpg   # one prediction and `paucal.load` too
+
+All commands are started anew and in turn with an import of timm, so that the ratios hold on a busy machine.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -36,8 +40,16 @@ def processor_seconds(words: list[str]) -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", help="run of a classifier")
+    parser.add_argument("--photo", help="photograph to classify")
+    arguments = parser.parse_args()
     paucal = shutil.which("paucal") or sys.exit("paucal is not installed")
-    seconds: dict[str, list[float]] = {name: [] for name in (*VERBS, TIMM)}
+    cold: dict[str, list[str]] = {TIMM: [sys.executable, "-c", "import timm"]}
+    if arguments.run is not None:
+        cold["predict RUN one.jpg"] = [paucal, "predict", arguments.run, arguments.photo]
+        cold["paucal.load(RUN)"] = [sys.executable, "-c", f"import paucal; paucal.load({arguments.run!r})"]
+    seconds: dict[str, list[float]] = {name: [] for name in (*VERBS, *cold)}
     with tempfile.TemporaryDirectory() as runs:
         run = os.path.join(runs, "first")
         os.mkdir(run)
@@ -46,8 +58,10 @@ def main() -> None:
         for _ in range(REPEATS):
             for verb in VERBS:
                 seconds[verb].append(processor_seconds([paucal, *verb.format(runs=runs).split()]))
-            seconds[TIMM].append(processor_seconds([sys.executable, "-c", "import timm"]))
-    verbs = {verb: {"seconds": spread(seconds[verb]), "of timm": ratio(seconds, verb, TIMM)} for verb in VERBS}
+            for name, words in cold.items():
+                seconds[name].append(processor_seconds(words))
+    others = [name for name in seconds if name != TIMM]
+    verbs = {verb: {"seconds": spread(seconds[verb]), "of timm": ratio(seconds, verb, TIMM)} for verb in others}
     store("start_up_cpu", {**surroundings("cpu"), "verbs": verbs, TIMM: spread(seconds[TIMM])})
 
 

@@ -37,6 +37,7 @@ ALLOWED = {
     "training": {
         "types",
         "wording",
+        "memory",
         "cores",
         "signals",
         "distributed",

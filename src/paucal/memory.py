@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+# Messages of the devices' allocators, of which only CUDA's has its own exception class. The last one is from CUDA's
+# libraries, which use memory beside the allocator (CUBLAS_STATUS_ALLOC_FAILED).
+_WORDS = ("out of memory", "can't allocate memory", "not enough memory", "_status_alloc_failed")
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 _UNKNOWN = 4 << 30  # bytes assumed on systems that do not report their memory
@@ -16,6 +19,15 @@ _USUAL = {_MMAP_MAX: 65536, _TRIM_THRESHOLD: 64 << 20}  # the second is the limi
 _KEPT = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1}
 _inside: list[bool] = []  # whether this process keeps memory already
 _ASKED = ("MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+
+
+def is_out_of_memory(problem: BaseException) -> bool:
+    """Return whether an exception is an out-of-memory error."""
+    import torch  # not at the top, since verbs that only print do without it
+
+    if isinstance(problem, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(problem, RuntimeError) and any(words in str(problem).lower() for words in _WORDS)
 
 
 def available_memory() -> int:

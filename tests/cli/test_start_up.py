@@ -1,4 +1,4 @@
-"""Verbs that only print tables answer without loading torch or timm, which takes seconds."""
+"""Verbs that only print tables answer without torch or timm, and one prediction without what only training needs."""
 
 import subprocess
 import sys
@@ -40,3 +40,9 @@ def test_verb__prints_without_loading_torch(verb: str, tmp_path: Path):
     *shown, last = done.stdout.splitlines()
     assert VERBS[verb] in "\n".join(shown), done.stderr
     assert last == "0 []"
+
+
+def test_predict__loads_neither_the_trainer_nor_scikit_learn():
+    program = "import paucal, sys; paucal.load; import paucal.verbs.predict.files as _; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert {"lightning", "sklearn", "matplotlib.pyplot"}.isdisjoint(done.stdout.split())

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from contracts import toys
+from paucal.memory import is_out_of_memory
 from paucal.training import Plan, largest_batch
-from paucal.training.failures import is_out_of_memory, memory_advice
+from paucal.training.failures import memory_advice
 from paucal.types import Batch, UserError
 
 

@@ -23,12 +23,13 @@ def run(argv: Sequence[str]) -> int:
         VARIABLE,
         cache_folder,
         clear_cache,
+        clear_fetched,
         features_folder,
+        fetched_bytes,
         list_entries,
         unpacked_bytes,
         unpacked_folder,
     )
-    from paucal.data.shards.folders import clear_fetched, fetched_bytes
     from paucal.runner.plain_console import PlainConsole
     from paucal.wording import counted
 

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from sklearn.metrics import confusion_matrix
 from torch import Tensor
 
 from paucal.evaluation.calibration import calibration_error, marked
@@ -68,8 +67,8 @@ def classification_report(
     if n_bootstrap < 2 or not 0 < level < 1:
         raise ValueError(f"expected n_bootstrap >= 2 and level in (0, 1), got {n_bootstrap} and {level}")
     _check(predictions, classes)
-    columns = predictions.labels.numpy(), predictions.predicted.numpy()
-    confusion = confusion_matrix(*columns, labels=range(len(classes)))
+    pairs = len(classes) * predictions.labels + predictions.predicted
+    confusion = pairs.bincount(minlength=len(classes) ** 2).view(len(classes), -1).numpy()
     return ClassificationReport(
         len(predictions),
         level,

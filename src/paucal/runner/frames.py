@@ -27,7 +27,6 @@ from pyarrow.interchange import from_dataframe
 from paucal.data.arguments import ImageInMemory
 from paucal.data.decoded.cache_folder import frames_folder
 from paucal.data.sources.table_columns import IMAGE_COLUMNS
-from paucal.runner.job import RunSetup
 from paucal.runs import RunFolder, csv_text, write_atomically
 from paucal.runs.folder import FRAME
 from paucal.types import UserError
@@ -35,8 +34,10 @@ from paucal.types import UserError
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from paucal.runner.job import RunSetup
+
 F = TypeVar("F", bound=Callable[..., Any])
-A = TypeVar("A", bound=RunSetup[Any])
+A = TypeVar("A", bound="RunSetup[Any]")
 
 
 class ArrowFrame(Protocol):

@@ -10,9 +10,8 @@ from paucal.backbones.cost import BYTES, Cost, image_cost
 from paucal.backbones.layout import Size
 from paucal.backbones.sizing import fit_to_image_size
 from paucal.backbones.spec import BackboneSpec
-from paucal.memory import available_memory
+from paucal.memory import available_memory, is_out_of_memory
 from paucal.settings.groups import JobSettings
-from paucal.training.failures import is_out_of_memory
 from paucal.types import UserError
 from paucal.wording import counted
 

@@ -5,24 +5,15 @@ from contextlib import contextmanager
 
 import torch
 
+from paucal.memory import is_out_of_memory
 from paucal.objectives.base import Objective
 from paucal.training.plan import Plan
 from paucal.types import Batch, Progress, UserError
 from paucal.wording import shortened
 
-# Messages of the devices' allocators, of which only CUDA's has its own exception class. The last one is from CUDA's
-# libraries, which use memory beside the allocator (CUBLAS_STATUS_ALLOC_FAILED).
-WORDS = ("out of memory", "can't allocate memory", "not enough memory", "_status_alloc_failed")
 RESERVED = 3  # copies of the weights that training adds to weights and gradients: AdamW's two, and the average
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
 MOST_REASON = 200  # characters
-
-
-def is_out_of_memory(problem: BaseException) -> bool:
-    """Return whether an exception is an out-of-memory error."""
-    if isinstance(problem, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(problem, RuntimeError) and any(words in str(problem).lower() for words in WORDS)
 
 
 @contextmanager

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from data.shards.made_sets import number_of, numbered
-from paucal.data.decoded.cache_folder import VARIABLE
-from paucal.data.shards.folders import RemoteShardFolder, clear_fetched, upload
+from paucal.data.decoded.cache_folder import VARIABLE, clear_fetched
+from paucal.data.shards.folders import RemoteShardFolder, upload
 from paucal.data.shards.index import NAME
 from paucal.data.shards.writing import write_shards
 from paucal.data.sources.opening import open_images

@@ -11,11 +11,11 @@ import pytest
 
 from data.shards.made_sets import URL, number_of
 from paucal.data.decode import Reading, UnreadableImage
-from paucal.data.decoded.cache_folder import VARIABLE
+from paucal.data.decoded.cache_folder import VARIABLE, clear_fetched, fetched_bytes
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.shards import folders as place_module
 from paucal.data.shards import requests
-from paucal.data.shards.folders import RemoteShardFolder, clear_fetched, fetched_bytes, upload
+from paucal.data.shards.folders import RemoteShardFolder, upload
 from paucal.data.shards.index import NAME
 from paucal.data.shards.requests import GaveUp, retry
 from paucal.data.sources.opening import open_images

@@ -16,7 +16,7 @@ from PIL import Image
 from paucal.data.channels.decoding import decode_for_display
 from paucal.data.channels.pixels import RGB
 from paucal.data.decode import UnreadableImage
-from paucal.data.decoded.cache_folder import source_digest
+from paucal.data.decoded.stored_digests import source_digest
 from paucal.data.images import ImageSet
 from paucal.data.stores import DecodedCopies, EncodedStore, Store, locate, locate_original
 from paucal.data.unreadable import ReportProgress, for_each

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paucal.data.channels.pixels import RGB, image_from_pixels, moments_of, pixels_of
-from paucal.data.decoded.cache_folder import DIGEST, INDEX, PIXELS, UNFINISHED
+from paucal.data.decoded.cache_folder import INDEX, PIXELS, UNFINISHED
+from paucal.data.decoded.stored_digests import DIGEST
 from paucal.data.stores import DecodedCopies, Store
 
 _SMALL = 128  # shorter side in pixels below which moments are not stored

@@ -16,19 +16,10 @@ from numpy.typing import NDArray
 from paucal.data.channels.decoding import decode_image
 from paucal.data.channels.pixel_format import with_value_ranges
 from paucal.data.decode import Reading, UnreadableImage
-from paucal.data.decoded.cache_folder import (
-    INDEX,
-    KNOWN,
-    PIXELS,
-    StoredDigests,
-    free_bytes,
-    free_space,
-    read_encoded,
-    source_digest,
-    usable_folder,
-)
+from paucal.data.decoded.cache_folder import INDEX, KNOWN, PIXELS, free_bytes, free_space, usable_folder
 from paucal.data.decoded.in_memory import cache_images, estimate_bytes
 from paucal.data.decoded.on_disk import Entry, EntryWriter, FullError, MappedStore, find_entry, read_table
+from paucal.data.decoded.stored_digests import StoredDigests, read_encoded, source_digest
 from paucal.data.images import ImageSet
 from paucal.data.stores import ConvertedStore, EncodedStore, locate
 from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable, for_each, verify_images

@@ -19,7 +19,8 @@ import PIL
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.decoded.cache_folder import DIGEST, StoredDigests, usable_folder
+from paucal.data.decoded.cache_folder import usable_folder
+from paucal.data.decoded.stored_digests import DIGEST, StoredDigests
 from paucal.data.images import ImageSet, full_size_image
 from paucal.data.stores import EncodedStore, Stamp, locate_original
 from paucal.reading import parse_json, read_bytes, require_regular

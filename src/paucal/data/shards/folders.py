@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paucal.data.decode import UnreadableImage
-from paucal.data.decoded.cache_folder import OFF, VARIABLE, usable_folder
+from paucal.data.decoded.cache_folder import OFF, SHARDS, VARIABLE, usable_folder
 from paucal.data.shards.index import Shard
 from paucal.data.shards.requests import FULL, first_line, hedged, retry
 from paucal.data.sources.archive import checked_name
@@ -21,7 +21,6 @@ from paucal.data.sources.folder import require_readable
 from paucal.reading import read_bytes
 from paucal.types import UserError
 
-FOLDER = "shards"  # subfolder of the image cache
 MOST_FETCHED = 32 << 30  # bytes of downloaded shards on this machine
 _SHARE_OF_FREE = 0.5  # share of the free disk that downloaded shards may take
 # Seconds after which a shard is asked for a second time: so many times as long as others took, but at least these.
@@ -117,7 +116,7 @@ class RemoteShardFolder:
                 f"shards of {url} are downloaded into the image cache, which is off or cannot be written: set "
                 f"{VARIABLE} to a folder (not {OFF!r})."
             )
-        self.cache = folder / FOLDER / hashlib.blake2b(self.url.encode(), digest_size=16).hexdigest()
+        self.cache = folder / SHARDS / hashlib.blake2b(self.url.encode(), digest_size=16).hexdigest()
         self._opened: tuple[int, Any, str] | None = None
         self._speeds: deque[float] = deque(maxlen=_MOST_SPEEDS)  # bytes per second
 
@@ -331,18 +330,6 @@ def upload(folder: Path, url: str) -> None:
         raise
     except Exception as problem:  # every storage has its own types
         raise UserError(f"OUT: {url} cannot be written ({first_line(problem)}): check the address.") from None
-
-
-def fetched_bytes(folder: Path) -> int:
-    """Return the size in bytes of the downloaded shards and stored indices in a cache folder."""
-    return sum(file.stat().st_size for file in (folder / FOLDER).rglob("*") if file.is_file())
-
-
-def clear_fetched(folder: Path) -> int:
-    """Remove downloaded shards and stored indices from a cache folder, and return the bytes that this freed."""
-    total = fetched_bytes(folder)
-    shutil.rmtree(folder / FOLDER, ignore_errors=True)
-    return total - fetched_bytes(folder)
 
 
 def _is_complete(target: Path, size: int) -> bool:

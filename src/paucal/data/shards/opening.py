@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from paucal.data.decode import UnreadableImage
-from paucal.data.decoded.cache_folder import usable_folder
+from paucal.data.decoded.cache_folder import SHARDS, usable_folder
 from paucal.data.images import ImageSet
-from paucal.data.shards.folders import FOLDER, LocalShardFolder, RemoteShardFolder, ShardFolder
+from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, ShardFolder
 from paucal.data.shards.index import (
     HEADER,
     MOST_BYTES,
@@ -243,7 +243,7 @@ def _cache_path(place: ShardFolder, label_field: str, names: list[str], only: st
     folder = usable_folder()
     identity = "\n".join([place.location, label_field, only or "", *names])
     digest = hashlib.blake2b(identity.encode(errors="surrogateescape"), digest_size=16).hexdigest()
-    return None if folder is None else folder / FOLDER / f"{digest}.npz"
+    return None if folder is None else folder / SHARDS / f"{digest}.npz"
 
 
 def _class_names(place: ShardFolder) -> list[str]:

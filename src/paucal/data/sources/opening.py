@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 from paucal.data.boxes.opening import STRUCTURE, find_boxes, open_boxed_images, open_tagged_images
 from paucal.data.classes import with_plain_classes
@@ -322,6 +321,8 @@ def open_digits(labelled: bool = True) -> ImageSet:
     The hints ask for 16 pixels (8 would leave a patch model too few tokens), no mirroring, and few epochs, so that a
     first run takes about a minute.
     """
+    from sklearn.datasets import load_digits  # a second to import, which one picture should not wait for
+
     data: Any = load_digits()
     pixels = np.rint(data.images * (255 / _BRIGHTEST)).astype(np.uint8)
     return ImageSet(

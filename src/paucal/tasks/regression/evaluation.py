@@ -18,7 +18,7 @@ from paucal.metrics.intervals import Score
 from paucal.metrics.regression import RegressionReport, regression_report
 from paucal.models.trained import TrainedModel
 from paucal.runs import csv_text, write_text
-from paucal.tasks.regression.model import LEVEL, RegressionCard
+from paucal.tasks.regression.model import LEVEL, card_of
 from paucal.wording import counted, percent
 
 Array = NDArray[np.float64]
@@ -46,12 +46,6 @@ def evaluate_numbers(
     predicted = predict_in_order(model.module, loader, part, model.device, progress)[:, 0].double().numpy()
     card = card_of(model)
     return regression_report(truth, predicted, card.mean, card.half_width, LEVEL, seed), predicted
-
-
-def card_of(model: TrainedModel) -> RegressionCard:
-    """Return the card of a model that predicts numbers."""
-    assert isinstance(model.card, RegressionCard)
-    return model.card
 
 
 def write_scores(

@@ -103,3 +103,9 @@ def load_regressor(run: str | os.PathLike[str] | RunFolder, device: torch.device
         UserError: There is no such run, or its model is for another task.
     """
     return TrainedModel(*load_saved(run, RegressionCard, device))
+
+
+def card_of(model: TrainedModel) -> RegressionCard:
+    """Return the card of a model that predicts numbers."""
+    assert isinstance(model.card, RegressionCard)
+    return model.card

@@ -15,9 +15,9 @@ from paucal.runner.console import Console
 from paucal.runner.images import load_images
 from paucal.runs import RunFolder, open_model_folder
 from paucal.settings.groups import LabelledDataSettings
-from paucal.tasks.regression.evaluation import card_of, evaluate_numbers, format_number, report_table, write_scores
+from paucal.tasks.regression.evaluation import evaluate_numbers, format_number, report_table, write_scores
 from paucal.tasks.regression.images import with_numbers
-from paucal.tasks.regression.model import load_regressor
+from paucal.tasks.regression.model import card_of, load_regressor
 from paucal.types import UserError
 from paucal.verbs.eval.images import choose_images, report_folder, say_notes
 from paucal.verbs.eval.settings import EvalSettings

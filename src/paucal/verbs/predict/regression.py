@@ -13,7 +13,7 @@ from paucal.runner.console import Console
 from paucal.runner.frames import to_pandas
 from paucal.runner.input_images import Pictures
 from paucal.runs import csv_text
-from paucal.tasks.regression.evaluation import card_of
+from paucal.tasks.regression.model import card_of
 from paucal.verbs.predict.asking import ask
 from paucal.verbs.predict.settings import PredictSettings
 

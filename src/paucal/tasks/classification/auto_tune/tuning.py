@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from paucal.memory import is_out_of_memory
 from paucal.runner.clock import duration
 from paucal.runner.time_budget import seconds_per_step, trial_steps
 from paucal.tasks.classification.assembly import TrainingSetup, head_file
@@ -23,7 +24,6 @@ from paucal.tasks.classification.auto_tune.trials import (
 )
 from paucal.tasks.classification.loaders import train_loader
 from paucal.training import TimePlan
-from paucal.training.failures import is_out_of_memory
 from paucal.types import UserError
 
 # A single epoch is enough if it has LONG_EPOCH steps.
