@@ -181,7 +181,7 @@ def multi_label_report(
     draws = int(min(MOST_DRAWS, max(FEWEST_DRAWS, MOST_WORK // max(1, labels.numel()))))
     measure = AveragePrecision(predictions.logits, labels, interpolated=False)
     f1 = MacroF1OfSeveral(labels, marked(predictions.probabilities, thresholds))
-    losses, bootstrap = Mean(_losses(predictions)), Bootstrap(seed, draws, level)
+    losses, bootstrap = Mean(multi_label_losses(predictions)), Bootstrap(seed, draws, level)
     precisions, f1_draws, loss_draws = bootstrap.scores([measure.per_class, f1, losses], n_images)
     scores = {
         "map": two_sided(value_of(measure, n_images), mean_over_classes(precisions), level),
@@ -199,12 +199,12 @@ def quick_multi_label_scores(predictions: Predictions) -> dict[str, float]:
 
     Logits that are not finite give a loss that is not finite, which the trainer checks, and a score of 0.
     """
-    loss = float(np.mean(_losses(predictions)))
+    loss = float(np.mean(multi_label_losses(predictions)))
     measure = AveragePrecision(predictions.logits, predictions.labels, interpolated=False)
     return {"loss": loss, "map": value_of(measure, len(predictions)) if np.isfinite(loss) else 0.0}
 
 
-def _losses(predictions: Predictions) -> NDArray[np.float64]:
+def multi_label_losses(predictions: Predictions) -> NDArray[np.float64]:
     """Return the (N,) mean binary cross-entropy of each image, over the classes whose label is known."""
     known = (predictions.labels >= 0).double()
     targets = predictions.labels.clamp(min=0).double()

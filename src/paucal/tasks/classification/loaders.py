@@ -16,7 +16,7 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.sheets import MOST_IMAGES, sheet
 from paucal.data.views.transforms import TrainTransform, ViewTransform
 from paucal.evaluation.classification import quick_multi_label_scores, quick_scores
-from paucal.evaluation.predictions import predict_all
+from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
@@ -128,7 +128,25 @@ def view_transform(
 def validation(
     data: SplitImages, preprocess: Preprocessing, settings: TrainSettings
 ) -> Callable[[nn.Module, torch.device], Mapping[str, float]]:
-    """Return a function that scores a model on the validation images.
+    """Return a function that scores a model on the validation images."""
+    predict = validation_predictions(data, preprocess, settings)
+
+    def validate(module: nn.Module, device: torch.device) -> Mapping[str, float]:
+        return validation_scores(predict(module, device))
+
+    return validate
+
+
+def validation_scores(predictions: Predictions) -> dict[str, float]:
+    """Return the scores of predictions for the validation images, named as in the metrics of a run."""
+    score = quick_scores if predictions.labels.ndim == 1 else quick_multi_label_scores
+    return {f"val_{name}": value for name, value in score(predictions).items()}
+
+
+def validation_predictions(
+    data: SplitImages, preprocess: Preprocessing, settings: TrainSettings
+) -> Callable[[nn.Module, torch.device], Predictions]:
+    """Return a function that predicts the validation images.
 
     The preprocessing is deterministic, so the batches are cached if they take little memory.
     """
@@ -141,12 +159,7 @@ def validation(
         device=settings.device,
     )
 
-    score = quick_scores if data.images.multi_hot is None else quick_multi_label_scores
-
-    def validate(module: nn.Module, device: torch.device) -> Mapping[str, float]:
-        return {f"val_{name}": value for name, value in score(predict_all(module, batches, device)).items()}
-
-    return validate
+    return lambda module, device: predict_all(module, batches, device)
 
 
 def deployed_sheet(data: SplitImages, card: ModelCard, settings: TrainSettings) -> Image.Image:

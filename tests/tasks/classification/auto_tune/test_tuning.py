@@ -4,11 +4,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from paucal.evaluation.predictions import Predictions
 from paucal.tasks.classification.auto_tune import tuning
 from paucal.tasks.classification.auto_tune.record import TuneStep
-from paucal.tasks.classification.auto_tune.trials import WORST, TuningPreset, best_trial
-from paucal.tasks.classification.auto_tune.tuning import AT_ONCE, CostEstimate, choose_preset
+from paucal.tasks.classification.auto_tune.trials import WORST, TuningPreset, best_trial, calibrated_losses
+from paucal.tasks.classification.auto_tune.tuning import AT_ONCE, CostEstimate, choose_preset, in_equal_time
 
 
 def test_observed__plans_passes_by_the_time_that_the_steps_of_a_trial_took():
@@ -41,6 +43,40 @@ def test_best_of__prefers_the_lower_loss_among_equals_and_any_way_to_one_that_fa
     assert best_trial([trial(0.0, WORST), trial(0.0, WORST)], 100) == 0
 
 
+def test_best_of__judges_by_losses_image_by_image_where_accuracy_cannot_tell():
+    """Of 100 images each is 0.1 nats better or 0.02 worse by turns: the lead is 0.04, its standard error 0.006."""
+    first = [0.5 + 0.01 * (number % 7) for number in range(100)]
+    steady = [loss - (0.1 if number % 2 else -0.02) for number, loss in enumerate(first)]
+    chance = [loss - (0.9 if number % 2 else -0.82) for number, loss in enumerate(first)]  # the same lead, 0.086
+
+    def judged(losses: list[float], score: float) -> TuneStep:
+        return TuneStep("a way", score, 20.0, {"loss": sum(losses) / 100, "losses": losses})
+
+    assert best_trial([judged(first, 0.80), judged(steady, 0.78)], 100) == 1
+    assert best_trial([judged(first, 0.80), judged(chance, 0.82)], 100) == 0
+    assert best_trial([judged(first, 0.90), judged(steady, 0.80)], 100) == 0  # accuracy can tell
+    assert best_trial([judged(first, 0.80), judged(steady, 0.79), judged(first, 0.92)], 100) == 2
+
+
+def test_losses__are_those_at_the_best_temperature():
+    labels = torch.arange(30) % 3
+    logits = 10.0 * torch.nn.functional.one_hot(labels).double()
+    logits[0] = torch.tensor([0.0, 10.0, 0.0])  # one wrong answer of 30, which costs 10 nats as it is
+    losses = calibrated_losses(Predictions(torch.arange(30), logits, labels))
+    assert 4.0 < losses[0] < 6.0
+    assert len(losses) == 30
+    assert sum(losses) / 30 < 0.25  # and 0.33 as it is
+
+
+def test_trials__have_as_many_steps_as_take_the_same_time():
+    """Of 40 steps an epoch: half a second, a second and two seconds a step; 30 seconds fit."""
+    costs = [CostEstimate([224], epoch, steps) for epoch, steps in ((20.0, 60), (40.0, 30), (80.0, 15))]
+    assert [cost.steps for cost in in_equal_time(costs, 40)] == [60, 30, 15]
+    # Where 300 seconds fit, none takes more than the slowest one's epoch of 80 seconds.
+    costs = [CostEstimate([224], epoch, steps) for epoch, steps in ((20.0, 600), (40.0, 300), (80.0, 150))]
+    assert [cost.steps for cost in in_equal_time(costs, 40)] == [160, 80, 40]
+
+
 CAREFUL, BOLD = TuningPreset("careful", {"lr": 1e-4}), TuningPreset("bold", {"lr": 1e-3})
 
 
@@ -50,6 +86,7 @@ def timed(left: float, epoch: float, tuning: dict[str, dict[str, Any]] | None = 
     return SimpleNamespace(
         record=SimpleNamespace(tuning=tuning or {}, trials=(), budget=900.0),
         setup=SimpleNamespace(
+            plan=SimpleNamespace(steps_per_epoch=50),
             data=SimpleNamespace(part=lambda name: range(100), counts=lambda: {"train": 100, "val": 0}),
             settings=SimpleNamespace(img_size=[224]),
         ),
@@ -107,8 +144,7 @@ def test_trial__after_one_that_a_load_made_shorter_is_as_short(monkeypatch):
     state.eval_seconds, state.setup.plan = lambda shrink: 2.0, SimpleNamespace(steps_per_epoch=50)
     state.setup.data.primary_metric = SimpleNamespace(format_score=str)
     state.run, state.reassemble, state.save = None, lambda **_: None, lambda **_: None
-    state.record.trials = (TuneStep("careful", 0.5, 30.0, {"steps": 10}),)
-    state.record.tuning = {"careful": {"steps": 20}, "bold": {"steps": 30}}
+    state.record.trials = (TuneStep("careful", 0.5, 30.0, {"steps": 10, "planned": 20}),)
 
     def run_trial(run, setup, preset, steps, console, time_plan):
         asked.append((steps, time_plan))
@@ -117,8 +153,8 @@ def test_trial__after_one_that_a_load_made_shorter_is_as_short(monkeypatch):
     monkeypatch.setattr(tuning, "run_trial", run_trial)
     monkeypatch.setattr(tuning, "is_timed", lambda setup: True)
     monkeypatch.setattr(tuning, "_prepare_head", lambda state, side: None)
-    tuning._trial_of(state, BOLD, CostEstimate([224], epoch=52.0, steps=30))
-    assert asked[0][0] == 15
+    tried = tuning._trial_of(state, BOLD, CostEstimate([224], epoch=52.0, steps=30))
+    assert (asked[0][0], tried.details["planned"]) == (15, 30)
     found = asked[0][1]
     assert (found.step, found.evaluation, found.most_steps) == (1.0, 2.0, 15)
     assert found.budget == 1.5 * (15 * 1.0 + 2.0) + 5.0

@@ -7,15 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import torch
+import torch.nn.functional as F
 from lightning.pytorch import Callback
 from torch import nn
 
 from paucal.backbones.layers import count_stages
+from paucal.evaluation.calibration import fit_temperature
+from paucal.evaluation.classification import multi_label_losses
+from paucal.evaluation.predictions import Predictions
 from paucal.runner.console import Console
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.record import TuneStep
-from paucal.tasks.classification.loaders import train_loader, validation
+from paucal.tasks.classification.loaders import train_loader, validation_predictions, validation_scores
 from paucal.tasks.classification.optimization import optimization
 from paucal.training import (
     CosineWarmup,
@@ -33,7 +39,8 @@ from paucal.types import UserError
 
 FOLDER = "trials"
 MIN_STEPS = 8  # shorter trials say nothing
-TRAINED = "trained"  # key of a trial's details: seconds of its steps and its validation
+# Keys of a trial's details: seconds of its steps and its validation; loss of each validation image.
+TRAINED, LOSSES = "trained", "losses"
 WORST = 1e9  # loss of a trial that ended with NaN or infinite values
 WARMUP = 0.1  # share of a trial
 
@@ -109,9 +116,15 @@ def run_trial(
     folder = RunFolder(run.path / FOLDER / preset.name.replace(" ", "-").replace(",", ""))
     (folder.path / "checkpoints").mkdir(parents=True, exist_ok=True)
     plan = replace(setup.plan, total_steps=steps, steps_per_epoch=steps, time=time_plan)
-    scores = validation(setup.data, setup.card.preprocessing, setup.settings)
+    predict = validation_predictions(setup.data, setup.card.preprocessing, setup.settings)
+    newest: list[Predictions] = []
+
+    def validate(module: nn.Module, device: torch.device) -> Mapping[str, float]:
+        newest[:] = [predict(module, device)]
+        return validation_scores(newest[0])
+
     start = checkpoint_step(folder.last) * plan.accumulate if folder.last.exists() else 0
-    records = Records(folder, lambda module: None, Watch(scores))
+    records = Records(folder, lambda module: None, Watch(validate))
     try:
         with memory_advice(plan):
             outcome = _fit(setup, plan, start, records, console, callbacks)
@@ -123,7 +136,10 @@ def run_trial(
     if not outcome.finished:
         return None
     row = outcome.rows[-1]
+    if not newest:  # resumed after its last validation
+        validate(setup.objective.deployable(), torch.device(setup.settings.device))
     details = {"loss": row["val_loss"], "steps": outcome.step, TRAINED: row["seconds"], **preset.settings}
+    details[LOSSES] = calibrated_losses(newest[0])
     return TuneStep(preset.name, row[setup.data.primary_metric.column], time.monotonic() - start_time, details)
 
 
@@ -157,17 +173,43 @@ def clear_trials(run: RunFolder) -> None:
     shutil.rmtree(run.path / FOLDER, ignore_errors=True)
 
 
+def calibrated_losses(predictions: Predictions) -> list[float]:
+    """Return the cross-entropy of each validation image in nats, at the best temperature for all.
+
+    A finished run's model is calibrated too. Images with several labels have the mean of their binary ones, as it is.
+    """
+    logits, labels = predictions.logits.double(), predictions.labels
+    if labels.ndim == 1:
+        losses = F.cross_entropy(logits / fit_temperature(logits, labels), labels, reduction="none")
+    else:
+        losses = multi_label_losses(predictions)
+    return [round(loss, 4) for loss in losses.tolist()]
+
+
 def best_trial(trials: Sequence[TuneStep], images: int) -> int:
     """Return the position of the trial whose preset is used.
 
-    It is the first one unless another leads by more than the standard error of their difference: trials are short and
-    evaluated on few images. In one case the first lost by four of 81 images, and won by three points after all epochs.
+    Trials are short and evaluated on few images. Those whose accuracy is within the standard error of a difference from
+    the highest one are compared by their losses, image by image: the first of them stays, unless the one with the
+    lowest loss leads by more than the standard error of that. In one case the first lost by four of 81 images, and won
+    by three points after all epochs.
 
     Args:
         trials: Trials, with the default preset's first.
         images: Number of validation images.
     """
     best = max(range(len(trials)), key=lambda number: (trials[number].score, -trials[number].details["loss"]))
-    lead = trials[best].score - trials[0].score
-    variance = sum(trial.score * (1 - trial.score) for trial in (trials[0], trials[best])) / max(images, 1)
-    return best if lead > math.sqrt(variance) else 0
+
+    def lags(number: int) -> bool:
+        variance = sum(one.score * (1 - one.score) for one in (trials[number], trials[best])) / max(images, 1)
+        return trials[best].score - trials[number].score > math.sqrt(variance)
+
+    equal = [number for number in range(len(trials)) if not lags(number)]
+    first, lowest = equal[0], min(equal, key=lambda number: np.mean(_losses(trials[number])))
+    leads = np.subtract(_losses(trials[first]), _losses(trials[lowest]))
+    return lowest if leads.mean() > leads.std() / math.sqrt(len(leads)) else first
+
+
+def _losses(trial: TuneStep) -> Sequence[float]:
+    """Return the loss of each validation image; the mean alone for a trial that failed, or of an earlier version."""
+    return trial.details.get(LOSSES) or [trial.details["loss"]]

@@ -31,6 +31,7 @@ MIN_EPOCHS, LONG_EPOCH = 2, 50
 # If fewer epochs fit, trials would take the time that the first preset needs.
 MIN_EPOCHS_FOR_TRIALS = 4
 AT_ONCE = ", at once"  # suffix of a preset's name in the record if it is not tried
+PLANNED = "planned"  # key of a trial's details: its steps as planned
 VALIDATION = "validation images"
 TRIAL_SHARE = 0.08  # share of the remaining time for the trial of each preset
 # A trial may take TRIAL_SLACK times its planned seconds, and TRIAL_START seconds to start.
@@ -84,6 +85,17 @@ class CostEstimate:
         return replace(self, epoch=per_epoch * step + eval_seconds) if step > 0 else self
 
 
+def in_equal_time(costs: Sequence[CostEstimate], per_epoch: int) -> list[CostEstimate]:
+    """Return the costs with as many steps of a trial as take the same time for all, at most the slowest one's epoch.
+
+    Args:
+        costs: Costs of the presets, with the steps of a trial that fit in the time.
+        per_epoch: Steps of an epoch.
+    """
+    seconds = min(max(cost.epoch for cost in costs), *(cost.steps * cost.epoch / per_epoch for cost in costs))
+    return [replace(cost, steps=round(seconds * per_epoch / cost.epoch)) for cost in costs]
+
+
 def choose_preset(state: TuneState) -> tuple[TuningPreset, CostEstimate] | None:
     """Return the preset that did best in a short trial, with its cost; None if no preset fits in the time.
 
@@ -99,6 +111,9 @@ def choose_preset(state: TuneState) -> tuple[TuningPreset, CostEstimate] | None:
     costs = [(preset, cost) for preset in presets if (cost := _estimate_cost(state, preset, len(presets))) is not None]
     if not costs:
         return None
+    if is_timed(state.setup):  # given epochs take each preset as many steps, and so do their trials
+        equal = in_equal_time([cost for _, cost in costs], max(1, state.setup.plan.steps_per_epoch))
+        costs = [(preset, cost) for (preset, _), cost in zip(costs, equal, strict=True)]
     trials_say_nothing = not len(state.setup.data.part("val")) or min(cost.steps for _, cost in costs) < MIN_STEPS
     if trials_say_nothing or len(costs) == 1:
         why = "no time or images to try several presets" if trials_say_nothing and len(presets) > 1 else ""
@@ -151,8 +166,12 @@ def _skip_trials(
 
 def _open_presets(setup: TrainingSetup) -> Sequence[TuningPreset]:
     """Return the presets without the settings that the user gave; a single preset if nothing is left open."""
+    fixed = ("freeze", "layer_decay") if setup.settings.lora_rank is not None else ()
     free = [
-        replace(preset, settings={name: value for name, value in preset.settings.items() if is_free(setup, name)})
+        replace(
+            preset,
+            settings={name: v for name, v in preset.settings.items() if is_free(setup, name) and name not in fixed},
+        )
         for preset in presets_for(setup.objective.deployable())
     ]
     distinct = [preset for n, preset in enumerate(free) if preset.settings not in [p.settings for p in free[:n]]]
@@ -167,13 +186,14 @@ def _trial_of(state: TuneState, preset: TuningPreset, cost: CostEstimate) -> Tun
     _prepare_head(state, cost.side)  # only now: a head needs the features of all images
     trial_setup = state.reassemble(img_size=cost.side, epochs=1, freeze_epochs=0, **preset.settings)
     # If an earlier trial had to be shorter than planned, this one is shortened in proportion.
-    shares = [one.details["steps"] / state.record.tuning[one.name]["steps"] for one in state.record.trials]
+    shares = [one.details["steps"] / one.details.get(PLANNED, one.details["steps"]) for one in state.record.trials]
     steps = max(1, int(cost.steps * min([1.0, *shares])))
     trial = run_trial(
         state.run, trial_setup, preset, steps, state.console, time_plan=_time_of_trial(state, cost, steps)
     )
     if trial is None:
         raise KeyboardInterrupt
+    trial = replace(trial, details={**trial.details, PLANNED: cost.steps})
     state.save(trials=(*state.record.trials, trial))
     score = state.setup.data.primary_metric.format_score(trial.score)
     state.console.say(f"trial: {preset.name}: {score} after {trial.details['steps']} steps, {duration(trial.seconds)}")
@@ -201,7 +221,7 @@ def _estimate_cost(state: TuneState, preset: TuningPreset, count: int) -> CostEs
         side, epoch = choice
         steps = per_epoch = max(1, state.setup.plan.steps_per_epoch)
         if is_timed(state.setup):
-            steps = min(steps, int(TRIAL_SHARE * state.left(_pixel_ratio(state, side)) * per_epoch / max(epoch, 1e-9)))
+            steps = int(TRIAL_SHARE * state.left(_pixel_ratio(state, side)) * per_epoch / max(epoch, 1e-9))
         state.save(tuning={**known, preset.name: {"side": side, "epoch": epoch, "steps": steps}})
     stored = state.record.tuning[preset.name]
     if stored is None:
@@ -254,7 +274,7 @@ def sides(native: Sequence[int], fixed: bool) -> list[list[int]]:
 def _image_seconds(state: TuneState, preset: TuningPreset, side: list[int]) -> float | None:
     """Return the seconds per training image at an image size, measured once; None if a step exceeds the memory."""
     frozen = preset.settings.get("freeze")
-    name = "x".join(map(str, side)) + ("" if frozen is None else f", {frozen} stages frozen")
+    name = "x".join(map(str, side)) + ("" if frozen is None else f", frozen: {frozen}")
     if name not in state.record.sizes:
         tuned = {} if frozen is None else {"freeze": frozen}
         state.save(sizes={**state.record.sizes, name: _measured(state, state.reassemble(img_size=side, **tuned), name)})
