@@ -69,6 +69,20 @@ def toys_batch(images: torch.Tensor) -> Batch:
     return Batch(torch.arange(len(images)), [images], torch.zeros(len(images), dtype=torch.long))
 
 
+@pytest.mark.parametrize("name", ["vit_mini", "test_resnet", "tf_efficientnet_lite0"])
+def test_frozen_weights__leave_norms_biases_and_the_classifier_to_learn(name, tmp_path):
+    tuned = objective(FineTuning(freeze="weights", eval_mode=True), name)
+    model = tuned.backbone.model
+    before, heads = snapshot(model), classifier_parameters(model)
+    shapes = {n: p.ndim for n, p in model.named_parameters() if p.requires_grad and n not in heads}
+    still = {n for n, p in model.named_parameters() if not p.requires_grad}
+    assert all(n.endswith("weight") or n.endswith("pos_embed") or n.endswith("cls_token") for n in still)
+    assert [n for n in shapes if "norm" in n or "bn" in n]
+    assert still
+    toys.train(tuned, tmp_path, epochs=1, average=None, watch=watch())
+    assert changed(before, model.state_dict()) == heads | set(shapes)  # and no running statistic
+
+
 @pytest.mark.parametrize("name", ["vit_mini", "test_resnet"])
 def test_frozen_backbone__stays_bit_for_bit_and_its_statistics_too(name, tmp_path):
     probe = objective(FineTuning(freeze="backbone"), name)

@@ -84,6 +84,22 @@ def count_stages(model: nn.Module) -> int:
     return max(_stages(model).values()) - 1
 
 
+def norms_and_biases(model: nn.Module) -> set[str]:
+    """Return the names of the parameters of all norms, and of all biases.
+
+    Example:
+        >>> import timm
+        >>> sorted(norms_and_biases(timm.create_model("resnet18")))[:3]
+        ['bn1.bias', 'bn1.weight', 'fc.bias']
+    """
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, owner in model.named_modules()
+        for name, _ in owner.named_parameters(recurse=False)
+        if "norm" in type(owner).__name__.lower() or name.endswith("bias")
+    }
+
+
 def first_stages(model: nn.Module, count: int) -> set[str]:
     """Return the names of the parameters of the stem and of the first `count` stages.
 

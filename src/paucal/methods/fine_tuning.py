@@ -1,10 +1,14 @@
 """Fine-tuning options from the settings: layer decay, freezing and evaluation mode."""
 
+from collections.abc import Sequence
+
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives import Objective
 from paucal.objectives.finetuning import BackboneTuner, FineTuning
 from paucal.settings.options import flag
 from paucal.types import UserError
+
+FEWEST_TO_ADAPT = 16  # training images per class
 
 
 def fine_tuning(settings: TrainSettings) -> FineTuning:
@@ -27,16 +31,36 @@ def fine_tuning(settings: TrainSettings) -> FineTuning:
             "--eval-mode keeps the running statistics of pretrained weights, and there are none: "
             "give --init, or leave it out."
         )
-    return FineTuning(settings.layer_decay or 1.0, settings.freeze, settings.freeze_epochs, settings.eval_mode)
+    if settings.lora_rank is not None:
+        for name in ("freeze", "layer_decay"):
+            if getattr(settings, name) is not None:
+                raise UserError(f"--lora-rank freezes all weights but the classifier's: leave {flag(name)} out.")
+        if settings.compile or settings.strategy == "fsdp":
+            raise UserError("--lora-rank is not supported with --compile or --strategy fsdp: leave it or these out.")
+    return FineTuning(
+        settings.layer_decay or 1.0, settings.freeze, settings.freeze_epochs, settings.eval_mode, settings.lora_rank
+    )
 
 
-def check_tuning(settings: TrainSettings, objective: Objective) -> list[str]:
+def check_tuning(settings: TrainSettings, objective: Objective, per_class: Sequence[int]) -> list[str]:
     """Return remarks on frozen layers, and on fine-tuning that may give poor results.
 
+    Args:
+        settings: Settings of the run.
+        objective: Objective of the run.
+        per_class: Training images of each class.
+
     Raises:
-        UserError: The method does not support these options.
+        UserError: The method does not support these options, or there are too few images for low-rank adapters, which
+            lose against a linear probe then (2304.13639).
     """
-    asked = [name for name in ("layer_decay", "freeze", "freeze_epochs") if getattr(settings, name) is not None]
+    if settings.lora_rank is not None and min(per_class) < FEWEST_TO_ADAPT:
+        raise UserError(
+            f"--lora-rank needs {FEWEST_TO_ADAPT} training images of each class, and the smallest class has "
+            f"{min(per_class)}: leave it out."
+        )
+    names = ("layer_decay", "freeze", "freeze_epochs", "lora_rank")
+    asked = [name for name in names if getattr(settings, name) is not None]
     asked = [name for name in asked if name != "freeze_epochs" or settings.freeze_epochs]
     asked += ["eval_mode"] if settings.eval_mode else []
     if asked and not isinstance(getattr(objective, "tuner", None), BackboneTuner):

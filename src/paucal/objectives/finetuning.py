@@ -5,7 +5,7 @@ Three ways to preserve what pretrained weights have learned, for any objective w
 - Layer-wise decay of the learning rate (BEiT, Bao et al., ICLR 2022): layer by layer from the classifier down to the
   stem, each has `layer_decay` times the rate of the one above.
 - Freezing: the stem, the first stages or the whole backbone never change. With the whole backbone frozen, training
-  is a linear probe.
+  is a linear probe. Or all weights but those of norms, biases and the classifier (BitFit, Ben Zaken et al., ACL 2022).
 - Linear probe, then fine-tune (Kumar et al., ICLR 2022): for the first epochs only the classifier learns, so that
   its random initial weights do not disturb the backbone. We run both on one schedule, where the paper has two runs, and
   let the backbone's rate grow over its first epoch, since AdamW knows nothing of its gradients yet.
@@ -20,8 +20,10 @@ from typing import Literal
 
 from torch import nn
 
-from paucal.backbones.layers import classifier_parameters, first_stages, layer_ids, layer_scales
+from paucal.backbones.layers import classifier_parameters, first_stages, layer_ids, layer_scales, norms_and_biases
 from paucal.types import GroupScale, GroupScales, Progress
+
+Frozen = Literal["stem", "backbone", "weights"] | int | None
 
 MAIN = "main"
 THAW_EPOCHS = 1  # over which the learning rate of an unfrozen backbone grows
@@ -33,17 +35,21 @@ class FineTuning:
 
     Attributes:
         layer_decay: Factor on the learning rate from one layer to the one below it, in (0, 1].
-        freeze: Frozen part: "stem", "backbone" (all but the classifier), or a number of stages (blocks, where
-            a model has no stages) that are frozen together with the stem.
+        freeze: Frozen part: "stem", "backbone" (all but the classifier), "weights" (all but norms, biases and the
+            classifier), or a number of stages (blocks, where a model has no stages) that are frozen together with the
+            stem.
         freeze_epochs: Epochs at the start in which only the classifier learns.
         eval_mode: Whether the whole backbone, its classifier included, stays in evaluation mode. Batch norms then
             divide by the statistics it started with, and neither dropout nor stochastic depth acts.
+        lora_rank: Inner dimension of low-rank adapters, which learn in place of all weights but the classifier's; None
+            for none.
     """
 
     layer_decay: float = 1.0
-    freeze: Literal["stem", "backbone"] | int | None = None
+    freeze: Frozen = None
     freeze_epochs: int = 0
     eval_mode: bool = False
+    lora_rank: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.layer_decay <= 1:
@@ -72,7 +78,7 @@ class BackboneTuner:
         self.options = options
         self._model = model
         below = {name for name, _ in model.named_parameters()} - classifier_parameters(model)
-        self._frozen = frozen_parameters(model, options.freeze)
+        self._frozen = frozen_parameters(model, options.freeze if options.lora_rank is None else "backbone")
         for name in self._frozen:
             model.get_parameter(name).requires_grad_(False)
         self._held = below - self._frozen if options.freeze_epochs else set()
@@ -126,7 +132,7 @@ class BackboneTuner:
         return labels, scales
 
 
-def frozen_parameters(model: nn.Module, freeze: Literal["stem", "backbone"] | int | None) -> set[str]:
+def frozen_parameters(model: nn.Module, freeze: Frozen) -> set[str]:
     """Return the names of the parameters that never change.
 
     Raises:
@@ -134,8 +140,9 @@ def frozen_parameters(model: nn.Module, freeze: Literal["stem", "backbone"] | in
     """
     if freeze is None:
         return set()
-    if freeze == "backbone":
-        return {name for name, _ in model.named_parameters()} - classifier_parameters(model)
+    if freeze in ("backbone", "weights"):
+        kept = norms_and_biases(model) if freeze == "weights" else set()
+        return {name for name, _ in model.named_parameters()} - classifier_parameters(model) - kept
     return first_stages(model, 0 if freeze == "stem" else freeze)
 
 

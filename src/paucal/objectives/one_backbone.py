@@ -7,6 +7,7 @@ from torch import nn
 from paucal.backbones.features import FeatureBackbone
 from paucal.objectives.base import Objective, Term
 from paucal.objectives.finetuning import BackboneTuner, FineTuning
+from paucal.objectives.low_rank import LowRankAdapters
 from paucal.types import Batch, FeatureRequest, Features, GroupScales, LossTerms, Progress
 
 
@@ -16,7 +17,7 @@ class OneBackbone(Objective):
     Args:
         backbone: Backbone with grids and logits.
         terms: Extra losses by name, each with its own weight.
-        tuning: Layer-wise decay and freezing of the backbone; by default all layers are trained alike.
+        tuning: Layer-wise decay, freezing and adapters of the backbone; by default all layers are trained alike.
         own: Names of the method's own losses, which terms must not use.
 
     Raises:
@@ -40,7 +41,11 @@ class OneBackbone(Objective):
         # An nn.ModuleDict refuses names of its own methods, a list does not.
         self.names = tuple(terms or {})
         self.terms = nn.ModuleList((terms or {}).values())
-        self.tuner = BackboneTuner(backbone.model, tuning or FineTuning())
+        tuning = tuning or FineTuning()
+        self.tuner = BackboneTuner(backbone.model, tuning)
+        self.adapters = None
+        if tuning.lora_rank is not None:
+            self.adapters = LowRankAdapters(self, backbone.model, tuning.lora_rank)
 
     @property
     def requests(self) -> list[FeatureRequest]:
@@ -85,6 +90,13 @@ class OneBackbone(Objective):
     def before_step(self, progress: Progress) -> None:
         """Drop the gradients of the parameters that the fine-tuning freezes at this step."""
         self.tuner.before_step(progress)
+        if self.adapters is not None:
+            self.adapters.before_step()
+
+    def after_step(self, progress: Progress) -> None:
+        """Let the weights follow the adapters, if there are any."""
+        if self.adapters is not None:
+            self.adapters.after_step()
 
     def _terms(self) -> list[Term]:
         return [term for term in self.terms if isinstance(term, Term)]

@@ -98,8 +98,17 @@ class FineTuningSettings:
         low=0.01,
         high=1,
     )
-    freeze: Literal["stem", "backbone"] | int | None = option(
-        "what never changes: stem, backbone (all but the classifier), or a number of stages", group="fine-tuning"
+    freeze: Literal["stem", "backbone", "weights"] | int | None = option(
+        "what never changes: stem, backbone (all but the classifier), weights (all but norms, biases and the "
+        "classifier), or a number of stages",
+        group="fine-tuning",
+    )
+    lora_rank: int | None = option(
+        "tune a transformer through low-rank adapters (LoRA) of this inner dimension on its attention, such as 8, from "
+        "16 images per class up; other weights are frozen, and the model stays an ordinary one",
+        group="fine-tuning",
+        low=1,
+        high=1024,
     )
     frozen_views: int = option(
         "augmented views of each image whose activations behind the frozen stages are computed once, before training, "

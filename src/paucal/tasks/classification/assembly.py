@@ -147,7 +147,7 @@ def assemble(
         *check_plan(settings, facts.n_train),
         *(loaded.lines() if loaded else ()),
         *seen_by_start(settings.init, images, data.split),
-        *check_tuning(settings, objective),
+        *check_tuning(settings, objective, images.class_counts(data.part("train")).tolist()),
         *notes,
     ]
     _check_request(objective, settings, card)

@@ -107,7 +107,7 @@ def count_frozen(settings: TrainSettings) -> int:
 
 def why_not_kept(settings: TrainSettings, objective: Objective) -> str | None:
     """Return why activations cannot be kept with these settings; None where they can."""
-    if settings.freeze in (None, "backbone"):
+    if settings.freeze in (None, "backbone", "weights"):
         return "it needs frozen stages (--freeze with their number) and trained ones behind them"
     if type(objective) is not Supervised or objective.names:
         return "only --method supervised without extra losses reads nothing of the frozen stages"

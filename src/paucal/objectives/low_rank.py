@@ -1,0 +1,88 @@
+"""Low-rank adapters: each attention layer learns the product of two thin matrices in place of a change of its weights.
+
+LoRA (Hu et al., ICLR 2022), on all linear layers of attention as in CLIP-LoRA (Zanella and Ben Ayed, 2024, 2405.18541).
+The products are part of the weights at all times: a forward pass of training only lets the gradient flow on to the
+adapters, and the weights follow them after every step. So what is judged, averaged, saved and exported is an ordinary
+network, as after merging.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paucal.backbones.probe import model_name
+from paucal.types import UserError
+
+LAYERS = ("qkv", "q", "k", "v", "kv", "q_proj", "k_proj", "v_proj", "out_proj", "proj")
+
+
+def attention_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    """Return the linear layers of a model's attention by name: queries, keys, values and the projection after them.
+
+    Example:
+        >>> import timm
+        >>> list(attention_layers(timm.create_model("vit_tiny_patch16_224", depth=1)))
+        ['blocks.0.attn.qkv', 'blocks.0.attn.proj']
+    """
+    found = {}
+    for name, module in model.named_modules():
+        *parents, last = name.split(".")
+        if isinstance(module, nn.Linear) and last in LAYERS and any("attn" in parent for parent in parents):
+            found[name] = module
+    return found
+
+
+class LowRankAdapters(nn.Module):
+    """Adapters on the attention of a model, which an objective's forward passes train.
+
+    Args:
+        objective: Objective that runs the model; hooks stay on it.
+        model: Model whose weights are frozen.
+        rank: Inner dimension of the products.
+
+    Raises:
+        UserError: The model has no attention with linear layers.
+    """
+
+    def __init__(self, objective: nn.Module, model: nn.Module, rank: int) -> None:
+        super().__init__()
+        self._layers = list(attention_layers(model).values())
+        if not self._layers:
+            raise UserError(f"--lora-rank adapts attention, and {model_name(model)} has none: leave it out.")
+        down = [torch.empty(rank, layer.in_features) for layer in self._layers]
+        for matrix in down:
+            nn.init.kaiming_uniform_(matrix, a=5**0.5)
+        self.down = nn.ParameterList(down)
+        self.up = nn.ParameterList(torch.zeros(layer.out_features, rank) for layer in self._layers)
+        self._weights: list[Tensor] = []
+        self._before: list[Tensor] = []
+        objective.register_forward_pre_hook(self._attach)
+        objective.register_forward_hook(self._detach, always_call=True)
+
+    def products(self) -> list[Tensor]:
+        """Return the (out, in) change of each layer's weights."""
+        return [up @ down for up, down in zip(self.up, self.down, strict=True)]
+
+    def before_step(self) -> None:
+        """Remember the products, which the weights hold."""
+        with torch.no_grad():
+            self._before = self.products()
+
+    def after_step(self) -> None:
+        """Let the weights follow the adapters."""
+        with torch.no_grad():
+            for layer, new, old in zip(self._layers, self.products(), self._before, strict=True):
+                layer.weight.add_(new - old)
+        self._before = []
+
+    def _attach(self, *_: Any) -> None:
+        self._weights = [layer.weight for layer in self._layers]
+        for layer, weight, product in zip(self._layers, self._weights, self.products(), strict=True):
+            # Equal to the weight, with the gradient of the product.
+            layer._parameters["weight"] = weight + (product - product.detach())  # type: ignore[assignment]
+
+    def _detach(self, *_: Any) -> None:
+        for layer, weight in zip(self._layers, self._weights, strict=True):
+            layer._parameters["weight"] = weight  # type: ignore[assignment]
+        self._weights = []
