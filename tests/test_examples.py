@@ -2,9 +2,11 @@
 
 import doctest
 import importlib
+import inspect
 import pkgutil
 import re
 import shlex
+import typing
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,20 @@ def test_reference__has_every_public_name():
             thing = pkgutil.resolve_name(name)
             documented |= {id(thing), *(id(getattr(thing, one)) for one in getattr(thing, "__all__", ()))}
     assert not {name for name in paucal.__all__ if id(getattr(paucal, name)) not in documented} - {"__version__"}
+
+
+def test_reference__has_what_every_function_returns():
+    pages = "".join(page.read_text() for page in (ROOT / "docs/reference").glob("*.md"))
+    missing = {}
+    for name in paucal.__all__:
+        function = getattr(paucal, name)
+        hints = inspect.get_annotations(function, eval_str=True) if inspect.isfunction(function) else {}
+        answer = hints.get("return")
+        for each in (answer, *typing.get_args(answer)):
+            ours = isinstance(each, type) and each.__module__.startswith("paucal.")
+            if ours and not each.__module__.startswith("paucal.losses.") and f".{each.__name__}\n" not in pages:
+                missing[name] = each.__name__
+    assert missing == {}
 
 
 def word_count(page: Path) -> int:
