@@ -1,5 +1,7 @@
 """Communication with other processes, for losses; in a single process every call is a no-op."""
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -35,3 +37,11 @@ def all_reduce_mean(tensor: Tensor) -> Tensor:
         dist.all_reduce(reduced)
         reduced /= dist.get_world_size()
     return reduced
+
+
+@torch.no_grad()
+def take_from_first(tensors: Iterable[Tensor]) -> None:
+    """Overwrite tensors with those of the first process; every process must call it, with the same shapes."""
+    if _is_distributed():
+        for tensor in tensors:
+            dist.broadcast(tensor, src=0)

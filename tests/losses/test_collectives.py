@@ -12,6 +12,7 @@ PROCESS = """
 import sys
 import torch
 import torch.distributed as dist
+from paucal.distributed import take_from_first
 from paucal.losses import all_reduce_mean, rank, world_size
 
 number, store = int(sys.argv[1]), sys.argv[2]
@@ -19,6 +20,8 @@ dist.init_process_group("gloo", init_method=f"file://{store}", rank=number, worl
 local = torch.tensor([1.0, 10.0]) * (number + 1)
 mean = all_reduce_mean(local)
 print(rank(), world_size(), mean.tolist(), local.tolist())
+take_from_first([local])
+print(local.tolist())
 dist.destroy_process_group()
 """
 
@@ -42,4 +45,6 @@ def test_collectives__average_over_two_processes(tmp_path):
         for i in range(2)
     ]
     outputs = [process.communicate(timeout=100)[0].strip() for process in processes]
-    assert outputs == ["0 2 [1.5, 15.0] [1.0, 10.0]", "1 2 [1.5, 15.0] [2.0, 20.0]"]
+    first, second = (text.splitlines() for text in outputs)
+    assert first == ["0 2 [1.5, 15.0] [1.0, 10.0]", "[1.0, 10.0]"]
+    assert second == ["1 2 [1.5, 15.0] [2.0, 20.0]", "[1.0, 10.0]"]

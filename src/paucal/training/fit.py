@@ -3,7 +3,7 @@
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,9 +12,11 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Callback as LightningCallback
+from torch import nn
 from torch.utils.data import DataLoader
 
 from paucal.cores import usable_cores
+from paucal.distributed import take_from_first
 from paucal.objectives.base import Objective
 from paucal.training.averaging import MovingAverage
 from paucal.training.checkpoints import AtomicCheckpoints, checkpoint_changes, fitting_state
@@ -112,7 +114,7 @@ def fit(
         average = MovingAverage(objective.deployable(), optimization.average_decay)
     judged = objective.deployable if average is None else lambda: average.module
     cut = plan.hardware.strategy == "fsdp"
-    evaluated = WholeCopy(judged).filled if cut else lambda: nullcontext(judged())
+    evaluated = WholeCopy(judged).filled if cut else lambda: _alike(judged())
     health = FiniteWatch()
     clock = None if plan.time is None else RunClock(plan, records.on_change)
     keeper = RunKeeper(records, evaluated, stop, health, clock, plan.changes)
@@ -171,6 +173,17 @@ def build_trainer(plan: Plan, folder: Path, callbacks: Sequence[Callback]) -> Tr
         num_sanity_val_steps=0,
         limit_val_batches=0,
     )
+
+
+@contextmanager
+def _alike(module: nn.Module) -> Iterator[nn.Module]:
+    """Return a module with the first process's buffers on every process.
+
+    Within a step DDP lets the batch norms of the processes differ, and those of the first are saved: scores of a run
+    that goes on would otherwise differ from those of one that was never stopped.
+    """
+    take_from_first(module.buffers())
+    yield module
 
 
 @contextmanager

@@ -22,6 +22,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
+from paucal.distributed import take_from_first
+
 
 def shard(module: nn.Module, parts: Iterable[nn.Module], mesh: DeviceMesh) -> None:
     """Shard a module's parameters in place along their first dimension; it moves to the device of the mesh.
@@ -130,12 +132,10 @@ class EqualBuffers(Callback):
     Buffers are not sharded, and those of the first process are saved.
     """
 
-    @torch.no_grad()
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Broadcast the buffers."""
-        for value in pl_module.objective.state_dict().values():
-            if not isinstance(value, DTensor) and value.is_floating_point():
-                dist.broadcast(value, src=0)
+        state = pl_module.objective.state_dict().values()
+        take_from_first(value for value in state if not isinstance(value, DTensor) and value.is_floating_point())
 
 
 class ShardedStrategy(ModelParallelStrategy):
