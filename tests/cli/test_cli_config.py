@@ -25,7 +25,7 @@ KINDS = {"train": TrainSettings, "pretrain": PretrainSettings, "segment": Segmen
 def read(path, content: str, verb: str = "train") -> dict[str, Any]:
     """Return the settings of a config."""
     path.write_text(content, encoding="utf-8")
-    return read_config(str(path), {**typing.get_type_hints(KINDS[verb]), "config": str}, verb)
+    return read_config(str(path), typing.get_type_hints(KINDS[verb]), verb)
 
 
 @pytest.mark.parametrize(

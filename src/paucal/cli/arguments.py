@@ -78,12 +78,14 @@ class VerbParser(ArgumentParser):
 
     Attributes:
         hints: Type of each setting by its name, earlier names included.
+        flags_alone: Names among them that a config cannot have.
         kinds: Dataclasses of the settings that the parser takes.
     """
 
     def __init__(self, verb: str, description: str) -> None:
         super().__init__(f"paucal {verb}", description=description, formatter_class=PlainHelp, allow_abbrev=False)
         self.hints: dict[str, Any] = {}
+        self.flags_alone = {"config"}
         self.kinds: list[type] = []
 
     @property
@@ -187,15 +189,16 @@ def parse_run(
 
 def _add_places(parser: VerbParser) -> None:
     """Add the flags that say on which machines a run is made."""
-    places = typing.Literal["slurm"]
-    parser.hints |= {"on": places, "slurm": list[str], "print_script": places}
+    places, scripts = typing.Literal["slurm", "ray"], typing.Literal["slurm", "kuberay"]
+    parser.hints |= {"on": places, "slurm": list[str], "print_script": scripts}
+    parser.flags_alone |= {"on", "slurm", "print_script"}  # else the started command would start another
     group = parser.add_argument_group("elsewhere")
-    text = "make the run as a job of SLURM, which goes on by itself"
+    text = "make the run as a job of SLURM or on a Ray cluster; it goes on by itself when machines are lost"
     group.add_argument("--on", metavar=_choices(places), help=text)
     text = "options of the job, by their names in submitit, such as slurm_partition=gpu timeout_min=600"
     group.add_argument("--slurm", nargs="+", metavar="NAME=VALUE", help=text)
     text = "print a script that makes the run on a cluster, and stop"
-    group.add_argument("--print-script", metavar=_choices(places), help=text)
+    group.add_argument("--print-script", metavar=_choices(scripts), help=text)
 
 
 def add_data(parser: VerbParser, help_of_data: str) -> None:
@@ -284,10 +287,11 @@ def _refuse_odd_words(parser: ArgumentParser, values: Namespace) -> None:
 def _config_of(parser: VerbParser, arguments: Sequence[str]) -> dict[str, Any]:
     """Return the settings of the `--config` files; later files override earlier ones."""
     config: dict[str, Any] = {}
+    hints = {name: hint for name, hint in parser.hints.items() if name not in parser.flags_alone}
     for word, following in zip_longest(arguments, arguments[1:], fillvalue=""):
         name, equals, value = word.partition("=")
         if name == "--config" and "config" in parser.hints:
-            config |= read_config(value if equals else following, parser.hints, parser.verb)
+            config |= read_config(value if equals else following, hints, parser.verb)
     return config
 
 

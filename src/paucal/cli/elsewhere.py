@@ -3,8 +3,14 @@
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from paucal.types import UserError
+
+if TYPE_CHECKING:
+    from paucal.runner.elsewhere.command import Command
+
+_ONLY_SLURM = "--slurm gives options of SLURM jobs: use it with --on slurm or --print-script slurm."
 
 
 def run_elsewhere(verb: str, values: Namespace, argv: Sequence[str]) -> int | None:
@@ -20,29 +26,65 @@ def run_elsewhere(verb: str, values: Namespace, argv: Sequence[str]) -> int | No
     """
     if values.on is None and values.print_script is None:
         if values.slurm is not None:
-            raise UserError("--slurm gives options of SLURM jobs: use it with --on slurm or --print-script slurm.")
+            raise UserError(_ONLY_SLURM)
         return None
-    if values.time_limit is not None:  # a run that reaches it would be requeued, or stay unfinished
+    if values.time_limit is not None and "slurm" in (values.on, values.print_script):
+        # A run that reaches it would be requeued, or stay unfinished.
         flag = "--on" if values.print_script is None else "--print-script"
-        raise UserError(f"--time-limit is not supported with {flag}: give SLURM the limit, --slurm timeout_min=600.")
+        raise UserError(
+            f"--time-limit is not supported with {flag} slurm: give SLURM the limit, --slurm timeout_min=600."
+        )
+    if values.slurm is not None and "slurm" not in (values.on, values.print_script):
+        raise UserError(_ONLY_SLURM)
     # Imported here: they take seconds, and most runs are made on this machine.
-    from paucal.runner.elsewhere import scripts, slurm
     from paucal.runner.elsewhere.command import command_of
     from paucal.runner.elsewhere.packages import require_package, require_sbatch, slurm_options
 
     options = slurm_options(values.slurm or ())
     if values.print_script is None:
-        require_package("slurm")
-        require_sbatch()
+        require_package(str(values.on))
+        if values.on == "slurm":
+            require_sbatch()
     elif values.output is None and values.resume is None:
         raise UserError("--print-script needs --output: the run folder, on a disk that all machines share.")
     command = command_of(verb, argv, values.output, values.resume)
-    devices, nodes = values.devices or 1, values.nodes or 1
-    on_gpu = values.device in (None, "cuda")
+    machines = _Machines(values.devices or 1, values.nodes or 1, values.device, options)
     if values.print_script is not None:
-        script = scripts.slurm_script(command, devices, nodes, on_gpu, options)
-        Path(command.run).parent.mkdir(parents=True, exist_ok=True)  # SLURM writes the log there, and makes no folder
-        print(script, end="")
-    else:
-        print(slurm.describe(slurm.submit(command, devices, nodes, on_gpu, options), command))
+        print(_script(values.print_script, command, machines), end="")
+        return 0
+    return _start(str(values.on), command, machines)
+
+
+class _Machines(NamedTuple):
+    """Processes on each machine, machines, the device if it was given, and further options of SLURM."""
+
+    devices: int
+    nodes: int
+    device: str | None
+    options: dict[str, str | int]
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether each process has a GPU."""
+        return self.device in (None, "cuda")
+
+
+def _script(kind: str, command: "Command", machines: _Machines) -> str:
+    from paucal.runner.elsewhere.scripts import kuberay_job, slurm_script
+
+    if kind == "kuberay":
+        return kuberay_job(command, machines.devices, machines.nodes, machines.on_gpu)
+    script = slurm_script(command, machines.devices, machines.nodes, machines.on_gpu, machines.options)
+    Path(command.run).parent.mkdir(parents=True, exist_ok=True)  # SLURM writes the log there, and makes no folder
+    return script
+
+
+def _start(place: str, command: "Command", machines: _Machines) -> int:
+    from paucal.runner.elsewhere import ray, slurm
+
+    if place == "ray":
+        print(f"the run will be in {command.run}, the logs are in {command.logs}", flush=True)
+        return 0 if ray.train_on_ray(command, machines.devices * machines.nodes, machines.device) else 130
+    job = slurm.submit(command, machines.devices, machines.nodes, machines.on_gpu, machines.options)
+    print(slurm.describe(job, command))
     return 0

@@ -1,10 +1,12 @@
 """Runs on clusters: what is started, what is refused, and the scripts."""
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from paucal.cli.main import main
 from paucal.runner.elsewhere import packages
@@ -96,6 +98,40 @@ def test_slurm_script__asks_for_its_machines_and_goes_on_by_itself(here, capsys)
     assert (here / "calls").read_text().splitlines() == calls
 
 
+def test_kuberay_job__begins_or_resumes_on_a_cluster_of_its_own(here, capsys):
+    words = ["train", "my photos", "--nodes", "3", "--devices", "2", "--output", "runs/a"]
+    assert main([*words, "--time-limit", "8h", "--print-script", "kuberay"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("# change: ") == 8
+    job = yaml.safe_load(text)
+    assert (job["apiVersion"], job["kind"], set(job)) == (
+        "ray.io/v1",
+        "RayJob",
+        {"apiVersion", "kind", "metadata", "spec"},
+    )
+    cluster = job["spec"]["rayClusterSpec"]
+    (group,) = cluster["workerGroupSpecs"]
+    assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (3, 3, 3)
+    assert cluster["headGroupSpec"]["rayStartParams"] == {"num-cpus": "0"}
+    for pod in (group["template"], cluster["headGroupSpec"]["template"]):
+        (container,) = pod["spec"]["containers"]
+        assert container["volumeMounts"] == [{"name": pod["spec"]["volumes"][0]["name"], "mountPath": str(here)}]
+    assert group["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 2
+    stub = here / "paucal"
+    stub.write_text('#!/bin/sh\necho "$@" >> calls\n')
+    stub.chmod(0o755)
+    environment = {"PATH": f"{here}{os.pathsep}{os.environ['PATH']}"}
+    (here / "runs/a/checkpoints").mkdir(parents=True)
+    for _ in range(2):
+        subprocess.run(shlex.split(job["spec"]["entrypoint"]), env=environment, check=True)
+        (here / "runs/a/checkpoints/last.ckpt").write_bytes(b"state")
+    on_ray = "--on ray --devices 2 --nodes 3"
+    assert (here / "calls").read_text().splitlines() == [
+        f"train --output {here}/runs/a {on_ray} my photos --time-limit 8h",
+        f"train --resume {here}/runs/a {on_ray}",
+    ]
+
+
 def test_slurm_script__reads_paths_and_values_as_they_are(here, capsys):
     words = ["train", "photos", "--print-script", "slurm"]
     assert main([*words, "--output", "50% #1", "--slurm", "account=0123", "comment=a b", "nice=7"]) == 0
@@ -136,11 +172,16 @@ def test_on__is_refused_in_one_sentence(here, capsys, monkeypatch, verb):
     monkeypatch.setattr(packages.shutil, "which", lambda name: None)
     assert "there is no SLURM on this machine" in failure("--on", "slurm")
     for flag in ("--on", "--print-script"):
-        assert f"--time-limit is not supported with {flag}: " in failure("--time-limit", "8h", flag, "slurm")
+        assert f"--time-limit is not supported with {flag} slurm: " in failure("--time-limit", "8h", flag, "slurm")
     assert "use it with --on slurm" in failure("--slurm", "a=1")
     assert "--print-script needs --output" in failure("--print-script", "slurm")
     assert "expected NAME=VALUE" in failure("--on", "slurm", "--slurm", "gpu")
-    assert "expected" in failure("--on", "moon")
+    assert "use it with --on slurm" in failure("--on", "ray", "--slurm", "a=1")
+    assert "is object storage, and --on needs" in failure("--on", "ray", "--output", "s3://bucket/run")
+    assert "expected one of 'slurm', 'ray'" in failure("--on", "moon")
+    Path("config.yaml").write_text("on: ray\n")  # the started command would read it again
+    assert "unknown key 'on'" in failure("--config", "config.yaml")
     monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
-    assert 'pip install "paucal[slurm]"' in failure("--on", "slurm")
+    for place in ("slurm", "ray"):
+        assert f'pip install "paucal[{place}]"' in failure("--on", place)
     assert not (here / "runs").exists()

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paucal.data.shards.folders import is_remote
 from paucal.runs import RunFolder
 from paucal.runs.folder import is_taken, next_numbered, open_run
 from paucal.types import UserError
@@ -86,6 +87,11 @@ def command_of(verb: str, argv: Sequence[str], output: str | None, resumed: str 
     Raises:
         UserError: The run folder is taken, or there is no run to resume.
     """
+    for place in (output, resumed):
+        if place is not None and is_remote(place):
+            raise UserError(
+                f"{place!r} is object storage, and --on needs a run folder on a disk that all machines share."
+            )
     words = tuple(without_flags(argv, _OWN | _PROCESSES))
     here = os.getcwd()
     if resumed is not None:

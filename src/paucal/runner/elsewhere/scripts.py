@@ -1,8 +1,11 @@
-"""A batch script that makes a run as a job of SLURM."""
+"""Scripts that make a run on a cluster: a batch script for SLURM, and a RayJob for KubeRay (`ray.io/v1`)."""
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
 
 from paucal.runner.elsewhere.command import Command
 from paucal.runs.folder import SUMMARY
@@ -11,6 +14,14 @@ from paucal.types import UserError
 STOP_SIGNAL = "USR1@120"  # two minutes before the limit: the step ends, and its state is saved
 # Words of sbatch where submitit has others.
 _SBATCH = {"timeout-min": "time", "mem-gb": "mem", "tasks-per-node": "ntasks-per-node", "name": "job-name"}
+
+_CPUS, _MEMORY = 4, "16Gi"  # of each process
+_IMAGE = "rayproject/ray:latest"
+_TO_CHANGE = {
+    f"image: {_IMAGE}": "an image with Python, paucal[ray] and what the data needs",
+    "claimName: shared": "a volume that all machines can write, with the images and the runs",
+    f"memory: {_MEMORY}": "the memory of a machine",
+}
 
 
 def slurm_script(command: Command, devices: int, nodes: int, on_gpu: bool, options: Mapping[str, str | int]) -> str:
@@ -44,15 +55,69 @@ def slurm_script(command: Command, devices: int, nodes: int, on_gpu: bool, optio
     for name, value in options.items():
         word = name.removeprefix("slurm_").replace("_", "-")
         settings[_SBATCH.get(word, word)] = f"{value}G" if word == "mem-gb" else value
-    begin = shlex.join(["srun", "paucal", *command.begin_words()])
-    go_on = shlex.join(["srun", "paucal", *command.resume_words()])
     lines = ["#!/bin/bash", *(f"#SBATCH --{name}={shlex.quote(str(value))}" for name, value in settings.items())]
     lines += ["#SBATCH --requeue", "", f"cd {shlex.quote(command.folder)} || exit 1"]
     lines += [f"[ -e {shlex.quote(f'{command.run}/{SUMMARY}')} ] && exit 0"]  # some runs end without a checkpoint
-    if command.resumes:
-        lines += [go_on]
-    else:
-        checkpoint = shlex.quote(f"{command.run}/checkpoints/last.ckpt")
-        lines += [f"if [ -e {checkpoint} ]", f"then {go_on}", f"else {begin}", "fi"]
+    lines += _begin_or_go_on(command, ["srun", "paucal", *command.begin_words()], ["srun", "paucal"])
     lines += ["code=$?", '[ "$code" = 130 ] && scontrol requeue "$SLURM_JOB_ID"', 'exit "$code"']
     return "\n".join(lines) + "\n"
+
+
+def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str:
+    """Return a RayJob that makes a run on a cluster of its own, or resumes it; lines to change are marked.
+
+    Args:
+        command: Command that makes the run.
+        devices: Processes on each machine.
+        nodes: Machines.
+        on_gpu: Whether each process has a GPU.
+    """
+    amounts = {"cpu": str(_CPUS * devices), "memory": _MEMORY, **({"nvidia.com/gpu": devices} if on_gpu else {})}
+    machines = {
+        "groupName": "machines",
+        **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), nodes),
+        "rayStartParams": {},
+        "template": _pod("machine", amounts, command.folder),
+    }
+    head = {  # no process of the run is placed on it
+        "rayStartParams": {"num-cpus": "0"},
+        "template": _pod("head", {"cpu": "2", "memory": _MEMORY}, command.folder),
+    }
+    on_ray = ["--on", "ray", "--devices", str(devices), "--nodes", str(nodes)]
+    begin = ["paucal", command.verb, "--output", command.run, *on_ray, *command.words]  # they may end with `-- DATA`
+    lines = [f"cd {shlex.quote(command.folder)} || exit 1", *_begin_or_go_on(command, begin, ["paucal"], on_ray)]
+    job = {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "metadata": {"name": f"paucal-{command.verb}"},
+        "spec": {
+            "entrypoint": shlex.join(["bash", "-c", "; ".join(lines)]),  # KubeRay takes it apart and joins it
+            "shutdownAfterJobFinishes": True,
+            "ttlSecondsAfterFinished": 600,
+            "rayClusterSpec": {"headGroupSpec": head, "workerGroupSpecs": [machines]},
+        },
+    }
+    text = yaml.safe_dump(job, sort_keys=False, width=1000, allow_unicode=True)
+    for line, meaning in _TO_CHANGE.items():
+        text = re.sub(rf"({re.escape(line)})$", rf"\1  # change: {meaning}", text, flags=re.MULTILINE)
+    return text
+
+
+def _begin_or_go_on(command: Command, begin: list[str], program: list[str], last: Sequence[str] = ()) -> list[str]:
+    """Return the lines of a shell that resume a run which has saved a state, and else begin it."""
+    go_on = shlex.join([*program, *command.resume_words(), *last])
+    if command.resumes:
+        return [go_on]
+    checkpoint = shlex.quote(f"{command.run}/checkpoints/last.ckpt")
+    return [f"if [ -e {checkpoint} ]", f"then {go_on}", f"else {shlex.join(begin)}", "fi"]
+
+
+def _pod(name: str, amounts: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    container = {
+        "name": name,
+        "image": _IMAGE,
+        "resources": {"limits": dict(amounts), "requests": dict(amounts)},
+        "volumeMounts": [{"name": "shared", "mountPath": folder}],
+    }
+    volume = {"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}
+    return {"spec": {"containers": [container], "volumes": [volume]}}

@@ -1,0 +1,104 @@
+"""Runs on a Ray cluster: Ray Train starts the processes, and starts all of them again where one was lost."""
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from paucal.cores import usable_cores
+from paucal.runner.elsewhere.command import Command
+from paucal.runner.elsewhere.packages import import_ray, start_ray, task_resources
+from paucal.runs import RunFolder
+from paucal.types import UserError
+
+MOST_FAILURES = 20  # starts after failures of one call
+_FAILED = 2  # exit code for invalid data or settings, and for a process whose partner was lost
+
+
+def train_on_ray(command: Command, processes: int, device: str | None, threads: int | None = None) -> bool:
+    """Make a run on the cluster at RAY_ADDRESS, or on this machine; return whether it has finished.
+
+    Args:
+        command: Command that makes the run; its folder is on a disk that all machines share.
+        processes: Processes that train together.
+        device: Device of the run; None for the best one of the cluster.
+        threads: CPUs of each process; None for an equal share of this machine's.
+
+    Raises:
+        UserError: Ray is not installed, or the run failed too often.
+    """
+    ray = import_ray()
+    from ray.train import FailureConfig, RunConfig, ScalingConfig  # imported here, as Ray is
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    owns_cluster = start_ray(ray)
+    wanted = task_resources(ray.cluster_resources(), threads or max(1, usable_cores() // processes), device)
+    resources = {"CPU": wanted["num_cpus"], **({"GPU": 1} if wanted["num_gpus"] else {})}
+    caches = {name: value for name, value in os.environ.items() if name.startswith(("PAUCAL_", "HF_HUB_"))}
+    trainer = TorchTrainer(
+        work,
+        train_loop_config={"command": command, "environment": caches | {"OMP_NUM_THREADS": str(wanted["num_cpus"])}},
+        scaling_config=ScalingConfig(
+            num_workers=processes, use_gpu=bool(wanted["num_gpus"]), resources_per_worker=resources
+        ),
+        torch_config=TorchConfig(backend="gloo"),
+        run_config=RunConfig(
+            name="ray", storage_path=str(command.logs), failure_config=FailureConfig(max_failures=MOST_FAILURES)
+        ),
+    )
+    try:
+        trainer.fit()
+    except Exception as problem:  # Ray has many types of its own
+        reason = " ".join(str(problem).split())[-300:]
+        raise UserError(f"--on ray: the run failed ({reason}); the logs are in {command.logs}.") from problem
+    finally:
+        if owns_cluster:
+            ray.shutdown()
+    return RunFolder(Path(command.run)).finished
+
+
+def work(config: dict[str, Any]) -> None:
+    """Run one process of a run in a worker of Ray, as torchrun would.
+
+    Raises:
+        RuntimeError: The process failed, so that Ray starts all of them again.
+    """
+    import ray  # imported here, since it is an extra
+    from ray.train import get_context
+
+    command: Command = config["command"]
+    context = get_context()
+    rank, world = context.get_world_rank(), context.get_world_size()
+    environment = dict(config["environment"])
+    if gpus := ray.get_gpu_ids():  # Ray shows all GPUs of a machine to each of its workers there
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+    if world > 1:
+        address: list[Any] = [_free_address() if rank == 0 else None]
+        dist.broadcast_object_list(address)  # in the group that Ray has opened; the run opens its own
+        numbers = {
+            "RANK": rank,
+            "WORLD_SIZE": world,
+            # Each counts as a machine of its own, since a new start may place them otherwise.
+            "LOCAL_RANK": 0,
+            "LOCAL_WORLD_SIZE": 1,
+            "GROUP_RANK": rank,
+            "MASTER_ADDR": address[0][0],
+            "MASTER_PORT": address[0][1],
+            "TORCHELASTIC_RUN_ID": "ray",
+        }
+        environment |= {name: str(value) for name, value in numbers.items()}
+    code = command.start(environment, f"{rank}.log").wait()
+    if code == _FAILED and not RunFolder(Path(command.run)).last.exists():
+        return  # invalid data or settings, which another start would not change
+    if code not in (0, 130):
+        raise RuntimeError(f"paucal {command.verb} ended with exit code {code}; see {rank}.log in {command.logs}")
+
+
+def _free_address() -> tuple[str, int]:
+    import ray.util
+
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return ray.util.get_node_ip_address(), listener.getsockname()[1]
