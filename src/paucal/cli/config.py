@@ -26,7 +26,7 @@ def read_config(name: str, hints: Mapping[str, Any], verb: str) -> dict[str, Any
     settings = {}
     for key, value in _content(name).items():
         word = str(key).replace("-", "_")
-        if word not in hints or word == "config":
+        if word not in hints:
             near = did_you_mean(word, hints)
             raise UserError(f"unknown key {str(key)!r} in the config{near}; see 'paucal {verb} --help'.")
         if value is not None:

@@ -9,8 +9,10 @@ from paucal.verbs.runs.settings import RunsSettings
 DESCRIPTION = """List runs with their settings, state and scores, those of comparisons too.
 Columns in which all runs agree are told once, below the table. What can be deleted is named with the reason: runs that
 saved nothing, that a newer run has repeated, or that were stopped long ago; nothing is deleted.
-'paucal runs verify RUN' checks the ledger of a run instead."""
+'paucal runs verify RUN' checks the ledger of a run instead; 'paucal runs fetch URL FOLDER' copies one from storage."""
 
+
+FETCH = """Copy a run on object storage to a new folder of this machine, where every verb can use it."""
 
 VERIFY = """Check the ledger of a run that was trained with --ledger: whether each training image was used once
 per pass, none twice and none of validation or test, however often the run was killed and resumed on other processes."""
@@ -20,6 +22,8 @@ def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 1 where a ledger shows that images were lost or used twice."""
     if list(argv[:1]) == ["verify"]:
         return _verify(argv[1:])
+    if list(argv[:1]) == ["fetch"]:
+        return _fetch(argv[1:])
     parser = VerbParser("runs", DESCRIPTION)
     parser.add_argument("folder", nargs="?", type=str, default="runs", metavar="FOLDER", help="that holds the runs")
     add_settings(parser, RunsSettings)
@@ -30,6 +34,20 @@ def run(argv: Sequence[str]) -> int:
 
     settings, folder = settings_among(values, RunsSettings), Path(values.folder)
     show(chosen_runs(folder, settings), folder, settings, Console())
+    return 0
+
+
+def _fetch(argv: Sequence[str]) -> int:
+    parser = VerbParser("runs fetch", FETCH)
+    parser.add_argument("url", type=str, metavar="URL", help="--output of the call that made the run")
+    parser.add_argument("folder", type=str, metavar="FOLDER", help="new folder")
+    values, _ = parse(parser, list(argv))
+    # Loaded only now, as above.
+    from paucal.runner.stored_runs import StoredRun
+    from paucal.runs import create_run
+
+    StoredRun(values.url).fetch(create_run(Path(values.folder)).path)
+    print(f"the run is in {values.folder}")
     return 0
 
 

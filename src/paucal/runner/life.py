@@ -15,6 +15,7 @@ from paucal.cores import note_late_import, own_threads
 from paucal.data.checking.survey import image_digests
 from paucal.data.processes import require_guard
 from paucal.data.sampler import steps_per_epoch
+from paucal.data.shards.folders import is_remote
 from paucal.data.splits.split_csv import require_same_images, write_split
 from paucal.memory import kept_memory
 from paucal.models.trained import save_trained
@@ -37,6 +38,7 @@ from paucal.runner.processes import (
 )
 from paucal.runner.run_folder import Writing, places_of, reopen, store_changes, stored_settings
 from paucal.runner.starts import RECORD
+from paucal.runner.stored_runs import require_one_machine, written_to_storage
 from paucal.runner.time_budget import add_time_plan, describe_change
 from paucal.runs import RunFolder, describe_environment
 from paucal.settings.values import from_python, given_names
@@ -64,7 +66,7 @@ class Stopped:
 
     def __str__(self) -> str:
         where = f"stopped after step {self.step} of {self.total_steps}"
-        return f"{where}; resume with: paucal {self.verb} --resume {shlex.quote(str(self.run))}"
+        return f"{where}; resume with: paucal {self.verb} --resume {shlex.quote(RunFolder(self.run).place)}"
 
 
 def begin(
@@ -94,6 +96,11 @@ def begin(
     join_processes()
     if not is_first():
         return _follow(job, callbacks)
+    if settings.output is not None and is_remote(settings.output):
+        require_one_machine(settings.overwrite)
+        with written_to_storage(settings.output, False, console) as copy:
+            here = replace(settings, output=str(copy.folder))
+            return begin(job, here, given, console, [*callbacks, copy], start)
     setups: list[A] = []
 
     def create() -> Path:
@@ -133,6 +140,10 @@ def resume(
     join_processes()
     if not is_first():
         return _follow(job, callbacks)
+    if is_remote(path):
+        require_one_machine()
+        with written_to_storage(str(path), True, console) as copy:
+            return resume(job, copy.folder, console, changes, [*callbacks, copy])
     setups: list[A] = []
 
     def reopen_run() -> Path:
@@ -247,7 +258,7 @@ def _execute(
 ) -> R | Stopped:
     names = setup.settings.logger if is_first() else None
     pass_run_to_children(run.path)
-    go_on = f"paucal {job.verb} --resume {shlex.quote(str(run.path))}"
+    go_on = f"paucal {job.verb} --resume {shlex.quote(run.place)}"
     try:
         with (
             explain_lost_processes(go_on),

@@ -25,6 +25,7 @@ MAX_TEXT_BYTES = 64 * 2**20
 RUNS = Path("runs")  # folder of runs, unless --output names another
 MARKER = "config.yaml"
 SUMMARY = "summary.json"  # written at the end: only a finished run has one
+PLACE = "place.json"  # beside the copy of a run whose place is object storage
 FRAME = re.compile(r"frame-[0-9a-f]{16}\.(csv|parquet)")  # a DataFrame that was given as DATA, kept in the run
 ASIDE = ".replaced"  # suffix of a folder whose run is about to be replaced
 PACKAGES = (
@@ -63,6 +64,14 @@ class RunFolder:
     def finished(self) -> bool:
         """Whether the run is finished and therefore cannot be resumed."""
         return (self.path / SUMMARY).exists()
+
+    @property
+    def place(self) -> str:
+        """The URL of a run on object storage, of which this folder is a copy, else the path."""
+        try:
+            return str(parse_json(read_text(self.path.parent / PLACE, MOST_CONFIG_BYTES))["url"])
+        except (OSError, UserError, ValueError, KeyError, TypeError):
+            return str(self.path)
 
     @property
     def config(self) -> Path:

@@ -62,7 +62,7 @@ class RunLock:
         """
         claim = self.folder / f".{LOCK}.{self._token}.tmp"
         since = time.strftime("%Y-%m-%d %H:%M:%S")
-        holder = Holder(self._token, os.getpid(), socket.gethostname(), _space(), since)
+        holder = Holder(self._token, os.getpid(), socket.gethostname(), process_space(), since)
         _HELD.add(self._token)  # before other threads see the claim: they would think that its process is dead
         try:
             claim.write_text(json.dumps(asdict(holder)))
@@ -189,11 +189,11 @@ def _is_live(path: Path, held: Holder | None, now: float, patient: bool = True) 
         silent = now - _changed(path) > SILENCE
     except FileNotFoundError:
         return False
-    if held is None or held.space != _space():
+    if held is None or held.space != process_space():
         return not silent
     if held.pid == os.getpid():
         return held.token in _HELD
-    return _runs(held.pid) and (not silent or (patient and _is_renewed(path)))
+    return is_running(held.pid) and (not silent or (patient and _is_renewed(path)))
 
 
 def _is_renewed(path: Path) -> bool:
@@ -209,7 +209,8 @@ def _is_renewed(path: Path) -> bool:
     return False
 
 
-def _runs(pid: int) -> bool:
+def is_running(pid: int) -> bool:
+    """Return whether a process of this machine runs; True where that cannot be told."""
     if os.name != "posix":  # there is no harmless signal elsewhere
         return True
     try:
@@ -265,7 +266,7 @@ def _changed(path: Path) -> float:
     return path.stat().st_mtime
 
 
-def _space() -> str:
+def process_space() -> str:
     """Return the scope in which a process number is unique: the machine since its boot, and the container."""
     parts = [socket.gethostname()]
     for read in (

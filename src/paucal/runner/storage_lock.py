@@ -1,0 +1,141 @@
+"""Locks on object storage: an object that names the writing process, which keeps rewriting it.
+
+As `runs.lock`, but without links and times of files: the object is created only where there is none (a conditional
+request), and a holder counts as dead if its object stays the same for a minute of this machine's clock.
+"""
+
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from paucal.data.shards.requests import first_line, retry
+from paucal.reading import parse_json
+from paucal.runs.lock import BEAT, SILENCE, is_running, process_space
+from paucal.types import UserError
+
+
+class StorageLock:
+    """An exclusive lock on object storage.
+
+    Args:
+        storage: File system of fsspec.
+        path: Path of the lock, without a suffix.
+        what: Name of what is locked, for messages.
+    """
+
+    def __init__(self, storage: Any, path: str, what: str) -> None:
+        self.what = what
+        self.lost = False
+        self._storage, self._base, self._path = storage, path, f"{path}.json"
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        self._mine = {"token": uuid.uuid4().hex, "pid": os.getpid(), "host": socket.gethostname(), "since": since}
+        self._mine |= {"space": process_space(), "beats": 0}
+        self._ended = threading.Event()
+
+    @contextmanager
+    def held(self) -> Iterator["StorageLock"]:
+        """Hold the lock within the block.
+
+        Raises:
+            UserError: Another process holds it, or the storage cannot be written.
+        """
+        try:
+            self._seize(self._path)
+        except UserError:
+            raise
+        except Exception as problem:  # every storage has its own types
+            raise UserError(f"{self.what} cannot be written ({first_line(problem)}): check the address.") from problem
+        thread = threading.Thread(target=self._live, name="storage lock", daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._ended.set()
+            thread.join()
+            with suppress(Exception):  # it counts as dead after a minute
+                if self._token(self._path) == self._mine["token"]:
+                    self._storage.rm_file(self._path)
+
+    def check(self) -> None:
+        """Raise a UserError if another process has taken over the lock."""
+        if self.lost:
+            raise UserError(
+                f"another process has taken over {self.what} while this one was stopped for over {SILENCE:.0f} "
+                "seconds: this one ends, and has copied nothing since."
+            )
+
+    def _live(self) -> None:
+        while not self._ended.wait(BEAT) and not self.lost:
+            with suppress(Exception):  # the storage may be away for a moment
+                if self._token(self._path) not in (self._mine["token"], None):
+                    self.lost = True
+                    return
+                self._mine["beats"] += 1
+                self._storage.pipe_file(self._path, self._content())
+
+    def _seize(self, path: str) -> None:
+        """Create the object, unless a living process has; of those that find it dead, only one may follow it."""
+        while not self._create(path):
+            held = self._read(path)
+            if held is None:  # it was just released
+                continue
+            if self._lives(path, held):
+                who = f"process {held.get('pid')} on {held.get('host')}, since {held.get('since')}"
+                raise UserError(
+                    f"{self.what} is being written by {who}: wait for it or stop it first; a process that was killed "
+                    f"counts as ended after {SILENCE:.0f} seconds."
+                )
+            mark = f"{self._base}-after-{held.get('token')}.json"
+            self._seize(mark)
+            is_dead_one = self._token(path) == held.get("token")
+            if is_dead_one:
+                retry(lambda: self._storage.pipe_file(path, self._content()))
+            self._storage.rm_file(mark)
+            if is_dead_one:
+                return
+
+    def _create(self, path: str) -> bool:
+        try:
+            self._storage.pipe_file(path, self._content(), mode="create")
+        except Exception:  # some storage has its own error for an object that exists
+            if self._read(path) is None:
+                raise
+            return self._token(path) == self._mine["token"]  # the request was answered late
+        return True
+
+    def _lives(self, path: str, held: dict[str, Any]) -> bool:
+        """Return whether a holder lives; wait for its next beat where that alone can tell."""
+        if held.get("space") == process_space() and isinstance(held.get("pid"), int):
+            return is_running(held["pid"])
+        end = time.monotonic() + SILENCE
+        while time.monotonic() < end:
+            if (now := self._read(path)) != held:
+                return now is not None
+            time.sleep(BEAT / 10)
+        return False
+
+    def _token(self, path: str) -> Any:
+        return (self._read(path) or {}).get("token")
+
+    def _read(self, path: str) -> dict[str, Any] | None:
+        def read() -> bytes | None:
+            try:
+                return self._storage.cat_file(path, end=1 << 16)
+            except FileNotFoundError:
+                return None
+
+        content = retry(read)
+        try:
+            found = None if content is None else parse_json(content)
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else None if content is None else {}
+
+    def _content(self) -> bytes:
+        return json.dumps(self._mine).encode()

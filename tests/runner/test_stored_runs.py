@@ -1,0 +1,186 @@
+"""Runs on object storage, for which fsspec's memory stands: what a reader finds, and who may write."""
+
+import inspect
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import fsspec
+import pytest
+from lightning.pytorch import Callback
+
+import paucal
+from paucal.cli.main import main
+from paucal.data.decoded.cache_folder import VARIABLE
+from paucal.data.shards import requests
+from paucal.runner import storage_lock, stored_runs
+from paucal.runner.console import SilentConsole
+from paucal.runner.stored_runs import StoredRun, written_to_storage
+from paucal.runs import RunFolder
+from paucal.training.plan import Plan
+from paucal.types import UserError
+
+URL = "memory://bucket/runs/a"
+SETTINGS = {"model": "vit_mini", "model_args": ["depth=1"], "img_size": [16], "epochs": 3, "workers": 0, "seed": 1}
+
+
+@pytest.fixture(autouse=True)
+def storage(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(requests, "_PAUSE", 0.0)
+    monkeypatch.setattr(requests, "_BUDGET", 0.0)
+    monkeypatch.setattr(storage_lock, "SILENCE", 0.3)
+    monkeypatch.setattr(storage_lock, "BEAT", 0.05)
+    files = fsspec.filesystem("memory")
+    files.makedirs("/bucket", exist_ok=True)
+    yield files
+    files.rm("/bucket", recursive=True)
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    """A folder with what stands for a run."""
+    folder = tmp_path / "run"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "plots").mkdir()
+    for name in ("config.yaml", "checkpoints/last.ckpt", "plots/a.png", "train.log"):
+        (folder / name).write_text(f"first {name}")
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
+
+
+def objects(storage) -> int:
+    return len(storage.ls("/bucket/runs/a/objects", detail=False))
+
+
+def test_publish__a_reader_finds_the_newest_whole_state(run, storage, tmp_path, monkeypatch):
+    stored, there = StoredRun(URL), tmp_path / "there"
+    stored.publish(run)
+    StoredRun(URL).fetch(there)
+    first = contents(run)
+    assert contents(there) == first
+    assert objects(storage) == 4
+    (run / "checkpoints/last.ckpt").write_text("second")
+    (run / "plots/a.png").unlink()
+    monkeypatch.setattr(stored._storage, "pipe_file", lambda *args, **kw: 1 / 0)  # killed before the manifest
+    with pytest.raises(requests.GaveUp):
+        stored.publish(run)
+    StoredRun(URL).fetch(there)
+    assert contents(there) == first
+    monkeypatch.undo()
+    stored.publish(run)
+    StoredRun(URL).fetch(there)
+    assert contents(there) == contents(run)
+    assert objects(storage) == 5  # those of the last two states
+    stored.publish(run)
+    assert objects(storage) == 3
+
+
+def test_publish__sends_only_what_has_changed(run, monkeypatch):
+    stored, sent = StoredRun(URL), []
+    put = stored._storage.put_file
+    monkeypatch.setattr(stored._storage, "put_file", lambda *args: (sent.append(args), put(*args)))
+    stored.publish(run)
+    assert len(sent) == 4
+    (run / "train.log").write_text("more")
+    (run / ".hidden.tmp").write_text("unfinished")
+    (run / "lock.json").write_text("{}")
+    stored.publish(run)
+    assert len(sent) == 5
+
+
+def test_fetch__refuses_damage_and_paths_that_lead_out(run, storage, tmp_path):
+    stored = StoredRun(URL)
+    with pytest.raises(UserError, match="there is no run at 'memory://bucket/runs/a'"):
+        stored.fetch(tmp_path / "there")
+    stored.publish(run)
+    digest = json.loads(storage.cat_file("/bucket/runs/a/manifest.json"))["files"]["train.log"][0]
+    storage.pipe_file(f"/bucket/runs/a/objects/{digest}", b"first train.lo?")
+    with pytest.raises(UserError, match=r"train\.log of the run .* is damaged"):
+        StoredRun(URL).fetch(tmp_path / "there")
+    assert not (tmp_path / "there" / "train.log").exists()
+    storage.rm_file(f"/bucket/runs/a/objects/{digest}")
+    with pytest.raises(UserError, match=r"train\.log of the run .* cannot be read"):
+        StoredRun(URL).fetch(tmp_path / "there")
+    storage.pipe_file("/bucket/runs/a/manifest.json", json.dumps({"files": {"../out": [digest, 3]}}).encode())
+    with pytest.raises(UserError, match=r"\.\./out"):
+        StoredRun(URL).fetch(tmp_path / "there")
+    storage.pipe_file("/bucket/runs/a/manifest.json", b"[]")
+    with pytest.raises(UserError, match="cannot be read"):
+        StoredRun(URL).fetch(tmp_path / "there")
+
+
+def test_lock__is_held_by_one_and_taken_over_from_the_dead(storage, monkeypatch):
+    path = "/bucket/runs/a/lock.json"
+    with StoredRun(URL).lock.held() as lock:
+        monkeypatch.setattr(storage_lock, "process_space", lambda: "another machine")
+        with pytest.raises(UserError, match="is being written by process"), StoredRun(URL).lock.held():
+            pass
+        time.sleep(0.2)  # several beats
+        lock.check()
+        content = storage.cat_file(path)
+        assert json.loads(content)["beats"] >= 1
+    assert not storage.exists(path)
+    storage.pipe_file(path, content)  # of a process that was killed
+    with StoredRun(URL).lock.held():
+        taken = json.loads(storage.cat_file(path))
+        assert taken["token"] != json.loads(content)["token"]
+    assert storage.find("/bucket/runs/a") == []
+
+
+def test_lock__that_was_lost_ends_the_run_and_copies_nothing(run, storage):
+    with written_to_storage(URL, False, SilentConsole()) as copy:
+        other = {"token": "other", "pid": 1, "host": "h", "since": "s", "space": "x", "beats": 0}
+        storage.pipe_file("/bucket/runs/a/lock.json", json.dumps(other).encode())
+        time.sleep(0.3)
+        with pytest.raises(UserError, match="another process has taken over the run"):
+            copy.on_train_batch_start(SimpleNamespace(), None, None, 0)  # type: ignore[arg-type]
+        run.rename(copy.folder)
+    assert not storage.exists("/bucket/runs/a/manifest.json")
+    assert json.loads(storage.cat_file("/bucket/runs/a/lock.json"))["token"] == "other"
+
+
+class Interrupt(Callback):
+    """Interrupts a run after some steps."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == 7:
+            raise RuntimeError("the machine is lost")
+
+
+def test_run__is_resumed_on_another_machine_as_if_nothing_had_happened(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    whole = paucal.train("digits", output="whole", ledger=True, **SETTINGS)
+    with pytest.raises(UserError, match="--overwrite is not supported on object storage"):
+        paucal.train("digits", output=URL, overwrite=True, **SETTINGS)
+    usual = Plan.__init__.__defaults__ or ()
+    every = inspect.signature(Plan).parameters["save_every"].default
+    monkeypatch.setattr(Plan.__init__, "__defaults__", tuple(3 if value == every else value for value in usual))
+    with pytest.raises(RuntimeError, match="the machine is lost"):
+        paucal.train("digits", output=URL, ledger=True, callbacks=[Interrupt()], **SETTINGS)
+    with pytest.raises(UserError, match=r"--output: 'memory://bucket/runs/a' exists already: resume it with --resume"):
+        paucal.train("digits", output=URL, **SETTINGS)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "another"))
+    assert "checkpoints/last.ckpt" in (StoredRun(URL).manifest() or {})
+    assert main(["train", "--resume", URL]) == 0
+    assert f"the run is in {URL}" in capsys.readouterr().out
+    assert main(["runs", "fetch", URL, "here"]) == 0
+    assert RunFolder(Path("here")).finished
+    assert Path("here/model.safetensors").read_bytes() == (whole.run / "model.safetensors").read_bytes()
+    verdict = paucal.verify_run("here")
+    assert (verdict.clean, verdict.processes, verdict.repeated_steps) == (True, (1, 1), 1)
+    assert main(["runs", "fetch", URL, "here"]) == 2
+    copies = list((tmp_path / "another" / stored_runs.FOLDER).glob("*/run"))
+    assert [RunFolder(copy).place for copy in copies] == [URL]
+
+
+def test_run__whose_storage_is_away_is_whole_on_this_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr(StoredRun, "publish", lambda *args: 1 / 0)
+    with pytest.raises(UserError, match="the whole run is in") as problem:
+        paucal.train("digits", output=URL, **SETTINGS)
+    assert RunFolder(Path(str(problem.value).split("'")[3])).finished
