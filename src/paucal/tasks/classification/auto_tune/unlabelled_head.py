@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paucal.data.images import evenly_spaced
 from paucal.data.randomness import derive_seed
 from paucal.evaluation.protocols.classifier import draw_folds, even_folds
 from paucal.tasks.classification.auto_tune.gaussian import fit_shares
@@ -34,6 +35,8 @@ ALONE, GAUSSIAN, BOTH = "labels alone", "Gaussian classes of all images", "mean 
 MOST_WEIGHT = 3.0  # of all unlabelled images together, as a multiple of the labelled ones
 POWER, ROUNDS = 3.0, 3  # probabilities are sharpened by this power, in so many rounds
 AXES = 512  # principal axes of the features, which hold most of their variance
+MOST_DECOMPOSED = 3000  # rows of a product whose eigenvectors are computed: seconds of a core
+SMALLEST = 1e-5  # eigenvalue that float32 tells from 0, as a share of the largest
 
 # From (N, D) raw features and (N,) labels: (K, D) weights and (K,) biases of calibrated logits.
 FitBase = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -72,8 +75,22 @@ def pool_of(features: Tensor) -> Pool:
     mean, deviation = features.mean(0), features.std(0)
     deviation = torch.where(deviation > 1e-6, deviation, torch.ones_like(deviation))
     rows = (features - mean) / deviation
-    axes = torch.linalg.eigh(rows.T @ rows).eigenvectors[:, -min(AXES, len(rows)) :]
+    axes = principal_axes(rows)
     return Pool(features, mean, deviation, axes, rows @ axes)
+
+
+def principal_axes(rows: Tensor) -> Tensor:
+    """Return the (D, R) principal axes of (U, D) standardised features, at most `AXES`.
+
+    The smaller of the D x D and U x U products is decomposed, the latter for some of the images where there are many:
+    staged features of a ResNet-50 have 9,216 dimensions, whose product takes minutes of a core.
+    """
+    if rows.shape[1] <= min(len(rows), MOST_DECOMPOSED):
+        return torch.linalg.eigh(rows.T @ rows).eigenvectors[:, -AXES:]
+    some = rows[evenly_spaced(len(rows), MOST_DECOMPOSED)]
+    values, vectors = torch.linalg.eigh(some @ some.T)
+    varied = values > SMALLEST * values[-1]  # the images of a pool lie on fewer axes than there are images
+    return some.T @ (vectors[:, varied] / values[varied].sqrt())[:, -AXES:]
 
 
 @dataclass(frozen=True)
