@@ -29,6 +29,7 @@ from paucal.verbs.convert.settings import ConvertSettings
 from paucal.verbs.convert.writing import LAYOUTS
 from promises.boxes import LAYOUTS as MAKERS
 from promises.boxes import Maker
+from tasks.detection.made import write_voc
 
 BOXES = ("yolo", "coco", "voc", "csv", "label-studio", "cvat")
 NO_CROWDS, NO_OUTLINES = ("yolo", "label-studio", "cvat"), ("voc", "csv")
@@ -216,6 +217,38 @@ def test_classes__of_images_are_read_back_equal(tmp_path: Path, to: str):
     assert second.classes == first.classes
     assert _labels(second) == _labels(first)
     assert set(second.declared) == set(first.declared)
+
+
+@pytest.mark.parametrize("to", ["coco", "voc", "csv", "label-studio", "cvat"])
+def test_objects_of_a_class_that_was_added_in_another_program__are_read(tmp_path: Path, to: str):
+    write_voc(tmp_path / "set", 4)
+    paucal.convert(tmp_path / "set", to=to, output=tmp_path / "out")
+    file = next(
+        one
+        for one in sorted((tmp_path / "out").rglob("*"))
+        if one.suffix in (".json", ".xml", ".csv") and one.name != "label_config.xml" and "red" in one.read_text()
+    )
+    text = file.read_text()
+    if to == "coco":
+        document = json.loads(text)
+        document["categories"].append({"id": 9, "name": "green"})
+        document["annotations"][0]["category_id"] = 9
+        text = json.dumps(document)
+    else:
+        text = text.replace('label="red"' if to == "cvat" else "red", 'label="green"' if to == "cvat" else "green", 1)
+    file.write_text(text)
+    _, annotations = read_boxes(tmp_path / "out")
+    names = [name for image in annotations.images for name in image.names]
+    assert (names.count("green"), set(names)) == (1, {"green", "red"})
+
+
+def test_objects_of_a_class_without_a_name__are_refused_with_the_line(tmp_path: Path):
+    write_voc(tmp_path / "set", 4)
+    paucal.convert(tmp_path / "set", to="yolo", output=tmp_path / "out")
+    file = tmp_path / "out/labels/0.txt"
+    file.write_text("7" + file.read_text()[1:])
+    with pytest.raises(UserError, match=r"line 1 of .* has the class 7, and .*data.yaml names 1 .*: add its name"):
+        read_boxes(tmp_path / "out")
 
 
 def _labels(images) -> dict[bytes, list[str]]:

@@ -1,8 +1,10 @@
 """`paucal next`: what is chosen and left out, and labels that go out and come back."""
 
+import csv
 import json
 import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -98,6 +100,47 @@ def test_answers_of_a_classifier__go_out_and_corrected_labels_come_back(base: Pa
     assert {np.asarray(back.store.read(n)).tobytes(): back.classes_of(n)[0] for n in range(len(back))} == answers
 
 
+@pytest.mark.parametrize("to", TOOLS)
+def test_class_that_the_model_does_not_know__comes_back_as_one_more_class(base: Path, tmp_path: Path, to: str) -> None:
+    found = paucal.next_images(base / "run", base / "unlabelled", count=4, to=to, folder=str(tmp_path / "out"))
+    give_first_image_another_class(tmp_path / "out", to, "scarf, wool & silk")
+    back = open_images(f"{base / 'photos'}:{tmp_path / 'out'}")
+    assert back.classes == ("class0", "class1", "class2", "scarf, wool & silk")
+    new = [n for n in range(len(back)) if back.classes_of(n) == ["scarf, wool & silk"]]
+    assert len(new) == 1
+    assert np.asarray(back.store.read(new[0])).tobytes() in {pixels_of(row.path) for row in found.rows}
+    assert len(back) == 36 + 4
+
+
+def give_first_image_another_class(folder: Path, to: str, name: str) -> None:
+    """Change one label as a person does in the tool of a layout."""
+    if to == "label-studio":
+        document = json.loads((folder / "tasks.json").read_text())
+        for task in document:
+            task["annotations"] = task.pop("predictions")
+        document[0]["annotations"][0]["result"][0]["value"]["choices"] = [name]
+        (folder / "tasks.json").write_text(json.dumps(document))
+    elif to == "cvat":
+        tree = ElementTree.parse(folder / "annotations.xml")
+        tag = next(tree.iter("tag"))
+        label = ElementTree.SubElement(next(tree.iter("labels")), "label")  # the tool lists every class
+        ElementTree.SubElement(label, "name").text = name
+        tag.set("label", name)
+        tree.write(folder / "annotations.xml", encoding="utf-8")
+    elif to == "csv":
+        file = next(folder.glob("*.csv"))
+        rows = table(file)
+        rows[0]["label"] = name
+        with file.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        image = next(file for file in sorted(folder.rglob("*")) if file.is_file())
+        (folder / name).mkdir()
+        image.rename(folder / name / image.name)
+
+
 def pixels_of(path: str) -> bytes:
     return np.asarray(Image.open(path).convert("RGB")).tobytes()
 
@@ -137,6 +180,7 @@ def test_detector__is_asked_and_its_boxes_come_back(tmp_path: Path) -> None:
         if to in ("coco", "cvat", "csv"):  # hold images without objects
             _, back = read_boxes(tmp_path / to)
             assert len(back.images) == 5
+
     assert set(json.loads((tmp_path / "coco/annotations/instances_default.json").read_text())["categories"][0]) == {
         "id",
         "name",

@@ -93,16 +93,15 @@ def open_images(  # noqa: PLR0913 (a caller may choose any of them)
     )
     if (images := _open(location, "name", options)) is not None:
         return images
-    sets = [_open_piece(piece, options) for piece in roots_of(location)]
+    pieces = roots_of(location)
+    sets = [_open_piece(piece, options) for piece in pieces]
+    if labelled:
+        sets = [_with_classes_of_files(piece, images) for piece, images in zip(pieces, sets, strict=True)]
     images = sets[0] if len(sets) == 1 else join_sets(sets, str(location))
     if not labelled:
         return without_masks(images)
-    names = images.classes
-    if len(names) < 2 or {name.lower() for name in names} & set(STRUCTURE) or are_parts(names):
-        images = _open_otherwise(Path(location).expanduser()) or images
     if images.stream is None:
         refuse_masks(images)
-    refuse_structure(Path(location).expanduser(), images.classes)
     images = with_plain_classes(images)
     if len(images.classes) < 2:
         path, only = Path(images.location if is_remote(location) else location).expanduser(), "".join(images.classes)
@@ -142,6 +141,19 @@ def _open_piece(location: str | Path, options: SourceOptions) -> ImageSet:
         elif path.is_file() and find_boxes(path):
             return open_boxed_images(path)
         raise
+
+
+def _with_classes_of_files(piece: str, images: ImageSet) -> ImageSet:
+    """Return the images of a location, labelled by its annotation files where its folders are no classes.
+
+    Raises:
+        UserError: Its folders are no classes, and no file labels its images.
+    """
+    path, names = Path(piece).expanduser(), images.classes
+    if len(names) < 2 or {name.lower() for name in names} & set(STRUCTURE) or are_parts(names):
+        images = _open_otherwise(path) or images
+    refuse_structure(path, images.classes)
+    return images
 
 
 def _open_otherwise(path: Path) -> ImageSet | None:
