@@ -9,6 +9,7 @@ from paucal.backbones.spec import BackboneSpec
 from paucal.data.channels.pixel_format import describe_channels
 from paucal.data.checking.findings import Finding
 from paucal.data.images import ImageSet
+from paucal.data.sources.joining import SEPARATOR
 from paucal.data.string_arrays import take_strings
 from paucal.data.views.normalisation import Normalisation
 from paucal.evaluation.calibration import DEFAULT_THRESHOLD
@@ -211,7 +212,9 @@ def _check_new(settings: TrainSettings, tune_record: TuneRecord | None, whole: b
     if settings.unlabelled is not None and (tune_record is None or not tune_record.candidates):
         raise UserError(
             "--unlabelled fits a head to the frozen features of pretrained weights, and this run has none: leave it "
-            "out, or learn from these images first with 'paucal pretrain'."
+            "out and let a run that has them answer for these images ('paucal predict RUN "
+            f"{settings.unlabelled} --to csv --output ANSWERS', then give {settings.data}{SEPARATOR}ANSWERS with "
+            "--val-fraction 0), or learn from them first with 'paucal pretrain'."
         )
     if settings.epochs == 0 and (tune_record is None or not tune_record.candidates):
         raise UserError(

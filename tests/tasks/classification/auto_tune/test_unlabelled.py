@@ -305,7 +305,7 @@ def test_run__of_a_model_without_linear_classifier_is_refused(data, tmp_path, mo
     ("given", "words"),
     [
         ({"unlabelled": "nowhere"}, "nowhere does not exist"),
-        ({"init": None, "model": "vit_mini"}, "--unlabelled fits a head to the frozen features of pretrained weights"),
+        ({"init": None, "model": "vit_mini"}, r"this run has none: leave it out and .*'paucal predict RUN .*--to csv"),
     ],
 )
 def test_run__refuses_before_it_starts(data, tmp_path, given, words):
