@@ -72,6 +72,16 @@ def test_one_classifier__learns_both():
     torch.testing.assert_close(terms.total, terms.values["class"] + 0.5 * terms.values["distillation"])
 
 
+def test_soft_teacher__gives_its_probabilities_at_its_temperature():
+    objective, term = teach("vit_tiny_patch16_224", soft=True, temperature=2.0)
+    objective.train()
+    loss = objective(batch(), NOW).values["distillation"]
+    logits = objective.backbone.model(batch().views[0])
+    shares = (Painted()(batch().views[0]) / 2).softmax(1)
+    torch.testing.assert_close(loss, -(shares * logits.log_softmax(1)).sum(1).mean())
+    torch.testing.assert_close(term.answers(batch().views[0]).softmax(1), shares)
+
+
 def test_teacher__sees_what_it_was_trained_to_see_and_answers_in_the_runs_order():
     _, term = teach("vit_tiny_patch16_224", size=(8, 8))
     logits = torch.randn(4, 3)

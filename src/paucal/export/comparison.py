@@ -131,6 +131,8 @@ def compare_all(
     images: Sequence[Image.Image],
     labels: Sequence[Tensor] | None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    student: tuple[Any, Sequence[Image.Image]] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Comparison:
     """Ask a model and its export about each image in turn, and return how they differ.
 
@@ -141,17 +143,24 @@ def compare_all(
         images: Upright images.
         labels: Label of each image, if they are known.
         progress: Called with (images done, images in all).
+        student: The smaller model that was exported in the original's place, and the same images as it reads them.
+        clock: Seconds that the milliseconds are counted in; processor time tells them on a busy machine too, on one
+            thread.
     """
+    asked, shown = student or (subject, images)
     differences: list[Difference] = []
     times: tuple[list[float], list[float]] = ([], [])
     with torch.inference_mode():
-        for number, image in enumerate([images[0], *images]):  # the first time is the warm-up
+        for number in range(len(images) + 1):  # the first time is the warm-up
             answers: list[Tensor] = []
-            for model, as_pixels, spent in ((subject.network, False, times[0]), (network, pixels, times[1])):
-                given = subject.prepare(image, as_pixels)
-                start = time.perf_counter()
-                answers.append(subject.ask(model, given, as_pixels))
-                spent.append(1000 * (time.perf_counter() - start))
+            for own, model, as_pixels, pictures, spent in (
+                (subject, subject.network, False, images, times[0]),
+                (asked, network, pixels, shown, times[1]),
+            ):
+                given = own.prepare(pictures[max(number - 1, 0)], as_pixels)
+                start = clock()
+                answers.append(own.ask(model, given, as_pixels))
+                spent.append(1000 * (clock() - start))
             if number:
                 label = None if labels is None else labels[number - 1]
                 differences.append(subject.compare(answers[0], answers[1], label))

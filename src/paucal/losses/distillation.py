@@ -1,4 +1,8 @@
-"""Hard distillation: a network learns the class that a teacher predicts (DeiT, Touvron et al., arXiv 2012.12877)."""
+"""Distillation: a network learns what a teacher predicts.
+
+The class alone is hard distillation (DeiT, Touvron et al., arXiv 2012.12877); the probabilities of all classes are soft
+distillation (Hinton et al., arXiv 1503.02531), here at temperature 1.
+"""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,3 +23,18 @@ def hard_distillation_loss(logits: Tensor, teacher: Tensor) -> Tensor:
         True
     """
     return F.cross_entropy(precise(logits), teacher.argmax(1))
+
+
+def soft_distillation_loss(logits: Tensor, teacher: Tensor) -> Tensor:
+    """Return the cross-entropy on the teacher's probabilities, a scalar in float32.
+
+    Args:
+        logits: (B, K) logits of the network in training.
+        teacher: (B, K) logits of the teacher for the same images and the same classes; they get no gradient.
+
+    Example:
+        >>> import torch
+        >>> soft_distillation_loss(torch.zeros(2, 4), torch.randn(2, 4)).item() == torch.tensor(4.0).log().item()
+        True
+    """
+    return F.cross_entropy(precise(logits), precise(teacher).softmax(1))

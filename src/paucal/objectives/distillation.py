@@ -1,4 +1,4 @@
-"""Hard distillation as an extra loss on any supervised run (DeiT, Touvron et al., ICML 2021, arXiv 2012.12877)."""
+"""Distillation as an extra loss on any supervised run (DeiT, Touvron et al., ICML 2021, arXiv 2012.12877)."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paucal.losses.distillation import hard_distillation_loss
+from paucal.losses.distillation import hard_distillation_loss, soft_distillation_loss
 from paucal.objectives.guided import GuidedTerm
 from paucal.types import Batch, Features, Progress
 
@@ -14,7 +14,7 @@ WEIGHT = 1.0  # DeiT weights both losses by a half, for which AdamW's steps are 
 
 
 class Distillation(GuidedTerm):
-    """Hard distillation: beside the labels, the network learns the class that a teacher predicts for the same view.
+    """Beside the labels, the network learns what a teacher predicts for the same view: the class, or probabilities.
 
     A network with a distillation token, such as DeiT's, learns the labels with its class token and the teacher's
     classes with the other, and answers with the mean of both. Any other learns both with its one classifier.
@@ -24,13 +24,21 @@ class Distillation(GuidedTerm):
         classes: Classes of the run.
         weight: Factor on the loss.
         size: (height, width) in pixels that images are brought to for the teacher; None to show them as they are.
+        soft: Whether the teacher's probabilities are learned in place of its likeliest class.
+        temperature: What the teacher's logits are divided by.
     """
 
     def __init__(
-        self, teacher: nn.Module, classes: int, weight: float = WEIGHT, size: tuple[int, int] | None = None
+        self,
+        teacher: nn.Module,
+        classes: int,
+        weight: float = WEIGHT,
+        size: tuple[int, int] | None = None,
+        soft: bool = False,
+        temperature: float = 1.0,
     ) -> None:
         super().__init__(teacher)
-        self._weight, self._size = weight, size
+        self._weight, self._size, self.soft, self._temperature = weight, size, soft, temperature
         self.register_buffer("columns", torch.arange(classes))
 
     def answer_in(self, columns: Sequence[int]) -> None:
@@ -46,12 +54,16 @@ class Distillation(GuidedTerm):
         logits = features.logits if features.distilled_logits is None else features.distilled_logits
         if logits is None:
             raise ValueError("a network without a classifier has nothing to learn from a teacher's classes")
-        images = self.shown(batch.views[0])
+        learn = soft_distillation_loss if self.soft else hard_distillation_loss
+        return learn(logits, self.answers(batch.views[0]))
+
+    @torch.no_grad()
+    def answers(self, images: Tensor) -> Tensor:
+        """Return the teacher's (B, K) logits, in the order of the run's classes, for images as the run shows them."""
+        images = self.shown(images)
         if self._size is not None:
             images = F.interpolate(images, self._size, mode="bicubic", antialias=True)
-        with torch.no_grad():
-            answers = self.guide(images)
-        return hard_distillation_loss(logits, answers[:, self.get_buffer("columns")])
+        return self.guide(images)[:, self.get_buffer("columns")] / self._temperature
 
     def weight(self, progress: Progress) -> float:
         """Return the constant weight."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paucal.evaluation.results import Report, read_report
+from paucal.metrics.intervals import wilson_share
 from paucal.report.frozen import FrozenFeatures, read_frozen
 from paucal.runs import RunFolder
 from paucal.types import UserError
@@ -225,15 +226,19 @@ def _check(run: RunFolder) -> list[Complaint] | None:
 
 def _exports(run: RunFolder) -> list[ExportedFile]:
     try:
-        return [_exported(_text(name), found) for name, found in _json(run, EXPORTS).items()][:MAX_ITEMS]
+        of_images = run.config.is_file() and run.verb == "train"
+        return [_exported(_text(name), found, of_images) for name, found in _json(run, EXPORTS).items()][:MAX_ITEMS]
     except (KeyError, TypeError, ValueError) as problem:
         place = str(run.path / EXPORTS)
         raise UserError(f"{place!r} is damaged ({problem!r}): remove it and export again.") from problem
 
 
-def _exported(name: str, found: Mapping[str, Any]) -> ExportedFile:
+def _exported(name: str, found: Mapping[str, Any], of_images: bool) -> ExportedFile:
     own, other = map(_finite, found["milliseconds"])
-    right = None if found["accuracy"] is None else [percent(_finite(share)) for share in found["accuracy"]]
+    right = None
+    if found["accuracy"] is not None:
+        images = int(found["images"]) if of_images else 0
+        right = [_with_interval(_finite(share), images) for share in found["accuracy"]]
     return ExportedFile(
         name,
         f"{_finite(found['size']) / 2**20:.1f} MiB",
@@ -243,6 +248,14 @@ def _exported(name: str, found: Mapping[str, Any]) -> ExportedFile:
         "" if right is None else f"{right[1]} ({right[0]})",
         f"{other:.1f} ({own:.1f})",
     )
+
+
+def _with_interval(share: float, images: int) -> str:
+    """Return a share of right answers with its 95 % interval, if it is one of a number of images."""
+    if not images:
+        return percent(share)
+    low, high = (percent(end).removesuffix(" %") for end in wilson_share(share, images).ends)
+    return f"{percent(share)}, {low} to {high}"
 
 
 def _environment(run: RunFolder) -> dict[str, str]:

@@ -186,7 +186,7 @@ def fit_softmax(features: Tensor, labels: Tensor, strength: float, max_iteration
 
     Args:
         features: (N, D) features.
-        labels: (N,) with every class in [0, K) present; on any device.
+        labels: (N,) with every class in [0, K) present, or (N, K) shares of the classes in each image; on any device.
         strength: Lambda.
         max_iterations: Most iterations of L-BFGS.
         tolerance: Largest entry of the gradient of the mean loss at which the fit stops.
@@ -194,10 +194,11 @@ def fit_softmax(features: Tensor, labels: Tensor, strength: float, max_iteration
     Returns:
         (K, D) weights and (K,) biases in float64, the number of iterations, and whether the tolerance was reached.
     """
-    n_classes = int(labels.max()) + 1
     features = to_double(features)
     labels = labels.to(features.device)
-    if n_classes > 2:
+    shared = labels.ndim == 2
+    n_classes = labels.shape[1] if shared else int(labels.max()) + 1
+    if shared or n_classes > 2:
         return _minimise(features, n_classes, strength, lambda z: F.cross_entropy(z, labels), max_iterations, tolerance)
     targets = labels[:, None].to(features)
     return _both_classes(

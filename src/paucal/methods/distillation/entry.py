@@ -1,4 +1,4 @@
-"""Hard distillation: the teacher of a run, with its classes in the order of the run's classes."""
+"""Distillation: the teacher of a run, with its classes in the order of the run's classes."""
 
 from typing import Any
 
@@ -51,6 +51,8 @@ def _build(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term
         spec.num_classes,
         WEIGHT if weight is None else weight,
         None if fits else own.image_size,
+        settings.distillation_targets == "probabilities",
+        card.temperature,
     )
 
 
@@ -80,7 +82,7 @@ def _settle(settings: Any, term: Distillation, run_images: RunImages) -> None:
 
 TERM = ExtraLoss(
     name="distillation",
-    summary="the class that a teacher names for the same view, --teacher",
+    summary="the class or the probabilities that a teacher gives for the same view, --teacher",
     settings=DistillationSettings,
     paths=("teacher",),
     advice="without --add distillation: add it, or leave {flag} out",

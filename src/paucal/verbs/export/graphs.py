@@ -2,7 +2,8 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from paucal.export.formats import GRAPHS, Source
 from paucal.reading import named_path
 from paucal.runner.console import Console
 from paucal.types import UserError
-from paucal.verbs.export.images import Pictures, calibrating_inputs, compared_images
+from paucal.verbs.export.images import TESTED, Pictures, calibrating_inputs, compared_images
 from paucal.verbs.export.settings import ExportSettings
 from paucal.verbs.export.subjects import Subject
 from paucal.wording import counted, percent
@@ -49,6 +50,7 @@ class GraphWriter:
         subject: Model.
         settings: Settings of the export.
         console: Shows the comparisons.
+        clock: Seconds that the time for an image is counted in.
 
     Attributes:
         pictures: Images on which the files are compared with the model.
@@ -56,12 +58,22 @@ class GraphWriter:
 
     pictures: Pictures
 
-    def __init__(self, subject: Subject, settings: ExportSettings, console: Console) -> None:
-        self.subject, self.settings, self.console = subject, settings, console
+    def __init__(
+        self,
+        subject: Subject,
+        settings: ExportSettings,
+        console: Console,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.subject, self.settings, self.console, self.clock = subject, settings, console, clock
         self.sources: dict[bool, Source] = {}
 
-    def open(self, formats: Sequence[str]) -> None:
+    def open(self, formats: Sequence[str], parts: Sequence[str] = TESTED) -> None:
         """Prepare the graphs, and read the images on which the files are compared.
+
+        Args:
+            formats: Names of formats.
+            parts: Parts of the run's images, of which the first one with images is taken.
 
         Raises:
             UserError: The preprocessing cannot be part of a graph, or there are no images.
@@ -69,12 +81,13 @@ class GraphWriter:
         web = None if self.settings.onnxruntime_web is None else named_path(self.settings.onnxruntime_web)
         if "html" in formats:
             runtime_files(web)
-        for pixels in {self._pixels(name) for name in formats}:
+        for pixels in {self.pixels(name) for name in formats}:
             self.sources[pixels] = Source(self.subject.graph(pixels), self.subject.card, web)
-        self.pictures = compared_images(self.settings.data, self.settings.images, self.subject, self.console)
+        data = self.settings.data if parts is TESTED else None
+        self.pictures = compared_images(data, self.settings.images, self.subject, self.console, parts)
         self.console.say(f"writing {self.subject.card.backbone.name} down as a graph, which takes up to a minute")
 
-    def _pixels(self, name: str) -> bool:
+    def pixels(self, name: str) -> bool:
         """Return whether the graph of a format has its preprocessing inside."""
         always = GRAPHS[name].pixels
         return self.settings.with_preprocessing if always is None else always
@@ -85,24 +98,15 @@ class GraphWriter:
         Raises:
             UserError: The network cannot be written in this format, or the file's answers differ from the model's.
         """
-        entry, path, pixels = GRAPHS[name], folder / file_name(name, int8), self._pixels(name)
-        source, pictures = self.sources[pixels], self.pictures
-        if int8:
-            assert entry.quantise is not None
-            entry.quantise(source, path, calibrating_inputs(self.subject))
-        else:
-            entry.write(source, path)
-        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        entry, path = GRAPHS[name], folder / file_name(name, int8)
+        self._write(name, int8, path)
         if not entry.runs_here:
             self.console.say(
-                f"{path.name} ({size / 2**20:.1f} MiB): converted, and its shapes are right; it was not run, since its "
-                f"runtime exists for {entry.platform} alone"
+                f"{path.name} ({_size(folder) / 2**20:.1f} MiB): converted, and its shapes are right; it was not run, "
+                f"since its runtime exists for {entry.platform} alone"
             )
             return None
-        with self.console.progress(f"comparing {path.name}") as advance:
-            network = entry.run(path)
-            found = compare_all(self.subject, network, pixels, pictures.pictures, pictures.labels, advance)
-        found = replace(found, size=size)
+        pixels, found = self.pixels(name), self.compare(name, path)
         if int8:
             _require_agreement(path.name, found, LEAST_OF_8_BITS, "leave out --int8")
         else:
@@ -110,6 +114,29 @@ class GraphWriter:
             _require_agreement(path.name, found, LEAST_AGREEMENT, "use another --format")
         self.console.say(self._sentence(path.name, found))
         return found
+
+    def measure(self, name: str, int8: bool, folder: Path, images: int) -> Comparison:
+        """Write a format into a folder, and compare it on a few images, without refusing what differs."""
+        path = folder / file_name(name, int8)
+        self._write(name, int8, path)
+        return self.compare(name, path, images)
+
+    def _write(self, name: str, int8: bool, path: Path) -> None:
+        entry, source = GRAPHS[name], self.sources[self.pixels(name)]
+        if int8:
+            assert entry.quantise is not None
+            entry.quantise(source, path, calibrating_inputs(self.subject))
+        else:
+            entry.write(source, path)
+
+    def compare(self, name: str, path: Path, images: int | None = None) -> Comparison:
+        """Compare a file with the model on the pictures, or on the first few of them."""
+        pictures, labels = self.pictures.pictures[:images], self.pictures.labels
+        with self.console.progress(f"comparing {path.name}") as advance:
+            network = GRAPHS[name].run(path)
+            asked = self.subject, network, self.pixels(name), pictures, labels, advance
+            found = compare_all(*asked, clock=self.clock)
+        return replace(found, size=_size(path.parent))
 
     def _sentence(self, name: str, found: Comparison) -> str:
         own, other = found.milliseconds
@@ -124,6 +151,11 @@ class GraphWriter:
             f"{same.format(percent(found.agreement))}, a probability differs by {found.largest:.2g} at most{scores}; "
             f"{other:.1f} ms an image, the model here {own:.1f}"
         )
+
+
+def _size(folder: Path) -> int:
+    """Return the bytes of all files of a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _require_alike(name: str, found: Comparison, most: float) -> None:

@@ -1,6 +1,6 @@
 """Real images for an export: for comparing it with the original, and for calibrating 8-bit activations."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -35,8 +35,13 @@ class Pictures:
     what: str
 
 
-def compared_images(data: str | None, most: int, subject: Subject, console: Console) -> Pictures:
-    """Return images to compare an export on: the given images, or the run's test images (else validation images).
+TESTED, JUDGED = ("test", "val", "train"), ("val", "train")  # parts of the images, of which the first one is taken
+
+
+def compared_images(
+    data: str | None, most: int, subject: Subject, console: Console, parts: Sequence[str] = TESTED
+) -> Pictures:
+    """Return images to compare an export on: the given images, or those of the first of a run's parts that has any.
 
     Raises:
         UserError: there are no images, or the run's images are gone.
@@ -50,7 +55,7 @@ def compared_images(data: str | None, most: int, subject: Subject, console: Cons
     if not subject.run.config.exists():
         return Pictures(_noise(subject, min(most, NOISE)), None, "images of noise (--data names others)")
     images, split, label = subject.images
-    part = next((name for name in ("test", "val", "train") if len(split.indices(name))), "train")
+    part = next((name for name in parts if len(split.indices(name))), "train")
     part_rows = split.indices(part)
     rows = part_rows[evenly_spaced(len(part_rows), most)].tolist()  # images of the same class are adjacent
     labels = None if label is None else [label(row) for row in rows]

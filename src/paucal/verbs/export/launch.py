@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from paucal.data.arguments import path_text
@@ -27,7 +29,9 @@ from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
 from paucal.verbs.explain.writing import settle_folder
+from paucal.verbs.export.fitting import STUDENT, best_within, formats_to_fit, judge
 from paucal.verbs.export.graphs import GraphWriter, file_name, staged
+from paucal.verbs.export.limits import Limits, limits_of
 from paucal.verbs.export.settings import ExportSettings
 from paucal.verbs.export.subjects import ClassifierSubject, DetectorSubject, Subject, open_subject
 
@@ -81,10 +85,17 @@ def export_model(run: str | os.PathLike[str], /, **settings: Any) -> Export:
 
 
 def export_all(run: str, settings: ExportSettings, console: Console) -> Export:
-    """Write and compare all requested formats; see `export_model`."""
+    """Write the requested formats, or the best file within limits; see `export_model`."""
     check_ranges(settings)
     folder = open_model_folder(run)
     subject = open_subject(folder, console, settings.mirror)
+    if (limits := limits_of(settings)) is not None:
+        return _export_within(folder, subject, limits, settings, console)
+    return _export_formats(folder, subject, settings, console)
+
+
+def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSettings, console: Console) -> Export:
+    """Write and compare each format that was asked for, or the usual ones."""
     formats = _formats(settings, subject)
     place = settle_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
     written: list[Path] = []
@@ -119,6 +130,28 @@ def export_all(run: str, settings: ExportSettings, console: Console) -> Export:
         raise UserError(" ".join(refused))
     said = tuple(console.said) if isinstance(console, RecordingConsole) else ()
     return Export(place, tuple(written), comparisons, said)
+
+
+def _export_within(
+    folder: RunFolder, subject: Subject, limits: Limits, settings: ExportSettings, console: Console
+) -> Export:
+    """Write the best file within limits, with the run of the smaller model if it is of one."""
+    formats = formats_to_fit(settings, subject)
+    _formats(replace(settings, format=formats, int8=False), subject)  # refuses what does not go together
+    place = settle_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
+    with TemporaryDirectory(prefix="paucal-export-") as work:
+        best = best_within(subject, formats, limits, settings, Path(work), console)
+        found = judge(best, subject, settings, console)
+        place.mkdir(parents=True, exist_ok=True)
+        written = [Path(shutil.move(path, place / path.name)) for path in sorted(best.folder.iterdir())]
+        if best.model:
+            written.append(Path(shutil.move(Path(work) / STUDENT, place / STUDENT)))
+    record = {**_record({best.name: found}), "limits": asdict(limits), "model": best.model or "the run's"}
+    write_text(place / "export.json", json.dumps(record, indent=2) + "\n")
+    _add_to_report(folder, {best.title: asdict(found)})
+    console.say(f"wrote {', '.join(path.name for path in written)} to {place}")
+    said = tuple(console.said) if isinstance(console, RecordingConsole) else ()
+    return Export(place, tuple(written), {best.name: found}, said)
 
 
 def _formats(settings: ExportSettings, subject: Subject) -> Sequence[str]:

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from paucal.settings.options import MOST, option
 
-_GROUP, _COMPARED = "export", "comparison"
+_GROUP, _COMPARED, _FITTING = "export", "comparison", "a file that fits"
 Format = Literal["safetensors", "hub", "pt2", "onnx", "openvino", "litert", "coreml", "html"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
@@ -46,3 +46,13 @@ class ExportSettings:
     push: str | None = option("hub: OWNER/NAME to upload the folder to; a new repository is private", group=_GROUP)
     data_licence: str | None = option("hub: licence of the training images, as the page is to state it", group=_GROUP)
     images: int = option("largest number of images to compare with", 200, group=_COMPARED, low=1, high=MOST)
+    max_size: str | None = option(
+        "largest size of the file, such as 5MB: the best file within the limits is written, of this model or of a "
+        "smaller one that it teaches",
+        None,
+        group=_FITTING,
+    )
+    max_ms: float | None = option(
+        "most milliseconds for one image on one thread of this machine, likewise", None, group=_FITTING, above=0
+    )
+    time: str | None = option("for how long a smaller model may learn (default: 15m)", None, group=_FITTING)

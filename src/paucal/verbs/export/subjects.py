@@ -16,7 +16,7 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.export.comparison import Classifier, Difference, compare, compare_objects
 from paucal.export.program import EXAMPLES, Graph, graph_of
 from paucal.models.tasks import DETECTION, SEGMENTATION, task_of
-from paucal.models.trained import load_trained
+from paucal.models.trained import TrainedModel, load_trained
 from paucal.runner.console import Console
 from paucal.runner.images import open_again
 from paucal.runner.run_folder import typed_settings
@@ -41,12 +41,15 @@ class ClassifierSubject(Classifier):
         run: Run of `paucal train`.
         console: Shows how far the reading of images is.
         mirror: Whether the answers for an image and its mirror image are averaged.
+        model: Model in place of the run's.
     """
 
     unit = "images"
 
-    def __init__(self, run: RunFolder, console: Console, mirror: bool = False) -> None:
-        model = load_trained(run).require_classifier()
+    def __init__(
+        self, run: RunFolder, console: Console, mirror: bool = False, model: TrainedModel | None = None
+    ) -> None:
+        model = model or load_trained(run).require_classifier()
         self.model = model.mirrored() if mirror else model
         super().__init__(self.model)
         self.run, self.console, self.reading = run, console, self.card.preprocessing.reading

@@ -39,6 +39,7 @@ from paucal.tasks.classification.auto_tune.probe import (
 )
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.state import TuneState
+from paucal.tasks.classification.auto_tune.taught_head import learn_from_teacher
 from paucal.tasks.classification.cross_validated import store_held_out
 
 # Largest share of the time budget for extracting training features; tuning uses all training images anyway.
@@ -184,7 +185,7 @@ def fit_probe(state: TuneState) -> None:
     if state.record.probe is not None:
         return
     setup, start_time = state.setup, time.monotonic()
-    fitted = fit_probe_head(state, setup, "first model: features", race=True)
+    fitted = learn_from_teacher(state, fit_probe_head(state, setup, "first model: features", race=True))
     state.first = fitted if setup.settings.unlabelled else None
     state.image_seconds = fitted.seconds  # more precise than the few images timed before
     classifier = linear_classifier(setup.objective.deployable())

@@ -1,0 +1,83 @@
+"""A linear head on frozen features that learns a teacher's probabilities beside the labels."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from paucal.evaluation.predictions import predict_in_order
+from paucal.evaluation.protocols.logistic import fit_softmax
+from paucal.objectives import Distillation, Objective
+from paucal.objectives.one_backbone import OneBackbone
+from paucal.runner.images import eval_loader
+from paucal.tasks.classification.auto_tune.fitted import Fitted
+from paucal.tasks.classification.auto_tune.probe import SOLVER, Head, head_score
+from paucal.tasks.classification.auto_tune.standardised import standardise
+from paucal.tasks.classification.auto_tune.state import TuneState
+
+NAME = "logistic regression on the teacher's probabilities and the labels"
+
+
+class _TeacherAnswers(nn.Module):
+    def __init__(self, term: Distillation) -> None:
+        super().__init__()
+        self.term = term
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.term.answers(images)
+
+
+def soft_teacher(objective: Objective) -> Distillation | None:
+    """Return the extra loss of a run that learns a teacher's probabilities; None if there is none."""
+    terms = objective.named_terms().values() if isinstance(objective, OneBackbone) else ()
+    return next((term for term in terms if isinstance(term, Distillation) and term.soft), None)
+
+
+def learn_from_teacher(state: TuneState, fitted: Fitted) -> Fitted:
+    """Return the first model with a head that learned from the run's teacher too, if validation prefers it."""
+    setup = state.setup
+    term, val = soft_teacher(setup.objective), torch.from_numpy(setup.data.part("val"))
+    if term is None or not len(val):
+        return fitted
+    train, targets = (
+        torch.from_numpy(setup.data.part("train"))[fitted.rows],
+        torch.from_numpy(setup.data.images.targets),
+    )
+    usual, count = fitted.race.head or fitted.head, fitted.images
+    features = fitted.features[:, : usual.weight.shape[1]]
+    shares = _teacher_shares(state, term, train.numpy())
+    head = fit_taught_head(features[:count], targets[train], shares, usual.strength)
+    score = head_score(head, features[count:], targets[val])
+    if score < head_score(usual, features[count:], targets[val]):
+        return fitted
+    if fitted.race.head is None:
+        return replace(fitted, head=head, score=score, race=replace(fitted.race, name=NAME))
+    return replace(fitted, score=score, race=replace(fitted.race, head=head, name=NAME))
+
+
+def _teacher_shares(state: TuneState, term: Distillation, indices: NDArray[np.int64]) -> Tensor:
+    """Return the teacher's (N, K) probabilities for the images at these positions."""
+    setup, settings = state.setup, state.setup.settings
+    with state.console.progress("answers of the teacher") as advance:
+        loader = eval_loader(setup.data, indices, setup.card.preprocessing, settings)
+        model = _TeacherAnswers(term).to(settings.device)
+        return predict_in_order(model, loader, indices, settings.device, advance).softmax(1)
+
+
+def fit_taught_head(features: Tensor, labels: Tensor, shares: Tensor, strength: float) -> Head:
+    """Fit logistic regression to the mean of the labels and a teacher's probabilities.
+
+    Args:
+        features: (N, D) features of the training images.
+        labels: (N,) classes in [0, K).
+        shares: (N, K) probabilities of the teacher.
+        strength: L2 penalty.
+    """
+    standard = standardise(features)
+    targets = (F.one_hot(labels, shares.shape[1]) + shares.double()) / 2
+    weight, bias, *_ = fit_softmax(standard.coordinates, targets, strength, SOLVER.max_iterations, SOLVER.tolerance)
+    weight, bias = standard.carry_back(weight, bias)
+    return Head(weight.float(), bias.float(), strength, None)

@@ -1,0 +1,232 @@
+"""`paucal export --max-size 5MB --max-ms 30`: the best file within the limits, of the run's model or a smaller one.
+
+Files of all formats are judged on validation images, and the one that is kept is reported on test images. A smaller
+model learns only where no file of the run's model fits; its network and image size are chosen before, since the files
+of an untrained network are as large and as fast. Times are of the processor on one thread, so that other programs on
+the machine do not count.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import process_time
+
+import torch
+
+from paucal.export.comparison import Comparison, compare_all
+from paucal.export.formats import GRAPHS
+from paucal.metrics.intervals import wilson_share
+from paucal.runner.console import Console
+from paucal.types import UserError
+from paucal.verbs.export.graphs import GraphWriter, file_name
+from paucal.verbs.export.images import JUDGED, compared_images
+from paucal.verbs.export.limits import Limits, describe
+from paucal.verbs.export.settings import ExportSettings
+from paucal.verbs.export.students import TIME, Student, possible_students, teach, untrained
+from paucal.verbs.export.subjects import ClassifierSubject, DetectorSubject, Subject
+from paucal.wording import percent
+
+STUDENT = "student"  # folder of the smaller model's run
+TIMED = 12  # images on which the files of an untrained student are timed
+MARGIN = 0.9  # share of --max-ms that such a file may take, since times differ from one measurement to the next
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A file of a model.
+
+    Attributes:
+        subject: Model.
+        format: Name of the format.
+        int8: Whether it is the format's file of 8 bits.
+        folder: Folder of the file and what belongs to it.
+        found: Comparison with the model on validation images.
+        model: Name of the model for people; "" for the run's own.
+    """
+
+    subject: Subject
+    format: str
+    int8: bool
+    folder: Path
+    found: Comparison
+    model: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the file."""
+        return file_name(self.format, self.int8)
+
+    @property
+    def title(self) -> str:
+        """The file and its model for people."""
+        return f"{self.name} of {self.model}" if self.model else self.name
+
+    @property
+    def quality(self) -> tuple[float, float]:
+        """Share of right answers, then that of the model's answers."""
+        return (0.0 if self.found.accuracy is None else self.found.accuracy[1], self.found.agreement)
+
+
+def formats_to_fit(settings: ExportSettings, subject: Subject) -> list[str]:
+    """Return the formats to choose among: the given ones, or all installed ones with files of 8 bits.
+
+    Raises:
+        UserError: A format is no graph, or does not run on this machine.
+    """
+    usual = [name for name, entry in GRAPHS.items() if entry.quantise and entry.installed]
+    if isinstance(subject, DetectorSubject) or settings.with_preprocessing:
+        usual = [name for name in usual if GRAPHS[name].pixels is None]
+    chosen = list(settings.format or usual or ["onnx"])
+    for name in chosen:
+        if name not in GRAPHS or not GRAPHS[name].runs_here:
+            raise UserError(
+                f"--max-size and --max-ms choose among files that run on this machine, and --format {name} gives none: "
+                "leave it out."
+            )
+    return chosen
+
+
+def best_within(
+    subject: Subject, formats: Sequence[str], limits: Limits, settings: ExportSettings, work: Path, console: Console
+) -> Candidate:
+    """Return the best file within the limits; it lies in a folder below `work`.
+
+    Raises:
+        UserError: No file fits.
+    """
+    tried = list(_own_files(subject, formats, settings, work / "own", console))
+    fitting = [one for one in tried if limits.excess(one.found) <= 1]
+    if not fitting and isinstance(subject, ClassifierSubject) and not subject.card.several:
+        console.say(f"no file of the run's model keeps to {limits}: looking for a smaller model that it can teach")
+        measured = list(_students(subject, formats, limits, settings, work, console))
+        tried += [one for _, files in measured for one in files]
+        student = next((student for student, files in measured if _fit_easily(limits, files)), None)
+        if student is not None:
+            title = str(student)
+            console.say(f"{title} fits: it learns from the run's model and labels for {settings.time or TIME}")
+            learned = teach(subject, student, settings.time or TIME, work / STUDENT, console)
+            files = [
+                replace(one, model=title) for one in _own_files(learned, formats, settings, work / "files", console)
+            ]
+            tried += files
+            fitting = [one for one in files if limits.excess(one.found) <= 1]
+    if not fitting:
+        raise UserError(_nothing_fits(tried, limits))
+    return max(fitting, key=lambda one: one.quality)
+
+
+def _own_files(
+    subject: Subject, formats: Sequence[str], settings: ExportSettings, work: Path, console: Console
+) -> Iterator[Candidate]:
+    """Write every file of a model, and yield those that answer as the model does."""
+    writer = GraphWriter(subject, settings, console, process_time)
+    with one_thread():
+        writer.open(formats, JUDGED)
+        for name, int8 in _files(subject, formats, settings):
+            folder = work / file_name(name, int8)
+            folder.mkdir(parents=True)
+            try:
+                found = writer.write(name, int8, folder)
+            except UserError as problem:
+                console.say(f"note: {problem}")
+                continue
+            assert found is not None
+            yield Candidate(subject, name, int8, folder, found)
+
+
+def _students(
+    teacher: ClassifierSubject,
+    formats: Sequence[str],
+    limits: Limits,
+    settings: ExportSettings,
+    work: Path,
+    console: Console,
+) -> Iterator[tuple[Student, list[Candidate]]]:
+    """Yield possible students with the files of the untrained network, until one fits."""
+    pace: dict[str, float] = {}  # milliseconds of a pixel in the fastest file, by network
+    useless: set[str] = set()  # networks that are too large, or cannot be written
+    for choice in possible_students(teacher):
+        name, side = choice.name, choice.side
+        expected = pace.get(name, 0.0) * side**2
+        if name in useless or (limits.milliseconds is not None and expected > 1.2 * limits.milliseconds):
+            continue
+        student = untrained(teacher, choice, console)
+        writer, files = GraphWriter(student, settings, console, process_time), []
+        with one_thread():
+            writer.open(formats)
+            for number, (form, int8) in enumerate(_files(student, formats, settings)):
+                folder = work / f"untrained-{name}-{side}-{number}"
+                folder.mkdir(parents=True)
+                try:
+                    found = writer.measure(form, int8, folder, TIMED)
+                except UserError as problem:
+                    console.note(str(problem))
+                    continue
+                files.append(Candidate(student, form, int8, folder, found, str(choice)))
+        yield choice, files
+        if files and _fit_easily(limits, files):
+            return
+        if not files or (limits.size is not None and min(one.found.size for one in files) > limits.size):
+            useless.add(name)
+        else:
+            pace[name] = min(one.found.milliseconds[1] for one in files) / side**2
+
+
+def _fit_easily(limits: Limits, files: Sequence[Candidate]) -> bool:
+    time = limits.milliseconds and MARGIN * limits.milliseconds
+    return any(replace(limits, milliseconds=time).excess(one.found) <= 1 for one in files)
+
+
+def _files(subject: Subject, formats: Sequence[str], settings: ExportSettings) -> list[tuple[str, bool]]:
+    """Return the files to write as (format, whether of 8 bits), the most precise ones first."""
+    bits_8 = not settings.with_preprocessing and not isinstance(subject, DetectorSubject)
+    small = [(name, True) for name in formats if bits_8 and GRAPHS[name].quantise]
+    return [*((name, False) for name in formats), *small]
+
+
+def _nothing_fits(tried: Sequence[Candidate], limits: Limits) -> str:
+    if not tried:
+        return f"no file of this model answers as it does, so none keeps to {limits}: use another --format."
+    closest = min(tried, key=lambda one: limits.excess(one.found))
+    return (
+        f"no file keeps to {limits}: the closest is {closest.title} with {describe(closest.found)}, so nothing was "
+        "written; give a larger --max-size or --max-ms."
+    )
+
+
+def judge(candidate: Candidate, subject: Subject, settings: ExportSettings, console: Console) -> Comparison:
+    """Compare the file that is kept with the run's model on test images."""
+    pictures = compared_images(settings.data, settings.images, subject, console)
+    own, student = candidate.subject, None
+    if own is not subject:
+        student = own, compared_images(settings.data, settings.images, own, console).pictures
+    writer = GraphWriter(own, settings, console)
+    with one_thread(), console.progress(f"judging {candidate.name}") as advance:
+        network = GRAPHS[candidate.format].run(candidate.folder / candidate.name)
+        found = compare_all(
+            *(subject, network, writer.pixels(candidate.format), pictures.pictures, pictures.labels, advance, student),
+            process_time,
+        )
+    found = replace(found, size=candidate.found.size)
+    console.say(f"kept {candidate.title}, {describe(found)} on one thread; {_scores(found, subject, pictures.what)}")
+    return found
+
+
+def _scores(found: Comparison, subject: Subject, what: str) -> str:
+    if found.accuracy is None or subject.unit != "images":
+        return f"on {found.images} {what} {percent(found.agreement)} of its answers are the run's"
+    before, after = (wilson_share(share, found.images) for share in found.accuracy)
+    shown = [f"{percent(one.value)} ({percent(one.ends[0])} to {percent(one.ends[1])})" for one in (after, before)]
+    return f"on {found.images} {what} it is right for {shown[0]}, the run's model for {shown[1]}"
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread inside the block, as the limit of the time says."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

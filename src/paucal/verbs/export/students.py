@@ -1,0 +1,125 @@
+"""Smaller models that learn from a run's, for limits that no file of the run keeps."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paucal.backbones.spec import BackboneSpec
+from paucal.methods.training_settings import TrainSettings
+from paucal.models.card import ModelCard
+from paucal.models.trained import TrainedModel
+from paucal.models.weights.at_hand import ready_weights
+from paucal.models.weights.store import AddedWeights
+from paucal.models.weights.table import Trained
+from paucal.runner.console import Console
+from paucal.runner.life import Stopped, begin
+from paucal.runner.run_folder import typed_settings
+from paucal.runs import RunFolder
+from paucal.tasks.classification.job import TrainingJob
+from paucal.types import UserError
+from paucal.verbs.export.subjects import ClassifierSubject
+
+SIDES = (224, 192, 160, 128, 96, 64)  # pixels
+UNTRAINED = "mobilenetv2_050"  # without weights: 0.7 M parameters
+TIME = "15m"
+# Settings of the run that say what its images are; its split goes along as a file.
+OF_THE_IMAGES = (
+    *("data", "data_root", "image_column", "label_column", "label_separator", "channels", "classes", "on_bad_image"),
+    *("resize", "hflip", "seed", "workers"),
+)
+
+
+@dataclass(frozen=True)
+class Student:
+    """A smaller model that may learn from a run's.
+
+    Attributes:
+        name: timm name of its network.
+        side: Side of its images in pixels.
+        pretrained: Whether it starts from trained weights on this machine.
+    """
+
+    name: str
+    side: int
+    pretrained: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.side} pixels"
+
+
+class _ProgressConsole(Console):
+    """Shows progress bars alone; the run's log has the lines."""
+
+    def say(self, text: str) -> None:
+        """Log a line."""
+        self.note(text)
+
+    def show(self, renderable: Any) -> None:
+        """Print nothing."""
+
+
+def possible_students(teacher: ClassifierSubject) -> Iterator[Student]:
+    """Yield smaller models, best first.
+
+    First comes the smallest network with weights on this machine, at falling image sizes, and then one from scratch.
+    """
+    ready = list(ready_weights("cpu"))
+    own, most = teacher.card.backbone, max(teacher.card.backbone.image_size)
+    if ready:
+        name = min(ready, key=_megabytes).name
+        same = name.partition(".")[0] == own.name.partition(".")[0]
+        yield from (Student(name, side, True) for side in SIDES if not (same and side >= most))
+    yield from (Student(UNTRAINED, side, False) for side in SIDES if side <= max(most, SIDES[-1]))
+
+
+def _megabytes(weights: Trained | AddedWeights) -> float:
+    return weights.size / 1e6 if isinstance(weights, AddedWeights) else weights.megabytes
+
+
+def untrained(teacher: ClassifierSubject, student: Student, console: Console) -> ClassifierSubject:
+    """Return a student before it learns, whose files have the size and the speed of the trained one."""
+    own, size = teacher.card, (student.side, student.side)
+    spec = BackboneSpec(student.name, len(own.classes), own.backbone.in_chans, size)
+    with torch.random.fork_rng(devices=[]):
+        network = spec.build().model.eval()
+    card = ModelCard(spec, own.classes, replace(own.preprocessing, image_size=size))
+    return ClassifierSubject(teacher.run, console, model=TrainedModel(network, card, torch.device("cpu")))
+
+
+def teach(teacher: ClassifierSubject, student: Student, time: str, folder: Path, console: Console) -> ClassifierSubject:
+    """Train a student on the run's training images with its labels and the run's probabilities.
+
+    Args:
+        teacher: Model of the run.
+        student: Smaller model.
+        time: Time for all of it, such as "15m".
+        folder: Folder of the student's run.
+        console: Shows the training.
+
+    Raises:
+        UserError: The run's images are gone, the time is too short, or the training was stopped.
+    """
+    stored = teacher.run.settings
+    images = {word: stored[word] for word in OF_THE_IMAGES if stored.get(word) is not None}
+    given: dict[str, Any] = {
+        **images,
+        "split": str(teacher.run.split),
+        "model": student.name,
+        "img_size": [student.side, student.side],
+        "method": "supervised",
+        "add": ["distillation"],
+        "teacher": str(teacher.run.path),
+        "distillation_targets": "probabilities",
+        "time": time,
+        "output": str(folder),
+        **({} if student.pretrained else {"init": "none"}),
+    }
+    result = begin(
+        TrainingJob(), typed_settings(given, TrainSettings), dict.fromkeys(given, "given"), _ProgressConsole()
+    )
+    if isinstance(result, Stopped):
+        raise UserError("the export was stopped while its smaller model learned: nothing was written; export again.")
+    return ClassifierSubject(RunFolder(folder), console)
