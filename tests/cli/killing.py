@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.calls import SMALL, TINY, make_photos, make_scenes
+from paucal.runner.stored_runs import StoredRun
 from paucal.runs import RunFolder
 from paucal.verbs.runs.verify import Verdict, verify_run
 from tasks.detection.made import write_voc
@@ -39,6 +40,7 @@ DETECTOR = shlex.split(
 COMMANDS = {
     "train": ["train", *TINY, "-b", "64", "--epochs", str(EPOCHS)],
     "shards": ["train", "SHARDS", *TINY, "-b", "16", "--epochs", str(4 * EPOCHS)],
+    "stored": ["train", *TINY, "-b", "64", "--epochs", str(EPOCHS)],  # written to storage: a folder, by fsspec
     "pretrain": ["pretrain", "digits", *PRETRAIN, "-b", "128", "--epochs", str(EPOCHS)],
     "segment": ["segment", "scenes", *SMALL, "--crops", "2", "--epochs", str(4 * EPOCHS), "--lr", "0.01"],
     "detect": ["detect", "boxes", "--model", "resnet10t", "--img-size", "96", *DETECTOR],
@@ -126,11 +128,12 @@ def disturb(folder: Path, verb: str, name: str, kills: int, dice: random.Random,
         longest: Seconds after a start at which it is killed at the latest.
     """
     tally, run = Tally(), RunFolder(folder / name)
-    task = COMMANDS[verb][0]
+    url = f"file://{folder}/storage/{name}" if verb == "stored" else None
     while not run.finished and len(tally.problems) < 3:
-        resumed = run.last.exists()
-        flags = [*COMMANDS[verb], *COMMON, "--output", name, "--overwrite"]
-        process = start(folder, [task, "--resume", name] if resumed else flags)
+        resumed = run.last.exists() if url is None else run.config.exists()
+        where = ["--output", name, "--overwrite"] if url is None else ["--output", url]
+        words = [COMMANDS[verb][0], "--resume", url or name] if resumed else [*COMMANDS[verb], *COMMON, *where]
+        process = start(folder, words)
         tally.starts += 1
         tally.anew += not resumed and tally.starts > 1
         process.join(dice.uniform(0, longest) if sum(tally.kills.values()) < kills else PATIENCE)
@@ -146,6 +149,8 @@ def disturb(folder: Path, verb: str, name: str, kills: int, dice: random.Random,
         elif process.exitcode not in (0, 130, -signal.SIGKILL):
             last = (folder / "log.txt").read_text().strip().splitlines()[-1]
             tally.problems.append(f"start {tally.starts} ended with {process.exitcode}: {last}")
+        if url is not None and StoredRun(url).manifest() is not None:
+            StoredRun(url).fetch(run.path)
     return tally
 
 

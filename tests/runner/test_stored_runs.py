@@ -81,6 +81,13 @@ def test_publish__a_reader_finds_the_newest_whole_state(run, storage, tmp_path, 
     assert objects(storage) == 3
 
 
+def test_publish__makes_the_folders_of_storage_that_has_them(run, tmp_path):
+    with written_to_storage(f"file://{tmp_path}/new/runs/a", False, SilentConsole()) as copy:
+        run.rename(copy.folder)
+    StoredRun(f"file://{tmp_path}/new/runs/a").fetch(tmp_path / "there")
+    assert contents(tmp_path / "there") == contents(copy.folder)
+
+
 def test_publish__sends_only_what_has_changed(run, monkeypatch):
     stored, sent = StoredRun(URL), []
     put = stored._storage.put_file

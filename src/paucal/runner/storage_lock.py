@@ -46,6 +46,7 @@ class StorageLock:
             UserError: Another process holds it, or the storage cannot be written.
         """
         try:
+            self._storage.makedirs(self._path.rpartition("/")[0], exist_ok=True)  # where storage has folders
             self._seize(self._path)
         except UserError:
             raise

@@ -32,7 +32,7 @@ from paucal.runs.files import write_text
 from paucal.runs.folder import PLACE
 from paucal.types import UserError
 
-MANIFEST, OBJECTS = "manifest.json", "objects"
+MANIFEST, OBJECTS, LOCK = "manifest.json", "objects", "lock"
 FOLDER = "runs"  # subfolder of the image cache
 _MOST_MANIFEST = 64 << 20  # bytes
 _LOOK = 1.0  # seconds between two looks for a new state
@@ -64,7 +64,7 @@ class StoredRun:
     @property
     def lock(self) -> StorageLock:
         """A lock on the run."""
-        return StorageLock(self._storage, self.path("lock"), f"the run {self.url!r}")
+        return StorageLock(self._storage, self.path(LOCK), f"the run {self.url!r}")
 
     def manifest(self) -> Manifest | None:
         """Return the digest and the size of each file; None if there is no run.
@@ -146,6 +146,7 @@ class StoredRun:
             copy = Path(scratch) / "copy"
             digest, size = _copy(file, copy)  # the file may grow or be replaced while it is sent
             if all(digest != other for other, _ in self._kept.values()):
+                self._storage.makedirs(self.path(OBJECTS), exist_ok=True)  # where storage has folders
                 retry(lambda: self._storage.put_file(str(copy), self.path(f"{OBJECTS}/{digest}")))
         self._known[name] = stamp, digest
         return digest, size
