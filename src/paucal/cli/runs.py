@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
+from paucal.types import UserError
 from paucal.verbs.runs.settings import RunsSettings
 
 DESCRIPTION = """List runs with their settings, state and scores, those of comparisons too.
@@ -44,9 +45,12 @@ def _fetch(argv: Sequence[str]) -> int:
     values, _ = parse(parser, list(argv))
     # Loaded only now, as above.
     from paucal.runner.stored_runs import StoredRun
-    from paucal.runs import create_run
+    from paucal.runs.folder import is_taken
 
-    StoredRun(values.url).fetch(create_run(Path(values.folder)).path)
+    folder = Path(values.folder)
+    if is_taken(folder):
+        raise UserError(f"{values.folder!r} exists already: choose a new folder.")
+    StoredRun(values.url).fetch(folder)
     print(f"the run is in {values.folder}")
     return 0
 
