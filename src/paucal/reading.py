@@ -41,12 +41,15 @@ def named_path(text: str, flag: str = "--output") -> Path:
     """Return the path that a flag names, with `~` replaced by the home folder.
 
     Raises:
-        UserError: it is empty, cannot be a path, or names the home folder of a user who does not exist.
+        UserError: It is empty or cannot be a path, it is a URL where something is written, or it names the home folder
+            of a user who does not exist.
     """
     if not text.strip():
         raise UserError(f"{flag} is empty: give a path, or leave {flag} out.")
     if "\0" in text:
         raise UserError(f"{flag} is {text[:80]!r}, and no path holds a null byte: give another.")
+    if flag in ("--output", "OUT") and "://" in text:  # it would become a folder called "s3:"
+        raise UserError(f"{flag} is {text[:80]!r}, a URL, and this call writes to this machine: give a path.")
     expanded = os.path.expanduser(text)  # pathlib's method raises an error if there is no such user
     if text.startswith("~") and expanded == text:
         raise UserError(

@@ -174,6 +174,7 @@ def test_run__is_resumed_on_another_machine_as_if_nothing_had_happened(tmp_path,
         paucal.train("digits", output=URL, **SETTINGS)
     monkeypatch.setenv(VARIABLE, str(tmp_path / "another"))
     assert "checkpoints/last.ckpt" in (StoredRun(URL).manifest() or {})
+    assert StoredRun(URL).read_settings()["model"] == "vit_mini"
     assert main(["train", "--resume", URL]) == 0
     assert f"the run is in {URL}" in capsys.readouterr().out
     assert main(["runs", "fetch", URL, "here"]) == 0
@@ -184,6 +185,14 @@ def test_run__is_resumed_on_another_machine_as_if_nothing_had_happened(tmp_path,
     assert main(["runs", "fetch", URL, "here"]) == 2
     copies = list((tmp_path / "another" / stored_runs.FOLDER).glob("*/run"))
     assert [RunFolder(copy).place for copy in copies] == [URL]
+
+
+def test_url__where_only_a_folder_can_be_written_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for words in (["train", "digits", "--folds", "3"], ["compare", "digits", "--seeds", "0"], ["check", "digits"]):
+        assert main([*words, "--output", URL]) == 2
+        assert f"--output is '{URL}', a URL, and this call writes to this machine" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_run__whose_storage_is_away_is_whole_on_this_machine(tmp_path, monkeypatch):

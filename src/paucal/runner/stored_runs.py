@@ -29,7 +29,7 @@ from paucal.runner.processes import launched_shape
 from paucal.runner.storage_lock import StorageLock
 from paucal.runs import RunFolder
 from paucal.runs.files import write_text
-from paucal.runs.folder import PLACE
+from paucal.runs.folder import MARKER, PLACE
 from paucal.types import UserError
 
 MANIFEST, OBJECTS, LOCK = "manifest.json", "objects", "lock"
@@ -84,6 +84,19 @@ class StoredRun:
             raise UserError(
                 f"the run {self.url!r} cannot be read ({first_line(problem)}): check the address."
             ) from None
+
+    def read_settings(self) -> dict[str, Any]:
+        """Return the stored settings, unchecked; empty if there is no run.
+
+        Raises:
+            UserError: The config cannot be read.
+        """
+        manifest = self.manifest() or {}
+        if MARKER not in manifest:
+            return {}
+        with tempfile.TemporaryDirectory(dir=folder_of_runs()) as scratch:
+            self._fetch_file(MARKER, manifest[MARKER][0], Path(scratch) / MARKER)
+            return RunFolder(Path(scratch)).settings
 
     def fetch(self, folder: Path) -> None:
         """Make a folder of this machine equal to the run.

@@ -6,10 +6,12 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
+from paucal.data.shards.folders import is_remote
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner import life
 from paucal.runner.frames import Data, takes_frames
 from paucal.runner.job import AnyJob
+from paucal.runner.stored_runs import StoredRun
 from paucal.runs import open_run
 from paucal.settings.values import shows_settings
 from paucal.tasks.classification.job import TrainingJob
@@ -25,7 +27,8 @@ def job_of(target: object) -> AnyJob:
 def stored_target(path: str) -> object:
     """Return the target of the run to resume; None for a classifier, and if there is no run, which resuming reports."""
     try:
-        return open_run(path).settings.get("target")
+        settings = StoredRun(path).read_settings() if is_remote(path) else open_run(path).settings
+        return settings.get("target")
     except UserError:
         return None
 
