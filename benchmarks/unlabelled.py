@@ -140,15 +140,15 @@ def fit_soft(rows: Tensor, targets: Tensor, weight: Tensor, penalty: float) -> t
 
 
 def measured(
-    found: dict[str, Tensor], per_class: int, held_out: float | None, seed: int, ways: bool, strangers: Any = None
+    found: dict[str, Tensor], per_class: int, seed: int, options: argparse.Namespace, strangers: Any = None
 ) -> dict[str, float]:
     """Return the accuracy of each way in percent."""
-    pool, judged = parts(found, held_out, seed)
+    pool, judged = parts(found, options.held_out, seed)
     labels, draw = found["labels"], np.random.default_rng(seed)
     classes = int(labels.max()) + 1
     own = labels[pool].numpy()
     drawn = np.concatenate([draw.permutation(np.flatnonzero(own == k))[:per_class] for k in range(classes)])
-    others = torch.from_numpy(np.setdiff1d(np.arange(len(pool)), drawn))
+    others = torch.from_numpy(draw.permutation(np.setdiff1d(np.arange(len(pool)), drawn))[: options.others])
     labelled = torch.from_numpy(drawn)
     truth = labels[judged]
 
@@ -173,7 +173,9 @@ def measured(
         for name, more in planted(given[0], staged[pool][others], staged_features(strangers), last.shape[1]).items():
             weight, bias = fit_heads(*given, pool_of(more), fit)[GAUSSIAN]
             scores[name] = accuracy(staged[judged] @ weight.T + bias)
-    return scores | (soft_targets(found["last"].double(), labels, pool, judged, labelled, others, head) if ways else {})
+    return scores | (
+        soft_targets(found["last"].double(), labels, pool, judged, labelled, others, head) if options.ways else {}
+    )
 
 
 def staged_features(found: dict[str, Tensor]) -> Tensor:
@@ -227,8 +229,8 @@ def commanded(source: str, work: Path, per_class: int, minutes: str, seed: int) 
     return scores
 
 
-def main() -> None:
-    """Measure all cells, store and print."""
+def arguments() -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", help="labelled images with a test part of their own")
     parser.add_argument("--work", type=Path, required=True, help="folder for the features")
@@ -237,11 +239,17 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=240, help="most images of a class to draw from")
     parser.add_argument("--test", type=int, default=300, help="most test images of a class")
     parser.add_argument("--held-out", type=float, help="judge on this share of the training part, not on the test part")
+    parser.add_argument("--others", type=int, default=10_000, help="most images without labels")
     parser.add_argument("--strangers", help="set of other images to plant among those without labels")
     parser.add_argument("--ways", action="store_true", help="try soft targets for logistic regression too")
     parser.add_argument("--whole", metavar="TIME", help="compare whole commands that take this time, such as 8m")
     parser.add_argument("--name", help="of the stored result; without it nothing is stored")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure all cells, store and print."""
+    options = arguments()
     torch.set_num_threads(1)
     found = {}
     if options.whole is None:
@@ -253,7 +261,7 @@ def main() -> None:
     for per_class in options.per_class:
         for seed in options.seeds:
             if options.whole is None:
-                accuracy = measured(found, per_class, options.held_out, seed, options.ways, strangers)
+                accuracy = measured(found, per_class, seed, options, strangers)
             else:
                 accuracy = commanded(options.source, options.work, per_class, options.whole, seed)
             rows.append({"per_class": per_class, "seed": seed, "accuracy": accuracy})

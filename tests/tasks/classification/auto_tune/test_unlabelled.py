@@ -262,13 +262,19 @@ def test_run__goes_on_without_images_that_cannot_be_read(data, tmp_path):
 
 
 def test_run__without_time_for_them_gives_that_reason(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(step, "LAST_SHARE", 0.0)
+    asked = []
+    monkeypatch.setattr(step, "time_share", lambda labelled, is_tuned: asked.append((labelled, is_tuned)) or 0.0)
     console, more = RecordingConsole(), {"unlabelled": str(tmp_path / "more")}
     result = started_from(photos(tmp_path / "few", each=6), tmp_path / "run", console, time="10m", **more)
     why = "--unlabelled: no time is left for the images without labels; give a longer --time"
     assert rungs_of(result.folder)["unlabelled"]["details"]["why"] == why
     assert f"note: {why}" in console.lines
     assert not any("usable image" in line for line in console.lines)
+    assert asked == [(18, False)]
+
+
+def test_time_share__is_larger_the_less_tuning_can_gain():
+    assert [step.time_share(*given) for given in ((2000, True), (100, True), (100, False))] == [0.2, 0.4, 0.7]
 
 
 def test_tuned_model__has_to_beat_the_better_of_both_first_models(data):
