@@ -18,6 +18,8 @@ LEARNER = ["--model", "dhvt_mini", "--model-args", "embed_dim=32", "depth=3", "n
 CPU = ["-j", "0", "--device", "cpu", "--init", "none"]
 SEGMENTS = ("docs/segmenting.md",)
 DETECTS = ("docs/detecting.md", "docs/converting.md")
+PREDICTS = ("docs/predicting.md",)
+GUIDES = ("docs/dhvt.md",)
 
 
 def make_folder(root: Path) -> None:
@@ -37,14 +39,21 @@ def make_folder(root: Path) -> None:
     torch.save(safetensors.torch.load_file(root / "runs/1/model.safetensors"), root / "weights.pth")
 
 
-def add_boxes(root: Path) -> None:
-    """Write sets of boxes, and a detector as `runs/1`."""
+def add_boxes(root: Path, run: str = "runs/1") -> None:
+    """Write sets of boxes, and a detector in the folder `run`."""
     for name in ("cells", "other_cells"):
         write_outlined(root / name, 12)
-    _write_flat(root / "new_images")
-    shutil.rmtree(root / "runs/1", ignore_errors=True)
+    for name in ("new_images", "new_cells"):
+        _write_flat(root / name)
+    shutil.rmtree(root / run, ignore_errors=True)
     flags = [word for name, value in TINY.items() for word in (f"--{name.replace('_', '-')}", *_words(value))]
-    assert call("detect", root / "cells", *flags, "--steps", "4", "--output", root / "runs/1") == 0
+    assert call("detect", root / "cells", *flags, "--steps", "4", "--output", root / run) == 0
+
+
+def add_guide(root: Path) -> None:
+    """Write a small CNN as `runs/guide`."""
+    plain = [*CPU, "--epochs", "1", "--method", "supervised", "--img-size", "32", "--model", "test_resnet"]
+    assert call("train", root / "photos", *plain, "--output", root / "runs/guide") == 0
 
 
 def add_masks(root: Path) -> None:

@@ -21,6 +21,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 USER_PAGES = [page for page in PAGES if page.parent.name not in ("lab", "stories")]
 STEPS = re.compile(r"^(STEPS(?:, \w+)? = )\d+", re.MULTILINE)  # the training steps of a demonstration
 GAINED = re.compile(r"^assert .*[<>] .*$", re.MULTILINE)  # what they have brought
+FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)  # language and content of a block
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -127,7 +128,9 @@ def shown_commands() -> list[tuple[str, list[str]]]:
     """Every command that a page shows in a block, as words after `paucal`."""
     found = []
     for page in PAGES:
-        for block in re.findall(r"^ *```\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE):
+        for language, block in FENCE.findall(page.read_text()):
+            if language not in ("", "text"):
+                continue
             for line in re.findall(r"^ *(?:uv run )?paucal ([a-z](?:.*\\\n)*.*)", block, re.MULTILINE):
                 words = shlex.split(line.replace("\\\n", " ").split(" -- ")[0], comments=True)
                 found.append((str(page.relative_to(ROOT)), words))

@@ -4,9 +4,11 @@ What trains is run up to its first step: the data is read and every setting is c
 README and of the page with every method train in `test_examples.py`, those of the stories in `test_stories.py`.
 """
 
+import contextlib
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from test_examples import shown_commands
 # The first reason that fits a command counts.
 NEEDS = {
     r"--scale (full|small)|--device cuda|--img-size 384|-high-resolution": "a GPU",
-    r"--on slurm": "a cluster",
+    r"--on (slurm|ray)": "a cluster",
     r"--download|hf:|s3://|--pretrained|--init timm": "a network",
     r"imagenet/|coco/|flowers102|svhn|cifar10 |/mnt/|project-1": "a set of the reader's",
     r"weights\.pth": "a published checkpoint",
@@ -38,13 +40,32 @@ def reason_not_to_run(words: list[str]) -> str | None:
 
 def planned(words: list[str]) -> list[str]:
     """Return a command without what a shell does for it, that stops where training would begin."""
-    words = words[: words.index(">")] if ">" in words else list(words)
+    words = list(words)
     if "--folds" in words:  # the first of them: no config is that of all
         place = words.index("--folds")
         words[place : place + 2] = ["--fold", f"1/{words[place + 1]}"]
-    if words[0] in TRAINS and "--print-config" not in words:
+    if words[0] in TRAINS and not {"--print-config", "--help"} & set(words):
         return [*words, "--print-config"]
     return [*words, "--jobs", "0"] if words[0] == "compare" else words
+
+
+def run_command(words: list[str]) -> int:
+    """Return the exit code of a command, of `--help` too."""
+    try:
+        return main(words)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+
+
+@contextlib.contextmanager
+def redirected(words: list[str]) -> Iterator[list[str]]:
+    """Yield a command without its redirection, and write what it prints where that leads."""
+    if ">" not in words:
+        yield words
+        return
+    place = words.index(">")
+    with Path(words[place + 1]).open("w") as file, contextlib.redirect_stdout(file):
+        yield words[:place]
 
 
 def remove_output(words: list[str]) -> None:
@@ -65,6 +86,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 ADDITIONS: dict[str, Callable[[Path], None]] = {
     **dict.fromkeys(shown_sets.DETECTS, shown_sets.add_boxes),
     **dict.fromkeys(shown_sets.SEGMENTS, shown_sets.add_masks),
+    **dict.fromkeys(shown_sets.PREDICTS, partial(shown_sets.add_boxes, run="runs/2")),
+    **dict.fromkeys(shown_sets.GUIDES, shown_sets.add_guide),
 }
 ELSEWHERE = re.compile(r"docs/(lab|stories)/.*|docs/every_method.md")  # in no test; test_stories.py; test_examples.py
 COMMANDS = [(page, words) for page, words in shown_commands() if not ELSEWHERE.fullmatch(page)]
@@ -88,4 +111,5 @@ def test_commands__of_a_page_work(page: str, folder: Path, tmp_path: Path, monke
     for words in [words for name, words in COMMANDS if name == page]:
         if reason_not_to_run(words) is None:
             remove_output(words)
-            assert main(planned(words)) == 0, words
+            with redirected(words) as command:
+                assert run_command(planned(command)) == 0, words
