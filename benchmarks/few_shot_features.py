@@ -37,9 +37,9 @@ def chosen_rows(images: ImageSet, part: str, per_class: int, seed: int = 0) -> n
     return np.sort(np.concatenate(rows))
 
 
-def frozen_network(model: str, side: int = 224) -> tuple[FeatureBackbone, Preprocessing]:
+def frozen_network(model: str, side: int = 224, classes: int = 0) -> tuple[FeatureBackbone, Preprocessing]:
     """Return a network with its trained weights in evaluation mode, and how its images are prepared."""
-    backbone = BackboneSpec(model, 0, image_size=(side, side)).build().eval()
+    backbone = BackboneSpec(model, classes, image_size=(side, side)).build().eval()
     start_from(backbone.model, read_timm(model, init=False), head="fresh")
     return backbone, Preprocessing.as_tested((side, side), input_of_timm(model))
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+import device_adapters
 import device_grid
 import device_speed
 import device_studies
@@ -30,6 +31,7 @@ PIECES: tuple[Piece, ...] = (
     *device_studies.PIECES,
     *device_training.PIECES,
     *device_grid.PIECES,
+    *device_adapters.PIECES,
 )
 DONE, FAULTS, GO_ON = 0, 1, 3
 

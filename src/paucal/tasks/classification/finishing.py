@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from paucal.distributed import rank
 from paucal.evaluation.calibration import choose_thresholds, fit_temperature
@@ -17,7 +17,9 @@ from paucal.runner.images import eval_loader
 from paucal.runner.processes import wait_for_all
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
-from paucal.tasks.classification.loaders import validation
+from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses, is_better
+from paucal.tasks.classification.auto_tune.refit import refit_head
+from paucal.tasks.classification.loaders import validation, validation_predictions
 from paucal.training import Outcome, Watch
 from paucal.training.averaging import KeptEpochs, greedy_soup
 from paucal.training.keeper import kept_epochs
@@ -38,6 +40,8 @@ class Finish:
         thresholds: Probability above which each class is predicted, chosen on the validation images; None for single
             labels or without validation images.
         mirrored: Sentence on what averaging over mirror images gains; "" where the validation images show no gain.
+        by_loss: Whether these weights replaced the first model by their lower losses, with no higher accuracy.
+        head: Name of the head that was fitted anew to the features of these weights; "" for the tuned one.
     """
 
     epochs: tuple[int, ...] = ()
@@ -46,6 +50,8 @@ class Finish:
     images: int = 0
     thresholds: tuple[float, ...] | None = None
     mirrored: str = ""
+    by_loss: bool = False
+    head: str = ""
 
 
 def watch_of(setup: TrainingSetup) -> Watch:
@@ -68,7 +74,9 @@ def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console
     watch = watch_of(setup)
     done, kept = Finish(), kept_epochs(run, watch)
     if kept is not None and outcome.rows:
-        done = _averaged(run, setup, outcome, kept, watch, console)
+        done, tuned = _averaged(run, setup, outcome, kept, watch, console)
+        if tuned is not None:
+            done = _with_refitted_head(run, setup, outcome, done, tuned, console)
     if setup.card.several:
         return _with_thresholds(run, setup, done, console)
     if setup.settings.calibrate == "none":
@@ -83,7 +91,7 @@ def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console
     if setup.settings.hflip:  # else a mirror image means something else
         both = _predict_validation(model.mirrored(), setup, console)
         mirrored = mirror_sentence(predictions.logits / temperature, both.logits / temperature, predictions.labels)
-    return Finish(done.epochs, done.score, temperature, len(predictions), mirrored=mirrored)
+    return replace(done, temperature=temperature, images=len(predictions), mirrored=mirrored)
 
 
 def mirror_sentence(plain: Tensor, mirrored: Tensor, labels: Tensor) -> str:
@@ -127,12 +135,27 @@ def clear_epochs(run: RunFolder, setup: TrainingSetup) -> None:
         kept.clear()
 
 
+@dataclass(frozen=True)
+class _Tuned:
+    """The best weights that tuning has found, averaged or not, whether they are the run's model or not.
+
+    Attributes:
+        module: Network with these weights.
+        epochs: Epochs whose weights they are.
+        score: Score on the validation images.
+    """
+
+    module: nn.Module
+    epochs: tuple[int, ...]
+    score: float
+
+
 def _averaged(
     run: RunFolder, setup: TrainingSetup, outcome: Outcome, kept: KeptEpochs, watch: Watch, console: Console
-) -> Finish:
+) -> tuple[Finish, _Tuned | None]:
     files = kept.kept(outcome.rows)
-    if len(files) < 2:
-        return Finish()
+    if not files:
+        return Finish(), None
     # Averages are evaluated in a new network, since the trained one may be sharded.
     measure = setup.data.primary_metric
     module = replace(setup.card.backbone, pretrained=False).build().model.eval()
@@ -145,19 +168,55 @@ def _averaged(
 
     mean, chosen, score = greedy_soup(files, evaluate)
     best = (outcome.best[measure.column], -outcome.best[LOSS]) if outcome.best else (watch.floor or 0.0, 0.0)
-    wait_for_all()
-    if len(chosen) < 2 or score <= best:
-        return Finish()
     module.load_state_dict(mean)
+    epochs = tuple(sorted(math.ceil(row["epoch"]) for row in outcome.rows if kept.file(row) in chosen))
+    tuned = _Tuned(module, epochs, score[0])
+    by_loss = not outcome.best and score <= best and _is_better_than_first(setup, tuned)
+    wait_for_all()
+    if not by_loss and (len(chosen) < 2 or score <= best):
+        return Finish(), tuned
     if rank() == 0:
         save_trained(run, module, setup.card)
     wait_for_all()
-    epochs = tuple(sorted(math.ceil(row["epoch"]) for row in outcome.rows if kept.file(row) in chosen))
+    before = "the first model, whose loss is higher," if by_loss else "the best alone"
     console.say(
-        f"averaged the weights of {counted(len(epochs), 'epoch')} ({', '.join(map(str, epochs))}): "
-        f"{measure.format_score(score[0], 'validation images')}, the best alone {percent(best[0])}"
+        f"{'averaged' if len(epochs) > 1 else 'kept'} the weights of {counted(len(epochs), 'epoch')} "
+        f"({', '.join(map(str, epochs))}): {measure.format_score(score[0], 'validation images')}, {before} "
+        f"{percent(best[0])}"
     )
-    return Finish(epochs, score[0])
+    return Finish(epochs, score[0], by_loss=by_loss), tuned
+
+
+def _is_better_than_first(setup: TrainingSetup, tuned: _Tuned) -> bool:
+    """Return whether a tuned network is better than the first model, by its losses where accuracy cannot tell."""
+    first = None if setup.tune_record is None else setup.tune_record.first_model
+    if first is None or not first.details.get(LOSSES):
+        return False
+    return is_better(tuned.score, _losses_of(setup, tuned.module), first.score, first.details[LOSSES])
+
+
+def _losses_of(setup: TrainingSetup, module: nn.Module) -> list[float]:
+    predict = validation_predictions(setup.data, setup.card.preprocessing, setup.settings)
+    return calibrated_losses(predict(module, torch.device(setup.settings.device)))
+
+
+def _with_refitted_head(
+    run: RunFolder, setup: TrainingSetup, outcome: Outcome, done: Finish, tuned: _Tuned, console: Console
+) -> Finish:
+    """Fit heads to the features of the tuned weights, and keep the best if it is better than the run's model."""
+    refitted = refit_head(setup, tuned.module, console)
+    first = None if setup.tune_record is None else setup.tune_record.first_model
+    if refitted is None or first is None:
+        return done
+    score, losses = first.score, first.details.get(LOSSES, ())
+    if outcome.best or done.epochs:
+        score, losses = tuned.score, _losses_of(setup, tuned.module)
+    if not losses or not is_better(refitted.score, refitted.losses, score, losses):
+        return done
+    save_trained(run, *refitted.deployed(tuned.module, setup.card))
+    title = setup.data.primary_metric.format_score(refitted.score, "validation images")
+    console.say(f"kept a head fitted to the tuned features, {refitted.name}: {title}, {percent(score)} without it")
+    return replace(done, epochs=tuned.epochs, score=refitted.score, by_loss=False, head=refitted.name)
 
 
 def _predict_validation(model: TrainedModel, setup: TrainingSetup, console: Console) -> Predictions:

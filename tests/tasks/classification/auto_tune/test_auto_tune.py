@@ -9,17 +9,23 @@ from PIL import Image
 
 import paucal
 from paucal.cli.main import main
+from paucal.data.loader import make_eval_loader
+from paucal.data.splits.split_csv import read_split
+from paucal.evaluation.predictions import predict_all
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.trained import load_trained
 from paucal.runner import starts as starting
 from paucal.runner.console import SilentConsole
+from paucal.runner.images import open_again
 from paucal.runner.life import Stopped, begin, resume
 from paucal.runs import RunFolder
+from paucal.tasks.classification import finishing
 from paucal.tasks.classification.assembly import SEVERAL_PROCESSES, assemble
 from paucal.tasks.classification.auto_tune import auto_tune as auto_tune_module
-from paucal.tasks.classification.auto_tune import trials, tuning
+from paucal.tasks.classification.auto_tune import first_model, refit, trials, tuning
 from paucal.tasks.classification.auto_tune.auto_tune import SCRATCH_EPOCHS
 from paucal.tasks.classification.auto_tune.first_model import affordable, winner_of
+from paucal.tasks.classification.auto_tune.heads import HEADS
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.trials import best_trial
 from paucal.tasks.classification.job import TrainingJob, one_length
@@ -158,6 +164,52 @@ def test_probe__is_the_floor(data, tmp_path):
     assert [row["name"].split(":")[0] for row in summary["rungs"] if row["kept"]] == ["probe"]
     assert summary["best_epoch"] is None
     assert not RunFolder(result.folder).best.exists()
+
+
+@pytest.mark.parametrize("losses", [5.0, 0.0])
+def test_tuning__that_accuracy_cannot_tell_from_the_probe_is_kept_for_clearly_lower_losses(
+    data, tmp_path, monkeypatch, losses
+):
+    """Nothing learns at such a rate, so every epoch is as accurate as the probe of the last features."""
+    monkeypatch.setattr(first_model, "calibrated_losses", lambda found: [losses] * len(found))
+    for place in (first_model, refit):  # no other head than the probe
+        monkeypatch.setattr(place, "last_stage_maps", lambda *_: ())
+    result = started_from(data, tmp_path / "run", epochs=1, lr=1e-12)
+    summary, best = json.loads((result.folder / "summary.json").read_text()), RunFolder(result.folder).best
+    assert not best.exists()  # no epoch was better
+    assert rungs_of(result.folder)["probe"]["details"]["losses"] == [losses] * 24
+    kept = [row["name"].split(":")[0] for row in summary["rungs"] if row["kept"]]
+    assert kept == (["epoch 1"] if losses else ["probe"])
+    assert ("lower than the first model's" in summary["kept"]) == bool(losses)
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_head__that_is_fitted_to_tuned_features_is_the_model_where_validation_prefers_it(
+    data, tmp_path, monkeypatch, better
+):
+    name = "logistic regression on the last stages"
+    scores = []
+    monkeypatch.setattr(refit, "HEADS", {name: HEADS[name]})
+    monkeypatch.setattr(refit, "min", lambda found, key: found[-1], raising=False)  # the last one fitted
+    monkeypatch.setattr(finishing, "is_better", lambda *found: scores.append(found) or better)
+    result = started_from(data, tmp_path / "run", epochs=1, lr=1e-4)
+    summary, model = json.loads((result.folder / "summary.json").read_text()), load(result)
+    kept = [row["name"] for row in summary["rungs"] if row["kept"]]
+    if not better:
+        assert "fitted to its features" not in kept[0]
+        return
+    assert model.card.reads_stages
+    assert kept == ["epoch 1, with a head fitted to its features (logistic regression on the last stages)"]
+    assert summary["kept"].startswith(kept[0])
+    run = RunFolder(result.folder)
+    images = open_again(run)
+    rows = read_split(run.split, images).indices("val")
+    found = predict_all(
+        model.module, make_eval_loader(images, rows, model.card.preprocessing.transform(), 16, 0), "cpu"
+    )
+    accuracy = (found.predicted == found.labels).double().mean().item()
+    assert accuracy == summary["kept_val_top1"] == scores[-1][0]  # the stored model is the one that was judged
+    assert len(scores[-1][1]) == 24
 
 
 def test_climb__few_images_keep_the_probe(tmp_path, monkeypatch):
@@ -328,7 +380,7 @@ def test_trials__keep_the_steps_and_the_size_that_they_were_begun_with(data, tmp
 
     monkeypatch.setattr(tuning, "run_trial", slower)
     assert isinstance(started_from(data, tmp_path / "run", epochs=1), Stopped)
-    monkeypatch.setattr(tuning, "TRIAL_SHARE", 1e-9)  # as if the machine had become slow
+    monkeypatch.setattr(tuning, "TRIALS_SHARE", 1e-9)  # as if the machine had become slow
     monkeypatch.setattr(tuning, "seconds_per_image", lambda setup: 1e6)
     resume(TrainingJob(), tmp_path / "run", SilentConsole())
     assert len(seen) == 4  # three ways, the second one twice

@@ -4,13 +4,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import timm
 import torch
 
 from paucal.evaluation.predictions import Predictions
+from paucal.methods.training_settings import TrainSettings
 from paucal.tasks.classification.auto_tune import tuning
+from paucal.tasks.classification.auto_tune.auto_tune import continuation
+from paucal.tasks.classification.auto_tune.paired_losses import calibrated_losses
 from paucal.tasks.classification.auto_tune.record import TuneStep
-from paucal.tasks.classification.auto_tune.trials import WORST, TuningPreset, best_trial, calibrated_losses
+from paucal.tasks.classification.auto_tune.trials import WORST, TuningPreset, best_trial, presets_for
 from paucal.tasks.classification.auto_tune.tuning import AT_ONCE, CostEstimate, choose_preset, in_equal_time
+from paucal.tasks.classification.optimization import optimization
+from paucal.training import CosineWarmup, Plan
 
 
 def test_observed__plans_passes_by_the_time_that_the_steps_of_a_trial_took():
@@ -77,6 +83,25 @@ def test_trials__have_as_many_steps_as_take_the_same_time():
     assert [cost.steps for cost in in_equal_time(costs, 40)] == [160, 80, 40]
 
 
+def test_presets__tune_norms_and_biases_alone_of_transformers_and_not_of_batch_norm_networks():
+    frozen = [
+        [preset.settings.get("freeze") for preset in presets_for(timm.create_model(name, num_classes=3))]
+        for name in ("vit_tiny_patch16_224", "test_efficientnet")
+    ]
+    assert frozen[0] == [7, None, None, "weights"]
+    assert frozen[1][0] is not None
+    assert frozen[1][1:] == [None, None]
+
+
+def test_continuation__leaves_the_first_epochs_as_they_are_and_goes_on_at_a_low_rate():
+    assert continuation(20, 3e-4) == {}
+    long = TrainSettings(**continuation(50, 3e-4), epochs=50, lr=3e-4)
+    schedule = optimization(long, Plan(total_steps=500, steps_per_epoch=10)).schedule
+    usual = CosineWarmup(3e-4, horizon=200, warmup=20, start=3e-7, floor=3e-5)
+    assert [schedule(step) for step in range(201)] == pytest.approx([usual(step) for step in range(201)])
+    assert schedule(350) == schedule(500) == pytest.approx(3e-5)
+
+
 CAREFUL, BOLD = TuningPreset("careful", {"lr": 1e-4}), TuningPreset("bold", {"lr": 1e-3})
 
 
@@ -117,7 +142,7 @@ def tried(monkeypatch):
 
 
 def test_choose_way__tries_none_where_trials_would_take_the_passes_that_the_careful_one_needs(tried):
-    state = timed(left=100, epoch=25)  # 84 seconds after two trials: less than four passes
+    state = timed(left=100, epoch=25)  # 76 seconds after the trials: less than four passes
     preset, cost = choose_preset(state) or pytest.fail("no way")
     assert (preset, cost.epoch, tried) == (CAREFUL, 25, ["head [160]"])  # one head, for the way that goes on
     assert state.said == ["note: no time to try several presets; using the most careful one: careful"]
@@ -125,7 +150,7 @@ def test_choose_way__tries_none_where_trials_would_take_the_passes_that_the_care
 
 def test_choose_way__tries_all_where_four_passes_are_left(tried):
     with pytest.raises(KeyboardInterrupt):
-        choose_preset(timed(left=100, epoch=20))
+        choose_preset(timed(left=100, epoch=19))
     assert tried == ["careful"]
 
 

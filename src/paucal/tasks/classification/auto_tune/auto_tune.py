@@ -24,7 +24,8 @@ from paucal.tasks.classification.auto_tune.unlabelled import learn_from_unlabell
 from paucal.training import TimePlan
 from paucal.types import UserError
 
-MAX_EPOCHS = 20
+# Time beyond COSINE_EPOCHS goes into more epochs at LOW_RATE times the peak: those before stay as they are without it.
+MAX_EPOCHS, COSINE_EPOCHS, LOW_RATE, WARMUP = 60, 20, 0.1, 0.1
 SCRATCH_EPOCHS = 300
 REPORT_SECONDS = 6.0  # for the pictures and the page at the end, on an idle core
 
@@ -124,6 +125,9 @@ def _set_length(
 ) -> None:
     """Store the length of the run with the settings that follow from it, and print when it ends."""
     timed = is_timed(state.setup)
+    if timed and state.record.candidates:
+        rest = continuation(epochs, changes.get("lr", state.setup.settings.lr))
+        changes = {**changes, **{name: value for name, value in rest.items() if is_free(state.setup, name)}}
     setup = state.reassemble(**{**changes, "epochs": epochs})
     seconds = epochs * epoch + state.final_eval_seconds(shrink)
     tried = [name for name in changes if is_free(state.setup, name)]
@@ -131,7 +135,8 @@ def _set_length(
     if not is_free(state.setup, "epochs"):
         plan = f"{epochs} epochs, as given"
     else:
-        plan = f"{epochs} epochs of {duration(epoch)} each fit in the time"
+        limit = "are the most that help" if epochs == most else "fit in the time"
+        plan = f"{epochs} epochs of {duration(epoch)} each {limit}"
         reasons["epochs"] = plan
     state.adopt(setup, reasons)
     time_plan = None
@@ -145,6 +150,13 @@ def _set_length(
         )
     store_length(state.run, time_plan, plan, seconds, state.console)
     state.save(plan=plan)
+
+
+def continuation(epochs: int, lr: float) -> dict[str, Any]:
+    """Return the schedule of a run with more epochs than the cosine has; nothing for one with fewer."""
+    if epochs <= COSINE_EPOCHS:
+        return {}
+    return {"schedule_epochs": COSINE_EPOCHS, "warmup_epochs": WARMUP * COSINE_EPOCHS, "min_lr": LOW_RATE * lr}
 
 
 def _keep_probe(state: TuneState, why: str) -> bool:

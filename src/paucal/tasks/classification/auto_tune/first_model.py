@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from paucal.backbones.stage_classifier import add_stage_classifier, last_stage_maps
-from paucal.evaluation.predictions import predict_in_order
+from paucal.evaluation.predictions import Predictions, predict_in_order
 from paucal.models.arithmetic import GIVEN
 from paucal.models.card import ModelCard
 from paucal.models.features import ClassifierInputs, StagedInputs, linear_classifier
@@ -30,6 +30,7 @@ from paucal.tasks.classification.auto_tune.fitted import Fitted
 from paucal.tasks.classification.auto_tune.head_race import RaceResult, race_heads
 from paucal.tasks.classification.auto_tune.heads import HEADS
 from paucal.tasks.classification.auto_tune.learning_curve import learning_curve, write_curve
+from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses
 from paucal.tasks.classification.auto_tune.probe import (
     MOST_COMPARED,
     Head,
@@ -212,6 +213,7 @@ def fit_probe(state: TuneState) -> None:
         "head": fitted.race.name,
         "heads": dict(fitted.race.losses),
         "race_seconds": fitted.race_seconds,
+        LOSSES: fitted.losses,
         "arithmetic": state.arithmetic.precision,
         **{key: getattr(state.arithmetic, name) for name, key in MEASURED.items()},
     }
@@ -233,14 +235,19 @@ def deployed(setup: TrainingSetup, head: Head, staged: bool) -> tuple[nn.Module,
         head: Linear head.
         staged: Whether it reads the last stages beside the last features.
     """
-    network = copy.deepcopy(setup.objective.deployable()).cpu()
+    return with_head(setup.objective.deployable(), setup.card, head, staged)
+
+
+def with_head(network: nn.Module, card: ModelCard, head: Head, staged: bool) -> tuple[nn.Module, ModelCard]:
+    """Return a copy of a network on the CPU with another head, and its card; see `deployed`."""
+    network = copy.deepcopy(network).cpu()
     if staged:
-        network = add_stage_classifier(network, setup.card.backbone.image_size)
+        network = add_stage_classifier(network, card.backbone.image_size)
     classifier = linear_classifier(network)
     if classifier is None:
         raise ValueError("the network has no linear classifier")
     head.put_into(classifier)
-    return network, replace(setup.card, reads_stages=staged)
+    return network, replace(card, reads_stages=staged)
 
 
 def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: bool = False) -> Fitted:
@@ -287,10 +294,12 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
             curve = learning_curve(won[:count], labels[:count], len(card.classes), winner.strength, settings.seed)
     best, inputs = (head, last) if result.head is None else (result.head, features)
     score = best.cross_validated if result.held_out is None else float(result.held_out.hits.double().mean())
+    losses: Sequence[float] = ()
     if len(val):
         score = head_score(best, inputs[count:], labels[count:])
+        losses = calibrated_losses(Predictions(val, best.scores(inputs[count:]), labels[count:]))
     score = 0.0 if score is None else score
-    return Fitted(head, features, staged, rows, score, seconds, result, race_seconds, curve)
+    return Fitted(head, features, staged, rows, score, seconds, result, race_seconds, curve, losses)
 
 
 def own_width(network: nn.Module) -> int | None:

@@ -1,5 +1,6 @@
 """A linear head on frozen features, with the features that later steps read."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -23,6 +24,7 @@ class Fitted:
         race: Comparison with heads that read the last stages too; without a head where they did not win.
         race_seconds: Seconds of the comparison.
         curve: Learning curve of the best head; None where it was not asked for.
+        losses: (V,) calibrated losses of the best head on the validation images, in nats.
     """
 
     head: Head
@@ -34,6 +36,7 @@ class Fitted:
     race: RaceResult = field(default_factory=RaceResult)
     race_seconds: float = 0.0
     curve: LearningCurve | None = None
+    losses: Sequence[float] = ()
 
     @property
     def images(self) -> int:

@@ -43,12 +43,21 @@ def step_rows(
 
 
 def _describe_average(finish: Finish) -> str:
-    """Return which epochs were averaged, as text."""
-    return f"the mean of the weights of epochs {', '.join(map(str, finish.epochs))}"
+    """Return which weights were kept after training, as text."""
+    epochs = ", ".join(map(str, finish.epochs))
+    weights = f"epoch {epochs}" if len(finish.epochs) == 1 else f"the mean of the weights of epochs {epochs}"
+    return f"{weights}, with a head fitted to its features ({finish.head})" if finish.head else weights
 
 
 def describe_kept_model(record: TuneRecord | None, outcome: Outcome, finish: Finish, selected: bool) -> str:
     """Return which weights a run kept as its model, and why."""
+    if finish.head:
+        return f"{_describe_average(finish)}: better on the validation images than its tuned head and the first model"
+    if finish.by_loss:
+        return (
+            f"{_describe_average(finish)}: its loss on the validation images is lower than the first model's, and "
+            "their accuracies cannot be told apart"
+        )
     if finish.epochs:
         return f"{_describe_average(finish)}, better on the validation images than each of them"
     if record is not None and record.probe is not None and not outcome.best:

@@ -1,6 +1,5 @@
 """Presets for fine-tuning a network from its probe, and a short trial of each on the user's own images."""
 
-import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -9,17 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from lightning.pytorch import Callback
 from torch import nn
 
 from paucal.backbones.layers import count_stages
-from paucal.evaluation.calibration import fit_temperature
-from paucal.evaluation.classification import multi_label_losses
 from paucal.evaluation.predictions import Predictions
 from paucal.runner.console import Console
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
+from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses, clearly_lower, differs
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.loaders import train_loader, validation_predictions, validation_scores
 from paucal.tasks.classification.optimization import optimization
@@ -39,8 +36,7 @@ from paucal.types import UserError
 
 FOLDER = "trials"
 MIN_STEPS = 8  # shorter trials say nothing
-# Keys of a trial's details: seconds of its steps and its validation; loss of each validation image.
-TRAINED, LOSSES = "trained", "losses"
+TRAINED = "trained"  # key of a trial's details: seconds of its steps and its validation
 WORST = 1e9  # loss of a trial that ended with NaN or infinite values
 WARMUP = 0.1  # share of a trial
 
@@ -74,6 +70,8 @@ WITHOUT = (
     TuningPreset("last stages alone, rate 1e-4", {"lr": 1e-4, "crop_scale": 0.5}, passes=3),
     TuningPreset("all layers, rate 3e-4, layer decay 0.75", {"lr": 3e-4, "layer_decay": 0.75, "crop_scale": 0.5}),
     TuningPreset("all layers, rate 5e-5, layer decay 0.75", {"lr": 5e-5, "layer_decay": 0.75, "crop_scale": 0.35}),
+    # A step costs 0.7 of all layers' here, and as much with batch norms, where this lost (docs/lab, ways to tune).
+    TuningPreset("norms and biases alone, rate 1e-3", {"freeze": "weights", "lr": 1e-3, "crop_scale": 0.5}),
 )
 FROZEN_SHARE = 0.6  # share of the stages that is frozen if only the last ones are tuned, which halves the time
 
@@ -173,19 +171,6 @@ def clear_trials(run: RunFolder) -> None:
     shutil.rmtree(run.path / FOLDER, ignore_errors=True)
 
 
-def calibrated_losses(predictions: Predictions) -> list[float]:
-    """Return the cross-entropy of each validation image in nats, at the best temperature for all.
-
-    A finished run's model is calibrated too. Images with several labels have the mean of their binary ones, as it is.
-    """
-    logits, labels = predictions.logits.double(), predictions.labels
-    if labels.ndim == 1:
-        losses = F.cross_entropy(logits / fit_temperature(logits, labels), labels, reduction="none")
-    else:
-        losses = multi_label_losses(predictions)
-    return [round(loss, 4) for loss in losses.tolist()]
-
-
 def best_trial(trials: Sequence[TuneStep], images: int) -> int:
     """Return the position of the trial whose preset is used.
 
@@ -199,15 +184,10 @@ def best_trial(trials: Sequence[TuneStep], images: int) -> int:
         images: Number of validation images.
     """
     best = max(range(len(trials)), key=lambda number: (trials[number].score, -trials[number].details["loss"]))
-
-    def lags(number: int) -> bool:
-        variance = sum(one.score * (1 - one.score) for one in (trials[number], trials[best])) / max(images, 1)
-        return trials[best].score - trials[number].score > math.sqrt(variance)
-
-    equal = [number for number in range(len(trials)) if not lags(number)]
+    scores = [trial.score for trial in trials]
+    equal = [number for number in range(len(trials)) if not differs(scores[number], scores[best], images)]
     first, lowest = equal[0], min(equal, key=lambda number: np.mean(_losses(trials[number])))
-    leads = np.subtract(_losses(trials[first]), _losses(trials[lowest]))
-    return lowest if leads.mean() > leads.std() / math.sqrt(len(leads)) else first
+    return lowest if clearly_lower(_losses(trials[lowest]), _losses(trials[first])) else first
 
 
 def _losses(trial: TuneStep) -> Sequence[float]:

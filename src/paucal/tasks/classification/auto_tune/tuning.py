@@ -33,7 +33,7 @@ MIN_EPOCHS_FOR_TRIALS = 4
 AT_ONCE = ", at once"  # suffix of a preset's name in the record if it is not tried
 PLANNED = "planned"  # key of a trial's details: its steps as planned
 VALIDATION = "validation images"
-TRIAL_SHARE = 0.08  # share of the remaining time for the trial of each preset
+TRIALS_SHARE = 0.24  # share of the remaining time for the trials of all presets
 # A trial may take TRIAL_SLACK times its planned seconds, and TRIAL_START seconds to start.
 TRIAL_SLACK, TRIAL_START = 1.5, 5.0
 MAX_IMAGES = 32  # images of a timed batch
@@ -138,7 +138,7 @@ def _too_short_for_trials(state: TuneState, presets: Sequence[TuningPreset]) -> 
         return False
     native = list(state.setup.settings.img_size)
     seconds = _image_seconds(state, presets[0], native)
-    left = state.left() * (1 - TRIAL_SHARE * len(presets))
+    left = state.left() * (1 - TRIALS_SHARE)
     return seconds is not None and left < MIN_EPOCHS_FOR_TRIALS * _epoch(state, seconds, native)
 
 
@@ -214,14 +214,15 @@ def _estimate_cost(state: TuneState, preset: TuningPreset, count: int) -> CostEs
     """Return the stored cost of a preset, or measure it; None if it does not fit in the time."""
     known = state.record.tuning
     if preset.name not in known:
-        choice = _choose_side(state, preset, 1 - count * TRIAL_SHARE)
+        choice = _choose_side(state, preset, 1 - (TRIALS_SHARE if count else 0.0))
         if choice is None:
             state.save(tuning={**known, preset.name: None})
             return None
         side, epoch = choice
         steps = per_epoch = max(1, state.setup.plan.steps_per_epoch)
         if is_timed(state.setup):
-            steps = int(TRIAL_SHARE * state.left(_pixel_ratio(state, side)) * per_epoch / max(epoch, 1e-9))
+            seconds = TRIALS_SHARE / max(count, 1) * state.left(_pixel_ratio(state, side))
+            steps = int(seconds * per_epoch / max(epoch, 1e-9))
         state.save(tuning={**known, preset.name: {"side": side, "epoch": epoch, "steps": steps}})
     stored = state.record.tuning[preset.name]
     if stored is None:

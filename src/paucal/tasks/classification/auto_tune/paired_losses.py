@@ -1,0 +1,45 @@
+"""Losses of single validation images, which tell models apart that have nearly equal accuracies."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch.nn.functional as F
+
+from paucal.evaluation.calibration import fit_temperature
+from paucal.evaluation.classification import multi_label_losses
+from paucal.evaluation.predictions import Predictions
+
+LOSSES = "losses"  # key of a step's details: loss of each validation image
+
+
+def calibrated_losses(predictions: Predictions) -> list[float]:
+    """Return the cross-entropy of each validation image in nats, at the best temperature for all.
+
+    A finished run's model is calibrated too. Images with several labels have the mean of their binary ones, as it is.
+    """
+    logits, labels = predictions.logits.double(), predictions.labels
+    if labels.ndim == 1:
+        losses = F.cross_entropy(logits / fit_temperature(logits, labels), labels, reduction="none")
+    else:
+        losses = multi_label_losses(predictions)
+    return [round(loss, 4) for loss in losses.tolist()]
+
+
+def clearly_lower(losses: Sequence[float], others: Sequence[float]) -> bool:
+    """Return whether losses are lower than others of the same images by more than a standard error."""
+    leads = np.subtract(others, losses)
+    return bool(leads.mean() > leads.std() / math.sqrt(leads.size))
+
+
+def differs(score: float, other: float, images: int) -> bool:
+    """Return whether two accuracies differ by more than a standard error of the difference."""
+    variance = sum(one * (1 - one) for one in (score, other)) / max(images, 1)
+    return abs(score - other) > math.sqrt(variance)
+
+
+def is_better(score: float, losses: Sequence[float], other: float, other_losses: Sequence[float]) -> bool:
+    """Return whether a model is better: by its accuracy, or by clearly lower losses where accuracy cannot tell."""
+    if differs(score, other, len(losses)):
+        return score > other
+    return clearly_lower(losses, other_losses)

@@ -1,0 +1,91 @@
+"""Heads fitted anew to the features of a tuned network: those of the first model's race.
+
+Tuning begins with the head on the last features, and ends with a head of that kind that few steps have trained. Heads
+that read the last stages too are often better, on tuned features as on frozen ones. They cost one forward pass over the
+training images. Cross-validation could not tell which is best, since the network was tuned on all folds.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+from torch import Tensor, nn
+
+from paucal.backbones.stage_classifier import last_stage_maps
+from paucal.evaluation.calibration import fit_temperature
+from paucal.evaluation.predictions import Predictions
+from paucal.models.card import ModelCard
+from paucal.runner.console import Console
+from paucal.tasks.classification.assembly import TrainingSetup
+from paucal.tasks.classification.auto_tune.first_model import frozen_features, own_width, with_head
+from paucal.tasks.classification.auto_tune.head_race import LAST
+from paucal.tasks.classification.auto_tune.heads import HEADS, fit_mixture
+from paucal.tasks.classification.auto_tune.paired_losses import calibrated_losses
+from paucal.tasks.classification.auto_tune.probe import (
+    DEFAULT_STRENGTH,
+    Head,
+    fit_head,
+    head_score,
+    stratified,
+)
+
+
+@dataclass(frozen=True)
+class RefittedHead:
+    """A head on the features of a tuned network.
+
+    Attributes:
+        name: Name of the head.
+        head: Weights and biases.
+        staged: Whether it reads the last stages too.
+        score: Accuracy on the validation images.
+        losses: Calibrated losses of the validation images, in nats.
+    """
+
+    name: str
+    head: Head
+    staged: bool
+    score: float
+    losses: list[float]
+
+    def deployed(self, network: nn.Module, card: ModelCard) -> tuple[nn.Module, ModelCard]:
+        """Return a copy of the network with this head, and its card."""
+        return with_head(network, card, self.head, self.staged)
+
+
+def refit_head(setup: TrainingSetup, network: nn.Module, console: Console) -> RefittedHead | None:
+    """Fit heads to the tuned features of as many images as for the first model, and return the one of the lowest loss.
+
+    The loss is that of the validation images. None for images with several labels, and without a first model.
+    """
+    record, data, card = setup.tune_record, setup.data, setup.card
+    several = data.images.multi_hot is not None
+    if record is None or record.probe is None or several:
+        return None
+    staged = bool(last_stage_maps(network, card.backbone.image_size))
+    train, val = data.part("train"), data.part("val")
+    labels, seed = torch.from_numpy(data.images.targets).long(), setup.settings.seed
+    images = int(record.probe.details.get("images", len(train)))
+    if images < len(train):
+        train = train[stratified(labels[train], images, seed).numpy()]
+    rows = np.concatenate([train, val])
+    with console.progress("features of the tuned network") as advance:
+        features = frozen_features(network, data, rows, card.preprocessing, setup.settings, advance, staged)
+    known, count, n_classes = labels[rows], len(train), len(card.classes)
+    last = features[:, : own_width(network)]
+    truth = known[count:]
+
+    def judged(name: str, head: Head, values: Tensor) -> RefittedHead:
+        temperature = fit_temperature(head.scores(values[count:]), truth)
+        head = replace(head, weight=head.weight / temperature, bias=head.bias / temperature)
+        losses = calibrated_losses(Predictions(torch.from_numpy(val), head.scores(values[count:]), truth))
+        return RefittedHead(name, head, values is features, head_score(head, values[count:], truth), losses)
+
+    with threadpool_limits(1):
+        usual = fit_head(last[:count], known[:count], n_classes, seed)
+        found = [judged(LAST, usual, last)]
+        for name in HEADS if staged else ():
+            weights = fit_mixture(features[:count], known[:count], n_classes, {name: 1.0})
+            found.append(judged(name, Head(*weights, DEFAULT_STRENGTH, None), features))
+    return min(found, key=lambda head: sum(head.losses))
