@@ -28,7 +28,7 @@ NEEDS = {
     r"^weights (pack|add|remove)": "weights of the reader's; tests/verbs/weights packs and adds some",
     r"\.mp4|--watch|camera": "a video, a camera, a folder that fills; tests/verbs/predict/test_moving.py has them",
     r"^serve ": "a browser; tests/cli/test_cli_serve.py serves",
-    r"^study (drloc-table-9|drloc-table-10|dhvt-table-3)": "minutes of training; tests/cli/test_cli_study*.py train",
+    r"^study (drloc-table-(9|10)|dhvt-table-3|esvit-table-2)": "minutes; tests/cli/test_cli_study*.py train",
 }
 TRAINS = ("train", "pretrain", "detect", "segment")
 
