@@ -21,7 +21,7 @@ from test_examples import shown_commands
 NEEDS = {
     r"--scale (full|small)|--device cuda|--img-size 384|-high-resolution": "a GPU",
     r"--on (slurm|ray)": "a cluster",
-    r"--download|hf:|s3://|--pretrained|--init timm": "a network",
+    r"--download|--push|hf:|s3://|--pretrained|--init timm": "a network",
     r"imagenet/|coco/|flowers102|svhn|cifar10 |/mnt/|project-1": "a set of the reader's",
     r"weights\.pth": "a published checkpoint",
     r"--format (openvino|html)": "a package; tests/export compares such files",
