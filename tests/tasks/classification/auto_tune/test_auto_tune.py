@@ -167,13 +167,11 @@ def test_probe__is_the_floor(data, tmp_path):
 
 
 @pytest.mark.parametrize("losses", [5.0, 0.0])
-def test_tuning__that_accuracy_cannot_tell_from_the_probe_is_kept_for_clearly_lower_losses(
-    data, tmp_path, monkeypatch, losses
-):
+def test_tuning__that_accuracy_cannot_tell_from_the_probe_is_kept_for_lower_losses(data, tmp_path, monkeypatch, losses):
     """Nothing learns at such a rate, so every epoch is as accurate as the probe of the last features."""
     monkeypatch.setattr(first_model, "calibrated_losses", lambda found: [losses] * len(found))
-    for place in (first_model, refit):  # no other head than the probe
-        monkeypatch.setattr(place, "last_stage_maps", lambda *_: ())
+    monkeypatch.setattr(first_model, "last_stage_maps", lambda *_: ())  # no other head than the probe
+    monkeypatch.setattr(finishing, "refit_head", lambda *_: None)
     result = started_from(data, tmp_path / "run", epochs=1, lr=1e-12)
     summary, best = json.loads((result.folder / "summary.json").read_text()), RunFolder(result.folder).best
     assert not best.exists()  # no epoch was better

@@ -11,7 +11,7 @@ from paucal.evaluation.predictions import Predictions
 from paucal.methods.training_settings import TrainSettings
 from paucal.tasks.classification.auto_tune import tuning
 from paucal.tasks.classification.auto_tune.auto_tune import continuation
-from paucal.tasks.classification.auto_tune.paired_losses import calibrated_losses
+from paucal.tasks.classification.auto_tune.paired_losses import calibrated_losses, is_better
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.trials import WORST, TuningPreset, best_trial, presets_for
 from paucal.tasks.classification.auto_tune.tuning import AT_ONCE, CostEstimate, choose_preset, in_equal_time
@@ -62,6 +62,15 @@ def test_best_of__judges_by_losses_image_by_image_where_accuracy_cannot_tell():
     assert best_trial([judged(first, 0.80), judged(chance, 0.82)], 100) == 0
     assert best_trial([judged(first, 0.90), judged(steady, 0.80)], 100) == 0  # accuracy can tell
     assert best_trial([judged(first, 0.80), judged(steady, 0.79), judged(first, 0.92)], 100) == 2
+
+
+def test_better__is_a_lower_loss_where_accuracy_cannot_tell():
+    low, high = [0.1, 0.9] * 40, [0.2, 0.85] * 40
+    assert is_better(0.89, low, 0.91, high)
+    assert not is_better(0.91, high, 0.89, low)
+    assert not is_better(0.91, low, 0.91, low)
+    assert is_better(0.95, high, 0.80, low)  # a standard error of the difference is 0.051 here
+    assert not is_better(0.80, low, 0.95, high)
 
 
 def test_losses__are_those_at_the_best_temperature():

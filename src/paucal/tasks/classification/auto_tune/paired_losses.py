@@ -39,7 +39,11 @@ def differs(score: float, other: float, images: int) -> bool:
 
 
 def is_better(score: float, losses: Sequence[float], other: float, other_losses: Sequence[float]) -> bool:
-    """Return whether a model is better: by its accuracy, or by clearly lower losses where accuracy cannot tell."""
+    """Return whether a model is better: by its accuracy, or by its mean loss where accuracy cannot tell.
+
+    Neither is favoured. A margin of a standard error would have kept a first model that was right on 82.0 % of 1,200
+    other images, for a tuned one with 85.8 % (docs/lab, ways to tune).
+    """
     if differs(score, other, len(losses)):
         return score > other
-    return clearly_lower(losses, other_losses)
+    return float(np.mean(losses)) < float(np.mean(other_losses))
