@@ -5,11 +5,13 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
 
 import paucal
 from cli.calls import SMALL, call, failure, make_scenes, table
+from export.alone import run_alone
 from paucal.runner.time_budget import Pace
 from paucal.tasks.segmentation.job import SegmentationJob
 
@@ -373,3 +375,18 @@ def test_export__of_a_segmenter_answers_for_the_same_pixels(segmented, tmp_path,
         words = failure(capsys, "export", segmented / "run", *flags, "--output", tmp_path / "other")
         assert "for classifiers" in words
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "file"), [("onnx", "model.onnx"), ("openvino", "model.xml")])
+def test_exported_file__answers_as_the_model_with_its_runtime_alone(segmented, tmp_path, name, file):
+    pytest.importorskip(name)
+    found = paucal.export_model(segmented / "run", output=tmp_path / "out", format=[name], images=3)
+    assert found.comparisons[file].agreement > 0.99
+    model = paucal.load_segmenter(segmented / "run")
+    height, width = model.card.preprocessing.image_size
+    window = torch.randn(1, 3, height, width, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        own = model.network.eval()(window)
+    answer = torch.from_numpy(run_alone(tmp_path / "out" / file, window.numpy(), tmp_path)).float()
+    assert float((answer.argmax(1) == own.argmax(1)).float().mean()) > 0.99

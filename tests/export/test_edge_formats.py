@@ -5,9 +5,7 @@ import gzip
 import json
 import os
 import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,10 +13,10 @@ from PIL import Image
 
 import paucal
 from cli.calls import call, failure
+from export.alone import run_alone
 from paucal.export.browser_page import MODEL
 from paucal.export.formats import Format
 
-ALONE = Path(__file__).with_name("runtime_alone.py")
 TRAIN = ["--img-size", "16", "--epochs", "2", "-j", "0", "--model", "vit_mini", "--model-args", "depth=1"]
 
 
@@ -27,14 +25,6 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("edge") / "run"
     assert call("train", *TRAIN, "--output", folder) == 0
     return folder
-
-
-def run_alone(path, given, tmp_path):
-    np.save(tmp_path / "given.npy", given)
-    done = subprocess.run(
-        [sys.executable, str(ALONE), str(path), str(tmp_path / "given.npy")], capture_output=True, text=True, check=True
-    )
-    return np.asarray(json.loads(done.stdout))
 
 
 def model_inside(page):

@@ -10,7 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
+from export.alone import run_alone
 from paucal.cli.main import main
+from paucal.export.comparison import compare_objects
 from paucal.models.tasks import DETECTION, task_of
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, begin, resume
@@ -27,6 +29,7 @@ from paucal.tasks.detection.rules import RULES
 from paucal.tasks.detection.settings import DetectSettings
 from paucal.types import UserError
 from paucal.verbs.export.launch import export_model
+from paucal.verbs.export.subjects import DetectorSubject
 from paucal.verbs.predict.detection import detect_objects
 from paucal.verbs.runs.rows import list_runs
 from tasks.detection.made import write_coco
@@ -179,6 +182,19 @@ def test_export__writes_files_that_find_the_same_objects(finished: Path, tmp_pat
         assert (comparison.images, comparison.agreement) == (4, 1.0)
         assert comparison.largest < 1e-4
     assert "model.onnx" in (finished / "report.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "file"), [("onnx", "model.onnx"), ("openvino", "model.xml")])
+def test_exported_file__finds_the_same_objects_with_its_runtime_alone(finished, images, tmp_path, name, file):
+    pytest.importorskip(name)
+    export_model(finished, output=str(tmp_path / "out"), format=[name], images=2)
+    subject = DetectorSubject(RunFolder(finished), SilentConsole())
+    given = subject.prepare(Image.open(images / "3.png").convert("RGB"), False)
+    with torch.no_grad():
+        own = subject.network(given)
+    answer = torch.from_numpy(run_alone(tmp_path / "out" / file, given.numpy(), tmp_path)).float()
+    assert compare_objects(own, answer).same == 1.0
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,13 @@ def test_command__shows_and_writes_and_deletes_nothing(runs, tmp_path, capsys):
     assert "2 cannot be read" in capsys.readouterr().out
 
 
+def test_list__survives_settings_whose_names_are_no_text(tmp_path, capsys):
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "config.yaml").write_text("settings:\n  model: vit_mini\n  1: x\n  data: {2: y, z: 3}\n")
+    assert call("runs", tmp_path) == 0
+    assert "odd" in capsys.readouterr().out
+
+
 def test_command__sorts_from_the_highest_as_the_docs_say(runs, tmp_path):
     """A word that begins with a dash would be a flag to argparse; both forms are taken."""
     for number, words in enumerate((["--sort", "-test"], ["--sort=-test"])):

@@ -5,7 +5,7 @@ import io
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -208,5 +208,5 @@ def _needed(runs: Sequence[ListedRun]) -> set[Path]:
 
 def _identity(run: ListedRun) -> str:
     """Return a text that is equal for runs with the same verb and settings."""
-    kept: Mapping[str, Any] = {name: value for name, value in run.settings.items() if name not in _OWN}
-    return json.dumps([run.verb, kept], sort_keys=True, default=str)
+    kept = sorted((str(name), repr(value)) for name, value in run.settings.items() if name not in _OWN)
+    return repr([run.verb, kept])
