@@ -1,6 +1,8 @@
 """What comes after the last step: epochs averaged where validation prefers it, confidence corrected, both judged."""
 
 import json
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -46,6 +48,31 @@ def logits_of(folder, part):
 
 def summary_of(folder):
     return json.loads((folder / "summary.json").read_text())
+
+
+@pytest.mark.parametrize(("first", "own", "kept"), [(True, False, True), (False, True, False)])
+def test_refitted_head__is_kept_where_the_first_process_prefers_it_and_written_by_it_alone(
+    monkeypatch, first, own, kept
+):
+    """On the second of two processes, whose own fit says otherwise."""
+    head = SimpleNamespace(name="a head", score=0.9, losses=[0.1], deployed=lambda *_: pytest.fail("written"))
+    waits: list[bool] = []
+    monkeypatch.setattr(finishing, "refit_head", lambda *_: head)
+    monkeypatch.setattr(finishing, "is_better", lambda *_: own)
+    monkeypatch.setattr(finishing, "broadcast_flag", lambda flag: first)
+    monkeypatch.setattr(finishing, "rank", lambda: 1)
+    monkeypatch.setattr(finishing, "wait_for_all", lambda: waits.append(True))
+    setup: Any = SimpleNamespace(
+        tune_record=SimpleNamespace(first_model=SimpleNamespace(score=0.8, details={"losses": [0.2]})),
+        data=SimpleNamespace(primary_metric=SimpleNamespace(format_score=lambda *_: "")),
+        card=None,
+    )
+    run, outcome, tuned, console = (cast(Any, SimpleNamespace(**found)) for found in (
+        {}, {"best": {}}, {"module": None, "epochs": (3,)}, {"say": lambda text: None},
+    ))  # fmt: skip
+    done = finishing._with_refitted_head(run, setup, outcome, finishing.Finish(), tuned, console)
+    assert done == (finishing.Finish((3,), 0.9, head="a head") if kept else finishing.Finish())
+    assert len(waits) == kept
 
 
 def test_temperature__is_stored_with_the_model_and_in_all_scores(photos, tmp_path):

@@ -14,7 +14,7 @@ from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.models.trained import TrainedModel, load_trained, save_trained
 from paucal.runner.console import Console
 from paucal.runner.images import eval_loader
-from paucal.runner.processes import wait_for_all
+from paucal.runner.processes import broadcast_flag, wait_for_all
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses, is_better
@@ -211,9 +211,12 @@ def _with_refitted_head(
     score, losses = first.score, first.details.get(LOSSES, ())
     if outcome.best or done.epochs:
         score, losses = tuned.score, _losses_of(setup, tuned.module)
-    if not losses or not is_better(refitted.score, refitted.losses, score, losses):
+    better = bool(losses) and is_better(refitted.score, refitted.losses, score, losses)
+    if not broadcast_flag(better):  # each process has fitted its own
         return done
-    save_trained(run, *refitted.deployed(tuned.module, setup.card))
+    if rank() == 0:
+        save_trained(run, *refitted.deployed(tuned.module, setup.card))
+    wait_for_all()
     title = setup.data.primary_metric.format_score(refitted.score, "validation images")
     console.say(f"kept a head fitted to the tuned features, {refitted.name}: {title}, {percent(score)} without it")
     return replace(done, epochs=tuned.epochs, score=refitted.score, by_loss=False, head=refitted.name)
