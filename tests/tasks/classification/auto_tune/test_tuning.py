@@ -102,6 +102,33 @@ def test_presets__tune_norms_and_biases_alone_of_transformers_and_not_of_batch_n
     assert frozen[1][1:] == [None, None]
 
 
+def names_of(model: str = "vit_tiny_patch16_224", **given: Any) -> list[str]:
+    setup: Any = SimpleNamespace(
+        objective=SimpleNamespace(deployable=lambda: timm.create_model(model, num_classes=3)),
+        settings=TrainSettings(**given),
+        origin=dict.fromkeys(given, "flag"),
+    )
+    return [preset.name for preset in tuning._open_presets(setup)]
+
+
+def test_presets__are_named_by_the_settings_that_are_left():
+    for name in ("vit_tiny_patch16_224", "test_efficientnet"):
+        assert names_of(name) == [preset.name for preset in presets_for(timm.create_model(name, num_classes=3))]
+    assert names_of(lora_rank=8) == ["rate 1e-4", "rate 3e-4", "rate 5e-5", "rate 1e-3"]
+    held = ["rate 1e-4", "rate 3e-4, layer decay 0.75", "rate 5e-5, layer decay 0.75"]
+    assert names_of(freeze="stem") == held  # 1e-3 is for norms and biases alone
+    assert names_of(freeze="weights") == [*held, "rate 1e-3"]
+    assert names_of(lr=1e-4) == [
+        "last stages alone, crop scale 0.5",
+        "all layers, layer decay 0.75, crop scale 0.5",
+        "all layers, layer decay 0.75, crop scale 0.35",
+        "norms and biases alone, crop scale 0.5",
+    ]
+    assert names_of(lora_rank=8, lr=1e-4) == ["crop scale 0.5", "crop scale 0.35"]
+    assert names_of(lora_rank=8, lr=1e-4, crop_scale=0.5) == ["the settings given"]
+    assert names_of("test_efficientnet", eval_mode=True, lr=1e-4)[0] == "last stages alone, crop scale 0.5"
+
+
 def test_continuation__leaves_the_first_epochs_as_they_are_and_goes_on_at_a_low_rate():
     assert continuation(20, 3e-4) == {}
     long = TrainSettings(**continuation(50, 3e-4), epochs=50, lr=3e-4)

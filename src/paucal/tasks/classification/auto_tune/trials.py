@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,6 +54,29 @@ class TuningPreset:
     name: str
     settings: Mapping[str, Any]
     passes: int = 6
+
+    def without(self, fixed: Collection[str]) -> "TuningPreset":
+        """Return the preset without settings that are fixed otherwise, named by those that are left."""
+        left = {name: value for name, value in self.settings.items() if name not in fixed}
+        return replace(self, name=_name_of(left, "freeze" not in fixed), settings=left)
+
+
+def _name_of(settings: Mapping[str, Any], whole: bool) -> str:
+    """Return what settings of a preset do, in words; `whole` where no setting of the user's freezes layers."""
+    parts = []
+    if "freeze" in settings:
+        parts.append("norms and biases alone" if settings["freeze"] == "weights" else "last stages alone")
+    elif whole:
+        parts.append("all layers")
+    if "eval_mode" in settings:
+        parts.append("norms still" if settings["eval_mode"] else "norms learning")
+    if "lr" in settings:
+        parts.append(f"rate {settings['lr']:.0e}".replace("e-0", "e-"))
+    if "layer_decay" in settings:
+        parts.append(f"layer decay {settings['layer_decay']}")
+    if "lr" not in settings and "crop_scale" in settings:  # presets that the rate does not tell apart
+        parts.append(f"crop scale {settings['crop_scale']}")
+    return ", ".join(parts)
 
 
 # Measured (docs/lab/, a good model in minutes): each of the first two presets won by far on a data set on which the

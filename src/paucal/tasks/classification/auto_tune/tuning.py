@@ -165,15 +165,16 @@ def _skip_trials(
 
 
 def _open_presets(setup: TrainingSetup) -> Sequence[TuningPreset]:
-    """Return the presets without the settings that the user gave; a single preset if nothing is left open."""
-    fixed = ("freeze", "layer_decay") if setup.settings.lora_rank is not None else ()
-    free = [
-        replace(
-            preset,
-            settings={name: v for name, v in preset.settings.items() if is_free(setup, name) and name not in fixed},
-        )
-        for preset in presets_for(setup.objective.deployable())
-    ]
+    """Return the presets without the settings that the user gave; a single preset if nothing is left open.
+
+    The high rate of norms and biases suits low-rank adapters, which are as few, and no other choice of layers.
+    """
+    presets, adapted = presets_for(setup.objective.deployable()), setup.settings.lora_rank is not None
+    few = adapted or setup.settings.freeze == "weights"
+    fixed = {name for preset in presets for name in preset.settings if not is_free(setup, name)}
+    if "freeze" in fixed and not few:
+        presets = [preset for preset in presets if preset.settings.get("freeze") != "weights"]
+    free = [preset.without(fixed | ({"freeze", "layer_decay"} if adapted else set())) for preset in presets]
     distinct = [preset for n, preset in enumerate(free) if preset.settings not in [p.settings for p in free[:n]]]
     return distinct if len(distinct) > 1 else [replace(distinct[0], name="the settings given")]
 
