@@ -94,6 +94,19 @@ def test_weights__follow_the_adapters_and_the_rest_stays(tmp_path):
     assert objective(batch, START).total.item() == pytest.approx(expected.item(), abs=1e-6)
 
 
+def test_adapters__are_held_while_only_the_classifier_learns(tmp_path):
+    torch.manual_seed(0)
+    objective = Supervised(toys.spec().build(), tuning=FineTuning(lora_rank=2, freeze_epochs=1))
+    adapters: Any = objective.adapters
+    before = copy.deepcopy(objective.backbone.model.state_dict())
+    toys.train(objective, tmp_path / "held", epochs=1)
+    after = objective.backbone.model.state_dict()
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {"head.weight", "head.bias"}
+    assert not any(matrix.any() for matrix in adapters.up)
+    toys.train(objective, tmp_path / "free", epochs=2)  # one more epoch for the classifier, and one for all
+    assert all(matrix.any() for matrix in adapters.up)
+
+
 def test_resuming__equals_not_stopping_bit_for_bit(tmp_path):
     whole, other = adapted(), adapted(seed=99)
     toys.train(whole, tmp_path / "whole")

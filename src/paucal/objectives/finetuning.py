@@ -98,23 +98,24 @@ class BackboneTuner:
 
     def before_step(self, progress: Progress) -> None:
         """Drop the gradients of the parameters that are frozen at this step."""
-        if self._holds(progress):
+        if self.holds(progress):
             for name in self._held:
                 self._model.get_parameter(name).grad = None
 
     def set_modes(self, progress: Progress) -> None:
         """Put the modules frozen now in evaluation mode; call it before every forward pass of the training."""
         for module in self._held_modules:
-            module.training = not self._holds(progress)
+            module.training = not self.holds(progress)
         for module in self._still:
             module.training = False
 
-    def _holds(self, progress: Progress) -> bool:
+    def holds(self, progress: Progress) -> bool:
+        """Return whether only the classifier learns at this step."""
         return progress.step < self.options.freeze_epochs * progress.steps_per_epoch
 
     def _share(self, progress: Progress) -> float:
         """Return the factor on the backbone's rate: 0 while it is frozen, then rising to 1."""
-        if self._holds(progress):
+        if self.holds(progress):
             return 0.0
         since = progress.step - self.options.freeze_epochs * progress.steps_per_epoch
         return min(1.0, (since + 1) / (THAW_EPOCHS * progress.steps_per_epoch))

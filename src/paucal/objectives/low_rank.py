@@ -64,8 +64,14 @@ class LowRankAdapters(nn.Module):
         """Return the (out, in) change of each layer's weights."""
         return [up @ down for up, down in zip(self.up, self.down, strict=True)]
 
-    def before_step(self) -> None:
-        """Remember the products, which the weights hold."""
+    def before_step(self, held: bool = False) -> None:
+        """Remember the products, which the weights hold.
+
+        Args:
+            held: Whether the adapters do not learn at this step; their gradients are dropped.
+        """
+        if held:
+            self.zero_grad()
         with torch.no_grad():
             self._before = self.products()
 

@@ -88,10 +88,10 @@ class OneBackbone(Objective):
         return self.tuner.scales(progress)
 
     def before_step(self, progress: Progress) -> None:
-        """Drop the gradients of the parameters that the fine-tuning freezes at this step."""
+        """Drop the gradients of the parameters and adapters that the fine-tuning freezes at this step."""
         self.tuner.before_step(progress)
         if self.adapters is not None:
-            self.adapters.before_step()
+            self.adapters.before_step(held=self.tuner.holds(progress))
 
     def after_step(self, progress: Progress) -> None:
         """Let the weights follow the adapters, if there are any."""
