@@ -1,5 +1,6 @@
 """Assembly of a supervised run from its settings and its images."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -213,8 +214,9 @@ def _check_new(settings: TrainSettings, tune_record: TuneRecord | None, whole: b
         raise UserError(
             "--unlabelled fits a head to the frozen features of pretrained weights, and this run has none: leave it "
             "out and let a run that has them answer for these images ('paucal predict RUN "
-            f"{settings.unlabelled} --to csv --output ANSWERS', then give {settings.data}{SEPARATOR}ANSWERS with "
-            "--val-fraction 0), or learn from them first with 'paucal pretrain'."
+            f"{shlex.quote(settings.unlabelled)} --to csv --output ANSWERS', then give "
+            f"{shlex.quote(f'{settings.data}{SEPARATOR}ANSWERS')} with --val-fraction 0, where {settings.data} has a "
+            "'test' folder: answers must not judge), or learn from them first with 'paucal pretrain'."
         )
     if settings.epochs == 0 and (tune_record is None or not tune_record.candidates):
         raise UserError(

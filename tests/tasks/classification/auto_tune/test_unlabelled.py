@@ -311,7 +311,11 @@ def test_run__of_a_model_without_linear_classifier_is_refused(data, tmp_path, mo
     ("given", "words"),
     [
         ({"unlabelled": "nowhere"}, "nowhere does not exist"),
-        ({"init": None, "model": "vit_mini"}, r"this run has none: leave it out and .*'paucal predict RUN .*--to csv"),
+        (
+            {"init": None, "model": "vit_mini", "unlabelled": "my more"},
+            r"this run has none: leave it out and .*'paucal predict RUN 'my more' --to csv --output ANSWERS', then "
+            r"give \S*photos:ANSWERS with --val-fraction 0, where \S*photos has a 'test' folder",
+        ),
     ],
 )
 def test_run__refuses_before_it_starts(data, tmp_path, given, words):
