@@ -5,6 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
+
+from paucal.backbones.spec import BackboneSpec
+from paucal.models.card import ModelCard
+from paucal.models.preprocessing import Preprocessing
+from paucal.models.trained import save_trained
+from paucal.runs import RunFolder
 
 SCRIPT = """
 import sys
@@ -42,7 +49,19 @@ def test_verb__prints_without_loading_torch(verb: str, tmp_path: Path):
     assert last == "0 []"
 
 
-def test_predict__loads_neither_the_trainer_nor_scikit_learn():
-    program = "import paucal, sys; paucal.load; import paucal.verbs.predict.files as _; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
-    assert {"lightning", "sklearn", "matplotlib.pyplot"}.isdisjoint(done.stdout.split())
+def test_predict__loads_neither_the_trainer_nor_scikit_learn(tmp_path: Path):
+    spec = BackboneSpec("vit_mini", 2, 3, (16, 16))
+    preprocessing = Preprocessing((16, 16), 1.0, "bicubic", (0.5,) * 3, (0.25,) * 3)
+    save_trained(RunFolder(tmp_path), spec.build().model, ModelCard(spec, ("day", "night"), preprocessing))
+    Image.new("RGB", (20, 16)).save(tmp_path / "photo.png")
+    program = """
+import sys
+from paucal.cli.main import main
+code = main(["predict", sys.argv[1], sys.argv[2]])
+print(code, sorted({"lightning", "sklearn", "matplotlib.pyplot"} & set(sys.modules)))
+"""
+    words = [sys.executable, "-c", program, str(tmp_path), str(tmp_path / "photo.png")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    *shown, last = done.stdout.splitlines()
+    assert "night" in "\n".join(shown), done.stderr
+    assert last == "0 []"
