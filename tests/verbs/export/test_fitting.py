@@ -133,6 +133,8 @@ def test_students__are_the_smallest_network_at_hand_then_one_from_scratch(run, m
         (["--max-ms", "5", "--format", "coreml"], "choose among files that run on this machine"),
         (["--max-ms", "5", "--format", "safetensors"], "choose among files that run on this machine"),
         (["--max-ms", "0"], "--max-ms"),
+        (["--max-ms", "5", "--time", "banana"], "--time is 'banana', expected"),
+        (["--max-ms", "5", "--int8"], "leave out --int8"),
     ],
 )
 def test_limits__that_cannot_be_are_refused(run, tmp_path, capsys, words, message):

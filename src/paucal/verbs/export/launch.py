@@ -137,7 +137,7 @@ def _export_within(
 ) -> Export:
     """Write the best file within limits, with the run of the smaller model if it is of one."""
     formats = formats_to_fit(settings, subject)
-    _formats(replace(settings, format=formats, int8=False), subject)  # refuses what does not go together
+    _formats(replace(settings, format=formats), subject)  # refuses what does not go together
     place = settle_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
     with TemporaryDirectory(prefix="paucal-export-") as work:
         best = best_within(subject, formats, limits, settings, Path(work), console)

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from paucal.export.comparison import Comparison
+from paucal.runner.time_budget import seconds_of
 from paucal.types import UserError
 from paucal.verbs.export.settings import ExportSettings
 
@@ -36,12 +37,16 @@ def limits_of(settings: ExportSettings) -> Limits | None:
     """Return the limits that were given; None without any.
 
     Raises:
-        UserError: The size is invalid, or `--time` was given without a limit.
+        UserError: The size or the time is invalid, or an option does not go with the limits or needs one.
     """
     if settings.max_size is None and settings.max_ms is None:
         if settings.time is not None:
             raise UserError("--time is for the smaller model of --max-size and --max-ms: give one, or leave it out.")
         return None
+    if settings.time is not None:
+        seconds_of(settings.time, "--time")
+    if settings.int8:
+        raise UserError("--max-size and --max-ms choose among files of 8 bits too: leave out --int8.")
     return Limits(None if settings.max_size is None else bytes_of(settings.max_size), settings.max_ms)
 
 
