@@ -1,8 +1,10 @@
 """`paucal export --max-size --max-ms`: the best file that fits, a smaller model where none does, or one sentence."""
 
 import json
+import shutil
 
 import pytest
+import torch
 
 import paucal
 from cli.calls import call, failure
@@ -69,6 +71,17 @@ def test_nothing_that_fits__is_one_sentence_with_the_closest_file_and_leaves_not
     assert "no file keeps to 0.009 MB: the closest is model.int8.onnx" in message
     assert "give a larger --max-size or --max-ms" in message
     assert not (tmp_path / "none").exists()
+
+
+def test_smaller_model__averages_mirror_images_as_asked(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(students, "begin", lambda job, settings, *rest: shutil.copytree(run, settings.output))
+    teacher, student = ClassifierSubject(RunFolder(run), SilentConsole(), mirror=True), Student(TINY, 16, False)
+    images = torch.rand(2, 3, 16, 16)
+    for subject in (
+        students.untrained(teacher, student, SilentConsole()),
+        students.teach(teacher, student, "1m", tmp_path / "student", SilentConsole()),
+    ):
+        torch.testing.assert_close(subject.network(images), subject.network(images.flip(-1)))
 
 
 @pytest.mark.slow

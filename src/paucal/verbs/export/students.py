@@ -86,7 +86,8 @@ def untrained(teacher: ClassifierSubject, student: Student, console: Console) ->
     with torch.random.fork_rng(devices=[]):
         network = spec.build().model.eval()
     card = ModelCard(spec, own.classes, replace(own.preprocessing, image_size=size))
-    return ClassifierSubject(teacher.run, console, model=TrainedModel(network, card, torch.device("cpu")))
+    model = TrainedModel(network, card, torch.device("cpu"))
+    return ClassifierSubject(teacher.run, console, teacher.mirror, model)
 
 
 def teach(teacher: ClassifierSubject, student: Student, time: str, folder: Path, console: Console) -> ClassifierSubject:
@@ -122,4 +123,4 @@ def teach(teacher: ClassifierSubject, student: Student, time: str, folder: Path,
     )
     if isinstance(result, Stopped):
         raise UserError("the export was stopped while its smaller model learned: nothing was written; export again.")
-    return ClassifierSubject(RunFolder(folder), console)
+    return ClassifierSubject(RunFolder(folder), console, teacher.mirror)

@@ -50,7 +50,7 @@ class ClassifierSubject(Classifier):
         self, run: RunFolder, console: Console, mirror: bool = False, model: TrainedModel | None = None
     ) -> None:
         model = model or load_trained(run).require_classifier()
-        self.model = model.mirrored() if mirror else model
+        self.model, self.mirror = model.mirrored() if mirror else model, mirror
         super().__init__(self.model)
         self.run, self.console, self.reading = run, console, self.card.preprocessing.reading
 
