@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import paucal
 from cli.calls import call, failure
 from paucal.models.weights.table import Trained
 from paucal.runner.console import SilentConsole
+from paucal.runner.life import Stopped
 from paucal.runs import RunFolder
 from paucal.verbs.export import fitting, students
 from paucal.verbs.export.students import Student
@@ -82,6 +84,13 @@ def test_smaller_model__averages_mirror_images_as_asked(run, tmp_path, monkeypat
         students.teach(teacher, student, "1m", tmp_path / "student", SilentConsole()),
     ):
         torch.testing.assert_close(subject.network(images), subject.network(images.flip(-1)))
+
+
+def test_smaller_model__that_is_interrupted_interrupts_the_export(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(students, "begin", lambda *rest: Stopped(Path("run"), 1, 2))
+    teacher = ClassifierSubject(RunFolder(run), SilentConsole())
+    with pytest.raises(KeyboardInterrupt):
+        students.teach(teacher, Student(TINY, 16, False), "1m", tmp_path / "student", SilentConsole())
 
 
 @pytest.mark.slow

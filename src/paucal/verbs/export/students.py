@@ -19,7 +19,6 @@ from paucal.runner.life import Stopped, begin
 from paucal.runner.run_folder import typed_settings
 from paucal.runs import RunFolder
 from paucal.tasks.classification.job import TrainingJob
-from paucal.types import UserError
 from paucal.verbs.export.subjects import ClassifierSubject
 
 SIDES = (224, 192, 160, 128, 96, 64)  # pixels
@@ -101,7 +100,8 @@ def teach(teacher: ClassifierSubject, student: Student, time: str, folder: Path,
         console: Shows the training.
 
     Raises:
-        UserError: The run's images are gone, the time is too short, or the training was stopped.
+        UserError: The time is too short.
+        KeyboardInterrupt: The training was stopped.
     """
     stored = teacher.run.settings
     images = {word: stored[word] for word in OF_THE_IMAGES if stored.get(word) is not None}
@@ -122,5 +122,5 @@ def teach(teacher: ClassifierSubject, student: Student, time: str, folder: Path,
         TrainingJob(), typed_settings(given, TrainSettings), dict.fromkeys(given, "given"), _ProgressConsole()
     )
     if isinstance(result, Stopped):
-        raise UserError("the export was stopped while its smaller model learned: nothing was written; export again.")
+        raise KeyboardInterrupt
     return ClassifierSubject(RunFolder(folder), console, teacher.mirror)
