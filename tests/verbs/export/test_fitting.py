@@ -2,18 +2,22 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import paucal
-from cli.calls import call, failure
+from cli.calls import call, failure, make_photos
 from paucal.models.weights.table import Trained
-from paucal.runner.console import SilentConsole
+from paucal.runner.console import RecordingConsole, SilentConsole
 from paucal.runner.life import Stopped
 from paucal.runs import RunFolder
-from paucal.verbs.export import fitting, students
+from paucal.types import UserError
+from paucal.verbs.export import fitting, students, subjects
+from paucal.verbs.export.launch import export_all
+from paucal.verbs.export.settings import ExportSettings
 from paucal.verbs.export.students import Student
 from paucal.verbs.export.subjects import ClassifierSubject
 
@@ -73,6 +77,57 @@ def test_nothing_that_fits__is_one_sentence_with_the_closest_file_and_leaves_not
     assert "no file keeps to 0.009 MB: the closest is model.int8.onnx" in message
     assert "give a larger --max-size or --max-ms" in message
     assert not (tmp_path / "none").exists()
+
+
+def test_smaller_model__that_fails_after_all_leaves_no_untrained_file_as_the_closest(
+    run, tmp_path, monkeypatch, one_student
+):
+    opened, open_again = [], subjects.open_again
+    monkeypatch.setattr(
+        subjects, "open_again", lambda *args, **words: opened.append(args) or open_again(*args, **words)
+    )
+    monkeypatch.setattr(fitting, "teach", lambda teacher, *rest: teacher)
+    monkeypatch.setattr(fitting.Limits, "excess", lambda self, found: 0.5 if found.images == fitting.TIMED else 2.0)
+    console, settings = RecordingConsole(), ExportSettings(format=["onnx"], images=40, max_size="5MB")
+    with pytest.raises(UserError, match=r"no file keeps to 5 MB: the closest is model\.onnx with"):
+        export_all(str(run), replace(settings, output=str(tmp_path / "out")), console)
+    assert len(opened) == 1  # the untrained student is timed on the images that were read for the run's own files
+    assert [line for line in console.said if "down as a graph" in line and TINY in line] == []
+
+
+def test_file__that_is_too_slow_when_timed_again_is_not_kept(run, tmp_path, monkeypatch):
+    compare_all, slow = fitting.compare_all, [20_000.0]
+
+    def time_again(*args):
+        found = compare_all(*args)
+        return replace(found, milliseconds=(1.0, slow.pop())) if slow else found
+
+    monkeypatch.setattr(fitting, "compare_all", time_again)
+    found = export(run, tmp_path / "second", max_ms=10_000.0)
+    assert list(found.comparisons) == ["model.int8.onnx"]
+    slow += [20_000.0, 20_000.0]
+    monkeypatch.setattr(fitting, "possible_students", lambda teacher: [])
+    with pytest.raises(UserError, match="ms an image, too near to the limit since times differ, so nothing was"):
+        export(run, tmp_path / "none", max_ms=10_000.0)
+
+
+@pytest.mark.parametrize("missing", ["images", "run"])
+def test_data__is_judged_on_where_the_images_are_missing_and_then_no_smaller_model_learns(
+    run, tmp_path, capsys, missing
+):
+    photos, copy = make_photos(tmp_path / "photos", classes=1), tmp_path / "copy"
+    shutil.copytree(run, copy)
+    config = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(config.replace("data: digits", f"data: {tmp_path / 'gone'}"))
+    if missing == "run":
+        shutil.rmtree(copy)
+        copy.mkdir()
+        for name in ("model.json", "model.safetensors"):
+            shutil.copy(run / name, copy)
+    found = export(copy, tmp_path / "out", max_size="1GB", data=str(photos))
+    assert any(f"on 12 images of {photos}" in line for line in found.said if "kept" not in line)
+    words = ["--format", "onnx", "--max-size", "9KB", "--data", photos, "--output", tmp_path / "none"]
+    assert "no file keeps to 0.009 MB: the closest is model.onnx" in failure(capsys, "export", copy, *words)
 
 
 def test_smaller_model__averages_mirror_images_as_asked(run, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from paucal.export.formats import GRAPHS, Source
 from paucal.reading import named_path
 from paucal.runner.console import Console
 from paucal.types import UserError
-from paucal.verbs.export.images import TESTED, Pictures, calibrating_inputs, compared_images
+from paucal.verbs.export.images import TESTED, Pictures, calibrating_inputs, compared_images, has_images
 from paucal.verbs.export.settings import ExportSettings
 from paucal.verbs.export.subjects import Subject
 from paucal.wording import counted, percent
@@ -68,12 +68,14 @@ class GraphWriter:
         self.subject, self.settings, self.console, self.clock = subject, settings, console, clock
         self.sources: dict[bool, Source] = {}
 
-    def open(self, formats: Sequence[str], parts: Sequence[str] = TESTED) -> None:
+    def open(self, formats: Sequence[str], parts: Sequence[str] = TESTED, pictures: Pictures | None = None) -> None:
         """Prepare the graphs, and read the images on which the files are compared.
 
         Args:
             formats: Names of formats.
-            parts: Parts of the run's images, of which the first one with images is taken.
+            parts: Parts of the run's images, of which the first one with images is taken; the given images take the
+                place of test images, and that of other parts where the run's images are missing.
+            pictures: Images that were read before, in place of the run's.
 
         Raises:
             UserError: The preprocessing cannot be part of a graph, or there are no images.
@@ -83,7 +85,10 @@ class GraphWriter:
             runtime_files(web)
         for pixels in {self.pixels(name) for name in formats}:
             self.sources[pixels] = Source(self.subject.graph(pixels), self.subject.card, web)
-        data = self.settings.data if parts is TESTED else None
+        if pictures is not None:
+            self.pictures = pictures
+            return
+        data = None if self.settings.data and parts is not TESTED and has_images(self.subject) else self.settings.data
         self.pictures = compared_images(data, self.settings.images, self.subject, self.console, parts)
         self.console.say(f"writing {self.subject.card.backbone.name} down as a graph, which takes up to a minute")
 
@@ -115,11 +120,11 @@ class GraphWriter:
         self.console.say(self._sentence(path.name, found))
         return found
 
-    def measure(self, name: str, int8: bool, folder: Path, images: int) -> Comparison:
-        """Write a format into a folder, and compare it on a few images, without refusing what differs."""
+    def measure(self, name: str, int8: bool, folder: Path) -> Comparison:
+        """Write a format into a folder, and compare it with the model, without refusing what differs."""
         path = folder / file_name(name, int8)
         self._write(name, int8, path)
-        return self.compare(name, path, images)
+        return self.compare(name, path)
 
     def _write(self, name: str, int8: bool, path: Path) -> None:
         entry, source = GRAPHS[name], self.sources[self.pixels(name)]
@@ -129,9 +134,9 @@ class GraphWriter:
         else:
             entry.write(source, path)
 
-    def compare(self, name: str, path: Path, images: int | None = None) -> Comparison:
-        """Compare a file with the model on the pictures, or on the first few of them."""
-        pictures, labels = self.pictures.pictures[:images], self.pictures.labels
+    def compare(self, name: str, path: Path) -> Comparison:
+        """Compare a file with the model on the pictures."""
+        pictures, labels = self.pictures.pictures, self.pictures.labels
         with self.console.progress(f"comparing {path.name}") as advance:
             network = GRAPHS[name].run(path)
             asked = self.subject, network, self.pixels(name), pictures, labels, advance

@@ -62,6 +62,14 @@ def compared_images(
     return Pictures([images.store.read(row) for row in rows], labels, f"{part} images")
 
 
+def has_images(subject: Subject) -> bool:
+    """Return whether the images of the model's run are at hand."""
+    try:
+        return subject.run.config.exists() and bool(subject.images)
+    except UserError:
+        return False
+
+
 def calibrating_inputs(subject: Subject) -> Iterator[NDArray[np.float32]]:
     """Yield inputs of the graph, made from training images of a run.
 

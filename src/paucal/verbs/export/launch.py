@@ -29,7 +29,7 @@ from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
 from paucal.verbs.explain.writing import settle_folder
-from paucal.verbs.export.fitting import STUDENT, best_within, formats_to_fit, judge
+from paucal.verbs.export.fitting import STUDENT, best_within, formats_to_fit
 from paucal.verbs.export.graphs import GraphWriter, file_name, staged
 from paucal.verbs.export.limits import Limits, limits_of
 from paucal.verbs.export.settings import ExportSettings
@@ -140,8 +140,7 @@ def _export_within(
     _formats(replace(settings, format=formats), subject)  # refuses what does not go together
     place = settle_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
     with TemporaryDirectory(prefix="paucal-export-") as work:
-        best = best_within(subject, formats, limits, settings, Path(work), console)
-        found = judge(best, subject, settings, console)
+        best, found = best_within(subject, formats, limits, settings, Path(work), console)
         place.mkdir(parents=True, exist_ok=True)
         written = [Path(shutil.move(path, place / path.name)) for path in sorted(best.folder.iterdir())]
         if best.model:

@@ -86,7 +86,9 @@ def untrained(teacher: ClassifierSubject, student: Student, console: Console) ->
         network = spec.build().model.eval()
     card = ModelCard(spec, own.classes, replace(own.preprocessing, image_size=size))
     model = TrainedModel(network, card, torch.device("cpu"))
-    return ClassifierSubject(teacher.run, console, teacher.mirror, model)
+    subject = ClassifierSubject(teacher.run, console, teacher.mirror, model)
+    subject.images = teacher.images  # so that they are opened once
+    return subject
 
 
 def teach(teacher: ClassifierSubject, student: Student, time: str, folder: Path, console: Console) -> ClassifierSubject:
