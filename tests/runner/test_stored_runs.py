@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,8 +78,16 @@ def test_publish__a_reader_finds_the_newest_whole_state(run, storage, tmp_path, 
     StoredRun(URL).fetch(there)
     assert contents(there) == contents(run)
     assert objects(storage) == 5  # those of the last two states
+    second = contents(run)
+    (run / "train.log").write_text("third")
     stored.publish(run)
-    assert objects(storage) == 3
+    assert objects(storage) == 4
+    storage.pipe_file("/bucket/runs/a/manifest-1.json", b'{"number": 3, "fil')  # killed while it was written
+    StoredRun(URL).fetch(there)
+    assert contents(there) == second
+    StoredRun(URL).publish(run)
+    StoredRun(URL).fetch(there)
+    assert contents(there) == contents(run)
 
 
 def test_publish__makes_the_folders_of_storage_that_has_them(run, tmp_path):
@@ -106,7 +115,7 @@ def test_fetch__refuses_damage_and_paths_that_lead_out(run, storage, tmp_path):
     with pytest.raises(UserError, match="there is no run at 'memory://bucket/runs/a'"):
         stored.fetch(tmp_path / "there")
     stored.publish(run)
-    digest = json.loads(storage.cat_file("/bucket/runs/a/manifest.json"))["files"]["train.log"][0]
+    digest = (stored.manifest() or {})["train.log"][0]
     storage.pipe_file(f"/bucket/runs/a/objects/{digest}", b"first train.lo?")
     with pytest.raises(UserError, match=r"train\.log of the run .* is damaged"):
         StoredRun(URL).fetch(tmp_path / "there")
@@ -114,12 +123,34 @@ def test_fetch__refuses_damage_and_paths_that_lead_out(run, storage, tmp_path):
     storage.rm_file(f"/bucket/runs/a/objects/{digest}")
     with pytest.raises(UserError, match=r"train\.log of the run .* cannot be read"):
         StoredRun(URL).fetch(tmp_path / "there")
-    storage.pipe_file("/bucket/runs/a/manifest.json", json.dumps({"files": {"../out": [digest, 3]}}).encode())
+    escaping = {"../out": (digest, 3)}
+    content = {"number": 9, "files": escaping, "check": stored_runs._check(9, escaping)}
+    storage.pipe_file("/bucket/runs/a/manifest-0.json", json.dumps(content).encode())
     with pytest.raises(UserError, match=r"\.\./out"):
         StoredRun(URL).fetch(tmp_path / "there")
-    storage.pipe_file("/bucket/runs/a/manifest.json", b"[]")
-    with pytest.raises(UserError, match="cannot be read"):
+    for name in stored_runs.MANIFESTS:
+        storage.pipe_file(f"/bucket/runs/a/{name}", b"[]")
+    with pytest.raises(UserError, match=r"both manifests of the run .* are damaged"):
         StoredRun(URL).fetch(tmp_path / "there")
+
+
+def test_publish__takes_checkpoints_of_one_moment(run, tmp_path, monkeypatch):
+    copy, calls = stored_runs._link_or_copy, []
+
+    def train_meanwhile(source: Path, target: Path, is_linked: bool) -> None:
+        copy(source, target, is_linked)
+        calls.append(source.name)
+        if len(calls) == 1:  # after the first file an epoch ends
+            for name in ("best.ckpt", "last.ckpt"):
+                (run / "checkpoints" / f".{name}.tmp").write_text(f"second {name}")
+                (run / "checkpoints" / f".{name}.tmp").replace(run / "checkpoints" / name)
+
+    (run / "checkpoints/best.ckpt").write_text("first best.ckpt")
+    monkeypatch.setattr(stored_runs, "_link_or_copy", train_meanwhile)
+    StoredRun(URL).publish(run)
+    StoredRun(URL).fetch(tmp_path / "there")
+    states = {(tmp_path / "there/checkpoints" / name).read_text().split()[0] for name in ("best.ckpt", "last.ckpt")}
+    assert states == {"second"}
 
 
 def test_lock__is_held_by_one_and_taken_over_from_the_dead(storage, monkeypatch):
@@ -140,6 +171,36 @@ def test_lock__is_held_by_one_and_taken_over_from_the_dead(storage, monkeypatch)
     assert storage.find("/bucket/runs/a") == []
 
 
+def test_lock__is_taken_over_where_the_number_of_the_dead_is_in_use(storage, monkeypatch):
+    path, mine = "/bucket/runs/a/lock.json", StoredRun(URL).lock._mine
+    for pid in (os.getpid(), os.getppid()):
+        storage.pipe_file(path, json.dumps({**mine, "token": "dead", "pid": pid}).encode())
+        with StoredRun(URL).lock.held():
+            assert json.loads(storage.cat_file(path))["token"] != "dead"
+
+
+def test_lock__holds_where_storage_knows_no_conditions(storage, monkeypatch):
+    pipe = storage.pipe_file
+    monkeypatch.setattr(type(storage), "pipe_file", lambda self, path, value, mode="": pipe(path, value))
+    with StoredRun(URL).lock.held() as lock:
+        monkeypatch.setattr(storage_lock, "process_space", lambda: "another machine")
+        with pytest.raises(UserError, match="is being written by process"), StoredRun(URL).lock.held():
+            pass
+        lock.confirm()
+
+
+def test_publish__of_a_process_that_was_overtaken_changes_nothing(run, storage):
+    stored = StoredRun(URL)
+    with stored.lock.held() as lock:
+        stored.publish(run, lock.confirm)
+        before = {path: storage.cat_file(path) for path in storage.find("/bucket") if "manifest" in path}
+        storage.pipe_file("/bucket/runs/a/lock.json", json.dumps({"token": "other"}).encode())
+        (run / "train.log").write_text("more")
+        with pytest.raises(UserError, match="another process has taken over"):
+            stored.publish(run, lock.confirm)
+    assert {path: storage.cat_file(path) for path in storage.find("/bucket") if "manifest" in path} == before
+
+
 def test_lock__that_was_lost_ends_the_run_and_copies_nothing(run, storage):
     with written_to_storage(URL, False, SilentConsole()) as copy:
         other = {"token": "other", "pid": 1, "host": "h", "since": "s", "space": "x", "beats": 0}
@@ -148,7 +209,7 @@ def test_lock__that_was_lost_ends_the_run_and_copies_nothing(run, storage):
         with pytest.raises(UserError, match="another process has taken over the run"):
             copy.on_train_batch_start(SimpleNamespace(), None, None, 0)  # type: ignore[arg-type]
         run.rename(copy.folder)
-    assert not storage.exists("/bucket/runs/a/manifest.json")
+    assert not [path for path in storage.find("/bucket") if "manifest" in path]
     assert json.loads(storage.cat_file("/bucket/runs/a/lock.json"))["token"] == "other"
 
 
@@ -195,8 +256,30 @@ def test_url__where_only_a_folder_can_be_written_is_refused(tmp_path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-def test_run__whose_storage_is_away_is_whole_on_this_machine(tmp_path, monkeypatch):
+def test_run__whose_storage_is_away_is_copied_by_the_next_call(run, monkeypatch, capsys):
+    publish = StoredRun.publish
+    with written_to_storage(URL, False, SilentConsole()) as copy:
+        run.rename(copy.folder)
     monkeypatch.setattr(StoredRun, "publish", lambda *args: 1 / 0)
-    with pytest.raises(UserError, match="the whole run is in") as problem:
-        paucal.train("digits", output=URL, **SETTINGS)
-    assert RunFolder(Path(str(problem.value).split("'")[3])).finished
+    with (
+        pytest.raises(UserError, match=r"the newest state cannot be copied to .*: it is in"),
+        written_to_storage(URL, True, SilentConsole()) as copy,
+    ):
+        (copy.folder / "checkpoints/last.ckpt").write_text("newer")
+    monkeypatch.setattr(StoredRun, "publish", publish)
+    with written_to_storage(URL, True, SilentConsole()) as copy:
+        assert (copy.folder / "checkpoints/last.ckpt").read_text() == "newer"
+        assert StoredRun(URL).number == 0
+        found = StoredRun(URL)
+        assert (found.manifest() or {})["checkpoints/last.ckpt"][1] == len("newer")
+
+
+def test_run__whose_state_was_never_sent_is_kept(run, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(StoredRun, "publish", lambda *args: 1 / 0)
+        with pytest.raises(UserError), written_to_storage(URL, False, SilentConsole()) as copy:
+            run.rename(copy.folder)
+    with written_to_storage(URL, False, SilentConsole()) as copy:
+        (kept,) = copy.folder.parent.glob("unsent-*")
+        assert (kept / "checkpoints/last.ckpt").exists()
+        assert not copy.folder.exists()

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
+from paucal.reading import named_path
 from paucal.types import UserError
 from paucal.verbs.runs.settings import RunsSettings
 
@@ -47,10 +48,12 @@ def _fetch(argv: Sequence[str]) -> int:
     from paucal.runner.stored_runs import StoredRun
     from paucal.runs.folder import is_taken
 
-    folder = Path(values.folder)
+    folder = named_path(values.folder)
     if is_taken(folder):
         raise UserError(f"{values.folder!r} exists already: choose a new folder.")
-    StoredRun(values.url).fetch(folder)
+    part = folder.with_name(f".{folder.name}.part")
+    StoredRun(values.url).fetch(part)  # a second call goes on with what is there
+    part.replace(folder)
     print(f"the run is in {values.folder}")
     return 0
 

@@ -4,6 +4,7 @@ import json
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -96,15 +97,17 @@ def begin(
     join_processes()
     if not is_first():
         return _follow(job, callbacks)
-    if settings.output is not None and is_remote(settings.output):
-        require_one_machine(settings.overwrite)
-        with written_to_storage(settings.output, False, console) as copy:
-            here = replace(settings, output=str(copy.folder))
-            return begin(job, here, given, console, [*callbacks, copy], start)
     setups: list[A] = []
+    more = list(callbacks)
 
     def create() -> Path:
-        setup = _check_and_assemble(job, settings, given, console)
+        here = settings
+        if settings.output is not None and is_remote(settings.output):
+            require_one_machine(settings.overwrite)
+            copy = storage.enter_context(written_to_storage(settings.output, False, console))
+            more.append(copy)
+            here = replace(settings, output=str(copy.folder))
+        setup = _check_and_assemble(job, here, given, console)
         setups.append(setup)
         require_guard(setup.settings.workers)
         job.announce(setup, console)
@@ -113,8 +116,9 @@ def begin(
         _write_start(job, run, setups[0])
         return run.path
 
-    with count_time_from(start), own_threads(), Writing(console) as writing:
-        return _execute(job, RunFolder(broadcast_path(create)), setups[0], console, [*callbacks, *writing.callbacks()])
+    with ExitStack() as storage, count_time_from(start), own_threads(), Writing(console) as writing:
+        run = RunFolder(broadcast_path(create))
+        return _execute(job, run, setups[0], console, [*more, *writing.callbacks()])
 
 
 def resume(
@@ -140,14 +144,17 @@ def resume(
     join_processes()
     if not is_first():
         return _follow(job, callbacks)
-    if is_remote(path):
-        require_one_machine()
-        with written_to_storage(str(path), True, console) as copy:
-            return resume(job, copy.folder, console, changes, [*callbacks, copy])
     setups: list[A] = []
+    more = list(callbacks)
 
     def reopen_run() -> Path:
-        run, settings, origin = reopen(path, changes or {}, job)
+        here = path
+        if is_remote(path):
+            require_one_machine()
+            copy = storage.enter_context(written_to_storage(str(path), True, console))
+            more.append(copy)
+            here = copy.folder
+        run, settings, origin = reopen(here, changes or {}, job)
         stored = stored_settings(run, job.kind, job.verb)[0]
         writing.go_on(run)
         setup = _reassemble(job, run, settings, origin, console)
@@ -164,9 +171,9 @@ def resume(
             store_changes(run, settings, origin)
         return run.path
 
-    with count_time_from(None), own_threads(), Writing(console) as writing:
+    with ExitStack() as storage, count_time_from(None), own_threads(), Writing(console) as writing:
         run = RunFolder(broadcast_path(reopen_run))
-        return _execute(job, run, setups[0], console, [*callbacks, *writing.callbacks()])
+        return _execute(job, run, setups[0], console, [*more, *writing.callbacks()])
 
 
 def run_quietly(

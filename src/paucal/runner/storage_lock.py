@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -18,6 +18,17 @@ from paucal.data.shards.requests import first_line, retry
 from paucal.reading import parse_json
 from paucal.runs.lock import BEAT, SILENCE, is_running, process_space
 from paucal.types import UserError
+
+_HELD: set[str] = set()  # tokens of the locks of this process
+_WITH_FOLDERS = {"file", "local", "memory", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"}  # protocols of fsspec
+
+
+def in_its_folder(storage: Any, path: str, write: Callable[[str], None]) -> None:
+    """Write a file after making its folder where storage has folders; elsewhere that would make a bucket."""
+    protocol = storage.protocol if isinstance(storage.protocol, tuple) else (storage.protocol,)
+    if _WITH_FOLDERS & {*protocol}:
+        storage.makedirs(path.rpartition("/")[0], exist_ok=True)
+    write(path)
 
 
 class StorageLock:
@@ -46,12 +57,12 @@ class StorageLock:
             UserError: Another process holds it, or the storage cannot be written.
         """
         try:
-            self._storage.makedirs(self._path.rpartition("/")[0], exist_ok=True)  # where storage has folders
             self._seize(self._path)
         except UserError:
             raise
         except Exception as problem:  # every storage has its own types
             raise UserError(f"{self.what} cannot be written ({first_line(problem)}): check the address.") from problem
+        _HELD.add(self._mine["token"])
         thread = threading.Thread(target=self._live, name="storage lock", daemon=True)
         thread.start()
         try:
@@ -59,6 +70,7 @@ class StorageLock:
         finally:
             self._ended.set()
             thread.join()
+            _HELD.discard(self._mine["token"])
             with suppress(Exception):  # it counts as dead after a minute
                 if self._token(self._path) == self._mine["token"]:
                     self._storage.rm_file(self._path)
@@ -70,6 +82,11 @@ class StorageLock:
                 f"another process has taken over {self.what} while this one was stopped for over {SILENCE:.0f} "
                 "seconds: this one ends, and has copied nothing since."
             )
+
+    def confirm(self) -> None:
+        """Raise a UserError if another process has taken over the lock, as the storage says now."""
+        self.lost = self.lost or self._token(self._path) not in (self._mine["token"], None)
+        self.check()
 
     def _live(self) -> None:
         while not self._ended.wait(BEAT) and not self.lost:
@@ -102,18 +119,24 @@ class StorageLock:
                 return
 
     def _create(self, path: str) -> bool:
+        if self._read(path) is not None:  # not all storage knows conditional requests
+            return False
         try:
-            self._storage.pipe_file(path, self._content(), mode="create")
+            in_its_folder(
+                self._storage, path, lambda path: self._storage.pipe_file(path, self._content(), mode="create")
+            )
         except Exception:  # some storage has its own error for an object that exists
             if self._read(path) is None:
                 raise
-            return self._token(path) == self._mine["token"]  # the request was answered late
-        return True
+        return self._token(path) == self._mine["token"]
 
     def _lives(self, path: str, held: dict[str, Any]) -> bool:
         """Return whether a holder lives; wait for its next beat where that alone can tell."""
         if held.get("space") == process_space() and isinstance(held.get("pid"), int):
-            return is_running(held["pid"])
+            if held["pid"] == os.getpid():
+                return held.get("token") in _HELD
+            if not is_running(held["pid"]):
+                return False
         end = time.monotonic() + SILENCE
         while time.monotonic() < end:
             if (now := self._read(path)) != held:

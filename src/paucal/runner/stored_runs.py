@@ -1,17 +1,20 @@
 """Runs on object storage: made in a folder on this machine, and copied to the storage whenever a state was saved.
 
-The storage has an object for each content, named by its digest, and a manifest that names the objects of the run's
-files. Objects are written before the manifest that names them, and the manifest by one request, because storage has no
-rename. So a reader finds a whole run, the newest or the one before, whenever the writer is killed.
+The storage has an object for each content, named by its digest, and two manifests that name the objects of the run's
+files, written in turn, since storage has no rename. Objects are written before the manifest that names them; the
+manifest with the highest number that is whole counts. So a reader finds a whole run, the newest or the one before,
+whenever the writer is killed.
 """
 
 import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -26,18 +29,24 @@ from paucal.data.sources.archive import checked_name
 from paucal.reading import parse_json
 from paucal.runner.console import Console
 from paucal.runner.processes import launched_shape
-from paucal.runner.storage_lock import StorageLock
+from paucal.runner.storage_lock import StorageLock, in_its_folder
 from paucal.runs import RunFolder
 from paucal.runs.files import write_text
 from paucal.runs.folder import MARKER, PLACE
+from paucal.runs.lock import LOCK as RUN_LOCK
 from paucal.types import UserError
 
-MANIFEST, OBJECTS, LOCK = "manifest.json", "objects", "lock"
+MANIFESTS, OBJECTS, LOCK = ("manifest-0.json", "manifest-1.json"), "objects", "lock"
 FOLDER = "runs"  # subfolder of the image cache
 _MOST_MANIFEST = 64 << 20  # bytes
-_LOOK = 1.0  # seconds between two looks for a new state
+UNSENT = "unsent.json"  # beside a copy whose last state could not be sent: the number of the last manifest
+_LOOK, _LONGEST_PAUSE = 1.0, 300.0  # seconds between two looks for a new state, and at most after failures
+_TRIES = 20  # snapshots of a run that writes at the same time
+_ABANDONED = 24 * 3600.0  # seconds after which what a killed process was sending is removed
+_SCRATCH = "tmp-"  # prefix of folders with copies that are being sent
 _PIECE = 1 << 20  # bytes
 Manifest = dict[str, tuple[str, int]]  # digest and size of each file
+Stamp = tuple[int, int, int]  # size, time of change and number of a file
 
 
 class StoredRun:
@@ -55,7 +64,13 @@ class StoredRun:
         self._storage, root = open_storage(self.url)
         self._root = root.rstrip("/")
         self._kept: Manifest = {}  # the newest manifest
-        self._known: dict[str, tuple[tuple[int, ...], str]] = {}  # by file: its stamp, and the digest it had then
+        self._number = 0  # of the newest manifest
+        self._known: dict[str, tuple[Stamp, str]] = {}  # by file: its stamp, and the digest it had then
+
+    @property
+    def number(self) -> int:
+        """Number of the newest manifest that was read or written."""
+        return self._number
 
     def path(self, name: str) -> str:
         """Return the full path of an object."""
@@ -70,20 +85,38 @@ class StoredRun:
         """Return the digest and the size of each file; None if there is no run.
 
         Raises:
-            UserError: The manifest cannot be read.
+            UserError: The manifests cannot be read.
         """
+        found = [self._read_manifest(name) for name in MANIFESTS]
+        whole = [manifest for manifest in found if manifest]
+        if not whole:
+            if None not in found:
+                raise UserError(f"both manifests of the run {self.url!r} are damaged: restore one, or train anew.")
+            return None
+        self._number, files = max(whole, key=lambda manifest: manifest[0])
+        return files
+
+    def _read_manifest(self, name: str) -> tuple[int, Manifest] | tuple[()] | None:
+        """Return the number and the files of a manifest; empty if it is damaged, None if there is none."""
         try:
-            content = retry(lambda: self._storage.cat_file(self.path(MANIFEST), end=_MOST_MANIFEST))
-            files = parse_json(content)["files"]
-            return {checked_name(self.url, name): (str(digest), int(size)) for name, (digest, size) in files.items()}
+            content = retry(lambda: self._storage.cat_file(self.path(name), end=_MOST_MANIFEST))
         except FileNotFoundError:
             return None
-        except UserError:
-            raise
-        except Exception as problem:  # every storage has its own types, and the content may be anything
+        except Exception as problem:  # every storage has its own types
             raise UserError(
                 f"the run {self.url!r} cannot be read ({first_line(problem)}): check the address."
             ) from None
+        try:
+            stored = parse_json(content)
+            files = {str(file): (str(digest), int(size)) for file, (digest, size) in stored["files"].items()}
+            if stored["check"] != _check(stored["number"], files):
+                return ()
+            number = int(stored["number"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return ()
+        for file in files:
+            checked_name(self.url, file)
+        return number, files
 
     def read_settings(self) -> dict[str, Any]:
         """Return the stored settings, unchecked; empty if there is no run.
@@ -94,9 +127,9 @@ class StoredRun:
         manifest = self.manifest() or {}
         if MARKER not in manifest:
             return {}
-        with tempfile.TemporaryDirectory(dir=folder_of_runs()) as scratch:
-            self._fetch_file(MARKER, manifest[MARKER][0], Path(scratch) / MARKER)
-            return RunFolder(Path(scratch)).settings
+        with _scratch() as scratch:
+            self._fetch_file(MARKER, manifest[MARKER][0], scratch / MARKER)
+            return RunFolder(scratch).settings
 
     def fetch(self, folder: Path) -> None:
         """Make a folder of this machine equal to the run.
@@ -114,7 +147,7 @@ class StoredRun:
             (folder / name).mkdir(parents=True, exist_ok=True)
         for name, (digest, size) in manifest.items():
             target = folder / name
-            if not (target.is_file() and target.stat().st_size == size and _copy(target)[0] == digest):
+            if not (target.is_file() and target.stat().st_size == size and digest_of(target) == digest):
                 self._fetch_file(name, digest, target)
         self._kept = manifest
 
@@ -123,7 +156,7 @@ class StoredRun:
         temporary = target.with_name(f".{target.name}.tmp")
         try:
             retry(lambda: self._storage.get_file(self.path(f"{OBJECTS}/{digest}"), str(temporary)))
-            if _copy(temporary)[0] != digest:
+            if digest_of(temporary) != digest:
                 raise UserError(
                     f"{name} of the run {self.url!r} is damaged: its content is not that which was written; restore "
                     f"the object {digest}, or train anew."
@@ -134,35 +167,42 @@ class StoredRun:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def publish(self, folder: Path) -> None:
-        """Copy the files of a folder that have changed, then the manifest; remove what the last two do not name."""
-        manifest: Manifest = {}
-        for file in _files(folder):
-            with suppress(FileNotFoundError):  # removed in the meantime
-                name = file.relative_to(folder).as_posix()
-                manifest[name] = self._publish_file(name, file)
-        content = json.dumps({"files": manifest}).encode()
-        retry(lambda: self._storage.pipe_file(self.path(MANIFEST), content))
-        wanted = {digest for digest, _ in (*manifest.values(), *self._kept.values())}
-        self._kept = manifest
-        for path in retry(lambda: self._storage.ls(self.path(OBJECTS), detail=False, refresh=True)):
-            if path.rpartition("/")[2] not in wanted:
-                with suppress(FileNotFoundError):
-                    retry(lambda path=path: self._storage.rm_file(path))
+    def publish(self, folder: Path, confirm: Callable[[], None] = lambda: None) -> None:
+        """Copy the files of a folder that have changed, then a manifest; remove what the last two do not name.
 
-    def _publish_file(self, name: str, file: Path) -> tuple[str, int]:
-        status = file.stat()
-        stamp, known = (status.st_size, status.st_mtime_ns, status.st_ino), self._known.get(name)
-        if known is not None and known[0] == stamp:
-            return known[1], status.st_size
-        with tempfile.TemporaryDirectory(dir=folder_of_runs()) as scratch:
-            copy = Path(scratch) / "copy"
-            digest, size = _copy(file, copy)  # the file may grow or be replaced while it is sent
+        Args:
+            folder: Folder of the run on this machine, which may be written at the same time.
+            confirm: Function that raises an error if this process may no longer write.
+        """
+        if not self._number:
+            self.manifest()  # numbers go on
+        with _scratch() as scratch:
+            stamps = _snapshot(folder, scratch)
+            manifest = {name: self._publish_file(name, scratch / name, stamp) for name, stamp in stamps.items()}
+            confirm()
+            number = self._number + 1
+            content = {"number": number, "files": manifest, "check": _check(number, manifest)}
+            name, text = MANIFESTS[number % 2], json.dumps(content).encode()
+            retry(lambda: self._storage.pipe_file(self.path(name), text))
+        wanted = {digest for digest, _ in (*manifest.values(), *self._kept.values())}
+        self._kept, self._number = manifest, number
+        confirm()
+        with suppress(Exception):  # the run is there; credentials may not allow to remove anything
+            for path in self._storage.ls(self.path(OBJECTS), detail=False, refresh=True):
+                if path.rpartition("/")[2] not in wanted:
+                    self._storage.rm_file(path)
+
+    def _publish_file(self, name: str, copy: Path, stamp: Stamp) -> tuple[str, int]:
+        known = self._known.get(name)
+        if known is None or known[0] != stamp:
+            digest = digest_of(copy)
             if all(digest != other for other, _ in self._kept.values()):
-                self._storage.makedirs(self.path(OBJECTS), exist_ok=True)  # where storage has folders
-                retry(lambda: self._storage.put_file(str(copy), self.path(f"{OBJECTS}/{digest}")))
-        self._known[name] = stamp, digest
-        return digest, size
+                in_its_folder(self._storage, self.path(f"{OBJECTS}/{digest}"), lambda path: self._send(copy, path))
+            known = self._known[name] = stamp, digest
+        return known[1], copy.stat().st_size
+
+    def _send(self, copy: Path, path: str) -> None:
+        retry(lambda: self._storage.put_file(str(copy), path))
 
 
 class StoredCopy(Callback):
@@ -198,26 +238,31 @@ class StoredCopy(Callback):
         if self._lock.lost or not RunFolder(self.folder).config.exists():
             return
         try:
-            self._stored.publish(self.folder)
+            self._stored.publish(self.folder, self._lock.confirm)
         except Exception as failure:  # every storage has its own types
+            write_text(self.folder.parent / UNSENT, json.dumps({"number": self._stored.number}) + "\n")
             what = (
-                f"the run cannot be copied to {self._stored.url!r} ({first_line(failure)}): the storage has an earlier "
-                f"state, and the whole run is in {str(self.folder)!r}, until the URL is used again on this machine."
+                f"the newest state cannot be copied to {self._stored.url!r} ({first_line(failure)}): it is in "
+                f"{str(self.folder)!r}, and is copied by the next call with this URL on this machine."
             )
             if problem is None:
                 raise UserError(what) from failure
             self._console.say(what)
 
     def _live(self) -> None:
-        while not self._ended.wait(_LOOK):
+        pause, told = _LOOK, ""
+        while not self._ended.wait(pause):
             state = self._saved_state()
             if state == self._state or self._lock.lost:
                 continue
             try:
-                self._stored.publish(self.folder)
-                self._state = state
-            except Exception as problem:
-                self._console.say(f"note: the state is not yet copied to {self._stored.url}: {first_line(problem)}")
+                self._stored.publish(self.folder, self._lock.confirm)
+                self._state, pause, told = state, _LOOK, ""
+            except Exception as problem:  # every storage has its own types
+                pause, reason = min(2 * pause, _LONGEST_PAUSE), first_line(problem)
+                if reason != told:
+                    self._console.say(f"note: the state is not yet copied to {self._stored.url}: {reason}")
+                told = reason
 
     def _saved_state(self) -> list[tuple[str, int]]:
         run, state = RunFolder(self.folder), []
@@ -244,16 +289,39 @@ def written_to_storage(url: str, is_resumed: bool, console: Console) -> Iterator
     folder = home / "run"
     with stored.lock.held() as lock:
         home.mkdir(parents=True, exist_ok=True)
-        if is_resumed:
-            stored.fetch(folder)
-        elif stored.manifest() is not None:
+        exists = stored.manifest() is not None
+        if not is_resumed and exists:
             raise UserError(f"--output: {url!r} exists already: resume it with --resume {url}, or choose another.")
+        if is_resumed and _unsent(home) == stored.number and folder.exists():
+            console.say(f"the newest state of {stored.url} is on this machine, and is copied")
+            stored.publish(folder, lock.confirm)
+        elif is_resumed:
+            _put_aside(home, console)
+            stored.fetch(folder)
         else:
+            _put_aside(home, console)
             shutil.rmtree(folder, ignore_errors=True)
+        (home / UNSENT).unlink(missing_ok=True)
         write_text(home / PLACE, json.dumps({"url": stored.url}) + "\n")
         with StoredCopy(stored, lock, folder, console) as copy:
             yield copy
     console.say(f"the run is in {stored.url}")
+
+
+def _unsent(home: Path) -> int | None:
+    """Return the number of the storage's manifest when a state of this machine could not be sent; None without one."""
+    try:
+        return int(parse_json((home / UNSENT).read_bytes())["number"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _put_aside(home: Path, console: Console) -> None:
+    """Keep a folder whose newest state could not be sent, before another takes its place."""
+    if _unsent(home) is not None and (home / "run").exists():
+        kept = home / f"unsent-{time.time_ns()}"
+        (home / "run").rename(kept)
+        console.say(f"a state that could not be sent to the storage is kept in {kept}")
 
 
 def require_one_machine(overwrite: bool = False) -> None:
@@ -285,19 +353,75 @@ def folder_of_runs() -> Path:
     return cache / FOLDER
 
 
-def _files(folder: Path) -> list[Path]:
-    """Return the files of a run, checkpoints first: all others are then at least as new."""
-    files = [file for file in folder.rglob("*") if file.is_file() and not file.name.startswith(".")]
-    files = [file for file in files if file != folder / "lock.json"]
-    return sorted(files, key=lambda file: (file.parent.name != "checkpoints", file))
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """Return a folder beside the copies of runs that is removed afterwards, as are those of killed processes."""
+    place = folder_of_runs()
+    for left in place.glob(f"{_SCRATCH}*"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > _ABANDONED:
+                shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(dir=place, prefix=_SCRATCH) as scratch:
+        yield Path(scratch)
 
 
-def _copy(file: Path, target: Path | None = None) -> tuple[str, int]:
-    """Return the digest and the size of a file, and write the content that they belong to into another file."""
-    digest, size = hashlib.blake2b(digest_size=32), 0
-    with file.open("rb") as source, open(os.devnull if target is None else target, "wb") as copy:
+def _snapshot(folder: Path, target: Path) -> dict[str, Stamp]:
+    """Fill a folder with the files of a run as they are at one moment, as if its process had been killed then.
+
+    Checkpoints are linked, since they are replaced and never changed; other files may grow, and are copied.
+
+    Returns:
+        The stamp of each file.
+    """
+    for _ in range(_TRIES):
+        shutil.rmtree(target)
+        before = _stamps(folder)
+        try:
+            for name in before:
+                _link_or_copy(folder / name, target / name, is_linked=name.startswith("checkpoints/"))
+        except FileNotFoundError:  # replaced in the meantime
+            continue
+        after = _stamps(folder)
+        if _checkpoints(before) == _checkpoints(after):
+            return before
+    raise OSError("the run writes faster than it can be copied")
+
+
+def _checkpoints(stamps: Mapping[str, Stamp]) -> dict[str, Stamp]:
+    return {name: stamp for name, stamp in stamps.items() if name.startswith("checkpoints/") or name == MARKER}
+
+
+def _stamps(folder: Path) -> dict[str, Stamp]:
+    found = {}
+    for file in sorted(folder.rglob("*")):
+        name = file.relative_to(folder).as_posix()
+        if file.name.startswith(".") or name == RUN_LOCK:
+            continue
+        with suppress(FileNotFoundError):  # removed in the meantime
+            status = file.stat()
+            if stat.S_ISREG(status.st_mode):
+                found[name] = status.st_size, status.st_mtime_ns, status.st_ino
+    return found
+
+
+def _link_or_copy(source: Path, target: Path, is_linked: bool) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if is_linked:
+        with suppress(OSError):  # this disk has no hard links, or the file is gone, which copying reports
+            os.link(source, target)
+            return
+    shutil.copyfile(source, target)
+
+
+def _check(number: int, manifest: Manifest) -> str:
+    """Return a digest that only a whole manifest has."""
+    return hashlib.blake2b(repr((number, sorted(manifest.items()))).encode(), digest_size=16).hexdigest()
+
+
+def digest_of(file: Path) -> str:
+    """Return the digest of a file's content."""
+    digest = hashlib.blake2b(digest_size=32)
+    with file.open("rb") as source:
         while piece := source.read(_PIECE):
             digest.update(piece)
-            copy.write(piece)
-            size += len(piece)
-    return digest.hexdigest(), size
+    return digest.hexdigest()
