@@ -13,7 +13,7 @@ from lightning.pytorch import Callback
 
 import paucal
 from paucal.cli.main import main
-from paucal.data.decoded.cache_folder import VARIABLE
+from paucal.data.decoded.cache_folder import STORED_RUNS, VARIABLE, clear_stored_runs, stored_runs_bytes
 from paucal.data.shards import requests
 from paucal.runner import storage_lock, stored_runs
 from paucal.runner.console import SilentConsole
@@ -244,8 +244,14 @@ def test_run__is_resumed_on_another_machine_as_if_nothing_had_happened(tmp_path,
     verdict = paucal.verify_run("here")
     assert (verdict.clean, verdict.processes, verdict.repeated_steps) == (True, (1, 1), 1)
     assert main(["runs", "fetch", URL, "here"]) == 2
-    copies = list((tmp_path / "another" / stored_runs.FOLDER).glob("*/run"))
+    copies = list((tmp_path / "another" / STORED_RUNS).glob("*/run"))
     assert [RunFolder(copy).place for copy in copies] == [URL]
+    cache = tmp_path / "another"
+    size = stored_runs_bytes(cache)
+    (copies[0].parent / stored_runs.UNSENT).write_text("{}")
+    assert (clear_stored_runs(cache), size > 1_000_000) == (0, True)  # it could not be sent
+    (copies[0].parent / stored_runs.UNSENT).unlink()
+    assert clear_stored_runs(cache) == size
 
 
 def test_url__where_only_a_folder_can_be_written_is_refused(tmp_path, monkeypatch, capsys):

@@ -2,8 +2,14 @@
 
 import shutil
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from paucal.cli.arguments import VerbParser, parse
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from paucal.runner.plain_console import PlainConsole
 
 DESCRIPTION = (
     "Show what paucal keeps between runs: decoded images, which spare every run after the first the decoding, and "
@@ -18,15 +24,10 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--clear", action="store_true", help="remove it")
     values, _ = parse(parser, argv)
     from paucal.data.decoded.cache_folder import (
-        MOST_BYTES,
         OFF,
         VARIABLE,
         cache_folder,
-        clear_cache,
-        clear_fetched,
         features_folder,
-        fetched_bytes,
-        list_entries,
         unpacked_bytes,
         unpacked_folder,
     )
@@ -37,17 +38,7 @@ def run(argv: Sequence[str]) -> int:
     if folder is None:
         console.print(f"decoded images: none are kept ({VARIABLE} is {OFF})", markup=False)
     else:
-        entries = list_entries(folder)
-        total = sum(one.n_bytes for one in entries)
-        words = f"{counted(len(entries), 'set')}, {total / MIB:.0f} MiB of at most {MOST_BYTES // 2**30} GiB"
-        console.print(f"decoded images: {words}, in {folder}", markup=False)
-        if values.clear:
-            console.print(f"removed {clear_cache(folder) / MIB:.0f} MiB of decoded images", markup=False)
-        fetched = fetched_bytes(folder)
-        if fetched:
-            console.print(f"shards: {fetched / MIB:.0f} MiB of fetched ones and of indices, in {folder}", markup=False)
-            if values.clear:
-                console.print(f"removed {clear_fetched(folder) / MIB:.0f} MiB of shards", markup=False)
+        _show(folder, values.clear, console)
     unpacked = unpacked_bytes()
     if unpacked:
         console.print(f"archives: {unpacked / MIB:.0f} MiB of unpacked masks, in {unpacked_folder()}", markup=False)
@@ -63,3 +54,33 @@ def run(argv: Sequence[str]) -> int:
             file.unlink(missing_ok=True)
         console.print(f"removed {size / MIB:.0f} MiB of features", markup=False)
     return 0
+
+
+def _show(folder: "Path", is_cleared: bool, console: "PlainConsole") -> None:
+    """Print what the image cache holds, and clear it if asked."""
+    from paucal.data.decoded.cache_folder import (
+        MOST_BYTES,
+        clear_cache,
+        clear_fetched,
+        clear_stored_runs,
+        fetched_bytes,
+        list_entries,
+        stored_runs_bytes,
+    )
+    from paucal.wording import counted
+
+    entries = list_entries(folder)
+    total = sum(one.n_bytes for one in entries)
+    words = f"{counted(len(entries), 'set')}, {total / MIB:.0f} MiB of at most {MOST_BYTES // 2**30} GiB"
+    console.print(f"decoded images: {words}, in {folder}", markup=False)
+    if is_cleared:
+        console.print(f"removed {clear_cache(folder) / MIB:.0f} MiB of decoded images", markup=False)
+    fetched = fetched_bytes(folder)
+    if fetched:
+        console.print(f"shards: {fetched / MIB:.0f} MiB of fetched ones and of indices, in {folder}", markup=False)
+        if is_cleared:
+            console.print(f"removed {clear_fetched(folder) / MIB:.0f} MiB of shards", markup=False)
+    if copies := stored_runs_bytes(folder):
+        console.print(f"runs: {copies / MIB:.0f} MiB of copies of runs on object storage, in {folder}", markup=False)
+        if is_cleared:
+            console.print(f"removed {clear_stored_runs(folder) / MIB:.0f} MiB of copies of runs", markup=False)

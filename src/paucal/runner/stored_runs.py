@@ -22,7 +22,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 
-from paucal.data.decoded.cache_folder import OFF, VARIABLE, usable_folder
+from paucal.data.decoded.cache_folder import OFF, STORED_RUNS, VARIABLE, usable_folder
 from paucal.data.shards.folders import open_storage
 from paucal.data.shards.requests import GaveUp, first_line, retry
 from paucal.data.sources.archive import checked_name
@@ -37,7 +37,6 @@ from paucal.runs.lock import LOCK as RUN_LOCK
 from paucal.types import UserError
 
 MANIFESTS, OBJECTS, LOCK = ("manifest-0.json", "manifest-1.json"), "objects", "lock"
-FOLDER = "runs"  # subfolder of the image cache
 _MOST_MANIFEST = 64 << 20  # bytes
 UNSENT = "unsent.json"  # beside a copy whose last state could not be sent: the number of the last manifest
 _LOOK, _LONGEST_PAUSE = 1.0, 300.0  # seconds between two looks for a new state, and at most after failures
@@ -349,8 +348,8 @@ def folder_of_runs() -> Path:
             f"runs on storage are made in the image cache, which is off or cannot be written: set {VARIABLE} to a "
             f"folder (not {OFF!r})."
         )
-    (cache / FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
-    return cache / FOLDER
+    (cache / STORED_RUNS).mkdir(mode=0o700, parents=True, exist_ok=True)
+    return cache / STORED_RUNS
 
 
 @contextmanager

@@ -347,6 +347,8 @@ def test_shards__stay_open_for_a_minute_and_are_at_most_64(tmp_path, monkeypatch
     monkeypatch.setattr(tar_module, "_STAYS_OPEN", 0.0)
     store.read(139)
     assert len(opened) == 71
+    if before is not None:  # those that were opened long ago are closed
+        assert len(os.listdir("/proc/self/fd")) == before + 1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are spawned here")

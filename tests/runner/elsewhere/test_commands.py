@@ -1,6 +1,7 @@
 """Runs on clusters: what is started, what is refused, and the scripts."""
 
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -58,6 +59,15 @@ def test_command__never_replaces_a_run(here):
         command_of("train", ["--overwrite", "--output", "new"], "new", None)
 
 
+def test_command__begins_anew_what_was_killed_before_it_saved_anything(here):
+    run = create_run(here / "a")
+    run.write_yaml("config.yaml", {"settings": {}})
+    assert command_of("train", [], "a", None).run == str(here / "a")
+    run.card.write_text("{}")  # its first model
+    with pytest.raises(UserError, match="'a' exists already"):
+        command_of("train", [], "a", None)
+
+
 def test_without_flags__takes_values_in_both_forms():
     flags, words = {"--a": False, "--many": True}, ["x", "--a", "1", "y", "--a=2", "z", "--many", "p", "q", "--b", "3"]
     assert without_flags(words, flags) == ["x", "y", "z", "--b", "3"]
@@ -109,6 +119,7 @@ def test_kuberay_job__begins_or_resumes_on_a_cluster_of_its_own(here, capsys):
         "RayJob",
         {"apiVersion", "kind", "metadata", "spec"},
     )
+    assert re.fullmatch(r"paucal-train-a-[0-9a-f]{8}", job["metadata"]["name"])
     cluster = job["spec"]["rayClusterSpec"]
     (group,) = cluster["workerGroupSpecs"]
     assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (3, 3, 3)
@@ -125,6 +136,10 @@ def test_kuberay_job__begins_or_resumes_on_a_cluster_of_its_own(here, capsys):
     for _ in range(2):
         subprocess.run(shlex.split(job["spec"]["entrypoint"]), env=environment, check=True)
         (here / "runs/a/checkpoints/last.ckpt").write_bytes(b"state")
+    (here / "runs/a/summary.json").write_text("{}")
+    subprocess.run(shlex.split(job["spec"]["entrypoint"]), env=environment, check=True)  # it is finished
+    assert main(["train", "photos", "--output", str(here.parent / "b"), "--print-script", "kuberay"]) == 2
+    assert "is not below the current folder" in capsys.readouterr().err
     on_ray = "--on ray --devices 2 --nodes 3"
     assert (here / "calls").read_text().splitlines() == [
         f"train --output {here}/runs/a {on_ray} my photos --time-limit 8h",

@@ -13,6 +13,7 @@ VARIABLE = "PAUCAL_IMAGE_CACHE"
 OFF = "off"
 PIXELS, INDEX, KNOWN, UNFINISHED = ".pixels", ".npz", ".known", ".tmp"
 SHARDS = "shards"  # subfolder of downloaded shards and stored indices
+STORED_RUNS = "runs"  # subfolder of the copies of runs on object storage
 MOST_BYTES = 32 << 30
 _SHARE_OF_FREE = 0.5
 _ABANDONED = 24 * 3600  # age in seconds at which an unfinished file is removed
@@ -159,3 +160,20 @@ def clear_fetched(folder: Path) -> int:
     total = fetched_bytes(folder)
     shutil.rmtree(folder / SHARDS, ignore_errors=True)
     return total - fetched_bytes(folder)
+
+
+def stored_runs_bytes(folder: Path) -> int:
+    """Return the size in bytes of the copies of runs on object storage in a cache folder."""
+    return sum(file.stat().st_size for file in (folder / STORED_RUNS).rglob("*") if file.is_file())
+
+
+def clear_stored_runs(folder: Path) -> int:
+    """Remove copies of runs on object storage, and return the bytes that this freed.
+
+    Runs that are being written, and states that could not be sent, stay.
+    """
+    total = stored_runs_bytes(folder)
+    for home in (folder / STORED_RUNS).glob("*"):
+        if not (home / "run" / "lock.json").exists() and not any(home.glob("unsent*")):
+            shutil.rmtree(home, ignore_errors=True)
+    return total - stored_runs_bytes(folder)

@@ -259,9 +259,13 @@ class TarStore(Reopened, EncodedStore):
             UnreadableImage: The shard is missing, cannot be downloaded, or differs from the indexed one.
         """
         length = int(self._index.lengths[index])
+        number, start = int(self._index.shards[index]), int(self._index.offsets[index]) - HEADER
         try:
-            shard = self._open_shard(int(self._index.shards[index]))
-            content = shard.read(int(self._index.offsets[index]) - HEADER, HEADER + length)
+            try:
+                content = self._open_shard(number).read(start, HEADER + length)
+            except OSError:  # on a network disk a shard that was replaced has to be opened anew
+                self._open.pop(number, None)
+                content = self._open_shard(number).read(start, HEADER + length)
         except OSError as problem:
             reason = problem.strerror or problem
             raise UnreadableImage(f"image {self.name(index)} cannot be read from its shard: {reason}") from None
@@ -283,8 +287,10 @@ class TarStore(Reopened, EncodedStore):
             shard = _OpenShard(self._place.local_path(self._index.files[number]))
         self._open.pop(number, None)
         self._open[number] = shard
-        for old in list(self._open)[:-_MOST_OPEN]:
-            self._open.pop(old, None)
+        now = time.monotonic()
+        for old, opened in list(self._open.items())[:-1]:
+            if len(self._open) > _MOST_OPEN or now - opened.opened >= _STAYS_OPEN:
+                self._open.pop(old, None)
         return shard
 
 

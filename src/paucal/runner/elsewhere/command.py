@@ -12,6 +12,7 @@ from pathlib import Path
 from paucal.data.shards.folders import is_remote
 from paucal.runs import RunFolder
 from paucal.runs.folder import is_taken, next_numbered, open_run
+from paucal.runs.lock import is_locked
 from paucal.types import UserError
 
 # Flags that the started command does not get, and whether they take several words.
@@ -99,12 +100,18 @@ def command_of(verb: str, argv: Sequence[str], output: str | None, resumed: str 
         if run.finished:
             raise UserError(f"the run {str(run.path)!r} is finished; start another with 'paucal {verb}'.")
         return Command(verb, words, str(run.path.resolve()), here, resumes=True)
-    if output is not None and is_taken(Path(output)):
+    if output is not None and is_taken(Path(output)) and not _has_saved_nothing(Path(output)):
         raise UserError(f"--output: {output!r} exists already: resume it with --resume, or choose another folder.")
     if "--overwrite" in words:
         raise UserError("--overwrite is not supported with --on: choose a new --output.")
     path = next_numbered(Path("runs")) if output is None else Path(output)
     return Command(verb, words, str(path.resolve()), here)
+
+
+def _has_saved_nothing(path: Path) -> bool:
+    """Return whether a run was killed before it saved anything, so that it may begin anew."""
+    run = RunFolder(path)
+    return run.config.is_file() and not (run.last.exists() or run.card.exists() or run.finished or is_locked(path))
 
 
 def without_flags(argv: Sequence[str], flags: Mapping[str, bool]) -> list[str]:

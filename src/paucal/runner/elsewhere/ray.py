@@ -2,18 +2,21 @@
 
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from paucal.cores import usable_cores
 from paucal.runner.elsewhere.command import Command
 from paucal.runner.elsewhere.packages import import_ray, start_ray, task_resources
+from paucal.runner.elsewhere.slurm import STOPPED
 from paucal.runs import RunFolder
+from paucal.runs.lock import BEAT, SILENCE, is_locked
 from paucal.types import UserError
 
 MOST_FAILURES = 20  # starts after failures of one call
+CODE = "code"  # file of the logs with the last exit code of the first process
 _FAILED = 2  # exit code for invalid data or settings, and for a process whose partner was lost
 
 
@@ -33,8 +36,18 @@ def train_on_ray(command: Command, processes: int, device: str | None, threads: 
     from ray.train import FailureConfig, RunConfig, ScalingConfig  # imported here, as Ray is
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    owns_cluster = start_ray(ray)
-    wanted = task_resources(ray.cluster_resources(), threads or max(1, usable_cores() // processes), device)
+    try:
+        owns_cluster = start_ray(ray)
+    except (ConnectionError, ValueError, RuntimeError) as problem:
+        reason = " ".join(str(problem).split())[-300:]
+        raise UserError(f"--on ray: the cluster cannot be reached ({reason}): check RAY_ADDRESS.") from problem
+    cluster = ray.cluster_resources()
+    wanted = task_resources(cluster, threads or max(1, int(cluster.get("CPU", 1)) // processes), device)
+    for kind, each in (("CPU", wanted["num_cpus"]), ("GPU", wanted["num_gpus"])):
+        if processes * each > (there := cluster.get(kind, 0)):
+            print(
+                f"{processes * each} {kind}s are needed, and the cluster has {there:.0f}: waiting for more", flush=True
+            )
     resources = {"CPU": wanted["num_cpus"], **({"GPU": 1} if wanted["num_gpus"] else {})}
     caches = {name: value for name, value in os.environ.items() if name.startswith(("PAUCAL_", "HF_HUB_"))}
     trainer = TorchTrainer(
@@ -56,7 +69,11 @@ def train_on_ray(command: Command, processes: int, device: str | None, threads: 
     finally:
         if owns_cluster:
             ray.shutdown()
-    return RunFolder(Path(command.run)).finished
+    finished = RunFolder(Path(command.run)).finished
+    if not finished and (code := (command.logs / CODE).read_text()) != str(STOPPED):
+        lines = (command.logs / "0.log").read_text(errors="replace").strip().splitlines()
+        raise UserError(f"--on ray: the run ended with exit code {code} ({lines[-1] if lines else 'no output'}).")
+    return finished
 
 
 def work(config: dict[str, Any]) -> None:
@@ -89,11 +106,22 @@ def work(config: dict[str, Any]) -> None:
             "TORCHELASTIC_RUN_ID": "ray",
         }
         environment |= {name: str(value) for name, value in numbers.items()}
+    if rank == 0:
+        _wait_for_the_dead(Path(command.run))
     code = command.start(environment, f"{rank}.log").wait()
+    if rank == 0:
+        (command.logs / CODE).write_text(str(code))
     if code == _FAILED and not RunFolder(Path(command.run)).last.exists():
         return  # invalid data or settings, which another start would not change
-    if code not in (0, 130):
+    if code not in (0, STOPPED):
         raise RuntimeError(f"paucal {command.verb} ended with exit code {code}; see {rank}.log in {command.logs}")
+
+
+def _wait_for_the_dead(run: Path) -> None:
+    """Wait until the lock of a process on a machine that was lost no longer counts."""
+    end = time.monotonic() + SILENCE + BEAT
+    while is_locked(run) and time.monotonic() < end:
+        time.sleep(1.0)
 
 
 def _free_address() -> tuple[str, int]:

@@ -1,8 +1,10 @@
 """Scripts that make a run on a cluster: a batch script for SLURM, and a RayJob for KubeRay (`ray.io/v1`)."""
 
+import hashlib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -71,7 +73,15 @@ def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str
         devices: Processes on each machine.
         nodes: Machines.
         on_gpu: Whether each process has a GPU.
+
+    Raises:
+        UserError: The run is not below the folder in which the command is called, which the cluster mounts.
     """
+    if not Path(command.run).is_relative_to(command.folder):
+        raise UserError(
+            f"--output: {command.run!r} is not below the current folder, which the machines of the cluster mount: "
+            "choose another, or call this in the folder that they share."
+        )
     amounts = {"cpu": str(_CPUS * devices), "memory": _MEMORY, **({"nvidia.com/gpu": devices} if on_gpu else {})}
     machines = {
         "groupName": "machines",
@@ -85,11 +95,13 @@ def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str
     }
     on_ray = ["--on", "ray", "--devices", str(devices), "--nodes", str(nodes)]
     begin = ["paucal", command.verb, "--output", command.run, *on_ray, *command.words]  # they may end with `-- DATA`
-    lines = [f"cd {shlex.quote(command.folder)} || exit 1", *_begin_or_go_on(command, begin, ["paucal"], on_ray)]
+    lines = [f"cd {shlex.quote(command.folder)} || exit 1"]
+    lines += [f"[ -e {shlex.quote(f'{command.run}/{SUMMARY}')} ] && exit 0"]
+    lines += _begin_or_go_on(command, begin, ["paucal"], on_ray)
     job = {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
-        "metadata": {"name": f"paucal-{command.verb}"},
+        "metadata": {"name": _job_name(command)},
         "spec": {
             "entrypoint": shlex.join(["bash", "-c", "; ".join(lines)]),  # KubeRay takes it apart and joins it
             "shutdownAfterJobFinishes": True,
@@ -101,6 +113,13 @@ def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str
     for line, meaning in _TO_CHANGE.items():
         text = re.sub(rf"({re.escape(line)})$", rf"\1  # change: {meaning}", text, flags=re.MULTILINE)
     return text
+
+
+def _job_name(command: Command) -> str:
+    """Return a name for Kubernetes that other runs do not have: lower-case letters, digits and dashes."""
+    words = re.sub("[^a-z0-9]+", "-", Path(command.run).name.lower()).strip("-")[:20]
+    digest = hashlib.blake2b(command.run.encode(), digest_size=4).hexdigest()
+    return "-".join(word for word in ("paucal", command.verb, words, digest) if word)
 
 
 def _begin_or_go_on(command: Command, begin: list[str], program: list[str], last: Sequence[str] = ()) -> list[str]:
