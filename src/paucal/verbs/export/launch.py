@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -204,8 +205,16 @@ def _check_mirror(chosen: Sequence[str], settings: ExportSettings) -> None:
 def _check_hub(chosen: Sequence[str], settings: ExportSettings, subject: Subject) -> None:
     if "hub" not in chosen and (settings.push or settings.data_licence):
         raise UserError("--push and --data-licence are of the hub: give --format hub with them.")
-    if "hub" in chosen and (not isinstance(subject, ClassifierSubject) or subject.card.reads_stages):
+    if "hub" not in chosen:
+        return
+    if not isinstance(subject, ClassifierSubject):
         raise UserError("--format hub is for classifiers that timm can build; this model is for 'paucal.load' alone.")
+    if subject.card.reads_stages:
+        raise UserError(
+            "--format hub is for classifiers that timm can build, and this one reads several stages, for 'paucal.load' "
+            f"alone: give 'paucal train DATA --init {shlex.quote(subject.run.place)}', which tunes its weights with a "
+            "classifier that timm has, and export that run."
+        )
 
 
 def _write_folder(

@@ -197,6 +197,13 @@ def test_head__that_is_fitted_to_tuned_features_is_the_model_where_validation_pr
         assert "fitted to its features" not in kept[0]
         return
     assert model.card.reads_stages
+    with pytest.raises(
+        UserError, match=r"this one reads several stages.* give 'paucal train DATA --init \S*run', which"
+    ):
+        paucal.export_model(result.folder, format=["hub"])
+    given = {**SHORT, "data": str(data), "epochs": 1, "init": str(result.folder)}
+    again = assemble(TrainSettings(**given), dict.fromkeys(given, "flag"), SilentConsole().progress)
+    assert (again.card.reads_stages, again.tune_record) == (False, None)  # what the message says
     assert kept == ["epoch 1, with a head fitted to its features (logistic regression on the last stages)"]
     assert summary["kept"].startswith(kept[0])
     run = RunFolder(result.folder)
