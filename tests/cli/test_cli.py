@@ -58,8 +58,8 @@ def test_help__shows_what_can_be_given(capsys, verb):
     assert "default: [" not in text
     shown = {
         "train": (
-            *("--batch-size {auto,INT}", "--freeze {stem,backbone,INT}", "{none,paper,reference,INT}", "--lr FLOAT"),
-            *("usage: paucal train [DATA] [--flags]", "and accumulates (default: chosen)"),
+            *("--batch-size {auto,INT}", "--freeze {stem,backbone,weights,INT}", "{none,paper,reference,INT}"),
+            *("--lr FLOAT", "usage: paucal train [DATA] [--flags]", "and accumulates (default: chosen)"),
             *(
                 "--config FILE",
                 "--output PATH",

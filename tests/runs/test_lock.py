@@ -62,11 +62,11 @@ lock = RunLock(Path({str(tmp_path)!r})); lock.acquire(); os.kill(os.getpid(), 9)
     lock.acquire()
     lock.release()
     # A number that another process has been given since, as after a restart of a container.
-    written_by(tmp_path, pid=os.getpid(), space=locks._space())
+    written_by(tmp_path, pid=os.getpid(), space=locks.process_space())
     lock = RunLock(tmp_path)
     lock.acquire()
     lock.release()
-    written_by(tmp_path, pid=os.getppid(), space=locks._space())
+    written_by(tmp_path, pid=os.getppid(), space=locks.process_space())
     with pytest.raises(UserError, match="is being written"):
         RunLock(tmp_path).acquire()
 
@@ -74,7 +74,7 @@ lock = RunLock(Path({str(tmp_path)!r})); lock.acquire(); os.kill(os.getpid(), 9)
 @pytest.mark.parametrize("lives", [True, False])
 def test_lock__after_a_jump_of_the_clock_the_next_renewal_counts(tmp_path, monkeypatch, lives):
     monkeypatch.setattr(locks, "BEAT", 0.2)
-    path = written_by(tmp_path, age=3600, pid=os.getppid(), space=locks._space())
+    path = written_by(tmp_path, age=3600, pid=os.getppid(), space=locks.process_space())
     if lives:
         threading.Timer(0.1, os.utime, (path,)).start()
         with pytest.raises(UserError, match="is being written"):
@@ -92,7 +92,7 @@ def test_lock__after_a_jump_of_the_clock_the_next_renewal_counts(tmp_path, monke
 def test_is_locked__answers_without_waiting(tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "_is_renewed", lambda path: pytest.fail("it waited"))
     for age in (0, 3600):
-        written_by(tmp_path, age=age, pid=os.getppid(), space=locks._space())
+        written_by(tmp_path, age=age, pid=os.getppid(), space=locks.process_space())
         assert is_locked(tmp_path) == (age == 0)
 
 

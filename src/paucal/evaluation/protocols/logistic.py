@@ -194,10 +194,10 @@ def fit_softmax(features: Tensor, labels: Tensor, strength: float, max_iteration
     Returns:
         (K, D) weights and (K,) biases in float64, the number of iterations, and whether the tolerance was reached.
     """
+    shared = labels.ndim == 2
+    n_classes = labels.shape[1] if shared else int(labels.max()) + 1  # before they move: it would wait for the device
     features = to_double(features)
     labels = labels.to(features.device)
-    shared = labels.ndim == 2
-    n_classes = labels.shape[1] if shared else int(labels.max()) + 1
     if shared or n_classes > 2:
         return _minimise(features, n_classes, strength, lambda z: F.cross_entropy(z, labels), max_iterations, tolerance)
     targets = labels[:, None].to(features)
