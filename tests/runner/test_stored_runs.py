@@ -15,7 +15,7 @@ import paucal
 from paucal.cli.main import main
 from paucal.data.decoded.cache_folder import STORED_RUNS, VARIABLE, clear_stored_runs, stored_runs_bytes
 from paucal.data.shards import requests
-from paucal.runner import storage_lock, stored_runs
+from paucal.runner import snapshots, storage_lock, stored_runs
 from paucal.runner.console import SilentConsole
 from paucal.runner.stored_runs import StoredRun, written_to_storage
 from paucal.runs import RunFolder
@@ -135,7 +135,7 @@ def test_fetch__refuses_damage_and_paths_that_lead_out(run, storage, tmp_path):
 
 
 def test_publish__takes_checkpoints_of_one_moment(run, tmp_path, monkeypatch):
-    copy, calls = stored_runs._link_or_copy, []
+    copy, calls = snapshots._link_or_copy, []
 
     def train_meanwhile(source: Path, target: Path, is_linked: bool) -> None:
         copy(source, target, is_linked)
@@ -146,7 +146,7 @@ def test_publish__takes_checkpoints_of_one_moment(run, tmp_path, monkeypatch):
                 (run / "checkpoints" / f".{name}.tmp").replace(run / "checkpoints" / name)
 
     (run / "checkpoints/best.ckpt").write_text("first best.ckpt")
-    monkeypatch.setattr(stored_runs, "_link_or_copy", train_meanwhile)
+    monkeypatch.setattr(snapshots, "_link_or_copy", train_meanwhile)
     StoredRun(URL).publish(run)
     StoredRun(URL).fetch(tmp_path / "there")
     states = {(tmp_path / "there/checkpoints" / name).read_text().split()[0] for name in ("best.ckpt", "last.ckpt")}

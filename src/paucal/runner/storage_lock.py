@@ -1,7 +1,8 @@
 """Locks on object storage: an object that names the writing process, which keeps rewriting it.
 
-As `runs.lock`, but without links and times of files: the object is created only where there is none (a conditional
-request), and a holder counts as dead if its object stays the same for a minute of this machine's clock.
+Storage has no links and no reliable times of files, which `runs.lock` uses. So a conditional request creates the
+object only if it does not exist, and a holder counts as dead if its object stays the same for a minute of this
+machine's clock.
 """
 
 import json

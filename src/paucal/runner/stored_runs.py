@@ -8,13 +8,11 @@ whenever the writer is killed.
 
 import hashlib
 import json
-import os
 import shutil
-import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -29,23 +27,21 @@ from paucal.data.sources.archive import checked_name
 from paucal.reading import parse_json
 from paucal.runner.console import Console
 from paucal.runner.processes import launched_shape
+from paucal.runner.snapshots import Stamp, take_snapshot
 from paucal.runner.storage_lock import StorageLock, in_its_folder
 from paucal.runs import RunFolder
 from paucal.runs.files import write_text
 from paucal.runs.folder import MARKER, PLACE
-from paucal.runs.lock import LOCK as RUN_LOCK
 from paucal.types import UserError
 
 MANIFESTS, OBJECTS, LOCK = ("manifest-0.json", "manifest-1.json"), "objects", "lock"
 _MOST_MANIFEST = 64 << 20  # bytes
 UNSENT = "unsent.json"  # beside a copy whose last state could not be sent: the number of the last manifest
 _LOOK, _LONGEST_PAUSE = 1.0, 300.0  # seconds between two looks for a new state, and at most after failures
-_TRIES = 20  # snapshots of a run that writes at the same time
 _ABANDONED = 24 * 3600.0  # seconds after which what a killed process was sending is removed
 _SCRATCH = "tmp-"  # prefix of folders with copies that are being sent
 _PIECE = 1 << 20  # bytes
 Manifest = dict[str, tuple[str, int]]  # digest and size of each file
-Stamp = tuple[int, int, int]  # size, time of change and number of a file
 
 
 class StoredRun:
@@ -96,7 +92,7 @@ class StoredRun:
         return files
 
     def _read_manifest(self, name: str) -> tuple[int, Manifest] | tuple[()] | None:
-        """Return the number and the files of a manifest; empty if it is damaged, None if there is none."""
+        """Return the number and the files of a manifest; an empty tuple if it is damaged, None if it does not exist."""
         try:
             content = retry(lambda: self._storage.cat_file(self.path(name), end=_MOST_MANIFEST))
         except FileNotFoundError:
@@ -176,7 +172,7 @@ class StoredRun:
         if not self._number:
             self.manifest()  # numbers go on
         with _scratch() as scratch:
-            stamps = _snapshot(folder, scratch)
+            stamps = take_snapshot(folder, scratch)
             manifest = {name: self._publish_file(name, scratch / name, stamp) for name, stamp in stamps.items()}
             confirm()
             number = self._number + 1
@@ -281,7 +277,8 @@ def written_to_storage(url: str, is_resumed: bool, console: Console) -> Iterator
         console: Console for messages.
 
     Raises:
-        UserError: Another process writes the run, there is none or one already, or it cannot be read or written.
+        UserError: Another process writes the run, a new run exists already, a run to resume does not exist, or the
+            storage cannot be read or written.
     """
     stored = StoredRun(url)
     home = folder_of_runs() / hashlib.blake2b(stored.url.encode(), digest_size=16).hexdigest()
@@ -362,54 +359,6 @@ def _scratch() -> Iterator[Path]:
                 shutil.rmtree(left)
     with tempfile.TemporaryDirectory(dir=place, prefix=_SCRATCH) as scratch:
         yield Path(scratch)
-
-
-def _snapshot(folder: Path, target: Path) -> dict[str, Stamp]:
-    """Fill a folder with the files of a run as they are at one moment, as if its process had been killed then.
-
-    Checkpoints are linked, since they are replaced and never changed; other files may grow, and are copied.
-
-    Returns:
-        The stamp of each file.
-    """
-    for _ in range(_TRIES):
-        shutil.rmtree(target)
-        before = _stamps(folder)
-        try:
-            for name in before:
-                _link_or_copy(folder / name, target / name, is_linked=name.startswith("checkpoints/"))
-        except FileNotFoundError:  # replaced in the meantime
-            continue
-        after = _stamps(folder)
-        if _checkpoints(before) == _checkpoints(after):
-            return before
-    raise OSError("the run writes faster than it can be copied")
-
-
-def _checkpoints(stamps: Mapping[str, Stamp]) -> dict[str, Stamp]:
-    return {name: stamp for name, stamp in stamps.items() if name.startswith("checkpoints/") or name == MARKER}
-
-
-def _stamps(folder: Path) -> dict[str, Stamp]:
-    found = {}
-    for file in sorted(folder.rglob("*")):
-        name = file.relative_to(folder).as_posix()
-        if file.name.startswith(".") or name == RUN_LOCK:
-            continue
-        with suppress(FileNotFoundError):  # removed in the meantime
-            status = file.stat()
-            if stat.S_ISREG(status.st_mode):
-                found[name] = status.st_size, status.st_mtime_ns, status.st_ino
-    return found
-
-
-def _link_or_copy(source: Path, target: Path, is_linked: bool) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if is_linked:
-        with suppress(OSError):  # this disk has no hard links, or the file is gone, which copying reports
-            os.link(source, target)
-            return
-    shutil.copyfile(source, target)
 
 
 def _check(number: int, manifest: Manifest) -> str:

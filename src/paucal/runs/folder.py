@@ -67,7 +67,7 @@ class RunFolder:
 
     @property
     def place(self) -> str:
-        """The URL of a run on object storage, of which this folder is a copy, else the path."""
+        """The URL if this folder is a copy of a run on object storage; otherwise the path."""
         try:
             return str(parse_json(read_text(self.path.parent / PLACE, MOST_CONFIG_BYTES))["url"])
         except (OSError, UserError, ValueError, KeyError, TypeError):

@@ -92,7 +92,7 @@ def best_within(
 ) -> tuple[Candidate, Comparison]:
     """Return the best file within the limits, and its comparison with the run's model on test images.
 
-    The file lies in a folder below `work`.
+    The file is in a subfolder of `work`.
 
     Raises:
         UserError: No file fits.

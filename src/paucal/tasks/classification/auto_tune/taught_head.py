@@ -31,7 +31,7 @@ class _TeacherAnswers(nn.Module):
 
 
 def soft_teacher(objective: Objective) -> Distillation | None:
-    """Return the extra loss of a run that learns a teacher's probabilities; None if there is none."""
+    """Return the extra loss of a run that learns a teacher's probabilities; None for other runs."""
     terms = objective.named_terms().values() if isinstance(objective, OneBackbone) else ()
     return next((term for term in terms if isinstance(term, Distillation) and term.soft), None)
 
