@@ -12,13 +12,12 @@ last value or more, and the AP on the test images.
 
 import argparse
 import json
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from measuring import store, surroundings
+from processor_time import run_command
 
 ARMS = {"joint": ["--heads-steps", "0"], "heads-first": []}
 USABLE = 0.5  # share of the last AP50 on the validation images
@@ -27,8 +26,6 @@ USABLE = 0.5  # share of the last AP50 on the validation images
 def main() -> None:
     """Run what is missing, and store the scores over the minutes."""
     arguments = sys.argv[1:]
-    if arguments[:1] == ["--child"]:
-        run_on_processor_time(arguments[1:])
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     options, flags = read(arguments[:cut]), arguments[cut + 1 :]
     rows = []
@@ -39,14 +36,6 @@ def main() -> None:
                 print(json.dumps(rows[-1]), flush=True)
     facts = {"data": options.data.name, "flags": flags, "clock": "processor time of one thread"}
     store(options.name, {"runs": rows, **facts, "surroundings": surroundings("cpu")})
-
-
-def run_on_processor_time(arguments: list[str]) -> None:
-    """Run a command of paucal whose clock is the processor time of this process; does not return."""
-    time.monotonic = time.perf_counter = time.process_time
-    from paucal.cli.main import main as command
-
-    sys.exit(command(arguments))
 
 
 def read(arguments: list[str]) -> argparse.Namespace:
@@ -65,10 +54,10 @@ def row(options: argparse.Namespace, arm: str, minutes: float, seed: int, flags:
     """Return what an arm reached, run where it is not there yet."""
     run = options.work / f"{options.name}-{arm}-{minutes:g}m-{seed}"
     if not (run / "summary.json").exists():
-        length = ["--time", f"{round(60 * minutes)}s", "--seed", str(seed), "--device", "cpu", "--workers", "0"]
+        length = ["--time", f"{round(60 * minutes)}s", "--seed", str(seed)]
         words = ["detect", str(options.data), *length, *ARMS[arm], *flags, "--output", str(run), "--overwrite"]
         words = ["detect", "--resume", str(run)] if (run / "config.yaml").exists() else words
-        subprocess.run([sys.executable, __file__, "--child", *words], check=True)
+        run_command(words)
     summary = json.loads((run / "summary.json").read_text())
     first, plan = summary.get("first_detector"), json.loads((run / "time_plan.json").read_text())
     lines = [line.split(",") for line in (run / "metrics.csv").read_text().splitlines()]

@@ -4,19 +4,17 @@
     python benchmarks/ladder_versions.py CLOTHING --trees before=../before/src now=src --name clothing_800_5m \
         --work /tmp/versions --images 800 --time 5m --seeds 0 1
 
-Each run is `paucal.train(images, time=..., seed=...)` in a process of its own that imports the sources of one tree;
-the runs of a seed follow each other, so that the same other work on the machine slows them. Each model is judged on the
-test images, and by `paucal.evaluate` of this tree on the labelled images that no run has seen: those of the training
-part that were not drawn, and the validation part. Finished runs are kept in --work. A tree whose sources need further
-packages gets their folder after a colon (`before=../before/src:../packages`).
+Each run is `paucal train IMAGES --time T --seed S` in a process of its own that imports the sources of one tree and
+whose clock is its processor time on one thread (`processor_time.py`), so that other programs change little. Each model
+is judged on the test images, and by `paucal.evaluate` of this tree on the labelled images that no run has seen: those
+of the training part that were not drawn, and the validation part. Finished runs are kept in --work. A tree whose
+sources need further packages gets their folder after a colon (`before=../before/src:../packages`).
 """
 
 import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +24,7 @@ import paucal
 from esvit_gain import export
 from measuring import store, surroundings
 from paucal.data.sources.opening import open_images
-
-TRAIN = "import json, sys, paucal; paucal.train(sys.argv[1], output=sys.argv[2], **json.loads(sys.argv[3]))"
+from processor_time import run_command
 
 
 def export_unseen(source: str, folder: Path, train: int, most: int) -> None:
@@ -44,12 +41,12 @@ def export_unseen(source: str, folder: Path, train: int, most: int) -> None:
     (folder / "done").touch()
 
 
-def run_tree(sources: str, data: Path, unseen: Path, run: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def run_tree(sources: str, data: Path, unseen: Path, run: Path, settings: list[str]) -> dict[str, Any]:
     """Return what a run of one tree reached, made where it is not there yet."""
     kept = run.with_suffix(".json")
     if not kept.exists():
-        words = [sys.executable, "-c", TRAIN, str(data), str(run), json.dumps(settings | {"overwrite": run.exists()})]
-        subprocess.run(words, check=True, env=os.environ | {"PYTHONPATH": sources}, stdout=subprocess.DEVNULL)
+        words = ["train", str(data), *settings, "--output", str(run), *(["--overwrite"] if run.exists() else [])]
+        run_command(words, sources)
         summary = json.loads((run / "summary.json").read_text())
         others = paucal.evaluate(str(run), str(unseen), device="cpu", output=str(run / "unseen"))
         steps = [(step["name"], step["score"], step["time"], step["kept"]) for step in summary["rungs"]]
@@ -95,7 +92,7 @@ def main() -> None:
         for name, sources in trees.items():
             run = options.work / f"{name}-{options.images}-{options.time}-{seed}"
             paths = os.pathsep.join(str(Path(path).resolve()) for path in sources.split(os.pathsep))
-            settings = {"time": options.time, "seed": seed, "device": "cpu"}
+            settings = ["--time", options.time, "--seed", str(seed)]
             rows.append({"tree": name, "seed": seed} | run_tree(paths, data, unseen, run, settings))
             print(rows[-1], flush=True)
     where = surroundings("cpu")

@@ -12,7 +12,8 @@ heads. "paucal train" is what its step makes of the unlabelled images, where cro
 not; the ways of `--ways` give the images soft targets, and logistic regression on the last features is fitted to both.
 
 With `--whole`, whole commands are compared instead: `paucal train --few-labels N --time T` with `--unlabelled` and
-without, judged on the test part. Finished runs stay in the work folder, so that a stopped call goes on.
+without, judged on the test part; the time is processor time of one thread. Finished runs stay in the work folder, so
+that a stopped call goes on.
 """
 
 import argparse
@@ -29,7 +30,6 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-import paucal
 from few_shot_features import NETWORKS, features
 from labelling import parts
 from measuring import store, surroundings
@@ -45,6 +45,7 @@ from paucal.tasks.classification.auto_tune.unlabelled_head import (
     pool_of,
     race_unlabelled,
 )
+from processor_time import run_command
 
 NEIGHBOURS, POWER, KEPT, STEPS = (
     15,
@@ -223,8 +224,9 @@ def commanded(source: str, work: Path, per_class: int, minutes: str, seed: int) 
     for name, more in ((ALONE, None), (STEP, source)):
         run = work / f"{Path(source).name}-{per_class}-{seed}-{'with' if more else 'alone'}"
         if not (run / "summary.json").exists():
-            given = {"few_labels": per_class, "unlabelled": more, "time": minutes, "seed": seed}
-            paucal.train(source, output=str(run), overwrite=run.exists(), **given)
+            given = ["--few-labels", str(per_class), "--time", minutes, "--seed", str(seed), "--output", str(run)]
+            given += ["--overwrite"] if run.exists() else []
+            run_command(["train", source, *given, *(["--unlabelled", more] if more else [])])
         scores[name] = 100 * json.loads((run / "summary.json").read_text())["test_top1"]
     return scores
 
