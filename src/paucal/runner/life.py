@@ -27,8 +27,8 @@ from paucal.runner.job import A, Job, R, S, Watcher
 from paucal.runner.loggers import Loggers, check_loggers
 from paucal.runner.outputs import resolve_output
 from paucal.runner.processes import (
-    broadcast_flag,
     broadcast_path,
+    broadcast_value,
     explain_lost_processes,
     forget_run_of_children,
     is_first,
@@ -287,7 +287,7 @@ def _execute(
                     result = job.conclude(run, setup, outcome, watcher, console)
                     loggers.finish(result.test_scores, outcome.step)
                     return result
-                if not broadcast_flag(watcher.should_restart):
+                if not broadcast_value(watcher.should_restart):
                     break
                 loggers.forget_step()
                 setup = _next_stage(job, run, setup, watcher, console)
@@ -314,7 +314,7 @@ def _plan_run(job: Job[S, A, Any], run: RunFolder, setup: A, console: Console) -
 
     run_on_rank_zero(plan)
     planned_at = time.monotonic()
-    if not broadcast_flag(finished):
+    if not broadcast_value(finished):
         return None
     settings, origin = stored_settings(run, job.kind, job.verb)
     planned = _reassemble(job, run, settings, origin, console)

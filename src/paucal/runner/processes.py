@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,8 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
 from paucal.types import UserError
+
+T = TypeVar("T")
 
 RUN_VARIABLE = "PAUCAL_RUN"
 _EXCHANGE = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")  # parts of torch's messages
@@ -110,11 +113,11 @@ def forget_run_of_children() -> None:
         os.environ.pop(RUN_VARIABLE, None)
 
 
-def broadcast_flag(flag: bool) -> bool:
-    """Return the flag of the first process; every process must call this."""
+def broadcast_value(value: T) -> T:
+    """Return the value of the first process; every process must call this."""
     if not _joined():
-        return flag
-    received = [flag]
+        return value
+    received = [value]
     dist.broadcast_object_list(received)
     return received[0]
 
@@ -129,9 +132,9 @@ def run_on_rank_zero(act: Callable[[], None]) -> None:
         try:
             act()
         except BaseException:
-            broadcast_flag(False)
+            broadcast_value(False)
             raise
-    if not broadcast_flag(True):
+    if not broadcast_value(True):
         raise UserError("the first process could not continue the run; its message says why.")
 
 

@@ -59,7 +59,7 @@ def test_refitted_head__is_kept_where_the_first_process_prefers_it_and_written_b
     waits: list[bool] = []
     monkeypatch.setattr(finishing, "refit_head", lambda *_: head)
     monkeypatch.setattr(finishing, "is_better", lambda *_: own)
-    monkeypatch.setattr(finishing, "broadcast_flag", lambda flag: first)
+    monkeypatch.setattr(finishing, "broadcast_value", lambda flag: first)
     monkeypatch.setattr(finishing, "rank", lambda: 1)
     monkeypatch.setattr(finishing, "wait_for_all", lambda: waits.append(True))
     setup: Any = SimpleNamespace(
@@ -133,6 +133,15 @@ def test_soup__is_the_model_where_the_validation_images_prefer_it(photos, tmp_pa
     assert told["kept"].startswith("the mean of the weights of epochs ")
     assert told["kept_val_top1"] == 1.0
     assert not list((result.folder / "checkpoints").glob("epoch-*"))
+
+
+def test_soup__is_chosen_by_the_scores_of_the_first_process(photos, tmp_path, monkeypatch):
+    def received(value):  # as if the first process had found all epochs perfect
+        return (1.0, 0.0) if isinstance(value, tuple) else value
+
+    monkeypatch.setattr(finishing, "broadcast_value", received)
+    result = paucal.train(photos, output=tmp_path / "run", soup=3, **SETTINGS)
+    assert len(summary_of(result.folder)["averaged_epochs"]) == 3
 
 
 @pytest.mark.slow

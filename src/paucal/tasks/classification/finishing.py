@@ -14,7 +14,7 @@ from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.models.trained import TrainedModel, load_trained, save_trained
 from paucal.runner.console import Console
 from paucal.runner.images import eval_loader
-from paucal.runner.processes import broadcast_flag, wait_for_all
+from paucal.runner.processes import broadcast_value, wait_for_all
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses, is_better
@@ -164,15 +164,14 @@ def _averaged(
     def evaluate(state: Mapping[str, Tensor]) -> tuple[float, float]:
         module.load_state_dict(dict(state))
         scores = watch.validate(module.to(device), device)
-        return scores[measure.column], -scores[LOSS]
+        return broadcast_value((scores[measure.column], -scores[LOSS]))  # all processes must choose the same epochs
 
     mean, chosen, score = greedy_soup(files, evaluate)
     best = (outcome.best[measure.column], -outcome.best[LOSS]) if outcome.best else (watch.floor or 0.0, 0.0)
     module.load_state_dict(mean)
     epochs = tuple(sorted(math.ceil(row["epoch"]) for row in outcome.rows if kept.file(row) in chosen))
     tuned = _Tuned(module, epochs, score[0])
-    by_loss = not outcome.best and score <= best and _is_better_than_first(setup, tuned)
-    wait_for_all()
+    by_loss = broadcast_value(not outcome.best and score <= best and _is_better_than_first(setup, tuned))
     if not by_loss and (len(chosen) < 2 or score <= best):
         return Finish(), tuned
     if rank() == 0:
@@ -212,7 +211,7 @@ def _with_refitted_head(
     if outcome.best or done.epochs:
         score, losses = tuned.score, _losses_of(setup, tuned.module)
     better = bool(losses) and is_better(refitted.score, refitted.losses, score, losses)
-    if not broadcast_flag(better):  # each process has fitted its own
+    if not broadcast_value(better):  # each process has fitted its own
         return done
     if rank() == 0:
         save_trained(run, *refitted.deployed(tuned.module, setup.card))
