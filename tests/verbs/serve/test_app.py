@@ -19,7 +19,7 @@ from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import TrainedModel
 from paucal.runner.familiar import features_of
 from paucal.types import UserError
-from paucal.verbs.serve import answering
+from paucal.verbs.serve import answering, launch
 from paucal.verbs.serve.answering import Answerer
 from paucal.verbs.serve.app import host_name, make_app
 
@@ -187,6 +187,24 @@ def test_names_from_outside_stay_text() -> None:
     assert HOSTILE in page.get("/api/model").json()["classes"]
     assert page.get("/api/model").headers["content-type"] == "application/json"
     assert HOSTILE not in page.get("/").text
+
+
+@pytest.mark.parametrize(
+    ("host", "own", "shown"),
+    [
+        ("127.0.0.1", "192.168.1.7", "http://127.0.0.1:80/"),
+        ("::1", "192.168.1.7", "http://[::1]:80/"),
+        (
+            "0.0.0.0",
+            "192.168.1.7",
+            "http://127.0.0.1:80/, or on another device of your network http://192.168.1.7:80/,",
+        ),
+        ("0.0.0.0", None, "http://127.0.0.1:80/"),
+    ],
+)
+def test_address_that_is_shown__can_be_opened(host, own, shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "address_in_network", lambda: own)
+    assert launch.addresses(host, 80) == shown
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example", ""])

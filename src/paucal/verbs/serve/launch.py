@@ -60,13 +60,33 @@ def serve(source: str | None, settings: ServeSettings, console: Console) -> None
             )
         if settings.host not in LOCAL:
             console.say("note: other machines can reach this page, and nothing asks who they are")
-        shown = f"[{settings.host}]" if ":" in settings.host else settings.host
-        console.say(f"open http://{shown}:{settings.port}/ in a browser; Ctrl-C ends it")
+        console.say(f"open {addresses(settings.host, settings.port)} in a browser; Ctrl-C ends it")
         config = uvicorn.Config(
             app, log_level="warning", limit_concurrency=OPEN_CONNECTIONS, server_header=False, lifespan="off", ws="none"
         )
         uvicorn.Server(config).run(sockets=[listener])
     console.say("ended.")
+
+
+def addresses(host: str, port: int) -> str:
+    """Return the address of a page as a browser takes it; of one for all machines that for this one and for others."""
+    if host not in EVERYWHERE:
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+    own = address_in_network()
+    others = "" if own is None else f", or on another device of your network http://{own}:{port}/,"
+    return f"http://127.0.0.1:{port}/{others}"
+
+
+def address_in_network() -> str | None:
+    """Return this machine's address in its network; None without a network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        try:
+            way.connect(
+                ("192.0.2.1", 9)
+            )  # an address for documentation; connecting UDP chooses a way and sends nothing
+        except OSError:
+            return None
+        return way.getsockname()[0]
 
 
 def _is_run(source: str) -> bool:
