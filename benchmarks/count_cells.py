@@ -19,8 +19,8 @@ from PIL import Image
 from paucal.metrics.regression import conformal_half_width
 from paucal.models.features import StagedInputs
 from paucal.models.named import open_named
+from paucal.models.regression import LEVEL
 from paucal.tasks.regression.fitting import fit_ridge
-from paucal.tasks.regression.model import LEVEL
 
 TEST, AT_ONCE = 0.2, 16
 

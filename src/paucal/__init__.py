@@ -25,6 +25,7 @@ from paucal.cores import prepare_threads
 if TYPE_CHECKING:  # the table below, for type checkers and editors; a test compares the two
     from paucal.estimators.classifier import ImageClassifier as ImageClassifier
     from paucal.estimators.embedder import ImageEmbedder as ImageEmbedder
+    from paucal.estimators.regressor import ImageRegressor as ImageRegressor
     from paucal.export.reading import load_model as load
     from paucal.losses import drloc_loss as drloc_loss
     from paucal.losses import esvit_loss as esvit_loss
@@ -72,6 +73,7 @@ _WHERE = {
     "DrLoc": "paucal.objectives",
     "ImageClassifier": "paucal.estimators.classifier",
     "ImageEmbedder": "paucal.estimators.embedder",
+    "ImageRegressor": "paucal.estimators.regressor",
     "LocalizationHead": "paucal.objectives",
     "Objective": "paucal.objectives",
     "SelfDistillation": "paucal.objectives",
@@ -118,6 +120,7 @@ __all__ = [
     "DrLoc",
     "ImageClassifier",
     "ImageEmbedder",
+    "ImageRegressor",
     "LocalizationHead",
     "Objective",
     "SelfDistillation",

@@ -53,7 +53,8 @@ def run(argv: Sequence[str]) -> int:
     add_settings(parser, MovingSettings)
     values, given = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.models.tasks import DETECTION, REGRESSION, SEGMENTATION, task_of
+    from paucal.export.reading import task_of_model
+    from paucal.models.tasks import DETECTION, REGRESSION, SEGMENTATION
     from paucal.runner.console import Console
     from paucal.runner.plain_console import PlainConsole
     from paucal.settings.options import check_ranges
@@ -62,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
     check_ranges(settings)
     check_ranges(wanted)
     moving, in_motion = settings_among(values, MovingSettings), _moves(values.paths, values.watch, given)
-    console, task = Console(PlainConsole(stderr=True)), task_of(values.run)
+    console, task = Console(PlainConsole(stderr=True)), task_of_model(values.run)
     if wanted.to is not None:
         from paucal.verbs.predict.layouts import predict_as_labels
 
@@ -113,13 +114,13 @@ def _detect(call: _Call) -> None:
 
 def _number(call: _Call) -> None:
     """Write numbers and their intervals."""
-    from paucal.tasks.regression.model import load_regressor
+    from paucal.export.reading import load_model
     from paucal.verbs.predict.launch import open_pictures
     from paucal.verbs.predict.regression import as_text, predict_numbers
 
     _refuse(call.given, ("pictures", *OF_CLASSIFIERS), "--{} is for models that classify or find objects")
     output, form = call.table()
-    model = load_regressor(call.run, call.settings.device)
+    model = load_model(call.run, call.settings.device)
     opened = open_pictures(model, list(call.paths), call.settings, call.console)
     _hand_over(as_text(predict_numbers(*opened, call.console), form or "csv"), output)
 

@@ -6,22 +6,16 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import Tags, check_random_state
+from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d
+from sklearn.utils.validation import check_consistent_length, column_or_1d
 
+from paucal.estimators.fitted import TrainedEstimator
 from paucal.estimators.inputs import Images, list_images, name_classes, order_columns
-from paucal.models.trained import TrainedModel, load_trained
-from paucal.runner.frames import store_columns
-from paucal.runs.folder import next_numbered
-from paucal.tasks.train import train
 from paucal.verbs.predict.launch import predict
 
-ONE_PER_CLASS = 1e-6  # share of the images that a run keeps for its own test: one of each class
 
-
-class ImageClassifier(ClassifierMixin, BaseEstimator):
+class ImageClassifier(ClassifierMixin, TrainedEstimator):
     """A classifier of images that follows scikit-learn's contract; each fit is a run of `paucal.train`.
 
     X holds paths, PIL images or uint8 arrays. A fit trains on all of them but validation images, which choose the
@@ -105,21 +99,13 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         if len(self.classes_) < 2:
             raise ValueError(f"y has the class {str(self.classes_[0])!r} alone, expected at least two classes.")
         names = name_classes(self.classes_)
-        table = store_columns({"image": images, "label": [names[number] for number in numbers]})
-        folder = next_numbered(Path(self.runs)).resolve()
-        train(
-            **table,
-            **{**self._own_settings(), **(self.settings or {})},
-            label_column="label",
-            label_separator="none",
-            output=folder,
-        )
-        self.run_, self._loaded = str(folder), None
+        cells = [names[number] for number in numbers]
+        self._train(images, "label", cells, label_column="label", label_separator="none")
         return self
 
     def predict_proba(self, X: Images) -> NDArray[np.float64]:
         """Return (N, K) probabilities in the order of `classes_`."""
-        model = self._trained()
+        model = self._network()
         rows = predict(model, list_images(X))
         return order_columns([row.shares.numpy() for row in rows], model.classes, name_classes(self.classes_))
 
@@ -127,38 +113,3 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         """Return the (N,) likeliest classes."""
         best = self.predict_proba(X).argmax(1)
         return self.classes_[best]
-
-    def transform(self, X: Images) -> NDArray[np.float32]:
-        """Return the (N, D) inputs of the classifier, as features for other estimators."""
-        return features_of(self._trained(), X)
-
-    def _own_settings(self) -> dict[str, Any]:
-        """Return the parameters that are settings of `paucal.train`; None leaves the choice to the images."""
-        names = ("time", "epochs", "model", "init", "img_size", "lr", "method", "val_fraction", "device", "workers")
-        seed = self.random_state
-        if not isinstance(seed, int | np.integer):
-            seed = check_random_state(seed).randint(2**31)
-        own = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return {**own, "seed": int(seed), "test_fraction": ONE_PER_CLASS}
-
-    def _trained(self) -> TrainedModel:
-        check_is_fitted(self, "run_")
-        if self._loaded is None:
-            self._loaded = load_trained(self.run_, self.device or "cpu")
-        return self._loaded
-
-    def __getstate__(self) -> dict[str, Any]:
-        state: Any = super().__getstate__()
-        return {**state, "_loaded": None}
-
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.two_d_array, tags.input_tags.three_d_array, tags.input_tags.string = False, True, True
-        tags.no_validation = True  # images may differ in size, so there is no number of features
-        return tags
-
-
-def features_of(model: TrainedModel, images: Images) -> NDArray[np.float32]:
-    """Return the (N, D) inputs of a model's classifier."""
-    rows = predict(model, list_images(images), features=True)
-    return np.stack([row.features.numpy() for row in rows if row.features is not None])

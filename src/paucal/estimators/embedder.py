@@ -2,13 +2,9 @@
 
 from typing import Any, Self
 
-import numpy as np
-from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import Tags
-from sklearn.utils.validation import check_is_fitted
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
-from paucal.estimators.classifier import features_of
+from paucal.estimators.fitted import ImageEstimator
 from paucal.estimators.inputs import Images, list_images
 from paucal.models.named import open_named
 from paucal.models.trained import TrainedModel
@@ -17,7 +13,7 @@ from paucal.types import UserError
 from paucal.verbs.check.labels import weights_at_hand
 
 
-class ImageEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+class ImageEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageEstimator):
     """Turns images into vectors: the inputs of the classifier of a network that is not trained here.
 
     X holds paths, PIL images or uint8 arrays. A copy of the estimator, or one that was pickled, opens the network anew
@@ -55,31 +51,14 @@ class ImageEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         name = self.model or getattr(weights_at_hand(), "name", None)
         if name is None:
             raise UserError(f"no trained weights are on this machine; {HELP}, or give model=.")
-        self.model_, self._opened = str(name), None
-        self.n_features_out_ = features_of(self._network(), images[:1]).shape[1]
+        self.model_, self._loaded = str(name), None
+        self.n_features_out_ = self.transform(images[:1]).shape[1]
         return self
-
-    def transform(self, X: Images) -> NDArray[np.float32]:
-        """Return (N, D) features."""
-        return features_of(self._network(), X)
 
     @property
     def _n_features_out(self) -> int:
         return self.n_features_out_
 
-    def _network(self) -> TrainedModel:
-        check_is_fitted(self, "model_")
-        if self._opened is None:
-            size = None if self.img_size is None else [self.img_size]
-            self._opened = open_named(self.model_, self.device, size, "model")
-        return self._opened
-
-    def __getstate__(self) -> dict[str, Any]:
-        state: Any = super().__getstate__()
-        return {**state, "_opened": None}
-
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.two_d_array, tags.input_tags.three_d_array, tags.input_tags.string = False, True, True
-        tags.no_validation = True
-        return tags
+    def _load(self) -> TrainedModel:
+        size = None if self.img_size is None else [self.img_size]
+        return open_named(self.model_, self.device, size, "model")

@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 from paucal.export.program import Graph
 from paucal.export.quiet import first_line
 from paucal.models.card import ModelCard
+from paucal.models.saved import card_of_stored
 from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 
@@ -131,7 +132,7 @@ def read_onnx(path: Path) -> TrainedModel:
             f"{str(path)!r} was not written by paucal export: it says nothing of classes and preprocessing."
         )
     try:
-        card = ModelCard.from_dict(json.loads(network.metadata[KEY]))
+        card = card_of_stored(json.loads(network.metadata[KEY]))
     except ValueError as problem:
         raise UserError(f"{str(path)!r} has a damaged model card ({problem}): export it anew.") from problem
     if network.input.name != "images":

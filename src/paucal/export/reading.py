@@ -1,4 +1,4 @@
-"""`paucal.load`: a model to classify with, from a run, an exported folder or an ONNX file."""
+"""`paucal.load`: a model to ask about images, from a run, an exported folder or an ONNX file."""
 
 import hashlib
 import os
@@ -9,6 +9,7 @@ import torch
 from paucal.data.arguments import path_text
 from paucal.export.onnx_model import ENDING, read_onnx
 from paucal.export.timm_folder import CARD, WEIGHTS
+from paucal.models.tasks import task_of
 from paucal.models.trained import TrainedModel, load_trained
 from paucal.runs import RunFolder
 from paucal.types import UserError
@@ -43,6 +44,15 @@ def load_model(source: str | os.PathLike[str] | RunFolder, device: torch.device 
             "torch.export.load if you trust it, or give the run or an .onnx file."
         )
     return load_trained(source, device)
+
+
+def task_of_model(source: str) -> str:
+    """Return the task of a run or of an exported model, see `models.tasks`.
+
+    Raises:
+        UserError: The model's files cannot be read.
+    """
+    return read_onnx(Path(source)).card.task if source.lower().endswith(ENDING) else task_of(source)
 
 
 def model_digest(source: str | os.PathLike[str]) -> str:

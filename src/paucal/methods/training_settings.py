@@ -60,3 +60,9 @@ class TrainSettings(
     target: str | None = option(
         "column of a table with a number for each image, which is predicted in place of a class", group="data"
     )
+    ordinal: bool = option(
+        "with --target: the numbers are grades, few whole numbers in order, of which one is predicted, with a "
+        "probability for each",
+        False,
+        group="data",
+    )

@@ -46,6 +46,30 @@ class R2:
         return np.where(total > 0, 1 - rest / np.where(total > 0, total, 1), np.nan)
 
 
+class QuadraticKappa:
+    """Cohen's kappa with quadratic weights (1968): agreement beyond chance, where far misses count more.
+
+    Args:
+        truth: (N,) true grades.
+        predicted: (N,) predicted grades.
+    """
+
+    def __init__(self, truth: Values, predicted: Values) -> None:
+        self._truth, self._predicted = truth, predicted
+
+    def __call__(self, weights: Weights) -> Values:
+        """Return (D,) scores for (D, N) weights; NaN where all grades are equal."""
+        shares = weights / weights.sum(1, keepdims=True)
+        means = [shares @ values for values in (self._truth, self._predicted)]
+        spread = sum(
+            (shares * (values - mean[:, None]) ** 2).sum(1)
+            for values, mean in zip((self._truth, self._predicted), means, strict=True)
+        )
+        by_chance = spread + (means[0] - means[1]) ** 2
+        off = shares @ (self._truth - self._predicted) ** 2
+        return np.where(by_chance > 0, 1 - off / np.where(by_chance > 0, by_chance, 1), np.nan)
+
+
 @dataclass(frozen=True)
 class RegressionReport:
     """The scores of predicted numbers on one set of images.
@@ -53,11 +77,12 @@ class RegressionReport:
     Attributes:
         images: N.
         scores: "mae" and "rmse" in the unit of the target, "r2", and "coverage", the share of images whose number lies
-            in its interval, each with an interval over images.
+            in its interval, each with an interval over images; of grades also "exact", the share of images whose
+            grade is right, and "kappa", with quadratic weights.
         baseline: Mean absolute error of always predicting the mean of the training images.
         gain: Baseline minus "mae", with the interval of the difference on the same images.
         mean: Mean of the training images.
-        half_width: Half the width of the prediction intervals; infinite if the training images were too few.
+        half_width: Half the mean width of the prediction intervals; infinite if the training images were too few.
         level: Share of images whose number the prediction intervals are made to hold.
     """
 
@@ -76,17 +101,31 @@ class RegressionReport:
 
 
 def regression_report(
-    truth: Values, predicted: Values, mean: float, half_width: float, level: float, seed: int = 0
+    truth: Values, predicted: Values, ends: tuple[Values, Values], mean: float, level: float, seed: int, graded: bool
 ) -> RegressionReport:
-    """Score (N,) predicted numbers against (N,) true ones; see `RegressionReport`."""
+    """Score (N,) predicted numbers, with the ends of their intervals, against (N,) true ones; see `RegressionReport`.
+
+    Args:
+        truth: (N,) true numbers.
+        predicted: (N,) predicted numbers.
+        ends: (N,) lower and (N,) upper ends of their intervals.
+        mean: Mean of the training images.
+        level: Share of images whose number the intervals are made to hold.
+        seed: Seed of the resampling.
+        graded: Whether the numbers are grades.
+    """
     errors, bootstrap, count = predicted - truth, Bootstrap(seed=seed), len(truth)
     absolute, usual = Mean(np.abs(errors)), Mean(np.abs(truth - mean))
     scores = {
         "mae": bootstrap.interval(absolute, count),
         "rmse": bootstrap.interval(RootMeanSquare(errors), count),
         "r2": bootstrap.interval(R2(truth, predicted), count),
-        "coverage": wilson(int((np.abs(errors) <= half_width).sum()), count),
+        "coverage": wilson(int(((ends[0] <= truth) & (truth <= ends[1])).sum()), count),
     }
+    if graded:
+        kappa = bootstrap.interval(QuadraticKappa(truth, predicted), count)
+        scores = {"exact": wilson(int((errors == 0).sum()), count), "kappa": kappa, **scores}
+    half_width = float((ends[1] - ends[0]).mean() / 2)
     gain = bootstrap.difference(usual, absolute, count)
     return RegressionReport(count, scores, float(np.abs(truth - mean).mean()), gain, mean, half_width, level)
 

@@ -1,7 +1,8 @@
 """Loading a run's saved model of any task: read `model.json`, build the network from it and load its weights."""
 
 import os
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -9,6 +10,8 @@ from torch import nn
 from paucal.data.arguments import path_text
 from paucal.models.card import ModelCard
 from paucal.models.devices import usable_device
+from paucal.models.regression import RegressionCard
+from paucal.models.tasks import REGRESSION
 from paucal.runs import RunFolder, open_model_folder
 from paucal.runs.weights import read_weights
 from paucal.types import UserError
@@ -21,14 +24,21 @@ def read_card(run: RunFolder, kind: type[C] = ModelCard) -> C:
 
     Args:
         run: Folder of the run.
-        kind: Class of the card; by default the card of a classifier or of a backbone alone.
+        kind: Class of the card; by default that of a model with one network: a classifier, a backbone alone, or one
+            that predicts numbers.
 
     Raises:
         UserError: the run has saved no model yet, or a model of another task, or `model.json` is damaged.
     """
     if run.last.exists() and not run.card.exists():
         raise UserError(f"{str(run.path)!r} was stopped before it saved a model: let it go on with --resume first.")
-    return kind.from_dict(run.read_json(run.card.name))
+    return card_of_stored(run.read_json(run.card.name), kind)
+
+
+def card_of_stored(stored: Mapping[str, Any], kind: type[C] = ModelCard) -> C:
+    """Read a card from the content of a `model.json`; see `read_card`."""
+    chosen: Any = RegressionCard if kind is ModelCard and stored.get("task") == REGRESSION else kind
+    return chosen.from_dict(stored)
 
 
 def stored_card(run: RunFolder | None, kind: type[C] = ModelCard) -> C | None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from paucal.data.arguments import list_images
 from paucal.data.channels.decoding import convert_image
 from paucal.models.card import ModelCard
+from paucal.models.regression import RegressionCard
 from paucal.models.saved import load_saved
 from paucal.runs import RunFolder, write_text
 from paucal.runs.weights import save_weights
@@ -83,8 +84,13 @@ class TrainedModel:
         """Return the model itself.
 
         Raises:
-            UserError: it is a backbone alone, as pre-training leaves it.
+            UserError: it is a backbone alone, as pre-training leaves it, or predicts numbers.
         """
+        if isinstance(self.card, RegressionCard):
+            raise UserError(
+                f"this model predicts a number ({self.card.target!r}), and a classifier is needed here: give a run of "
+                "'paucal train' without --target."
+            )
         if not self.classes:
             raise UserError(
                 f"the model {self.card.backbone.name} has no classifier, it was pre-trained without labels: fine-tune "
@@ -105,14 +111,15 @@ class TrainedModel:
         """Classify PIL images, or arrays (H, W) or (H, W, C) of as many channels as the model reads.
 
         Returns (N, K) float32 on the CPU. Rows sum to 1, unless the model gives several labels: then each class has a
-        probability of its own. Images are turned upright by their EXIF tag and read like the training images, see
-        `decode_image`.
+        probability of its own. A model of a target gives (N, 1) numbers, see `RegressionCard.read`. Images are turned
+        upright by their EXIF tag and read like the training images, see `decode_image`.
 
         Raises:
             UserError: the model has no classifier, or something other than images was given.
             ValueError: there is no image, or one has pixels of unknown range or another number of channels.
         """
-        self.require_classifier()
+        if not isinstance(self.card, RegressionCard):
+            self.require_classifier()
         return self.card.shares(self.module(self.prepared(images))).cpu()
 
     def prepared(self, images: Sequence[Image.Image | np.ndarray]) -> Tensor:

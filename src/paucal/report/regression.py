@@ -12,7 +12,10 @@ from paucal.wording import counted, percent
 
 METRICS = "evaluation/test/metrics.json"
 CAPTIONS = {"predicted": "Each test image: the number that was predicted over the true one."}
-TITLES = {"mae": "mean absolute error", "rmse": "root mean squared error", "r2": "R²", "coverage": "in the interval"}
+TITLES = {
+    **{"exact": "grades exactly right", "kappa": "quadratic weighted kappa", "mae": "mean absolute error"},
+    **{"rmse": "root mean squared error", "r2": "R²", "coverage": "in the interval"},
+}
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ def write_regression_report(run: Path) -> Path:
         files,
         "regression.html",
         rows=rows,
-        figures=[(row.value, row.title) for row in (rows[0], rows[3])],
+        figures=[(row.value, row.title) for row in (rows[0], rows[-1])],
         headline=sentences,
         warnings=[],
         table=table(files),
@@ -45,7 +48,7 @@ def write_regression_report(run: Path) -> Path:
 
 
 def _scores(content: dict[str, Any]) -> tuple[list[ScoreRow], list[str]]:
-    return [_row(name, content["scores"][name]) for name in TITLES], headline(content)
+    return [_row(name, content["scores"][name]) for name in TITLES if name in content["scores"]], headline(content)
 
 
 def headline(content: dict[str, Any]) -> list[str]:
@@ -63,8 +66,8 @@ def headline(content: dict[str, Any]) -> list[str]:
     else:
         coverage = content["scores"]["coverage"]
         sentences.append(
-            f"A 90 % interval reaches {_text(content['half_width'])} to both sides of a prediction; it held the true "
-            f"number of {percent(coverage['value'])} of the test images."
+            f"A 90 % interval reaches {_text(content['half_width'])} to both sides of a prediction on average; it "
+            f"held the true number of {percent(coverage['value'])} of the test images."
         )
     return sentences
 
@@ -84,7 +87,7 @@ def table(files: RunFiles) -> dict[str, str]:
 
 
 def _row(name: str, score: dict[str, Any]) -> ScoreRow:
-    shown = percent if name == "coverage" else _text
+    shown = percent if name in ("coverage", "exact") else _text
     if score["low"] is None:
         return ScoreRow(TITLES[name], shown(score["value"]), "")
     return ScoreRow(TITLES[name], shown(score["value"]), f"{shown(score['low'])} to {shown(score['high'])}")

@@ -26,6 +26,7 @@ from paucal.data.sampler import StepSampler
 from paucal.data.shards.ahead import ShardsAhead
 from paucal.data.shards.folders import is_remote
 from paucal.data.sources.joining import SEPARATOR, roots_of
+from paucal.data.sources.labels import is_missing
 from paucal.data.sources.opening import BUILT_IN, open_images
 from paucal.data.splits.split import Split
 from paucal.data.views.normalisation import Normalisation, compute_normalisation
@@ -247,7 +248,12 @@ def open_again(
         label_column=stored.get("label_column"),
         label_separator=stored.get("label_separator"),
     )
-    return load_images(opened, advance, reading=reading)
+    target = stored.get("target")
+    images = load_images(opened, advance, labelled=target is None, reading=reading)
+    if target is None:
+        return images
+    cells = images.columns.get(str(target), ())  # rows without a number were left out
+    return images.select(np.asarray([row for row, cell in enumerate(cells) if not is_missing(cell)], dtype=np.int64))
 
 
 def stored_preprocessing(run: RunFolder | None) -> Preprocessing | None:

@@ -96,6 +96,14 @@ def test_open_parquet__unlabelled_needs_no_label_column(make_parquet):
     assert _value(images, 2) == 2
 
 
+def test_further_columns__are_those_of_a_table(make_parquet):
+    columns = {"label": [0, None, 1], "age": [3.0, 4.5, None], "who": ["x", "y", "z"], "more": [[1], [2], [3]]}
+    path = make_parquet("set.parquet", 3, columns, NAMES)
+    unlabelled = open_images(path, labelled=False)
+    assert unlabelled.columns == {"label": ["0", "", "1"], "age": ["3", "4.5", ""], "who": ["x", "y", "z"]}
+    assert open_images(path).columns == {"age": ["3", ""], "who": ["x", "z"]}
+
+
 def test_parquet_store__keeps_a_bounded_number_of_groups(make_parquet, monkeypatch):
     images = open_images(make_parquet("s.parquet", 8, {"label": [0, 1] * 4}))
     monkeypatch.setattr(parquet_store, "_KEPT_BYTES", 1)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from paucal.data.sources.labels import Labels
 from paucal.data.sources.parquet_columns import (
     Columns,
     Values,
+    cells_of,
     class_names,
     encode,
     features_of,
     find_columns,
     found_in,
+    is_plain,
     label_column_of,
     read_values,
 )
@@ -137,7 +140,24 @@ def _open(files: list[RowFile], name: str, location: str, options: SourceOptions
         notes=(*notes, *hidden, *streamed, *labels.notes),
         multi_hot=None if labels.multi_hot is None else labels.multi_hot[kept],
         stream=stream,
+        columns={} if stream is not None else _further_columns(files, columns, kept),
     )
+
+
+def _further_columns(files: Sequence[RowFile], columns: Columns, kept: NDArray[np.int64]) -> dict[str, list[str]]:
+    """Return the columns of numbers and texts beside the image and its label, as a CSV would have them.
+
+    Damaged ones are left out, since most runs need none of them.
+    """
+    found: dict[str, list[str]] = {}
+    schemas = [file.schema() for file in files]
+    for field in schemas[0]:
+        alike = all(field.name in schema.names and schema.field(field.name).type == field.type for schema in schemas)
+        if alike and field.name not in (columns.image, columns.label) and is_plain(field.type):
+            with suppress(pa.ArrowException, OSError):
+                cells = [cell for file in files for cell in cells_of(file.rows(field.name).column)]
+                found[field.name] = [cells[row] for row in kept.tolist()]
+    return found
 
 
 def _readable(files: list[RowFile], location: str) -> tuple[list[RowFile], list[str]]:

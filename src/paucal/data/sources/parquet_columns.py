@@ -59,6 +59,29 @@ def find_columns(shown: str, schema: pa.Schema, options: SourceOptions) -> Colum
     return Columns(image, label, class_names(features, label))
 
 
+def is_plain(kind: pa.DataType) -> bool:
+    """Return whether a column has numbers, texts, or true and false."""
+    kinds = pa.types
+    tests = (kinds.is_integer, kinds.is_floating, kinds.is_string, kinds.is_large_string, kinds.is_boolean)
+    return any(test(kind) for test in tests)
+
+
+def cells_of(column: Any) -> list[str]:
+    """Return plain values as the cells of a CSV, "" for those that are missing.
+
+    Example:
+        >>> cells_of(pa.array([1.5, None, 3.0]))
+        ['1.5', '', '3']
+    """
+
+    def cell(value: Any) -> str:
+        if value is None or value != value:
+            return ""
+        return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+    return [cell(value) for value in column.to_pylist()]
+
+
 def features_of(schema: pa.Schema) -> Features:
     """Return Hugging Face's column descriptions from the metadata; for a list, the description of its members."""
     try:

@@ -123,7 +123,7 @@ def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -
         what = f"; {columns.boxes} describe boxes, which paucal detect learns" if columns.boxes else ""
         raise UserError(
             f"{file} has no column of classes that is known, and no column of 1 and 0 for each class (its columns: "
-            f"{_listed(first)}{what}): name it by --label-column."
+            f"{_listed(first)}{what}): name it by --label-column, or in paucal train a column of numbers by --target."
         )
     return replace(columns, marks=marks)
 

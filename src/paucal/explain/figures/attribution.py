@@ -22,6 +22,7 @@ class Explained:
         maps: (classes, h, w).
         classes: Names of the classes.
         shares: Probabilities of these classes.
+        says: What the model says in words, in place of a class and its probability.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Explained:
     maps: Tensor
     classes: tuple[str, ...]
     shares: tuple[float, ...]
+    says: str = ""
 
 
 def attribution_figure(explained: Explained, method: str, asks_class: bool = True) -> Figure:
@@ -46,7 +48,8 @@ def attribution_figure(explained: Explained, method: str, asks_class: bool = Tru
     low, high = scale_of(maps)
     for panel, values, name, share in zip(axes[0][1:], maps, explained.classes, explained.shares, strict=False):
         heat(panel, explained.picture, values, low, high)
-        title(panel, f"{name}\nprobability {share:.0%}" if asks_class else "where it looks, for any class")
+        answer = explained.says or f"{name}\nprobability {share:.0%}"
+        title(panel, answer if asks_class else "where it looks, for any class")
     colour_bar(figure, axes[0], low, high, "attribution")
     figure.supxlabel(f"method: {method}", fontsize=8, x=0.02, ha="left")
     return figure
@@ -68,7 +71,8 @@ def contact_sheet(explained: Sequence[Explained], method: str, asks_class: bool 
         pair[0].imshow(one.picture)
         title(pair[0], one.name, 8)
         heat(pair[1], one.picture, one.maps[0], *scale_of(one.maps[:1]))
-        title(pair[1], f"{one.classes[0]}, {one.shares[0]:.0%}" if asks_class else "for any class", 8)
+        answer = one.says or f"{one.classes[0]}, {one.shares[0]:.0%}"
+        title(pair[1], answer if asks_class else "for any class", 8)
     figure.supxlabel(f"method: {method}; dark to bright: least to most of each image", fontsize=8, x=0.01, ha="left")
     return figure
 

@@ -44,6 +44,8 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         settings = plain_init(settings)
         if settings.target is not None:
             raise UserError("--target is not supported for comparisons and folds: train with --target and --seed.")
+        if settings.ordinal:
+            raise UserError("--ordinal says that the numbers of --target are grades: give --target, or leave it out.")
         if settings.folds is not None:
             raise UserError("--folds makes several runs: in Python call paucal.cross_validate, or give --fold 1/5.")
         terms_of(settings)  # checks the names before the recipe changes them

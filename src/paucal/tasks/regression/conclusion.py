@@ -13,6 +13,7 @@ from paucal.backbones.stage_classifier import add_stage_classifier, last_stage_m
 from paucal.evaluation.predictions import predict_in_order
 from paucal.metrics.regression import RegressionReport, conformal_half_width
 from paucal.models.features import ClassifierInputs, StagedInputs, linear_classifier
+from paucal.models.regression import LEVEL
 from paucal.models.trained import TrainedModel, save_trained
 from paucal.report.regression import write_regression_report
 from paucal.runner.console import Console
@@ -22,7 +23,8 @@ from paucal.runner.job import JudgedRun
 from paucal.runs import RunFolder
 from paucal.tasks.regression.evaluation import evaluate_numbers, format_number, report_table, write_scores
 from paucal.tasks.regression.fitting import Array, FittedRidge, fit_ridge
-from paucal.tasks.regression.model import LEVEL, load_regressor
+from paucal.tasks.regression.grades import fit_grades
+from paucal.tasks.regression.model import load_regressor
 from paucal.tasks.regression.setup import RegressionSetup
 from paucal.wording import counted
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 class RegressionResult(JudgedRun):
     """A finished run of `paucal train --target`.
 
-    Its `metrics` are "mae", "rmse", "r2" and "coverage".
+    Its `metrics` are "mae", "rmse", "r2" and "coverage", with `ordinal` also "exact" and "kappa".
 
     Attributes:
         folder: Run folder.
@@ -73,9 +75,14 @@ def conclude(run: RunFolder, setup: RegressionSetup, console: Console) -> Regres
     finally:
         inputs.close()
     network, fitted, staged = _fit_best(network.cpu(), size, features, data.targets[train], settings.seed)
-    half = conformal_half_width(fitted.residuals, LEVEL)
-    mean = float(data.targets[train].mean())
-    card = replace(setup.card, half_width=half, mean=mean, reads_stages=staged)  # type: ignore[call-arg]
+    truth, grades = data.targets[train], None
+    if settings.ordinal:
+        ends = int(data.targets.min()), int(data.targets.max())
+        grades, half = fit_grades(truth + fitted.residuals, truth, *ends)
+    else:
+        half = conformal_half_width(fitted.residuals, LEVEL)
+    spread = {"mean": float(truth.mean()), "deviation": float(truth.std()) or 1.0}
+    card = replace(setup.card, half_width=half, **spread, grades=grades, reads_stages=staged)  # type: ignore[call-arg]
     save_trained(run, network, card)
     model, part = load_regressor(run, settings.device), data.part("test")
     with console.progress("testing") as advance:

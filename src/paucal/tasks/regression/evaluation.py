@@ -16,13 +16,16 @@ from paucal.evaluation.predictions import predict_in_order
 from paucal.evaluation.record import Line, lines_table
 from paucal.metrics.intervals import Score
 from paucal.metrics.regression import RegressionReport, regression_report
+from paucal.models.regression import LEVEL, Numbers
 from paucal.models.trained import TrainedModel
 from paucal.runs import csv_text, write_text
-from paucal.tasks.regression.model import LEVEL, card_of
+from paucal.tasks.regression.model import card_of
 from paucal.wording import counted, percent
 
 Array = NDArray[np.float64]
 TITLES = {
+    "exact": ("grades exactly right", "share of images"),
+    "kappa": ("quadratic weighted kappa", "agreement beyond chance, 1 at best; far misses count more"),
     "mae": ("mean absolute error (MAE)", "how far a prediction is off, on average, in the unit of the target"),
     "rmse": ("root mean squared error (RMSE)", "the same, with large errors counting more"),
     "r2": ("R²", "share of the variance that is explained; 0 for always predicting the mean"),
@@ -32,8 +35,8 @@ TITLES = {
 
 def evaluate_numbers(
     model: TrainedModel, loader: Any, truth: Array, part: NDArray[np.int64], seed: int, progress: Any
-) -> tuple[RegressionReport, Array]:
-    """Return the scores of a model on some images, and the (N,) predicted numbers.
+) -> tuple[RegressionReport, Numbers]:
+    """Return the scores of a model on some images, and what it predicts for them.
 
     Args:
         model: Model that predicts numbers.
@@ -43,9 +46,10 @@ def evaluate_numbers(
         seed: Seed of the resampling.
         progress: Function called with (images done, all images).
     """
-    predicted = predict_in_order(model.module, loader, part, model.device, progress)[:, 0].double().numpy()
     card = card_of(model)
-    return regression_report(truth, predicted, card.mean, card.half_width, LEVEL, seed), predicted
+    found = card.read(predict_in_order(model.module, loader, part, model.device, progress)[:, 0].double().numpy())
+    graded, ends = card.grades is not None, (found.low, found.high)
+    return regression_report(truth, found.predicted, ends, card.mean, LEVEL, seed, graded), found
 
 
 def write_scores(
@@ -55,7 +59,7 @@ def write_scores(
     images: ImageSet,
     part: NDArray[np.int64],
     truth: Array,
-    predicted: Array,
+    found: Numbers,
 ) -> None:
     """Write `metrics.json`, `predictions.csv` and the plot of predicted against true numbers."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -64,15 +68,19 @@ def write_scores(
     content = {**asdict(report), "kind": "regression", "half_width": half if np.isfinite(half) else None}
     write_text(folder / "metrics.json", json.dumps(content, indent=2) + "\n")
     rows = [
-        [images.keys[int(place)], f"{true:.9g}", f"{value:.9g}", f"{value - half:.9g}", f"{value + half:.9g}"]
-        for place, true, value in zip(part, truth, predicted, strict=True)
+        [images.keys[int(place)], *(f"{value:.9g}" for value in values)]
+        for place, *values in zip(part, truth, *found, strict=True)
     ]
     write_text(folder / "predictions.csv", csv_text(["key", "target", "predicted", "low", "high"], *rows))
-    save_figure(plots / "predicted.png", predicted_figure(truth, predicted, half))
+    band = half if "kappa" not in report.scores else np.inf
+    save_figure(plots / "predicted.png", predicted_figure(truth, found.predicted, band))
 
 
 def predicted_figure(truth: Array, predicted: Array, half_width: float) -> Figure:
-    """Draw each image as a point, the line of perfect predictions, and the band of prediction intervals."""
+    """Draw each image as a point, the line of perfect predictions, and the band of prediction intervals if finite.
+
+    Equal points are one whose area tells how many they are.
+    """
     figure = Figure(figsize=(5.5, 5.0), layout="constrained")
     axes = figure.subplots()
     low, high = min(truth.min(), predicted.min()), max(truth.max(), predicted.max())
@@ -83,7 +91,8 @@ def predicted_figure(truth: Array, predicted: Array, half_width: float) -> Figur
             ends, ends - half_width, ends + half_width, color="tab:blue", alpha=0.12, lw=0, label="90 % interval"
         )
     axes.plot(ends, ends, color="grey", lw=1, label="predicted = true")
-    axes.scatter(truth, predicted, s=14, alpha=0.7, color="tab:blue", label="test image")
+    points, counts = np.unique(np.stack([truth, predicted]), axis=1, return_counts=True)
+    axes.scatter(*points, s=14 * counts, alpha=0.7, color="tab:blue", label="test image")
     axes.set(xlabel="true", ylabel="predicted", xlim=ends, ylim=ends)
     axes.legend(loc="upper left", frameon=False)
     return figure
@@ -91,7 +100,7 @@ def predicted_figure(truth: Array, predicted: Array, half_width: float) -> Figur
 
 def format_number(score: Score, name: str) -> tuple[str, str]:
     """Return a score and its interval as text."""
-    shown = percent if name == "coverage" else "{:.3g}".format
+    shown = percent if name in ("coverage", "exact") else "{:.3g}".format
     if score.low is None or score.high is None:
         return shown(score.value), ""
     return shown(score.value), f"{shown(score.low)} to {shown(score.high)}"
@@ -103,5 +112,5 @@ def report_table(report: RegressionReport) -> Table:
         Line(TITLES[name][0], *format_number(score, name), TITLES[name][1]) for name, score in report.scores.items()
     ]
     baseline = f"MAE of always predicting {report.mean:.4g}"
-    lines.insert(1, Line("always the mean", f"{report.baseline:.3g}", "", baseline))
+    lines.insert(list(report.scores).index("mae") + 1, Line("always the mean", f"{report.baseline:.3g}", "", baseline))
     return lines_table(counted(report.images, "image"), 0.95, lines)

@@ -13,6 +13,7 @@ from paucal.data.sources.labels import is_missing
 from paucal.data.splits.split import Split, make_split
 from paucal.data.splits.split_csv import read_split
 from paucal.methods.training_settings import TrainSettings
+from paucal.models.regression import MOST_GRADES
 from paucal.runner.images import SplitImages
 from paucal.runner.run_folder import stored_split
 from paucal.runs import RunFolder
@@ -20,7 +21,6 @@ from paucal.types import UserError
 from paucal.wording import counted, shortened, was
 
 FEWEST = 10  # images with a number
-MOST_GRADES = 10  # whole numbers that may be grades, and could be classes
 
 
 @dataclass(frozen=True)
@@ -53,18 +53,39 @@ def with_numbers(images: ImageSet, column: str, fewest: int = FEWEST) -> tuple[I
     return images.select(np.asarray(kept, dtype=np.int64), note), targets
 
 
+def describe_numbers(targets: NDArray[np.float64]) -> str:
+    """Return the range, the mean and the deviation of targets as text."""
+    return f"{targets.min():g} to {targets.max():g}, mean {targets.mean():.4g}, deviation {targets.std():.3g}"
+
+
 def grades_note(targets: NDArray[np.float64], column: str) -> Sequence[str]:
     """Return a sentence on targets that are few whole numbers, one after the other, which could be classes too."""
     values = np.unique(targets)
-    follow = (
-        bool((values == np.round(values)).all()) and len(values) <= MOST_GRADES and np.ptp(values) == len(values) - 1
-    )
-    if not follow:
+    if not are_grades(targets) or np.ptp(values) != len(values) - 1:
         return []
     return [
         f"{column!r} has only the whole numbers {values[0]:g} to {values[-1]:g}, which are predicted as points of a "
-        f"scale; --label-column {column} in place of --target learns them as classes without an order"
+        f"scale; --ordinal predicts one of them, with a probability for each, and --label-column {column} in place of "
+        "--target learns them as classes without an order"
     ]
+
+
+def are_grades(targets: NDArray[np.float64]) -> bool:
+    """Return whether targets are whole numbers of a scale that is short enough for grades."""
+    return bool((targets == np.round(targets)).all() and 1 <= np.ptp(targets) < MOST_GRADES)
+
+
+def require_grades(targets: NDArray[np.float64], column: str) -> None:
+    """Refuse targets that are not grades.
+
+    Raises:
+        UserError: They are not whole numbers, or too far from each other.
+    """
+    if not are_grades(targets):
+        raise UserError(
+            f"--ordinal: {column!r} has {counted(len(np.unique(targets)), 'value')} from {targets.min():g} to "
+            f"{targets.max():g}, expected two to {MOST_GRADES} whole numbers that follow each other: leave it out."
+        )
 
 
 def split_numbers(settings: TrainSettings, images: ImageSet, run: RunFolder | None) -> Split:

@@ -13,6 +13,7 @@ from paucal.methods.training import resolve_training
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.features import linear_classifier
 from paucal.models.preprocessing import Preprocessing
+from paucal.models.regression import RegressionCard
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.resolve import origins
 from paucal.runner.images import decoded, find_images, first_reading, normalisation, pin_data, reading_for
@@ -23,8 +24,15 @@ from paucal.runner.trainer_inputs import hardware
 from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges, flag
 from paucal.tasks.regression.conclusion import RegressionResult, conclude
-from paucal.tasks.regression.images import NumberedImages, grades_note, split_numbers, with_numbers
-from paucal.tasks.regression.model import FrozenNetwork, RegressionCard
+from paucal.tasks.regression.images import (
+    NumberedImages,
+    describe_numbers,
+    grades_note,
+    require_grades,
+    split_numbers,
+    with_numbers,
+)
+from paucal.tasks.regression.model import FrozenNetwork
 from paucal.tasks.regression.setup import RegressionSetup
 from paucal.training import Optimization, Outcome, Plan
 from paucal.types import UserError
@@ -33,7 +41,7 @@ from paucal.types import UserError
 USED = (
     *("data", "data_root", "download", "on_bad_image", "image_column", "channels", "target", "model", "init"),
     *("img_size", "normalise", "resize", "device", "workers", "seed", "output", "overwrite", "logger", "epochs"),
-    *("test_fraction", "group_by", "fold", "split", "precision"),
+    *("test_fraction", "group_by", "fold", "split", "precision", "ordinal"),
 )
 
 
@@ -68,6 +76,8 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         column: str = settings.target
         with bars("looking through images") as advance:
             images, targets = with_numbers(find_images(settings, labelled=False, advance=advance), column)
+        if settings.ordinal:
+            require_grades(targets, column)
         data = NumberedImages(images, split_numbers(settings, images, run), targets=targets)
         remarks: list[str] = []
         if run is None and may_choose_start(settings, given):
@@ -100,7 +110,12 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         loaded = load_start(start, settings.model, objective, (), "fresh")
         if linear_classifier(objective.deployable()) is None:
             raise UserError(f"--model: {settings.model} has no linear classifier to put the regression into.")
-        remarks += [*images.notes, *grades_note(targets, column), *(loaded.lines() if loaded else ()), *notes]
+        remarks += [
+            *images.notes,
+            *(() if settings.ordinal else grades_note(targets, column)),
+            *(loaded.lines() if loaded else ()),
+            *notes,
+        ]
         plan = Plan(0, 1, seed=settings.seed, hardware=hardware(settings))
         origin = origins(settings, given, reasons)
         return RegressionSetup(settings, origin, data, plan, objective, card, tuple(remarks), loaded)
@@ -109,8 +124,8 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         """Return the name of the data, the number of images, and the range of the target."""
         targets = setup.numbered.targets
         return (
-            f"{setup.data.images.name}, {len(setup.data.images)} images; {setup.settings.target}: {targets.min():g} to "
-            f"{targets.max():g}, mean {targets.mean():.4g}, deviation {targets.std():.3g}"
+            f"{setup.data.images.name}, {len(setup.data.images)} images; {setup.settings.target}: "
+            f"{describe_numbers(targets)}"
         )
 
     def write_beginning(self, run: RunFolder, setup: RegressionSetup) -> None:

@@ -43,6 +43,7 @@ from paucal.runs.files import try_folder
 from paucal.settings.options import USUAL_SIDE, check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.tasks.classification.assembly import chosen_image_size
+from paucal.tasks.regression.images import describe_numbers, grades_note, with_numbers
 from paucal.types import NoLabelsError, UserError
 from paucal.verbs.check.annotations import (
     BAD_BOXES,
@@ -196,6 +197,8 @@ def _small(checked: CheckedSet, survey: Survey) -> list[Finding]:
 
 def _open(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
     """Open a set with its labels, or with the classes of its masks or boxes, or else unlabelled."""
+    if settings.target is not None:
+        return _with_target(settings, settings.target)
     masked = open_masked(settings) or open_with_boxes(settings)
     if masked is not None:
         return masked
@@ -217,6 +220,24 @@ def _open(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
     if settings.classes is not None:
         images = choose_classes(images, settings.classes)
     return images, []
+
+
+def _with_target(settings: CheckSettings, column: str) -> tuple[ImageSet, list[Finding]]:
+    """Open a table as `paucal train --target` does, and say what numbers it has.
+
+    Raises:
+        UserError: There is no such column, a cell is no number, or too few images have one.
+    """
+    opened = open_images(
+        settings.data,
+        labelled=False,
+        image_column=settings.image_column,
+        root=settings.data_root,
+        download=settings.download,
+    )
+    images, targets = with_numbers(opened, column)
+    said = f"{column!r} has {describe_numbers(targets)}, which paucal train --target {column} predicts"
+    return images, [Finding("numbers", "note", words) for words in (said, *grades_note(targets, column))]
 
 
 def _has_only_paths(images: ImageSet, settings: CheckSettings) -> bool:

@@ -21,6 +21,7 @@ class CheckSettings(MaskFileSettings, LabelledDataSettings):
     verb: Literal["train", "detect", "segment"] | None = option(
         "check as this verb reads the set; by default the verb that its layout suggests", group="data"
     )
+    target: str | None = option("column of a table with a number for each image, as in paucal train", group="data")
     labels: bool = option(
         "list labels that are probably wrong, from models that have not seen them; takes minutes", False, group=_GROUP
     )

@@ -196,6 +196,7 @@ def open_data(
             data = open_voc(folder)
         else:
             if run is not None and (target is None or is_same_place(run, target, opening)):
+                _require_classes(run)
                 images = open_again(run, advance, opening.download, reading)
             else:
                 images = load_images(replace(opening, data=str(target)), advance, reading=reading)
@@ -222,6 +223,19 @@ def _voc_folder(target: str, opening: OpeningSettings) -> Path | None:
     if target == VOC_NAME and (opening.data_root is not None or not path.exists()):
         return find_voc(opening.data_root, opening.download)
     return path if is_voc(path) else None
+
+
+def _require_classes(run: RunFolder) -> None:
+    """Refuse a run whose images have numbers.
+
+    Raises:
+        UserError: They do.
+    """
+    if (column := run.settings.get("target")) is not None:
+        raise UserError(
+            f"the images of {str(run.path)!r} have numbers ({column!r}), and frozen features are evaluated with "
+            "classes: give DATA with classes."
+        )
 
 
 def _parts_of_run(run: RunFolder, images: ImageSet, target: str | None) -> Split | None:

@@ -10,6 +10,7 @@ from paucal.explain.figures.attribution import Explained
 from paucal.explain.figures.pictures import readable_name
 from paucal.explain.prepared import explainable, run
 from paucal.explain.scores import on_cells
+from paucal.models.regression import RegressionCard
 from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 from paucal.verbs.explain.inputs import Viewed, stacked
@@ -47,8 +48,10 @@ def class_numbers(model: TrainedModel, names: Sequence[str] | None) -> list[int]
     """Return the numbers of classes given by name; None for the likeliest classes of each image.
 
     Raises:
-        UserError: the model knows no such class.
+        UserError: the model knows no such class, or predicts numbers.
     """
+    if isinstance(model.card, RegressionCard) and names is None:
+        return [0]
     model.require_classifier()
     if names is None:
         return None
@@ -97,6 +100,7 @@ def explain_batch(
             torch.stack([one[index] for one in maps]),
             tuple(readable_name(model.classes[number]) for number in chosen[index].tolist()),
             tuple(shares[index, chosen[index]].tolist()),
+            model.card.describe(float(shares[index, 0])) if isinstance(model.card, RegressionCard) else "",
         )
         for index, image in enumerate(batch)
     ]

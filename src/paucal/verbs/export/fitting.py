@@ -99,7 +99,7 @@ def best_within(
     """
     tried = list(_write_files(subject, formats, settings, work / "own", console))
     kept = _keep_best(tried, subject, limits, settings, console)
-    if kept is None and isinstance(subject, ClassifierSubject) and not subject.card.several:
+    if kept is None and type(subject) is ClassifierSubject and not subject.card.several:
         if has_images(subject):
             console.say(f"no file of the run's model keeps to {limits}: looking for a smaller model that it can teach")
             measured = list(_measure_students(subject, formats, limits, settings, work, console))

@@ -23,6 +23,7 @@ PIXELS_TOLERANCE = 0.05  # for graphs with their preprocessing inside, which rou
 LEAST_AGREEMENT, LEAST_OF_8_BITS = 0.95, 0.75  # shares of equal answers below which a file is refused
 ANSWERS = {  # by what is compared: how the share of equal answers and the accuracy are named
     "images": ("the same class for {}", "accuracy"),
+    "numbers": ("the same number, to a tenth of the target's deviation, for {}", "accuracy"),
     "pixels": ("the same class for {} of the pixels", "pixels right"),
     "objects": ("the same objects for {} of both models' objects", "accuracy"),
 }
@@ -146,6 +147,9 @@ class GraphWriter:
     def _sentence(self, name: str, found: Comparison) -> str:
         own, other = found.milliseconds
         same, right = ANSWERS[self.subject.unit]
+        largest = f"a probability differs by {found.largest:.2g}"
+        if self.subject.unit == "numbers":
+            largest = f"a number differs by {found.largest:.2g} deviations"
         scores = (
             ""
             if found.accuracy is None
@@ -153,7 +157,7 @@ class GraphWriter:
         )
         return (
             f"{name} ({found.size / 2**20:.1f} MiB): on {found.images} {self.pictures.what} "
-            f"{same.format(percent(found.agreement))}, a probability differs by {found.largest:.2g} at most{scores}; "
+            f"{same.format(percent(found.agreement))}, {largest} at most{scores}; "
             f"{other:.1f} ms an image, the model here {own:.1f}"
         )
 

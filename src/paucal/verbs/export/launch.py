@@ -23,6 +23,7 @@ from paucal.report.detection import write_detection_report
 from paucal.report.inputs import EXPORTS
 from paucal.report.page import NAME as REPORT
 from paucal.report.page import write_report
+from paucal.report.regression import write_regression_report
 from paucal.report.segmentation import write_segmentation_report
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runs import RunFolder, open_model_folder, write_text
@@ -37,7 +38,12 @@ from paucal.verbs.export.settings import ExportSettings
 from paucal.verbs.export.subjects import ClassifierSubject, DetectorSubject, Subject, open_subject
 
 DEFAULT = Path("exports")
-REPORTS = {"train": write_report, "detect": write_detection_report, "segment": write_segmentation_report}
+REPORTS = {
+    "images": write_report,
+    "objects": write_detection_report,
+    "pixels": write_segmentation_report,
+    "numbers": write_regression_report,
+}
 PACKAGES = ("paucal", "torch", "timm", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "litert-torch")
 
 
@@ -124,7 +130,7 @@ def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSetting
         record = _record(comparisons)
         write_text(place / "export.json", json.dumps(record, indent=2) + "\n")
         written.append(place / "export.json")
-        _add_to_report(folder, record["comparisons"])
+        _add_to_report(folder, subject, record["comparisons"])
     if written:
         console.say(f"wrote {', '.join(path.name for path in written)} to {place}")
     if refused:
@@ -148,7 +154,7 @@ def _export_within(
             written.append(Path(shutil.move(Path(work) / STUDENT, place / STUDENT)))
     record = {**_record({best.name: found}), "limits": asdict(limits), "model": best.model or "the run's"}
     write_text(place / "export.json", json.dumps(record, indent=2) + "\n")
-    _add_to_report(folder, {best.title: asdict(found)})
+    _add_to_report(folder, subject, {best.title: asdict(found)})
     console.say(f"wrote {', '.join(path.name for path in written)} to {place}")
     said = tuple(console.said) if isinstance(console, RecordingConsole) else ()
     return Export(place, tuple(written), {best.name: found}, said)
@@ -156,7 +162,7 @@ def _export_within(
 
 def _formats(settings: ExportSettings, subject: Subject) -> Sequence[str]:
     chosen: Sequence[str] = tuple(dict.fromkeys(settings.format or ()))
-    is_classifier = isinstance(subject, ClassifierSubject)
+    is_classifier = _is_classifier(subject)
     _check_mirror(chosen, settings)
     if not chosen:
         usual = ("safetensors", "pt2", "onnx") if is_classifier and not settings.mirror else ("pt2", "onnx")
@@ -184,6 +190,10 @@ def _formats(settings: ExportSettings, subject: Subject) -> Sequence[str]:
     return chosen
 
 
+def _is_classifier(subject: Subject) -> bool:
+    return subject.unit == ClassifierSubject.unit
+
+
 def _check_detector(chosen: Sequence[str], settings: ExportSettings) -> None:
     if settings.int8:
         raise UserError("--int8 is for classifiers and segmenters, and this model is a detector: leave it out.")
@@ -207,7 +217,7 @@ def _check_hub(chosen: Sequence[str], settings: ExportSettings, subject: Subject
         raise UserError("--push and --data-licence are of the hub: give --format hub with them.")
     if "hub" not in chosen:
         return
-    if not isinstance(subject, ClassifierSubject):
+    if not _is_classifier(subject):
         raise UserError("--format hub is for classifiers that timm can build; this model is for 'paucal.load' alone.")
     if subject.card.reads_stages:
         raise UserError(
@@ -229,13 +239,13 @@ def _write_folder(
     return files
 
 
-def _add_to_report(run: RunFolder, comparisons: Mapping[str, Any]) -> None:
+def _add_to_report(run: RunFolder, subject: Subject, comparisons: Mapping[str, Any]) -> None:
     """Show the comparisons in the run's report, beside those of earlier exports."""
     if not (run.path / REPORT).is_file():
         return
     before = run.read_json(EXPORTS) if (run.path / EXPORTS).is_file() else {}
     run.write_json(EXPORTS, {**before, **comparisons})
-    REPORTS[run.verb](run.path)
+    REPORTS[subject.unit](run.path)
 
 
 def _record(comparisons: Mapping[str, Comparison]) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from paucal.data.splits.split_csv import read_split
 from paucal.data.views.normalisation import Normalisation
 from paucal.export.comparison import Classifier, Difference, compare, compare_objects
 from paucal.export.program import EXAMPLES, Graph, graph_of
-from paucal.models.tasks import DETECTION, SEGMENTATION, task_of
+from paucal.models.regression import RegressionCard
+from paucal.models.tasks import DETECTION, REGRESSION, SEGMENTATION, task_of
 from paucal.models.trained import TrainedModel, load_trained
 from paucal.runner.console import Console
 from paucal.runner.images import open_again
@@ -31,6 +32,7 @@ from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.tasks.segmentation.windows import pixel_probabilities
 from paucal.types import UserError
 
+SAME = 0.1  # standard deviations of the target that two equal numbers may differ by
 Labelled = tuple[ImageSet, Split, Callable[[int], Tensor] | None]  # images, split, label of an image by its position
 
 
@@ -49,10 +51,18 @@ class ClassifierSubject(Classifier):
     def __init__(
         self, run: RunFolder, console: Console, mirror: bool = False, model: TrainedModel | None = None
     ) -> None:
-        model = model or load_trained(run).require_classifier()
+        model = model or self.require(load_trained(run))
         self.model, self.mirror = model.mirrored() if mirror else model, mirror
         super().__init__(self.model)
         self.run, self.console, self.reading = run, console, self.card.preprocessing.reading
+
+    def require(self, model: TrainedModel) -> TrainedModel:
+        """Return the model of the run, if it is for this task.
+
+        Raises:
+            UserError: It is not.
+        """
+        return model.require_classifier()
 
     def graph(self, pixels: bool) -> Graph:
         """Return the graph that is exported; `pixels` puts its preprocessing inside."""
@@ -69,6 +79,28 @@ class ClassifierSubject(Classifier):
             images = open_again(self.run, advance, reading=self.reading)
         label = None if self.card.several else lambda row: torch.tensor(int(images.labels[row]))
         return images, read_split(self.run.split, images), label
+
+
+class NumberSubject(ClassifierSubject):
+    """A network that predicts a number; the arguments are those of a classifier."""
+
+    unit = "numbers"
+
+    def require(self, model: TrainedModel) -> TrainedModel:
+        """Return the model."""
+        return model
+
+    def compare(self, own: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
+        """Return how two numbers differ, in standard deviations of the target."""
+        assert isinstance(self.card, RegressionCard)
+        largest = float((own - exported).abs().nan_to_num(torch.inf).max()) / self.card.deviation
+        return Difference(largest, float(largest <= SAME), None)
+
+    @cached_property
+    def images(self) -> Labelled:
+        """The images of the run, without their numbers."""
+        images, split, _ = super().images
+        return images, split, None
 
 
 class SegmenterSubject:
@@ -184,7 +216,7 @@ class DetectorSubject:
 
 
 Subject = ClassifierSubject | SegmenterSubject | DetectorSubject
-SUBJECTS = {SEGMENTATION: SegmenterSubject, DETECTION: DetectorSubject}
+SUBJECTS = {SEGMENTATION: SegmenterSubject, DETECTION: DetectorSubject, REGRESSION: NumberSubject}
 
 
 def open_subject(run: RunFolder, console: Console, mirror: bool = False) -> Subject:
@@ -201,6 +233,6 @@ def open_subject(run: RunFolder, console: Console, mirror: bool = False) -> Subj
     task = task_of(run.path)
     if not mirror:
         return SUBJECTS.get(task, ClassifierSubject)(run, console)
-    if task in SUBJECTS:
+    if task in (SEGMENTATION, DETECTION):
         raise UserError(f"--mirror averages the answers of a classifier, and {run.path} is for {task}: leave it out.")
-    return ClassifierSubject(run, console, mirror)
+    return (NumberSubject if task == REGRESSION else ClassifierSubject)(run, console, mirror)

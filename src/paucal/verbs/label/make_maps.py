@@ -151,7 +151,7 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
     """
     check_size(image_size)
     model, named = open_named(name, device, image_size, "--teacher"), find_named(name)
-    card, prepare = model.card, model.card.preprocessing
+    card, prepare = model.require_classifier().card, model.card.preprocessing
     if card.several:
         raise UserError(
             f"--teacher: {name} gives several labels for an image, and token labels are shares of one: train a teacher "

@@ -101,6 +101,11 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
     check_ranges(settings)
     _check_targets(settings)
     task = task_of(source)
+    if task not in MODELS:
+        raise UserError(
+            f"{source} predicts numbers, which leave open how unsure it is of an image: give a classifier, a "
+            "detector or a segmentation network."
+        )
     if settings.to is not None and VERBS[task] not in LAYOUTS[settings.to].kinds:
         holds = " or ".join(kind.noun for kind in KINDS if kind.verb in LAYOUTS[settings.to].kinds)
         raise UserError(f"--to {settings.to} holds {holds}, and {source} is a model for {task}: choose another --to.")

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from paucal.data.arguments import ImageInMemory, list_sources, path_text
+from paucal.data.arguments import ImageInMemory, list_sources
 from paucal.data.loader import inference_batch_size
 from paucal.export.reading import load_model
-from paucal.models.tasks import REGRESSION, task_of
+from paucal.models.regression import RegressionCard
 from paucal.models.trained import TrainedModel
 from paucal.runner.arithmetic import choose_for_pictures
 from paucal.runner.console import Console, LoggedConsole
@@ -17,7 +17,6 @@ from paucal.runner.input_images import Pictures, open_sources
 from paucal.runner.memory_check import check_batch_memory
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
-from paucal.tasks.regression.model import RegressionCard, load_regressor
 from paucal.types import UserError
 from paucal.verbs.predict.answers import Prediction, Predictions
 from paucal.verbs.predict.asking import ask
@@ -71,15 +70,11 @@ def predict(
         raise UserError(f"--device is {chosen.device!r}, and the model is loaded on {model.device}: leave it out.")
     if not sources:
         raise UserError("there are no images to classify: give files, folders or pictures.")
-    if isinstance(getattr(model, "card", None), RegressionCard) or (
-        not isinstance(model, TrainedModel) and task_of(path_text(model, "the model")) == REGRESSION
-    ):
-        regressor = model if isinstance(model, TrainedModel) else load_regressor(model, chosen.device)
-        # Typed as what nearly all callers get.
-        console = LoggedConsole()
-        opened = open_pictures(regressor, sources, chosen, console)
-        return predict_numbers(*opened, console)  # type: ignore[return-value]
     loaded = model if isinstance(model, TrainedModel) else load_model(model, chosen.device)
+    if isinstance(loaded.card, RegressionCard):
+        console = LoggedConsole()
+        opened = open_pictures(loaded, sources, chosen, console)
+        return predict_numbers(*opened, console, features)  # type: ignore[return-value]  # typed as what nearly all callers get
     return Predictions(classify_all(loaded.require_classifier(), sources, chosen, LoggedConsole(), features))
 
 

@@ -9,6 +9,7 @@ from PIL import Image
 from paucal.data.loader import inference_batch_size
 from paucal.export.reading import load_model, model_digest
 from paucal.models.arithmetic import GIVEN
+from paucal.models.regression import RegressionCard
 from paucal.models.tasks import DETECTION, SEGMENTATION, task_of
 from paucal.models.trained import TrainedModel
 from paucal.reading import named_path
@@ -23,6 +24,7 @@ from paucal.verbs.predict.annotating import annotate_video
 from paucal.verbs.predict.answer_table import AnswerTable
 from paucal.verbs.predict.answers import Prediction, csv_header, csv_words
 from paucal.verbs.predict.detection import HEADER, detect_image, object_words, require_of_detectors
+from paucal.verbs.predict.regression import COLUMNS, number_rows, number_words
 from paucal.verbs.predict.settings import AnswerSettings, MovingSettings, PredictSettings
 from paucal.verbs.predict.video import Frame, VideoLedger, is_live, is_moving, read_frames, read_live
 from paucal.verbs.predict.watching import watched_pictures
@@ -53,12 +55,19 @@ class Answerer:
                 object_words(detect_image(detector, card, None, image, device, False), SHOWN) for image in images
             ]
             return
-        model = load_model(run, settings.device).require_classifier()
+        model = load_model(run, settings.device)
         model = model if settings.precision is None else model.at_precision(GIVEN[settings.precision].dtype)
         model = model.mirrored() if settings.mirror else model
         card, self.device, self.reading = model.card, str(model.device), model.card.preprocessing.reading
-        self.header = csv_header(card, wanted.top_k)[1:]
         self.batch_size = settings.batch_size or _fastest_batch(model, console)
+        if isinstance(card, RegressionCard):
+            self.header = [*COLUMNS[1:], *(f"p_{grade}" for grade in (card.grades.names if card.grades else ()))]
+            self._answer = lambda images: [
+                [number_words(row)[1:]] for row in number_rows(card, [None] * len(images), model.probabilities(images))
+            ]
+            return
+        model.require_classifier()
+        self.header = csv_header(card, wanted.top_k)[1:]
         self._answer = lambda images: [
             [csv_words(Prediction(None, card.classes, shares, card.thresholds), wanted.top_k)[1:]]
             for shares in model.probabilities(list(images))

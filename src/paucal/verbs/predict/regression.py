@@ -2,12 +2,15 @@
 
 import json
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+from torch import Tensor
 
+from paucal.models.regression import RegressionCard
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console
 from paucal.runner.frames import to_pandas
@@ -32,24 +35,36 @@ class NumberPrediction:
         predicted: Number in the unit of the target.
         low: Lower end of the 90 % interval; minus infinity if there were too few images for one.
         high: Upper end.
+        shares: Probability of each grade, of a model for grades.
+        features: Input of the regression, (D,), if requested.
     """
 
     path: str | None
     predicted: float
     low: float
     high: float
+    shares: Mapping[int, float] = field(default_factory=dict)
+    features: Tensor | None = None
+
+    @property
+    def cells(self) -> dict[str, Any]:
+        """The values by the name of their column in tables."""
+        return {
+            **{name: getattr(self, name) for name in COLUMNS},
+            **{f"p_{grade}": share for grade, share in self.shares.items()},
+        }
 
 
 class NumberPredictions(list[NumberPrediction]):
     """The predictions of one call, as a list that turns into tables."""
 
     def to_arrow(self) -> pa.Table:
-        """Return a table with the columns path, predicted, low and high."""
-        kinds = (pa.string(), *(pa.float64(),) * 3)
+        """Return a table with the columns path, predicted, low and high, and of grades p_1, p_2, ..."""
+        names = self[0].cells if self else COLUMNS
         return pa.table(
             {
-                name: pa.array([getattr(row, name) for row in self], kind)
-                for name, kind in zip(COLUMNS, kinds, strict=True)
+                name: pa.array([row.cells[name] for row in self], pa.string() if name == "path" else pa.float64())
+                for name in names
             }
         )
 
@@ -63,30 +78,50 @@ class NumberPredictions(list[NumberPrediction]):
 
 
 def predict_numbers(
-    model: TrainedModel, pictures: Pictures, settings: PredictSettings, console: Console
+    model: TrainedModel, pictures: Pictures, settings: PredictSettings, console: Console, features: bool = False
 ) -> NumberPredictions:
-    """Return the number of each picture; the arguments are as `open_pictures` returns them.
+    """Return the number of each picture; the first arguments are as `open_pictures` returns them.
 
     Raises:
         UserError: An image cannot be read.
     """
-    half = card_of(model).half_width
-    rows = NumberPredictions()
-    for block in ask(model, pictures, settings, console):
+    card, rows = card_of(model), NumberPredictions()
+    for block in ask(model, pictures, settings, console, features=features):
         names = [name for name, readable in zip(block.names, block.readable, strict=True) if readable]
-        values = block.shares[:, 0].double().tolist()
-        rows += [NumberPrediction(name, one, one - half, one + half) for name, one in zip(names, values, strict=True)]
+        rows += number_rows(card, names, block.shares, block.features)
     return rows
 
 
-def as_text(rows: Iterable[NumberPrediction], form: str) -> str:
+def number_rows(
+    card: RegressionCard, names: Sequence[str | None], outputs: Tensor, features: Tensor | None = None
+) -> list[NumberPrediction]:
+    """Return the predictions for pictures with (N, 1) outputs of the network and perhaps (N, D) features."""
+    values = outputs[:, 0].double().numpy()
+    shares = np.empty((len(values), 0)) if card.grades is None else card.grades.shares(values)
+    grades = () if card.grades is None else card.grades.names
+    return [
+        NumberPrediction(
+            name, float(value), float(low), float(high), dict(zip(grades, row.tolist(), strict=True)), kept
+        )
+        for name, row, kept, value, low, high in zip(
+            names, shares, [None] * len(values) if features is None else features, *card.read(values), strict=True
+        )
+    ]
+
+
+def as_text(rows: Sequence[NumberPrediction], form: str) -> str:
     """Return predictions as "csv", or as "json": a list of mappings, where an interval without end is null."""
     if form == "csv":
-        lines = [[row.path, *(f"{value:.9g}" for value in (row.predicted, row.low, row.high))] for row in rows]
-        return csv_text(COLUMNS, *lines)
+        header = list(rows[0].cells) if rows else COLUMNS
+        return csv_text(header, *(number_words(row) for row in rows))
 
     def plain(value: Any) -> Any:
         return None if isinstance(value, float) and math.isinf(value) else value
 
-    entries = [{name: plain(getattr(row, name)) for name in COLUMNS} for row in rows]
+    entries = [{name: plain(value) for name, value in row.cells.items()} for row in rows]
     return json.dumps(entries, indent=2, ensure_ascii=False) + "\n"
+
+
+def number_words(row: NumberPrediction) -> list[Any]:
+    """Return the cells of a prediction in a CSV."""
+    return [row.path, *(f"{value:.9g}" for name, value in row.cells.items() if name != "path")]

@@ -2,10 +2,12 @@
 
 import base64
 import io
+import math
 import threading
 from typing import Any
 
 from PIL import Image, ImageOps
+from torch import Tensor
 
 from paucal.data.channels.decoding import convert_image, decode_image, image_shape
 from paucal.data.channels.pixel_format import describe_depth, has_other_depth
@@ -17,6 +19,7 @@ from paucal.explain.figures.attribution import scale_of
 from paucal.explain.figures.pictures import overlay, seen
 from paucal.models.arithmetic import GIVEN
 from paucal.models.features import ClassifierInputs, linear_classifier
+from paucal.models.regression import RegressionCard
 from paucal.models.trained import TrainedModel
 from paucal.runner.arithmetic import measure_on
 from paucal.runner.console import LoggedConsole
@@ -34,7 +37,7 @@ class Answerer:
     """Answers for one picture at a time, even if called from several threads.
 
     Args:
-        model: Model with a classifier.
+        model: Model with a classifier, or one that predicts numbers.
         known: Detector of pictures unlike the training images; None if there is none.
         precision: Arithmetic of the answers; None to measure with the first picture which is faster here.
         mirror: Whether the answers for a picture and its mirror image are averaged.
@@ -47,7 +50,7 @@ class Answerer:
         precision: str | None = "32-true",
         mirror: bool = False,
     ) -> None:
-        self.model = model.require_classifier()
+        self.model = model if isinstance(model.card, RegressionCard) else model.require_classifier()
         self._asked = model.mirrored() if mirror else model
         self._fast = None if precision is None else self._asked.at_precision(GIVEN[precision].dtype)
         self._known, self._reading = known, model.card.preprocessing.reading
@@ -69,6 +72,13 @@ class Answerer:
         with self._lock:  # decoding too, so that only one large picture at a time is in memory
             picture = self._decoded(content, name)
             shares = self._answering(picture).probabilities([picture])[0]
+            rest = {
+                "unlike": self._unlike(picture),
+                "note": self._note(content, name),
+                "explanation": self._explanation(picture, name) if explain else None,
+            }
+            if isinstance(self.model.card, RegressionCard):
+                return {"name": name, **_number(self.model.card, shares), **rest}
             order = shares.argsort(descending=True, stable=True)[:SHOWN].tolist()
             thresholds = self.model.card.thresholds
             chosen = None if thresholds is None else marked(shares, thresholds).tolist()
@@ -83,9 +93,7 @@ class Answerer:
                     for place in order
                 ],
                 "several": thresholds is not None,
-                "unlike": self._unlike(picture),
-                "note": self._note(content, name),
-                "explanation": self._explanation(picture, name) if explain else None,
+                **rest,
             }
 
     def _answering(self, picture: Image.Image) -> TrainedModel:
@@ -140,8 +148,8 @@ class Answerer:
         rows = zip(drawn.classes, drawn.shares, drawn.maps, strict=False)
         maps = [
             {
-                "name": label,
-                "probability": round(share, 4),
+                "name": drawn.says or label,
+                "probability": None if drawn.says else round(share, 4),
                 "picture": _as_url(overlay(drawn.picture, values, low, high)),
             }
             for label, share, values in rows
@@ -153,6 +161,19 @@ class Answerer:
         upright = convert_image(picture, fed.reading)
         view, geometry = fed.transform()(upright)
         return Viewed(name, seen(upright, geometry, fed.image_size), view)
+
+
+def _number(card: RegressionCard, output: Tensor) -> dict[str, Any]:
+    """Return a predicted number with its 90 % interval, in words too, and the probabilities of grades as classes."""
+    values = output.double().numpy()
+    ends = {name: float(value[0]) for name, value in card.read(values)._asdict().items()}
+    grades = [] if card.grades is None else zip(card.grades.names, card.grades.shares(values)[0].tolist(), strict=True)
+    classes = [
+        {"name": str(grade), "probability": round(share, 4), "chosen": grade == ends["predicted"]}
+        for grade, share in grades
+    ]
+    finite = {name: value if math.isfinite(value) else None for name, value in ends.items()}
+    return {"target": card.target, "says": card.describe(float(values[0])), **finite, "classes": classes}
 
 
 def _as_url(picture: Image.Image) -> str:

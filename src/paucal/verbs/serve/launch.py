@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from paucal.export.reading import load_model
+from paucal.models.regression import RegressionCard
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console
 from paucal.runner.familiar import familiarity_of
@@ -50,7 +51,9 @@ def serve(source: str | None, settings: ServeSettings, console: Console) -> None
             saved = stack.enter_context(LabelFile(path))
             app = make_label_app(open_labelling(source, settings, saved, console), _hosts(settings.host))
         else:
-            model = load_model(source, settings.device).require_classifier()
+            model = load_model(source, settings.device)
+            if not isinstance(model.card, RegressionCard):
+                model.require_classifier()
             # Before the minute that reading the images may take.
             listener = stack.enter_context(_listening(settings.host, settings.port))
             known = familiarity_of(open_run(Path(source)), model, console) if _is_run(source) else None
@@ -95,7 +98,8 @@ def _is_run(source: str) -> bool:
 
 def _title(source: str, model: TrainedModel) -> str:
     run = RunFolder(Path(source)).path.resolve().name
-    return f"{run}: {model.card.backbone.name}, {len(model.classes)} classes"
+    gives = model.card.target if isinstance(model.card, RegressionCard) else f"{len(model.classes)} classes"
+    return f"{run}: {model.card.backbone.name}, {gives}"
 
 
 def _hosts(host: str) -> tuple[str, ...] | None:

@@ -21,6 +21,7 @@ async function ask(file, explain) {
 }
 
 function headline(answer) {
+  if (answer.says) return answer.says;
   const chosen = answer.classes.filter((one) => one.chosen).map((one) => one.name);
   if (chosen.length) return chosen.join(", ");
   return "none of the classes";
@@ -29,6 +30,7 @@ function headline(answer) {
 function fill(part, answer) {
   part.querySelector(".headline").textContent = headline(answer);
   const rows = part.querySelector("tbody");
+  part.querySelector("table").hidden = !answer.classes.length;
   for (const one of answer.classes) {
     const row = rows.insertRow();
     row.className = one.chosen ? "chosen" : "";
@@ -68,18 +70,19 @@ async function explain(part, file) {
   button.disabled = true;
   button.textContent = "drawing…";
   try {
-    const { explanation } = await ask(file, true);
+    const { explanation, target } = await ask(file, true);
     if (!explanation.maps.length) throw new Error(explanation.why);
     const place = part.querySelector(".explained");
     place.querySelector("p").textContent =
-      `Bright: what spoke for the class, on one scale for both. Method: ${explanation.why}`;
+      `Bright: ${target ? "what raised the number" : "what spoke for the class, on one scale for both"}. ` +
+      `Method: ${explanation.why}`;
     for (const one of explanation.maps) {
       const figure = document.createElement("figure");
       const picture = document.createElement("img");
       const caption = document.createElement("figcaption");
       picture.src = one.picture;
       picture.alt = `where the picture speaks for ${one.name}`;
-      caption.textContent = `${one.name}, ${percent(one.probability)}`;
+      caption.textContent = one.probability === null ? one.name : `${one.name}, ${percent(one.probability)}`;
       figure.append(picture, caption);
       place.querySelector(".maps").append(figure);
     }

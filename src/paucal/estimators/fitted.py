@@ -1,0 +1,82 @@
+"""What paucal's estimators share: a network that is loaded when it is needed, its features, and fits that are runs."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from paucal.estimators.inputs import Images, list_images
+from paucal.models.trained import TrainedModel, load_trained
+from paucal.runner.frames import store_columns
+from paucal.runs.folder import next_numbered
+from paucal.tasks.train import train
+from paucal.verbs.predict.launch import predict
+
+FEWEST_TESTED = 1e-6  # share of the images that a run keeps for its own test: one, or one of each class
+OWN = ("random_state", "runs", "settings")  # parameters that are not settings of `paucal.train`
+
+
+class ImageEstimator(BaseEstimator):
+    """An estimator of images with a trained network, which a copy or a pickle loads anew."""
+
+    _loaded: TrainedModel | None = None
+
+    @abstractmethod
+    def _load(self) -> TrainedModel:
+        """Return the network of the fitted estimator."""
+
+    def _network(self) -> TrainedModel:
+        check_is_fitted(self)
+        if self._loaded is None:
+            self._loaded = self._load()
+        return self._loaded
+
+    def transform(self, X: Images) -> NDArray[np.float32]:
+        """Return the (N, D) inputs of the network's last layer, as features for other estimators."""
+        rows = predict(self._network(), list_images(X), features=True)
+        return np.stack([row.features.numpy() for row in rows if row.features is not None])
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: Any = super().__getstate__()
+        return {name: value for name, value in state.items() if name != "_loaded"}
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array, tags.input_tags.three_d_array, tags.input_tags.string = False, True, True
+        tags.no_validation = True  # images may differ in size, so there is no number of features
+        return tags
+
+
+class TrainedEstimator(ImageEstimator):
+    """An estimator each fit of which is a run of `paucal.train`, with its parameters as settings.
+
+    Attributes:
+        run_: Folder of the run.
+    """
+
+    device: str | None
+    random_state: Any
+    runs: str | Path
+    settings: Mapping[str, Any] | None
+
+    def _train(self, images: Sequence[Any], column: str, values: Sequence[Any], **fixed: Any) -> None:
+        """Train on images with a column of classes or numbers, and keep the folder of the run."""
+        table = store_columns({"image": images, column: values})
+        folder = next_numbered(Path(self.runs)).resolve()
+        parameters = self.get_params(deep=False).items()
+        own = {name: value for name, value in parameters if value is not None and name not in OWN}
+        seed = self.random_state
+        if not isinstance(seed, int | np.integer):
+            seed = check_random_state(seed).randint(2**31)
+        given = {"seed": int(seed), "test_fraction": FEWEST_TESTED, **own, **(self.settings or {})}
+        train(**table, **given, **fixed, output=folder)
+        self.run_, self._loaded = str(folder), None
+
+    def _load(self) -> TrainedModel:
+        return load_trained(self.run_, self.device or "cpu")
