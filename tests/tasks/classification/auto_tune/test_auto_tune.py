@@ -88,7 +88,7 @@ def test_climb__probe_trials_and_tuning_in_one_run(data, tmp_path):
     tried = [TuneStep(one["name"], one["score"], one["seconds"], one["details"]) for one in found["trials"]]
     judges = (result.folder / "split.csv").read_text().count(",val,")
     assert judges == 24
-    chosen = found["trials"][best_trial(tried, judges)]
+    chosen = found["trials"][best_trial(tried, judges, [settings["img_size"]] * len(tried))]
     assert settings["lr"] == chosen["details"]["lr"]
     assert settings["eval_mode"] == chosen["details"]["eval_mode"]
     assert settings["freeze"] == chosen["details"].get("freeze")

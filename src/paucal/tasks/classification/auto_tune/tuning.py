@@ -119,7 +119,7 @@ def choose_preset(state: TuneState) -> tuple[TuningPreset, CostEstimate] | None:
         why = "no time or images to try several presets" if trials_say_nothing and len(presets) > 1 else ""
         return _skip_trials(state, *costs[0], why)
     trials = [_trial_of(state, preset, cost) for preset, cost in costs]
-    best = best_trial(trials, len(state.setup.data.part("val")))
+    best = best_trial(trials, len(state.setup.data.part("val")), [cost.side for _, cost in costs])
     clear_trials(state.run)
     preset, cost = costs[best]
     state.console.say(f"tuning continues with: {preset.name}")
