@@ -9,13 +9,18 @@ import sys
 
 import numpy as np
 import pytest
+import timm
+import torch
 from PIL import Image
 
 import paucal
 from cli.calls import call, failure
 from export.alone import run_alone
+from paucal.backbones.stage_classifier import add_stage_classifier
+from paucal.export import coreml_model
 from paucal.export.browser_page import MODEL
 from paucal.export.formats import Format
+from paucal.export.program import Graph
 
 TRAIN = ["--img-size", "16", "--epochs", "2", "-j", "0", "--model", "vit_mini", "--model-args", "depth=1"]
 
@@ -83,6 +88,19 @@ def test_coreml__has_the_shapes_of_the_graph(run, tmp_path):
     if sys.platform != "darwin":
         assert found.comparisons == {}
         assert any("was not run" in line for line in found.said)
+
+
+def test_coreml__takes_a_head_that_reads_several_stages(run, tmp_path):
+    pytest.importorskip("coremltools")
+    torch.manual_seed(0)
+    network = add_stage_classifier(timm.create_model("test_efficientnet", num_classes=3), (64, 64)).eval()
+    images = torch.randn(1, 3, 64, 64)
+    program = torch.export.export(network, (images,), strict=False).run_decompositions(coreml_model.DECOMPOSITIONS)
+    assert "var_mean" not in str(program.graph)
+    torch.testing.assert_close(program.module()(images), network(images))
+    graph = Graph(network, images, {0: "batch"}, "images", "logits")
+    coreml_model.write(graph, paucal.load(run).card, tmp_path / "model.mlpackage")  # checks the shapes
+    assert (tmp_path / "model.mlpackage/Manifest.json").is_file()
 
 
 FAKE = {

@@ -14,8 +14,14 @@ from paucal.types import UserError
 
 TOLERANCE = 0.02  # largest difference of a probability that is allowed to float16
 
-# coremltools knows no aliases, which change nothing.
-NO_ALIAS: dict[Any, Any] = {torch.ops.aten.alias.default: lambda tensor: tensor}
+# coremltools knows neither aliases, which change nothing, nor a mean and a variance in one operation.
+DECOMPOSITIONS: dict[Any, Any] = {
+    torch.ops.aten.alias.default: lambda tensor: tensor,
+    torch.ops.aten.var_mean.correction: lambda tensor, dims, keepdim=False, **words: (
+        tensor.var(dims, keepdim=keepdim, **words),
+        tensor.mean(dims, keepdim=keepdim),
+    ),
+}
 
 
 def write(graph: Graph, card: ModelCard, path: Path) -> None:
@@ -36,7 +42,7 @@ def write(graph: Graph, card: ModelCard, path: Path) -> None:
 
             wanted = {graph.input: [*example.shape], graph.output: [*graph.module(example).shape]}
             model: Any = coremltools.convert(
-                torch.export.export(graph.module, (example,), strict=False).run_decompositions(NO_ALIAS),
+                torch.export.export(graph.module, (example,), strict=False).run_decompositions(DECOMPOSITIONS),
                 inputs=[coremltools.TensorType(name=graph.input, shape=tuple(example.shape))],
                 outputs=[coremltools.TensorType(name=graph.output)],
                 convert_to="mlprogram",
