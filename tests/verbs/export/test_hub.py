@@ -5,6 +5,7 @@ import pytest
 import timm
 import torch
 import yaml
+from PIL import Image
 
 import paucal
 from paucal.cli.main import main
@@ -47,6 +48,23 @@ def test_hub__folder_is_loaded_by_timm_and_says_how_good_the_model_is(run, tmp_p
     assert accuracy["value"] == pytest.approx(score.value, abs=1e-6)
     assert f"interval {score.low:.3f} to {score.high:.3f}" in accuracy["name"]
     assert "as stated by who exported the model: CC0-1.0" in page
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of transformers about its own packages
+def test_hub__folder_is_loaded_by_transformers_without_a_network(run, tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    folder, own = paucal.export_model(run, format="hub", output=tmp_path / "out").folder, paucal.load(run)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    assert (config.model_type, config.id2label) == ("timm_wrapper", dict(enumerate(own.classes)))
+    network = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
+    batch = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(network(batch).logits, own.module(batch))
+    picture = Image.linear_gradient("L").convert("RGB").resize((60, 45))
+    prepared = transformers.AutoImageProcessor.from_pretrained(folder)(picture)["pixel_values"]
+    torch.testing.assert_close(prepared, own.prepared([picture]), atol=0.02, rtol=0)
 
 
 def test_push__uploads_these_files_into_a_private_repository(run, tmp_path, monkeypatch, capsys):
