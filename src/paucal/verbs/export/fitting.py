@@ -30,6 +30,7 @@ from paucal.wording import percent
 STUDENT = "student"  # folder of the smaller model's run
 TIMED = 12  # images on which the files of an untrained student are timed
 MARGIN = 0.9  # share of --max-ms that such a file may take, since times differ from one measurement to the next
+TIMINGS, NEAR = 3, 1.5  # how often a file that takes up to this multiple of --max-ms is timed again
 
 
 @dataclass(frozen=True)
@@ -125,9 +126,10 @@ def _keep_best(
     files: Sequence[Candidate], subject: Subject, limits: Limits, settings: ExportSettings, console: Console
 ) -> tuple[Candidate, Comparison] | None:
     """Return the best file that keeps to the limits on test images too, with its comparison there; None without one."""
-    fitting = [one for one in files if limits.excess(one.found) <= 1]
+    fitting = [one for one in files if limits.excess(_time_again(one, one.found, limits, settings, console)) <= 1]
     for one in sorted(fitting, key=lambda one: one.quality, reverse=True):
         found, what = _judge(one, subject, settings, console)
+        found = _time_again(one, found, limits, settings, console)
         if limits.excess(found) <= 1:
             scores = _describe_scores(found, subject, what)
             console.say(f"kept {one.title}, {describe(found)} on one thread; {scores}")
@@ -233,6 +235,26 @@ def _judge(
             process_time,
         )
     return replace(found, size=candidate.found.size), pictures.what
+
+
+def _time_again(
+    candidate: Candidate, found: Comparison, limits: Limits, settings: ExportSettings, console: Console
+) -> Comparison:
+    """Return a comparison with the shortest of a few times of a file that seems a little too slow.
+
+    Other programs on the machine slow a file down and never speed it up, and a student that has learned is not to be
+    lost to them.
+    """
+    own, pixels = candidate.subject, GraphWriter(candidate.subject, settings, console).pixels(candidate.format)
+    for _ in range(TIMINGS):
+        if not 1 < limits.excess(found) <= NEAR or limits.excess(replace(found, milliseconds=(0.0, 0.0))) > 1:
+            break
+        pictures = compared_images(settings.data, TIMED, own, console, JUDGED).pictures
+        with one_thread():
+            network = GRAPHS[candidate.format].run(candidate.folder / candidate.name)
+            again = compare_all(own, network, pixels, pictures, None, clock=process_time)
+        found = min(found, replace(found, milliseconds=again.milliseconds), key=lambda one: one.milliseconds[1])
+    return found
 
 
 def _describe_scores(found: Comparison, subject: Subject, what: str) -> str:
