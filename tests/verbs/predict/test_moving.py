@@ -2,10 +2,13 @@
 
 import csv
 import os
+import platform
 import subprocess
 import sys
 import time
+from datetime import datetime
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from PIL import Image
 import paucal
 from paucal.cli.main import main
 from paucal.models.tasks import DETECTION
-from paucal.verbs.predict import moving, watching
+from paucal.verbs.predict import moving, video, watching
 from paucal.verbs.predict.answer_table import AnswerTable
 from paucal.verbs.predict.video import VideoLedger, read_frames
 
@@ -155,6 +158,49 @@ def test_interrupted__goes_on_with_the_same_table(minute, run, tmp_path, monkeyp
     assert main([*words, str(killed)]) == 0
     assert killed.read_bytes() == whole.read_bytes()
     assert [int(row["frame"]) for row in read(whole)] == list(range(0, 1800, RATE))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of the process as Linux tells it")
+def test_table__has_each_frame_of_a_minute_once_and_memory_does_not_grow(minute, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(minute.parent)
+    held, add = [], AnswerTable.add
+
+    def measured(self, rows):
+        held.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+        add(self, rows)
+
+    monkeypatch.setattr(AnswerTable, "add", measured)
+    words = ["predict", str(run), minute.name, "--every", "frame", "--batch-size", "8", "--output"]
+    assert main([*words, str(tmp_path / "all.csv")]) == 0
+    assert [int(row["frame"]) for row in read(tmp_path / "all.csv")] == list(range(1800))
+    assert len(held) == 225
+    later_frames = (225 - 50) * 8 * BITS * CELL * 48 * 3  # bytes, had they been kept
+    assert max(held[-25:]) - max(held[25:50]) < later_frames / 3
+
+
+def test_camera__is_answered_with_the_time_of_day_until_it_ends(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    if "lavfi" not in av.formats_available:
+        pytest.skip("this PyAV has no virtual camera (lavfi)")
+    monkeypatch.setitem(video._DEVICES, platform.system(), ("testsrc=duration=1:rate=10:size=64x{}", "lavfi"))
+    before = datetime.now().replace(microsecond=0)
+    assert main(["predict", str(run), "camera:48", "--every", "frame", "--output", "all.csv"]) == 0
+    rows = read(tmp_path / "all.csv")
+    assert [(row["path"], int(row["frame"])) for row in rows] == [("camera:48", number) for number in range(10)]
+    times = [datetime.fromisoformat(row["time"]) for row in rows]
+    assert before <= times[0]
+    assert times == sorted(times)
+    assert "answered 10 images in" in capsys.readouterr().err
+    assert main(["predict", str(run), "camera:48", "--every", "1h", "--output", "one.csv"]) == 0
+    assert [row["frame"] for row in read(tmp_path / "one.csv")] == ["0"]
+
+
+def test_camera__that_is_missing_is_one_sentence(run, monkeypatch, capsys):
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    assert main(["predict", str(run), "camera:97"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("error: 'camera:97' cannot be opened (/dev/video97: ")
+    assert said.endswith("connect the camera, or name another.")
 
 
 def test_annotated_copy__has_every_frame(minute, run, tmp_path, monkeypatch):

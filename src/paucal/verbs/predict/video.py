@@ -102,6 +102,8 @@ def opened_video(source: str) -> Iterator[Any]:
     except (av.error.FFmpegError, OSError, ValueError) as problem:
         raise UserError(
             f"{source!r} cannot be opened as a video ({_reason(problem)}): check it, or leave it out."
+            if form is None
+            else f"{source!r} cannot be opened ({place}: {_reason(problem)}): connect the camera, or name another."
         ) from None
     with container:
         if not container.streams.video:
