@@ -2,12 +2,14 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 from paucal.data.arguments import ImageInMemory, list_sources
 from paucal.data.loader import inference_batch_size
 from paucal.export.reading import load_model
+from paucal.memory import kept_memory
 from paucal.models.regression import RegressionCard
 from paucal.models.trained import TrainedModel
 from paucal.runner.arithmetic import choose_for_pictures
@@ -88,8 +90,10 @@ def classify_all(
     """Classify all images of the sources; see `predict`."""
     check_ranges(settings)
     asked, pictures, settings = open_pictures(model, sources, settings, console)
-    blocks = ask(asked, pictures, settings, console, features=features)
-    return [row for block in blocks for row in block.predictions(asked.card)]
+    several = len(pictures) > (settings.batch_size or 1)  # keeping memory for a single batch takes longer than it saves
+    with kept_memory() if several else nullcontext():
+        blocks = ask(asked, pictures, settings, console, features=features)
+        return [row for block in blocks for row in block.predictions(asked.card)]
 
 
 def open_pictures(
