@@ -32,10 +32,10 @@ def clearly_lower(losses: Sequence[float], others: Sequence[float]) -> bool:
     return bool(leads.mean() > leads.std() / math.sqrt(leads.size))
 
 
-def differs(score: float, other: float, images: int) -> bool:
-    """Return whether two accuracies differ by more than a standard error of the difference."""
+def differs(score: float, other: float, images: int, errors: float = 1.0) -> bool:
+    """Return whether two accuracies differ by more than so many standard errors of the difference."""
     variance = sum(one * (1 - one) for one in (score, other)) / max(images, 1)
-    return abs(score - other) > math.sqrt(variance)
+    return abs(score - other) > errors * math.sqrt(variance)
 
 
 def is_better(score: float, losses: Sequence[float], other: float, other_losses: Sequence[float]) -> bool:

@@ -197,22 +197,28 @@ def clear_trials(run: RunFolder) -> None:
 def best_trial(trials: Sequence[TuneStep], images: int, sides: Sequence[Sequence[int]]) -> int:
     """Return the position of the trial whose preset is used.
 
-    Trials are short and evaluated on few images. Those whose accuracy is within the standard error of a difference from
-    the highest one are compared by their losses, image by image: the first of them stays, unless another one leads by
-    more than the standard error of that. Smaller images give the lower loss after few steps and the worse model in the
-    end, so losses are compared at one image size alone. In two cases the first, with larger images, lost by four and
-    by two of 81 images, and won by two to three points after all epochs (docs/lab, versions in the same time).
+    Trials are short and evaluated on few images, and smaller images give the better score after few steps and the worse
+    model in the end. So a trial with smaller images than the first counts only if its accuracy leads by two standard
+    errors of the difference. (Three times the last stages at 224 pixels lost by two to seven of 81 images against all
+    layers at 128, and won by two to three points after all epochs; docs/lab, ways to tune.) Of the others, those whose
+    accuracy is within a standard error of the highest one are compared by their losses, image by image, where their
+    images have one size: the first of them stays, unless another one leads by more than a standard error.
 
     Args:
         trials: Trials, with the default preset's first.
         images: Number of validation images.
         sides: Image size of each trial in pixels.
     """
-    best = max(range(len(trials)), key=lambda number: (trials[number].score, -trials[number].details["loss"]))
     scores = [trial.score for trial in trials]
-    equal = [number for number in range(len(trials)) if not differs(scores[number], scores[best], images)]
+    heard = [
+        number
+        for number, score in enumerate(scores)
+        if sides[number][0] >= sides[0][0] or (score > scores[0] and differs(score, scores[0], images, errors=2))
+    ]
+    best = max(heard, key=lambda number: (scores[number], -trials[number].details["loss"]))
+    equal = [number for number in heard if not differs(scores[number], scores[best], images)]
     first = equal[0]
-    alike = [number for number in equal if list(sides[number]) == list(sides[first])]
+    alike = [number for number in equal if sides[number] == sides[first]]
     lowest = min(alike, key=lambda number: np.mean(_losses(trials[number])))
     return lowest if clearly_lower(_losses(trials[lowest]), _losses(trials[first])) else first
 
