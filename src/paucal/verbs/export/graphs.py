@@ -20,6 +20,7 @@ from paucal.verbs.export.subjects import Subject
 from paucal.wording import counted, percent
 
 PIXELS_TOLERANCE = 0.05  # for graphs with their preprocessing inside, which round a few pixels differently
+MOST_OF_PIXELS = 5  # times the tolerance for segmenters, since the largest difference is that of millions of pixels
 LEAST_AGREEMENT, LEAST_OF_8_BITS = 0.95, 0.75  # shares of equal answers below which a file is refused
 ANSWERS = {  # by what is compared: how the share of equal answers and the accuracy are named
     "images": ("the same class for {}", "accuracy"),
@@ -116,7 +117,8 @@ class GraphWriter:
         if int8:
             _require_agreement(path.name, found, LEAST_OF_8_BITS, "leave out --int8")
         else:
-            _require_alike(path.name, found, max(entry.tolerance, PIXELS_TOLERANCE if pixels else 0))
+            tolerance = max(entry.tolerance, PIXELS_TOLERANCE if pixels else 0)
+            _require_alike(path.name, found, tolerance * (MOST_OF_PIXELS if self.subject.unit == "pixels" else 1))
             _require_agreement(path.name, found, LEAST_AGREEMENT, "use another --format")
         self.console.say(self._sentence(path.name, found))
         return found
@@ -170,7 +172,7 @@ def _size(folder: Path) -> int:
 def _require_alike(name: str, found: Comparison, most: float) -> None:
     if not found.largest <= most:
         raise UserError(
-            f"{name} answers otherwise than the model: a probability differs by {found.largest:.2g} on "
+            f"{name} differs from the model: a probability by {found.largest:.2g} on "
             f"{counted(found.images, 'image')}, expected {most:g} at most, so it was not kept: use another --format."
         )
 

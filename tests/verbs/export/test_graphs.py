@@ -1,0 +1,28 @@
+"""By how much the answers of an exported file may differ from the model's."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from paucal.export.comparison import Comparison
+from paucal.runner.console import SilentConsole
+from paucal.types import UserError
+from paucal.verbs.export.graphs import GraphWriter
+from paucal.verbs.export.images import Pictures
+from paucal.verbs.export.settings import ExportSettings
+
+
+@pytest.mark.parametrize(
+    ("unit", "largest", "kept"), [("pixels", 0.09, True), ("pixels", 0.11, False), ("images", 0.09, False)]
+)
+def test_weights_of_16_bits__may_differ_more_in_one_of_millions_of_pixels(unit, largest, kept, tmp_path, monkeypatch):
+    writer = GraphWriter(SimpleNamespace(unit=unit), ExportSettings(), SilentConsole())
+    writer.pictures = Pictures([], None, "test images")
+    found = Comparison(200, largest, 0.998, (1.0, 0.5))
+    monkeypatch.setattr(writer, "_write", lambda *file: None)
+    monkeypatch.setattr(writer, "compare", lambda *file: found)
+    if kept:
+        assert writer.write("openvino", False, tmp_path) is found
+    else:
+        with pytest.raises(UserError, match=r"model\.xml differs from the model"):
+            writer.write("openvino", False, tmp_path)
