@@ -103,7 +103,8 @@ def test_other_inputs__are_refused(images, words):
 
 
 @pytest.mark.parametrize(
-    ("labels", "words"), [([1] * 40, "the class '1' alone"), (None, "requires y"), ([1.5, 2.5] * 20, "continuous")]
+    ("labels", "words"),
+    [([1] * 40, "y has one class, '1', expected at least two"), (None, "requires y"), ([1.5, 2.5] * 20, "continuous")],
 )
 def test_other_labels__are_refused(tmp_path, labels, words):
     with pytest.raises(ValueError, match=words):

@@ -97,7 +97,7 @@ class ImageClassifier(ClassifierMixin, TrainedEstimator):
         check_classification_targets(labels)
         self.classes_, numbers = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"y has the class {str(self.classes_[0])!r} alone, expected at least two classes.")
+            raise ValueError(f"y has one class, {str(self.classes_[0])!r}, expected at least two.")
         names = name_classes(self.classes_)
         cells = [names[number] for number in numbers]
         self._train(images, "label", cells, label_column="label", label_separator="none")

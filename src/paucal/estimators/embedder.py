@@ -3,6 +3,7 @@
 from typing import Any, Self
 
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import Tags
 
 from paucal.estimators.fitted import ImageEstimator
 from paucal.estimators.inputs import Images, list_images
@@ -51,13 +52,18 @@ class ImageEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageEsti
         name = self.model or getattr(weights_at_hand(), "name", None)
         if name is None:
             raise UserError(f"no trained weights are on this machine; {HELP}, or give model=.")
-        self.model_, self._loaded = str(name), None
+        self.model_, self._loaded = str(name), []
         self.n_features_out_ = self.transform(images[:1]).shape[1]
         return self
 
     @property
     def _n_features_out(self) -> int:
         return self.n_features_out_
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = []  # features are float32
+        return tags
 
     def _load(self) -> TrainedModel:
         size = None if self.img_size is None else [self.img_size]

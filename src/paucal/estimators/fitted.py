@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
-from sklearn.utils import Tags, check_random_state
+from sklearn.utils import Tags, TransformerTags, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from paucal.estimators.inputs import Images, list_images
@@ -25,7 +25,7 @@ OWN = ("random_state", "runs", "settings")  # parameters that are not settings o
 class ImageEstimator(BaseEstimator):
     """An estimator of images with a trained network, which a copy or a pickle loads anew."""
 
-    _loaded: TrainedModel | None = None
+    _loaded: list[TrainedModel]  # one, once it is needed; predicting leaves the attributes as they are
 
     @abstractmethod
     def _load(self) -> TrainedModel:
@@ -33,9 +33,9 @@ class ImageEstimator(BaseEstimator):
 
     def _network(self) -> TrainedModel:
         check_is_fitted(self)
-        if self._loaded is None:
-            self._loaded = self._load()
-        return self._loaded
+        if not self._loaded:
+            self._loaded.append(self._load())
+        return self._loaded[0]
 
     def transform(self, X: Images) -> NDArray[np.float32]:
         """Return the (N, D) inputs of the network's last layer, as features for other estimators."""
@@ -44,11 +44,12 @@ class ImageEstimator(BaseEstimator):
 
     def __getstate__(self) -> dict[str, Any]:
         state: Any = super().__getstate__()
-        return {name: value for name, value in state.items() if name != "_loaded"}
+        return {**state, **({"_loaded": []} if "_loaded" in state else {})}
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.two_d_array, tags.input_tags.three_d_array, tags.input_tags.string = False, True, True
+        tags.transformer_tags = TransformerTags(preserves_dtype=[])  # features are float32
         tags.no_validation = True  # images may differ in size, so there is no number of features
         return tags
 
@@ -76,7 +77,7 @@ class TrainedEstimator(ImageEstimator):
             seed = check_random_state(seed).randint(2**31)
         given = {"seed": int(seed), "test_fraction": FEWEST_TESTED, **own, **(self.settings or {})}
         train(**table, **given, **fixed, output=folder)
-        self.run_, self._loaded = str(folder), None
+        self.run_, self._loaded = str(folder), []
 
     def _load(self) -> TrainedModel:
         return load_trained(self.run_, self.device or "cpu")

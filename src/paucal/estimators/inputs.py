@@ -47,6 +47,8 @@ def _rows(images: Images) -> Iterable[Any]:
         return next(iter(columns.values()))
     if isinstance(images, np.ndarray) and images.dtype.kind in "OUS" and images.ndim == 2 and images.shape[1] == 1:
         return images[:, 0]  # as ColumnTransformer hands over one column
+    if hasattr(images, "tocsr"):
+        raise ValueError(f"X is a sparse matrix, and sparse input is not supported: {EXPECTED}.")
     is_scalar = isinstance(images, bytes) or (isinstance(images, np.ndarray) and images.ndim == 0)
     if is_scalar or not isinstance(images, Iterable):
         raise ValueError(f"X is of the type {type(images).__name__}, {EXPECTED}.")

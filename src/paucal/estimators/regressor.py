@@ -11,6 +11,7 @@ from sklearn.utils.validation import check_array, check_consistent_length, colum
 
 from paucal.estimators.fitted import TrainedEstimator
 from paucal.estimators.inputs import Images, list_images
+from paucal.tasks.regression.images import FEWEST
 from paucal.verbs.predict.launch import predict
 
 
@@ -68,14 +69,16 @@ class ImageRegressor(RegressorMixin, TrainedEstimator):
         """Fit a number to each image of X.
 
         Raises:
-            ValueError: X holds something else than images, or y something else than finite numbers.
-            UserError: A setting is invalid, or there are too few images.
+            ValueError: X holds something else than images, or too few, or y something else than finite numbers.
+            UserError: A setting is invalid.
         """
         images = list_images(X)
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
         numbers = check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype="numeric", input_name="y")
         check_consistent_length(images, numbers)
+        if len(images) < FEWEST:
+            raise ValueError(f"X has too few images (n_samples = {len(images)}), at least {FEWEST} are needed.")
         self._train(images, "target", numbers.tolist(), target="target")
         return self
 

@@ -19,7 +19,7 @@ from paucal.rules.resolve import origins
 from paucal.runner.images import decoded, find_images, first_reading, normalisation, pin_data, reading_for
 from paucal.runner.job import Bars, Job, Watcher
 from paucal.runner.memory_check import check_memory
-from paucal.runner.starts import choose_start, find_start, load_start, may_choose_start, pin_start, plain_init
+from paucal.runner.starts import TINY, choose_start, find_start, load_start, may_choose_start, pin_start, plain_init
 from paucal.runner.trainer_inputs import hardware
 from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges, flag
@@ -82,7 +82,8 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         remarks: list[str] = []
         if run is None and may_choose_start(settings, given):
             facts = data.facts()
-            settings, given, choice = choose_start(settings, given, settings.device or facts.device, facts.median_side)
+            side = max(facts.median_side, TINY)  # tiny images too, as nothing else is trained here
+            settings, given, choice = choose_start(settings, given, settings.device or facts.device, side)
             remarks = [choice.remark] if choice.remark else []
         start = find_start(settings, run)
         if start.read is None and start.record is None:
