@@ -41,9 +41,9 @@ def test_read_bytes__takes_files_up_to_a_bound(tmp_path):
 def test_read_text__neither_waits_for_a_pipe_nor_reads_a_device(pipe, tmp_path):
     (tmp_path / "endless").symlink_to("/dev/zero")
     for path in (pipe, tmp_path / "endless", tmp_path):
-        with pytest.raises(UserError, match="is no regular file"):
+        with pytest.raises(UserError, match="is not a regular file"):
             read_text(path, 10)
-        with pytest.raises(UserError, match="is no regular file"):
+        with pytest.raises(UserError, match="is not a regular file"):
             require_regular(path)
         assert not is_regular(path)
 
@@ -58,7 +58,7 @@ def test_is_regular__of_paths_that_cannot_be_looked_at(tmp_path):
 def test_parse_yaml__refuses_aliases_at_once():
     assert len(BOMB) < 600
     begin = time.monotonic()
-    with pytest.raises(ValueError, match=r"repeats a value by an alias \(\*a\), which is not followed.*at line 2"):
+    with pytest.raises(ValueError, match=r"repeats a value by an alias \(\*a\), which is not supported.*at line 2"):
         parse_yaml(BOMB)
     assert time.monotonic() - begin < 1
 
@@ -66,14 +66,14 @@ def test_parse_yaml__refuses_aliases_at_once():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [1,\nb: 2", r"it is no valid YAML at line [23], column \d"),
-        ("!!python/object/apply:os.system ['true']", "something other than plain values at line 1, column 1"),
-        ("!!int ''", "a value in it is no valid YAML"),
-        ("a: " + "9" * 5000, "a value in it is no valid YAML"),
+        ("a: [1,\nb: 2", r"it is not valid YAML at line [23], column \d"),
+        ("!!python/object/apply:os.system ['true']", "other values than plain ones at line 1, column 1"),
+        ("!!int ''", "a value in it is not valid YAML"),
+        ("a: " + "9" * 5000, "a value in it is not valid YAML"),
         ("[" * 200 + "]" * 200, "it is nested too deeply at line 1, column 101"),
         ("- " * 5000, "it is nested too deeply"),
-        ("[" * 5000, "it is no valid YAML"),
-        ("a: \x1b", "a value in it is no valid YAML"),
+        ("[" * 5000, "it is not valid YAML"),
+        ("a: \x1b", "a value in it is not valid YAML"),
     ],
 )
 def test_parse_yaml__says_what_is_wrong_without_jargon(text, message):
@@ -85,10 +85,10 @@ def test_parse_yaml__says_what_is_wrong_without_jargon(text, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a": 1,\n"b"}', "it is no valid JSON at line 2, column 4"),
+        ('{"a": 1,\n"b"}', "it is not valid JSON at line 2, column 4"),
         ("[" * 200_000, "it is nested too deeply"),
         ("9" * 5000, "a number in it is too long"),
-        (b"\xff\xfe\xff", "it is no text"),
+        (b"\xff\xfe\xff", "it is not text"),
     ],
 )
 def test_parse_json__says_what_is_wrong_without_jargon(text, message):

@@ -17,7 +17,7 @@ from paucal.wording import counted, sentence, shortened, showable, was
         ("a\u2028b", r"a\u2028b"),
         ("two\nlines\tand a tab", "two\nlines\tand a tab"),
         ("Katze 猫 ❤️ नमस्ते 👩‍🔬", "Katze 猫 ❤️ नमस्ते 👩‍🔬"),
-        ("caf\udce9", "caf\udce9"),  # a byte that is no UTF-8 is written back as it is
+        ("caf\udce9", "caf\udce9"),  # a byte that is not UTF-8 is written back as it is
         ("\udc9b", r"\udc9b"),
     ],
 )

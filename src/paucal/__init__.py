@@ -1,8 +1,8 @@
 """paucal trains vision transformers well when images are few.
 
-Importing it registers its backbones with timm; each name is loaded when it is first used. This loads torch, whose
-libraries read some environment variables once, on loading. They are set before that, unless the user has set them: how
-long threads wait for each other before they sleep, and how many there are in a container with a quota (`paucal.cores`).
+Importing it registers its backbones with timm; each name is imported on first use. Importing torch reads some
+environment variables, which are set before, unless the user has set them: how long threads wait for each other before
+they sleep, and their number in a container with a quota (`paucal.cores`).
 
 Example:
     >>> import torch, paucal
@@ -114,7 +114,7 @@ _WHERE = {
 }
 _PACKAGES = ("types", *(part.name for part in pkgutil.iter_modules(__path__) if part.ispkg and part.name != "cli"))
 
-# Written out in full, since type checkers read no other form.
+# Written out in full, since type checkers need a literal list.
 __all__ = [
     "Deployed",
     "DrLoc",
@@ -163,8 +163,8 @@ __all__ = [
 
 prepare_threads()
 if Path(sys.argv[0] if sys.argv else "").stem != "paucal":
-    # Makes our backbones known to timm.create_model. The verbs of the command load them only when they need them, since
-    # timm takes seconds to load and a help page should not.
+    # Registers our backbones for timm.create_model. The command line imports them only when needed, since timm is
+    # slow to import and help should be fast.
     importlib.import_module("paucal.backbones")
 
 

@@ -1,4 +1,4 @@
-"""CPU cores: how many this process may use, and how its threads share them with other programs."""
+"""CPU cores: the number that this process may use, and the waiting of threads on shared cores."""
 
 import logging
 import math
@@ -27,10 +27,10 @@ LATE = (
     + " for the program."
 )
 
-QUICKER = 0.9  # another number of threads is chosen if a step takes at most this share of its time
-SAMPLE = 0.1  # CPU seconds of work that measure how long it waits for a core
-BUSY = 0.3  # cores in use by other processes, from which on the best number of threads is measured
-_state = {"threads": "", "late": False}  # the number of threads that this module has set, and whether LATE applies
+QUICKER = 0.9  # a step must take at most this share of its time to change the number of threads
+SAMPLE = 0.1  # CPU seconds of work for measuring the wait for a core
+BUSY = 0.3  # least load of other processes, in cores, for measuring the best number of threads
+_state = {"threads": "", "late": False}  # number of threads set by this module, and whether LATE applies
 
 
 def usable_cores() -> int:
@@ -59,7 +59,7 @@ def cpu_quota(membership: Path = _MEMBERSHIP, root: Path = _CGROUP) -> float:
 
 
 def prepare_threads() -> None:
-    """Set how OpenMP's threads wait for each other, and their number where a quota limits the cores.
+    """Set the waiting of OpenMP's threads, and their number if a quota limits the cores.
 
     Called by `import paucal`, since the libraries read these variables once, when torch loads them. Variables that
     the user has set stay, and processes that this one starts inherit them.
@@ -75,7 +75,7 @@ def prepare_threads() -> None:
 
 
 def note_late_import() -> None:
-    """Log once that the waiting of threads could not be set, because torch was loaded before paucal."""
+    """Log once that the waiting of threads could not be set, because torch was imported before paucal."""
     import torch
 
     if _state["late"] and torch.get_num_threads() > 1:
@@ -107,10 +107,10 @@ def cores_are_shared() -> bool:
     if cpu_quota() < usable_cores():
         return True
     try:
-        load = os.getloadavg()[0]  # load of the last minute
+        load = os.getloadavg()[0]  # average load of the last minute
     except (AttributeError, OSError):  # Windows
         return False
-    idle = (os.cpu_count() or 1) - usable_cores()  # other processes may do all their work on the rest
+    idle = (os.cpu_count() or 1) - usable_cores()  # other processes may use the remaining cores
     return load - min(1.0, time.process_time() / 60) - idle > BUSY
 
 

@@ -1,4 +1,4 @@
-"""Communication with other processes, for losses; in a single process every call is a no-op."""
+"""Communication between processes; in a single process every call is a no-op."""
 
 from collections.abc import Iterable
 
@@ -12,12 +12,12 @@ def _is_distributed() -> bool:
 
 
 def rank() -> int:
-    """Return the rank of this process, 0 where `torch.distributed` was not initialised."""
+    """Return the rank of this process, 0 if `torch.distributed` is not initialised."""
     return dist.get_rank() if _is_distributed() else 0
 
 
 def world_size() -> int:
-    """Return the number of processes, 1 where `torch.distributed` was not initialised."""
+    """Return the number of processes, 1 if `torch.distributed` is not initialised."""
     return dist.get_world_size() if _is_distributed() else 1
 
 

@@ -1,4 +1,4 @@
-"""How much of the machine's memory this process may take."""
+"""The memory that is available to this process."""
 
 import ctypes
 import os
@@ -7,23 +7,23 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-# Messages of the devices' allocators, of which only CUDA's has its own exception class. The last one is from CUDA's
-# libraries, which use memory beside the allocator (CUBLAS_STATUS_ALLOC_FAILED).
+# Messages of allocators; only CUDA's has its own exception class. The last is from CUDA libraries, which allocate
+# memory themselves (CUBLAS_STATUS_ALLOC_FAILED).
 _WORDS = ("out of memory", "can't allocate memory", "not enough memory", "_status_alloc_failed")
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 _UNKNOWN = 4 << 30  # bytes assumed on systems that do not report their memory
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # constants of glibc's malloc.h
-_USUAL = {_MMAP_MAX: 65536, _TRIM_THRESHOLD: 64 << 20}  # the second is the limit of glibc's own adjustment
+_USUAL = {_MMAP_MAX: 65536, _TRIM_THRESHOLD: 64 << 20}  # the second is the limit of glibc's automatic adjustment
 _KEPT = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1}
-_inside: list[bool] = []  # whether this process keeps memory already
+_inside: list[bool] = []  # not empty inside `kept_memory`
 _ASKED = ("MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def is_out_of_memory(problem: BaseException) -> bool:
     """Return whether an exception is an out-of-memory error."""
-    import torch  # not at the top, since verbs that only print do without it
+    import torch  # imported late, since verbs that only print do not need it
 
     if isinstance(problem, torch.OutOfMemoryError | MemoryError):
         return True
@@ -37,11 +37,11 @@ def available_memory() -> int:
 
 
 def peak_memory(device: str) -> int | None:
-    """Return the peak memory of this process in bytes, on its GPU if it computes on one, else on the machine.
+    """Return the peak memory of this process in bytes, of its GPU if it uses one, else of the machine.
 
     Returns None if the system does not report it (Windows).
     """
-    import torch  # here, so that asking for free memory does not wait for torch
+    import torch  # imported late, since free memory is also read without torch
 
     if device.startswith("cuda") and torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
@@ -59,7 +59,8 @@ def kept_memory() -> Iterator[None]:
 
     glibc returns every large block to the system when it is freed. A network on the CPU frees and allocates hundreds of
     them in each step, and the system clears every page anew, which takes up to two thirds of the time of a prediction.
-    Nothing changes elsewhere (macOS, Windows, musl), or if glibc's own variables have been set. Of nested contexts only
+    Other systems (macOS, Windows, musl) are unaffected, and so is a process with glibc's own variables set. Of nested
+    contexts only
     the outermost has an effect.
     """
     tune = None if _inside or any(name in os.environ for name in _ASKED) else _glibc("mallopt")

@@ -1,7 +1,7 @@
-"""Finding and reading files from outside so that none can hang a program: regular files only, up to a size limit.
+"""Reading untrusted files so that none can hang a program: only regular files, up to a size limit.
 
-Reading a pipe could wait forever, a device has no end, and a few hundred bytes of YAML can stand for gigabytes
-where aliases of aliases are followed.
+Reading a pipe could wait forever, a device has no end, and a few hundred bytes of YAML with nested aliases can expand
+to gigabytes.
 """
 
 import codecs
@@ -16,16 +16,16 @@ import yaml
 
 from paucal.types import UserError
 
-_NOT_REGULAR = "{!r} is no regular file (a folder, a pipe or a device): give a file."
+_NOT_REGULAR = "{!r} is not a regular file (a folder, a pipe or a device): give a file."
 MOST_CONFIG_BYTES = 1 << 20
-DEEPEST = 100  # collections of a YAML text within each other
+DEEPEST = 100  # nested collections of a YAML text
 _BOM = "\ufeff"
 _BYTE_ORDER_MARKS = (  # the marks of UTF-32 come first, since they begin with those of UTF-16
     *((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be")),
     *((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")),
 )
 _WORDS_SHOWN = 3
-# Character sequences that no western text holds: they show that another encoding was decoded as Windows-1252.
+# Character sequences that do not occur in western text: another encoding was decoded as Windows-1252.
 _ACCENTED, _SIGNS = "À-ÖØ-öø-ÿŠŽŒŸšžœƒ", "¡-©«-¬®-³µ-¶¸-¿×÷‚„†‡ˆ‰‹›“”˜¦"  # noqa: RUF001
 _NOT_WESTERN = re.compile(
     r"[^\x00-\xa0]{4}"  # Cyrillic, Greek, Chinese
@@ -41,19 +41,19 @@ def named_path(text: str, flag: str = "--output") -> Path:
     """Return the path that a flag names, with `~` replaced by the home folder.
 
     Raises:
-        UserError: It is empty or cannot be a path, it is a URL where something is written, or it names the home folder
+        UserError: It is empty or cannot be a path, it is a URL but names an output, or it names the home folder
             of a user who does not exist.
     """
     if not text.strip():
         raise UserError(f"{flag} is empty: give a path, or leave {flag} out.")
     if "\0" in text:
-        raise UserError(f"{flag} is {text[:80]!r}, and no path holds a null byte: give another.")
-    if flag in ("--output", "OUT") and "://" in text:  # it would become a folder called "s3:"
-        raise UserError(f"{flag} is {text[:80]!r}, a URL, and this call writes to this machine: give a path.")
+        raise UserError(f"{flag} is {text[:80]!r}, but a path cannot contain a null byte: give another.")
+    if flag in ("--output", "OUT") and "://" in text:  # otherwise it would become a folder called "s3:"
+        raise UserError(f"{flag} is {text[:80]!r}, a URL, but this call writes to this machine: give a path.")
     expanded = os.path.expanduser(text)  # pathlib's method raises an error if there is no such user
     if text.startswith("~") and expanded == text:
         raise UserError(
-            f"{flag} is {text[:80]!r}, and there is no such user: give a path, or ./~... for that very name."
+            f"{flag} is {text[:80]!r}, but there is no such user: give a path, or ./~... for a file of this name."
         )
     return Path(expanded)
 
@@ -85,7 +85,7 @@ def read_bytes(path: Path, most: int) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise UserError(f"{str(path)!r} has more than {most:,} bytes, the most that are read of such a file.")
+        raise UserError(f"{str(path)!r} has more than {most:,} bytes, the limit for such files.")
     return content
 
 
@@ -95,7 +95,7 @@ def read_text(path: Path, most: int, encoding: str = "utf-8", errors: str = "str
 
 
 class DecodedText(NamedTuple):
-    """Text of a file that a person has written, and how it was decoded.
+    """Text of a hand-written file, and how it was decoded.
 
     Attributes:
         text: Text without byte order marks.
@@ -109,34 +109,34 @@ class DecodedText(NamedTuple):
 
 
 def read_decoded(path: Path, most: int) -> DecodedText:
-    """Read a text file that a person has written, in whichever encoding; see `decode_text`.
+    """Read a hand-written text file in any known encoding; see `decode_text`.
 
     Args:
         path: Path of the file.
         most: Largest number of bytes that the file may have.
 
     Raises:
-        UserError: The file is a pipe, a device or the like, has more bytes, or is no text in a known encoding.
+        UserError: The file is a pipe, a device or the like, has more bytes, or is not text in a known encoding.
         OSError: The file does not exist, or cannot be read.
     """
     return decode_text(read_bytes(path, most), str(path))
 
 
 def decode_text(content: bytes, name: str, declared: str | None = None) -> DecodedText:
-    r"""Decode the bytes of a text that a person has written.
+    r"""Decode the bytes of a hand-written text.
 
     UTF-8, and UTF-16 and UTF-32 with or without a byte order mark, are recognised from the bytes. Other bytes are
-    read as Windows-1252, the encoding of western Europe that Excel writes, with a note; bytes that no western text
-    holds are refused.
+    read as Windows-1252, the encoding of western Europe that Excel writes, with a note; bytes that do not occur in
+    western text are refused.
 
     Args:
         content: Whole content of the file.
         name: Name of the file in messages.
-        declared: Encoding that the file itself declares, as XML does; it counts where there is no byte order mark and
-            Python knows it.
+        declared: Encoding that the file itself declares, as XML does; used if there is no byte order mark and Python
+            knows it.
 
     Raises:
-        UserError: The bytes are no text in any of these encodings.
+        UserError: The bytes are not text in any of these encodings.
 
     Example:
         >>> decode_text("cat".encode("utf-16"), "labels.csv")
@@ -150,7 +150,7 @@ def decode_text(content: bytes, name: str, declared: str | None = None) -> Decod
             text = content.decode(encoding).lstrip(_BOM)
         except (UnicodeError, LookupError):
             continue
-        if text or encoding == "utf-8":  # a file of two bytes that only look like a mark leaves no text
+        if text or encoding == "utf-8":  # two bytes that only look like a mark would leave no text
             return DecodedText(text, encoding, "")
     text = content.removeprefix(codecs.BOM_UTF8).decode("cp1252", errors="replace")
     text = text if marked in (None, "utf-8") else ""
@@ -167,7 +167,7 @@ def decode_text(content: bytes, name: str, declared: str | None = None) -> Decod
 def _wide_encoding(content: bytes) -> str | None:
     """Return the encoding of text with 2 or 4 bytes per character and no byte order mark; None for other bytes.
 
-    Such text holds zero bytes, next to each ASCII character; no other text does.
+    Only such text has zero bytes, next to each ASCII character.
     """
     zeros = [content[place::4].count(0) for place in range(4)]
     if not any(zeros) or len(content) % 2:
@@ -186,7 +186,7 @@ def _first_line_not_utf8(content: bytes) -> int:
 
 
 def require_regular(path: Path) -> Path:
-    """Return the path of a file that a library is going to open; a missing file is left to the library to report.
+    """Return the path of a file for a library to open, which reports missing files itself.
 
     Raises:
         UserError: it is a pipe, a device or the like, on which the library could wait forever.
@@ -201,11 +201,11 @@ def parse_yaml(text: str, as_text: bool = False) -> Any:
 
     Args:
         text: YAML.
-        as_text: Whether all values but empty ones stay text, since only the caller knows whether `10`, `010`, `1:30`
-            and `off` are text, numbers or booleans. A key that occurs twice is then refused.
+        as_text: Whether all values except empty ones stay text, since only the caller knows whether `10`, `010`, `1:30`
+            and `off` are text, numbers or booleans. Repeated keys are then refused.
 
     Raises:
-        ValueError: it is not valid, or holds aliases or objects; the message says what and where, without jargon.
+        ValueError: it is not valid, or holds aliases or objects; the message says what is wrong and where.
     """
     try:
         _check_structure(text)
@@ -214,8 +214,8 @@ def parse_yaml(text: str, as_text: bool = False) -> Any:
         mark = problem.problem_mark
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ValueError(f"{_what(problem)}{where}") from None
-    except Exception as problem:  # YAML's constructors raise nearly anything for odd values, such as "!!int ''"
-        raise ValueError("a value in it is no valid YAML") from problem
+    except Exception as problem:  # YAML's constructors raise many types for odd values, such as "!!int ''"
+        raise ValueError("a value in it is not valid YAML") from problem
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -227,25 +227,25 @@ def parse_json(text: str | bytes) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as problem:
-        raise ValueError(f"it is no valid JSON at line {problem.lineno}, column {problem.colno}") from None
+        raise ValueError(f"it is not valid JSON at line {problem.lineno}, column {problem.colno}") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except UnicodeDecodeError:
-        raise ValueError("it is no text") from None
+        raise ValueError("it is not text") from None
     except ValueError:
         raise ValueError("a number in it is too long") from None
 
 
 class _AliasError(yaml.MarkedYAMLError):
-    """An alias, which could stand for gigabytes."""
+    """An alias, which could expand to gigabytes."""
 
 
 class _DepthError(yaml.MarkedYAMLError):
-    """Collections within collections, deeper than any sensible file."""
+    """Collections nested more deeply than in any sensible file."""
 
 
 class _RepeatedKeyError(yaml.MarkedYAMLError):
-    """A key that occurs twice, of which YAML takes the last."""
+    """A repeated key, of which YAML would take the last."""
 
 
 # libyaml's loader is ten times as fast, and is part of PyYAML's usual builds.
@@ -253,7 +253,7 @@ _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _check_structure(text: str) -> None:
-    """Refuse aliases, and a depth for which the loader's recursion could exhaust the stack."""
+    """Refuse aliases, and a nesting that could exhaust the stack of the loader."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.AliasEvent):
@@ -287,7 +287,7 @@ def _what(problem: yaml.MarkedYAMLError) -> str:
     if isinstance(problem, _RepeatedKeyError | _DepthError):
         return str(problem.problem)
     if isinstance(problem, _AliasError):
-        return f"{problem.problem}, which is not followed: write the value out,"
+        return f"{problem.problem}, which is not supported: write the value out,"
     if isinstance(problem, yaml.constructor.ConstructorError):
-        return "it holds something other than plain values"
-    return "it is no valid YAML"
+        return "it has other values than plain ones"
+    return "it is not valid YAML"

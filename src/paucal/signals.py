@@ -1,4 +1,4 @@
-"""Signals that ask a program to end, and how the processes that load images treat them."""
+"""Signals that ask a program to end, and their handling in processes that load images."""
 
 import os
 import signal
@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from types import FrameType
 
 _ENDING = ("SIGTERM", "SIGHUP")  # SIGHUP: the terminal closes; Windows lacks it
-# SLURM sends these before its time limit where `--signal` asks for it.
+# SLURM sends these before its time limit if `--signal` requests it.
 _WARNING = ("SIGUSR1", "SIGUSR2")
 
 
 def stop_signals() -> tuple[int, ...]:
-    """Return the signals, besides SIGINT, at which a run is to save its state and end.
+    """Return the signals, besides SIGINT, at which a run saves its state and ends.
 
     In a SLURM job, these include SIGUSR1 and SIGUSR2. A signal is left out if another program has already changed its
     handling: `nohup` ignores SIGHUP, submitit ignores SIGTERM and requeues its job at SIGUSR2.
@@ -26,9 +26,9 @@ def stop_signals() -> tuple[int, ...]:
 
 @contextmanager
 def stop_signals_as_interrupt() -> Iterator[None]:
-    """Let these signals end a call as Ctrl-C does: half-written files are removed, and locks released.
+    """Handle these signals like Ctrl-C: half-written files are removed, and locks released.
 
-    While a run trains, it handles the signals itself, to save its state. Signals that another program handles, and
+    During training, the run handles the signals itself, to save its state. Signals that another program handles, and
     processes of local rank above 0, are left alone.
     """
     led = int(os.environ.get("LOCAL_RANK") or 0) > 0
@@ -38,7 +38,7 @@ def stop_signals_as_interrupt() -> Iterator[None]:
     own, previous = os.getpid(), {}
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == own:  # a process that loads images ends with its parent
+        if os.getpid() == own:  # processes that load images end with their parent
             raise KeyboardInterrupt
 
     for number in stop_signals():
@@ -52,10 +52,10 @@ def stop_signals_as_interrupt() -> Iterator[None]:
 
 
 def ignore_stop_signals() -> None:
-    """Keep a loader process alive when a signal reaches the whole process group, so that its parent decides.
+    """Keep a loader process alive when a signal reaches the whole process group; its parent handles the signal.
 
-    SLURM, systemd and a closing terminal send signals to all processes of a job at once. A loader process that ended
-    then would break the training in the middle of a step. A SIGTERM from the parent itself still ends it, if
+    SLURM, systemd and a closing terminal send signals to all processes of a job at once. If a loader process ended
+    then, the training would fail in the middle of a step. A SIGTERM from the parent itself still ends it, if
     the system tells who sent a signal.
     """
     for number in (signal.SIGINT, *_numbers((*_ENDING[1:], *_WARNING))):

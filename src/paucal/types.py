@@ -1,4 +1,4 @@
-"""The small dataclasses that all folders of paucal share.
+"""The small dataclasses that all folders of paucal use.
 
 Shapes use B for images in a batch, V for views of an image, D for channels and H, W for grid or image sides.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from paucal.wording import sentence
 
-if TYPE_CHECKING:  # the command line imports this file to report mistakes, which should not take seconds
+if TYPE_CHECKING:  # the command line imports this file to report mistakes quickly
     import torch
     from torch import Tensor
 
@@ -21,7 +21,7 @@ Level = Literal["last", "stages", "merged", "blocks"]
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands. Every schedule is a function of this and of nothing else.
+    """The progress of a run. Every schedule is a function of this only.
 
     Attributes:
         step: Optimizer steps completed so far.
@@ -64,7 +64,7 @@ class Batch:
     Attributes:
         ids: (B,) int64, the index of each image in its image set.
         views: One (B, C, H, W) tensor per crop; a single one for plain training.
-        labels: (B,) int64, or (B, K) float after mixing, or None where the objective needs none. If images may have
+        labels: (B,) int64, or (B, K) float after mixing, or None if the objective needs none. If images may have
             several labels, (B, K) float with 1 and 0, NaN where unknown, and values in between after mixing.
         geometry: One (B, 2, 3) float tensor per view, or None. It maps a point of the view to the point of the
             source image it shows, both in normalised coordinates in [-1, 1] as `(x, y, 1)` (x to the right, edges
@@ -93,7 +93,7 @@ class Batch:
         return self._map(lambda t: t.to(device, non_blocking=ahead))
 
     def pin_memory(self) -> Batch:
-        """Return the batch in page-locked memory, from which copies to a GPU do not block."""
+        """Return the batch in page-locked memory, so that copies to a GPU do not block."""
         return self._map(lambda t: t.pin_memory())
 
     def _map(self, move: Callable[[Tensor], Tensor]) -> Batch:
@@ -114,7 +114,7 @@ class FeatureRequest:
     Attributes:
         levels: "last" for the final grid, "stages" for one grid per stage, "merged" for one grid per layer that merges
             patches (Swin's) and the final grid, "blocks" for one grid per block.
-        norm: Whether the last grid is read after the backbone's final norm (where it has one) or before it.
+        norm: Whether the last grid is read after the backbone's final norm (if it has one) or before it.
     """
 
     levels: Level = "last"
@@ -127,8 +127,8 @@ class Features:
 
     Attributes:
         grids: (B, D, H, W) maps, shallow to deep; class tokens and other prefix tokens are left out.
-        pooled: (B, D), the class token where the family has one, else the mean over the last grid.
-        logits: (B, K), or None where the backbone has no classifier.
+        pooled: (B, D), the class token if the family has one, else the mean over the last grid.
+        logits: (B, K), or None if the backbone has no classifier.
         token_logits: (B, H * W, K) of a backbone with a classifier of tokens, if requested; `logits` are then those of
             the class token alone.
         distilled_logits: (B, K) of the distillation token, if a backbone returns them separately, in training; `logits`
@@ -144,7 +144,7 @@ class Features:
 
 @dataclass
 class LossTerms:
-    """Named, unweighted losses and their weights; they are summed here and nowhere else.
+    """Named, unweighted losses and their weights; they are only summed here.
 
     Example:
         >>> import torch
@@ -164,7 +164,7 @@ class LossTerms:
 
 
 def height_and_width(img_size: int | Sequence[int]) -> tuple[int, int]:
-    """Return (height, width) of a size in pixels, given as both sides or as the one side of a square.
+    """Return (height, width) of a size in pixels, given as both sides, or as one side of a square.
 
     Raises:
         ValueError: no side is given, or more than two.
@@ -181,11 +181,11 @@ def height_and_width(img_size: int | Sequence[int]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Crops:
-    """A group of views made in the same way.
+    """A group of views with the same size and augmentation.
 
     Attributes:
         count: Number of views of each image.
-        size: Side in pixels, or (height, width); None for the size the run trains at.
+        size: Side in pixels, or (height, width); None for the run's image size.
         scale: Range of the share of the image's area that a crop covers; None for the run's own setting.
     """
 
@@ -195,7 +195,7 @@ class Crops:
 
     @property
     def sides(self) -> tuple[int, int] | None:
-        """(height, width) in pixels; None for the size the run trains at."""
+        """(height, width) in pixels; None for the run's image size."""
         return None if self.size is None else height_and_width(self.size)
 
 
@@ -243,4 +243,4 @@ class UserError(Exception):
 
 
 class NoLabelsError(UserError):
-    """Images that need labels have none, and nothing in their layout suggests labels."""
+    """Images that need labels have none, and their layout suggests none."""

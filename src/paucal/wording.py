@@ -1,6 +1,6 @@
-"""Text from outside (names of files and classes, values, messages of libraries) made safe to show.
+"""Make untrusted text (names of files and classes, values, messages of libraries) safe to print.
 
-Everything that is printed or raised passes through here once, so that no other code has to care: a name can hold codes
+Everything that is printed or raised passes through here, so that other code does not need to: a name can contain codes
 that move a terminal's cursor or change its colours, and a value can be as long as a file.
 """
 
@@ -14,15 +14,15 @@ _LONG_WORD = re.compile(rf"\S{{{MOST_WORD + 1},}}")
 _BYTE = re.compile("[\udc80-\udcff]")
 _BREAK = re.compile(r"\s*\n\s*")
 _LINE_BREAKS = "\n\t"
-# Control codes, characters that hide or reorder text, and line separators. Bytes that are not UTF-8 are surrogates and
-# stay, except those that an 8-bit terminal takes for control codes.
+# Control codes, characters that hide or reorder text, and line separators. Bytes that are not UTF-8 are surrogates
+# and kept, except those that are control codes for an 8-bit terminal.
 _UNSHOWN = ("Cc", "Cf", "Zl", "Zp")
 _RAW_CONTROLS = range(0xDC80, 0xDCA0)
 _JOINERS = "\u200c\u200d"  # joiners of scripts and emoji, which belong to names
 
 
 def showable(text: str) -> str:
-    r"""Return text with control characters as escapes; line breaks and tabs stay.
+    r"""Return text with control characters as escapes; line breaks and tabs are kept.
 
     Example:
         >>> showable("cat\x1b[31m.png")
@@ -67,7 +67,7 @@ def sentence(text: str) -> str:
     Example:
         >>> sentence("expected a number,\n  got \x1b[1m")
         'expected a number, got \\x1b[1m'
-        >>> sentence("no image: cat\udce3.png")  # a byte of a name that is no UTF-8
+        >>> sentence("no image: cat\udce3.png")  # a byte of a name that is not UTF-8
         'no image: cat\\xe3.png'
     """
     line = _BREAK.sub(" ", text.strip())
@@ -76,7 +76,7 @@ def sentence(text: str) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the names nearest to a mistyped one, as the end of a sentence; empty where none is near.
+    """Return the names nearest to a mistyped name, as the end of a sentence; "" if none is near.
 
     Example:
         >>> did_you_mean("epoch", ["epochs", "lr"])

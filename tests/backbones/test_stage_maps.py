@@ -182,7 +182,7 @@ def test_model_of_one_size__pads_to_it_and_refuses_larger_images():
 
 def test_model_of_one_size__that_no_stride_divides_is_refused():
     model = timm.create_model("pit_ti_224", img_size=80, depth=(1, 1, 1), num_classes=0)
-    with pytest.raises(UserError, match="80x80 pixels only, which are no multiples of 32"):
+    with pytest.raises(UserError, match="80x80 pixels only, which are not multiples of 32"):
         StageMaps(FeatureBackbone(model, (80, 80)), any_size=False)
 
 

@@ -270,7 +270,7 @@ def test_other_architecture__is_refused_by_name_by_shape_or_by_kind():
 def test_values_that_are_no_numbers__are_refused():
     state = vit().state_dict()
     state["blocks.1.attn.qkv.weight"][3, 4] = float("nan")
-    with pytest.raises(UserError, match=r"values in 'blocks.1.attn.qkv.weight' that are no finite numbers"):
+    with pytest.raises(UserError, match=r"values in 'blocks.1.attn.qkv.weight' that are not finite numbers"):
         start(vit(1), state)
 
 

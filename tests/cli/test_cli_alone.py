@@ -41,17 +41,17 @@ def test_model_alone__predicts_explains_and_is_judged_as_its_run(alone, trained,
     assert f"whether the model was trained on these images is unknown: {alone} has no split.csv" in said
     assert call("eval", alone, others, *KNN, "--output", tmp_path / "knn") == 0
     assert {row["images"] for row in table(tmp_path / "knn/table.csv")} == {"3"}
-    assert "does not say which data was used; give DATA" in failure(capsys, "eval", alone)
+    assert "does not name its data; give DATA" in failure(capsys, "eval", alone)
 
 
 def test_model_alone__is_exported_and_served(alone, tmp_path, capsys):
     assert call("export", alone, "--format", "safetensors", "pt2", "--output", tmp_path / "out") == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "on 16 images of noise (--data names others) the same class for 100" in said
+    assert "on 16 images of noise (give others with --data) the same class for 100" in said
     assert load_model(tmp_path / "out").classes == load_model(alone).classes
     assert task_of(alone) == CLASSIFICATION
     words = ["--format", "onnx", "--int8", "--output", tmp_path / "small"]
-    assert "is a model alone: give its run" in failure(capsys, "export", alone, *words)
+    assert "is only a model: give its run" in failure(capsys, "export", alone, *words)
 
 
 def test_model_alone__is_a_start_and_no_run_to_go_on_with(alone, tmp_path, capsys):

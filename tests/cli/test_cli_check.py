@@ -62,7 +62,7 @@ def test_check__refuses_a_place_with_files_of_others(photos, tmp_path, capsys):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "check.html").write_text("mine")
     assert call("check", photos, "--output", tmp_path / "mine") == 2
-    assert "no check of paucal has written it" in capsys.readouterr().err
+    assert "was not written by 'paucal check'" in capsys.readouterr().err
     assert (tmp_path / "mine" / "check.html").read_text() == "mine"
 
 

@@ -292,7 +292,7 @@ def test_compare__in_python_with_shares_rates_and_named_ways(photos, tmp_path):
 def test_findings__of_a_grid_that_is_half_done_and_damaged(photos, tmp_path, capsys):
     out = tmp_path / "grid"
     assert call("compare", photos, *TINY, "--seeds", "0", "--jobs", "0", "--output", out) == 0
-    assert "2 runs to come; resume with: paucal compare --resume" in capsys.readouterr().out
+    assert "2 runs left to compute; resume with: paucal compare --resume" in capsys.readouterr().out
     grid = read_grid(out)
     first, second = cells_of(grid)
 

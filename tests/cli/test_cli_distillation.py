@@ -25,7 +25,7 @@ def test_train__learns_from_a_run_of_the_same_split_and_no_other(
     stored = open_run(tmp_path / "run").settings
     assert stored["teacher"] == str((trained / "run").resolve())  # so that the run goes on from any folder
     message = failure(capsys, *words, *teacher, "--seed", "2", "--output", tmp_path / "leak")
-    assert "of the images that this run keeps for validation and test, whose labels it knows" in message
+    assert "validation and test images of this run, so it knows their labels" in message
     assert "--add distillation needs a teacher" in failure(capsys, *words, "--output", tmp_path / "none")
 
 

@@ -109,7 +109,7 @@ def test_explain__shows_what_a_network_without_classes_looks_at(trained: Path, t
     found = paucal.explain_images(model, photos, show=views, output=tmp_path / "out")
     assert len(found.pictures) == 8
     for view in ("attribution", "tokens"):
-        with pytest.raises(UserError, match="has no classifier, it was pre-trained without labels"):
+        with pytest.raises(UserError, match="has no classifier, as it was pre-trained without labels"):
             paucal.explain_images(model, photos, show=[view], output=tmp_path / view)
 
 
@@ -121,7 +121,7 @@ def test_explain_class__takes_words_for_the_numbers_of_imagenet(trained: Path) -
     with pytest.raises(UserError, match=r"no class 'lofer' \(did you mean Loafer\?\); it knows Loafer, crane"):
         class_numbers(model, ["lofer"])
     cranes = replace(model, card=replace(model.card, classes=("n02012849", "n03126707")))
-    with pytest.raises(UserError, match="'crane' is the word for n02012849 and n03126707: give one of these"):
+    with pytest.raises(UserError, match="'crane' may mean n02012849 and n03126707: give one of them"):
         class_numbers(cranes, ["crane"])
 
 
@@ -155,7 +155,7 @@ def test_views__of_another_model_are_normalised_and_sized_as_it_expects(trained:
 def test_report__shows_what_the_model_saw_in_its_mistakes(trained: Path) -> None:
     plots, page = trained / "run" / "plots", (trained / "run" / "report.html").read_text()
     assert (plots / "mistakes.png").exists() == (plots / "mistakes_attribution.png").exists()
-    assert ("What the model saw in its surest wrong answers" in page) == (plots / "mistakes_attribution.png").exists()
+    assert ("Attribution maps of the most confident mistakes" in page) == (plots / "mistakes_attribution.png").exists()
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_report__shows_what_the_model_saw_in_its_mistakes(trained: Path) -> None
         (["--explain-class", "class0", "--show", "attention"], "--explain-class chooses the classes of the attr"),
         (["--layer", "1"], "--layer chooses the layers of the attention: add --show attention or head-tokens."),
         (["--token", "0,0"], "add --show attention or localization."),
-        (["--token", "class", "--show", "localization"], "the localization starts at a cell: give ROW,COLUMN"),
+        (["--token", "class", "--show", "localization"], "the localization needs a cell: give ROW,COLUMN"),
         (["--teacher", "runs/9"], "--teacher draws a teacher's token labels: add --show tokens."),
         (["--show", "entropy", "--against", "runs/9"], "neither a run folder nor a timm model"),
     ],

@@ -118,7 +118,7 @@ def test_export__names_the_extra_of_a_format(run, tmp_path, capsys, monkeypatch)
     ("flags", "words"),
     [
         (["--int8", "--format", "pt2"], "give --format onnx"),
-        (["--int8", "--with-preprocessing"], "leave out --with-preprocessing"),
+        (["--int8", "--with-preprocessing"], "--with-preprocessing cannot be combined"),
         (["--format", "tflite"], "expected"),
         (["--images", "0"], "--images"),
         (["--data", "no/such/folder"], "no/such/folder"),
@@ -157,7 +157,7 @@ def test_load__refuses_an_onnx_whose_card_is_of_another_model(exported, tmp_path
     card["classes"], card["backbone"]["num_classes"] = card["classes"][:4], 4
     entry.value = json.dumps(card)
     path.write_bytes(content.SerializeToString())
-    with pytest.raises(UserError, match="4 classes: export it anew"):
+    with pytest.raises(UserError, match="4 classes: export it again"):
         paucal.load(path)
     del content.metadata_props[:]
     path.write_bytes(content.SerializeToString())

@@ -57,7 +57,7 @@ def test_eval__of_a_run_on_its_own_images_has_the_floor_beside_it(trained, capsy
         *("table.csv", "results.json", "frozen_features.png", "correspondence.png")
     }
     page = (trained / "run" / "report.html").read_text()
-    assert f"the report of the run shows it: {trained / 'run' / 'report.html'}" in printed
+    assert f"added to the report of the run: {trained / 'run' / 'report.html'}" in printed
     assert page.count('<section id="frozen">') == 1
     assert page.count("few-labels 1 per class accuracy, %") == 1
 
@@ -136,17 +136,17 @@ def test_eval__puts_several_models_beside_the_first_each_in_a_column_of_its_own(
 
 def test_eval__takes_no_more_models_than_a_table_has_room_for(trained, capsys):
     words = ["vit_mini", trained / "photos", "--img-size", "16", "--protocol", "knn", "--compare", *["vit_mini"] * 15]
-    assert "--compare names 15 models, and a table has room for 14" in failure(capsys, "eval", *words)
+    assert "--compare names 15 models, but a table has room for 14" in failure(capsys, "eval", *words)
 
 
 def test_eval__refuses_features_that_one_of_the_models_lacks_before_any_work(trained, capsys, monkeypatch):
     monkeypatch.setattr("paucal.verbs.eval.frozen.evaluate_backbone", lambda *_: pytest.fail("a model was judged"))
     words = ["vit_mini", trained / "photos", "--img-size", "16", "--features", "class+mean", "--protocol", "linear"]
     sentence = failure(capsys, "eval", *words, "--compare", "vit_mini", "resnet18")
-    assert "class+mean needs a class token, and vit_mini does not pool by one" in sentence
+    assert "class+mean needs a class token, but vit_mini does not pool with one" in sentence
     words[0] = "deit_tiny_patch16_224"
     sentence = failure(capsys, "eval", *words, "--compare", "deit_tiny_patch16_224", "resnet18")
-    assert "class+mean needs a class token, and resnet18 does not pool by one" in sentence
+    assert "class+mean needs a class token, but resnet18 does not pool with one" in sentence
 
 
 def test_eval__of_the_sets_of_table_9_has_their_published_parts(capsys, tmp_path):
@@ -172,7 +172,7 @@ def test_eval__of_the_sets_of_table_9_has_their_published_parts(capsys, tmp_path
         ("sun397", 10, 8, "accuracy"),
         ("caltech101", 90, 9, "mean_per_class"),
     ]
-    assert stored["data"][1]["how"].startswith("30 images of each class, drawn with seed 1, train, and all others")
+    assert stored["data"][1]["how"].startswith("30 training images per class, drawn with seed 1; all others")
     (row,) = [row for row in stored["rows"] if row["data"] == "caltech101" and row["headline"]]
     assert row["score"] == "mean per class"
 
@@ -214,17 +214,17 @@ def test_eval__mistakes_are_one_sentence(trained, capsys, tmp_path):
         (["vit_mini", bare], "has no test part: give a folder with train and test"),
         (["vit_mini"], "give DATA to evaluate 'vit_mini' on"),
         (["vit_minni", photos], "'vit_minni' is neither a run folder, nor a weights file, nor a timm model"),
-        ([run, photos, "--img-size", "32"], "has a size of its own"),
-        (["vit_mini", photos, "--compare", run, "--features", "blocks:9"], "the last 9 blocks, and vit_mini has"),
+        ([run, photos, "--img-size", "32"], "has its own size"),
+        (["vit_mini", photos, "--compare", run, "--features", "blocks:9"], "the last 9 blocks, but vit_mini has"),
         (["vit_mini", photos, "--features", "tokens"], "expected auto, pooled, or the last few"),
-        (["vit_mini", photos, "--max-images", "2"], "--max-images is 2, and photos has 3 classes"),
+        (["vit_mini", photos, "--max-images", "2"], "--max-images is 2, but photos has 3 classes"),
         (["vit_mini", photos, "--pretrained"], "timm publishes no weights of vit_mini"),
         (["vit_mini", photos, "--img-size", "0"], "--img-size is '0', expected one side or height and width"),
         (["vit_mini", photos, "--bootstrap", "1"], "--bootstrap is 1, expected a number between 2 and"),
         (["vit_mini", photos, "--device", "tpu9"], "the device is 'tpu9'"),
-        (["vit_mini", photos, "--device", "meta"], "the device is 'meta', and this machine has none that can be used"),
+        (["vit_mini", photos, "--device", "meta"], "the device is 'meta', which is not usable on this machine"),
         (["vit_mini", photos, "--cache", "x", "--no-cache"], "give one of them"),
-        (["vit_mini", "table9", "--data-root", tmp_path / "nowhere"], "none of the data sets is there"),
+        (["vit_mini", "table9", "--data-root", tmp_path / "nowhere"], "none of the data sets was found"),
     ]
     for words, expected in cases:
         size = [] if "--img-size" in words else ["--img-size", "16"]

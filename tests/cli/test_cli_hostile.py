@@ -53,9 +53,9 @@ def test_config__that_is_a_bomb_a_pipe_or_endless_is_refused_at_once(tmp_path, c
     (tmp_path / "endless.yaml").symlink_to("/dev/zero")
     (tmp_path / "large.yaml").write_bytes(b"a: 1\n" * 300_000)
     for name, words in {
-        "bomb": "it repeats a value by an alias (*a), which is not followed",
-        "pipe": "is no regular file",
-        "endless": "is no regular file",
+        "bomb": "it repeats a value by an alias (*a), which is not supported",
+        "pipe": "is not a regular file",
+        "endless": "is not a regular file",
         "large": "has more than 1,048,576 bytes",
     }.items():
         begin = time.monotonic()
@@ -68,8 +68,8 @@ def test_config__that_is_a_bomb_a_pipe_or_endless_is_refused_at_once(tmp_path, c
     [
         ("just words\n", "holds no settings; expected lines such as 'epochs: 30'"),
         ("- 1\n- 2\n", "holds no settings"),
-        ("a: [1,\n", "it is no valid YAML at line 2, column 1"),
-        ("epochs: !!python/object:os.system {}\n", "it holds something other than plain values at line 1, column 9"),
+        ("a: [1,\n", "it is not valid YAML at line 2, column 1"),
+        ("epochs: !!python/object:os.system {}\n", "it has other values than plain ones at line 1, column 9"),
         (f"epochs: {LONG}\n", "--epochs: expected a whole number, got 'AAAA"),
         ("words " * 20_000, "holds no settings"),
         ("epochs: .inf\n", "--epochs: expected a whole number"),
@@ -148,7 +148,7 @@ def test_data_root__that_is_missing_is_said(tmp_path, capsys):
             ["train", "-b", "1048576", "--accumulate", "1048576"],
             "an optimizer step would take 1,099,511,627,776 images",
         ),
-        (["train", "--devices", "1024", "--device", "cpu"], "--devices is 1024, and this machine has"),
+        (["train", "--devices", "1024", "--device", "cpu"], "--devices is 1024, but this machine has"),
         (
             ["train", "--sync-bn", "--device", "cpu"],
             "--sync-bn: torch synchronises batch norms only on GPUs",
@@ -181,7 +181,7 @@ def test_images__that_are_pipes_are_unreadable_images(tmp_path, capsys, trained)
     photos = make_photos(tmp_path / "photos")
     os.mkfifo(photos / "class1" / "pipe.png")
     message = failure(capsys, "train", photos, *QUICK)
-    assert "pipe.png cannot be decoded: it is no regular file" in message
+    assert "pipe.png cannot be decoded: it is not a regular file" in message
     assert "pipe.png" in failure(capsys, "predict", trained / "run", photos)
     assert call("predict", trained / "run", photos, "--on-bad-image", "skip", "--output", tmp_path / "p.csv") == 0
     assert len(list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))) == 36
@@ -201,7 +201,7 @@ def test_folder__says_what_it_passes_over(tmp_path, capsys, trained):
     for name in ("a.HEIC", "b.heic", "c.dcm", "noted"):
         (photos / "class0" / name).write_text("x")
     (photos / ".hidden").write_text("x")
-    words = "4 files were passed over, being of no known image format (2 .heic, 1 .dcm, 1 without a suffix)"
+    words = "4 files were skipped, as they have no known image format (2 .heic, 1 .dcm, 1 without a suffix)"
     assert words in " ".join(open_images(photos).notes)
     assert words in " ".join(open_images(photos, labelled=False).notes)
     capsys.readouterr()
@@ -209,7 +209,7 @@ def test_folder__says_what_it_passes_over(tmp_path, capsys, trained):
     assert words in " ".join(capsys.readouterr().err.split())
     (tmp_path / "phone").mkdir()
     (tmp_path / "phone" / "a.heic").write_text("x")
-    assert "1 file was passed over" in failure(capsys, "train", tmp_path / "phone")
+    assert "1 file was skipped" in failure(capsys, "train", tmp_path / "phone")
 
 
 def test_parquet__without_a_label_column_is_told_what_can_be_done(tmp_path, capsys):
@@ -293,7 +293,7 @@ def test_weights__of_odd_kinds_are_one_sentence(run, capsys, tmp_path):
         assert "model.safetensors" in failure(capsys, "predict", run, run.parent)
     weights.unlink()
     os.mkfifo(weights)
-    assert "is no regular file" in failure(capsys, "predict", run, run.parent)
+    assert "is not a regular file" in failure(capsys, "predict", run, run.parent)
 
 
 def test_weights__of_another_type_are_called_that(trained, tmp_path, capsys):
@@ -362,7 +362,7 @@ def test_checkpoint__that_is_packed_or_a_pipe_is_refused(stopped, capsys):
     last = stopped / "checkpoints" / "last.ckpt"
     last.unlink()
     os.mkfifo(last)
-    assert "is no regular file" in failure(capsys, "train", "--resume", stopped)
+    assert "is not a regular file" in failure(capsys, "train", "--resume", stopped)
 
 
 @pytest.mark.parametrize(
@@ -399,7 +399,7 @@ def test_label_maps__whose_arrays_are_odd_are_refused(labelled, tmp_path, capsys
     assert "values.npy" in failure(capsys, *argv)
     (maps / "values.npy").unlink()
     os.mkfifo(maps / "values.npy")
-    assert "is no regular file" in failure(capsys, *argv)
+    assert "is not a regular file" in failure(capsys, *argv)
 
 
 def test_sources__with_odd_names_are_user_errors(tmp_path):

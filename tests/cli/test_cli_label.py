@@ -50,7 +50,7 @@ def test_label__goes_on_where_it_was_interrupted(labelled, tmp_path, monkeypatch
 
     monkeypatch.setattr(MapWriter, "write", stops_in_the_third)
     assert call(*command) == 130
-    assert "the same call goes on" in capsys.readouterr().out.replace("\n", " ")
+    assert "repeat the same call to continue" in capsys.readouterr().out.replace("\n", " ")
     assert np.load(tmp_path / "maps" / "done.npy").sum() == 20
     assert "unfinished (20 of 36)" in failure(
         capsys, *train(labelled, *VIT, "--method", "relabel"), "--labels", tmp_path / "maps"
@@ -72,7 +72,7 @@ def test_label__refuses_a_teacher_that_knows_too_little(labelled, tmp_path, caps
         == 0
     )
     words = ["label", labelled / "photos", "--teacher", tmp_path / "t", "--output", tmp_path / "maps"]
-    assert "under --min-accuracy 0.99: its maps would teach mistakes" in failure(
+    assert "below --min-accuracy 0.99, so its maps would be mostly wrong" in failure(
         capsys, *words, "--min-accuracy", "0.99"
     )
     assert not (tmp_path / "maps").exists()
@@ -270,7 +270,7 @@ def test_eval__counts_several_right_answers(labelled, tmp_path, capsys):
     stored = json.loads((tmp_path / "out" / "real_labels.json").read_text())
     assert stored["top1"]["value"] == pytest.approx(4 / 5)
     words = ["eval", teacher, "--real-labels", tmp_path / "real.json"]
-    assert "goes with --protocol classification" in failure(capsys, *words, "--protocol", "knn")
+    assert "needs --protocol classification" in failure(capsys, *words, "--protocol", "knn")
     (tmp_path / "real.json").write_text(json.dumps([*right, [0]]))
     words = ["eval", teacher, labelled / "photos", *words[2:]]
     message = failure(capsys, *words, "--output", tmp_path / "more")

@@ -64,7 +64,7 @@ from paucal.types import UserError
         (["train", "nowhere/"], "nowhere does not exist"),
         (["eval", "nowhere"], "'nowhere' does not exist: expected a run folder"),
         (["predict", "nowhere", "x.png"], "'nowhere' does not exist: expected a run folder"),
-        (["models", "nothing_like_it"], "no model is called like"),
+        (["models", "nothing_like_it"], "no model name matches"),
     ],
 )
 def test_mistakes__are_one_sentence(capsys, tmp_path, monkeypatch, argv, message):
@@ -164,12 +164,12 @@ def test_loss_options__without_the_loss_are_refused(capsys):
 
 
 def test_nodes__without_a_launcher_are_refused(capsys):
-    assert "--nodes is 2, and the other machines were not started" in failure(capsys, "train", *QUICK, "--nodes", "2")
+    assert "--nodes is 2, but the other machines were not started" in failure(capsys, "train", *QUICK, "--nodes", "2")
 
 
 def test_strategy__that_does_not_fit_is_refused(trained, tmp_path, capsys):
     message = failure(capsys, "train", *QUICK, "--strategy", "fsdp")
-    assert "--strategy fsdp is for several devices and this run has one" in message
+    assert "--strategy fsdp is for several devices, but this run has one" in message
     both = ["--strategy", "fsdp", "--devices", "2", "--precision", "16-mixed"]
     assert "is not supported for --strategy fsdp" in failure(capsys, "train", *QUICK, *both)
     run = tmp_path / "run"

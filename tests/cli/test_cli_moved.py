@@ -83,7 +83,7 @@ def test_run__goes_on_where_its_images_have_moved(verb, make, tmp_path, monkeypa
     assert call(verb, *data, *CASES[verb][0], *STOP, "--output", "run") == 130
     before.rename(after)
     message = failure(capsys, verb, "--resume", "run")
-    assert f"of the run 'run' does not exist: give its new place, as in 'paucal {verb} --resume run " in message
+    assert f"of the run 'run' does not exist: give its new location, as in 'paucal {verb} --resume run " in message
     stored = yaml.safe_load(Path("run/config.yaml").read_text())
     moved = [word.replace(str(before), str(after)) for word in data]
     assert call(verb, "--resume", "run", *moved, *STOP) == 130

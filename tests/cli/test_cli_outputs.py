@@ -217,7 +217,7 @@ def test_eval__replaces_its_own_results_only(trained, tmp_path, capsys):
         other.mkdir()
         (other / name).write_text('{"accuracy": 0.9}')
         message = failure(capsys, *words, other)
-        assert f"{name}' would be replaced, and was not written by an evaluation of paucal" in message
+        assert f"{name}' would be replaced, but was not written by an evaluation of paucal" in message
         assert (other / name).read_text() == '{"accuracy": 0.9}'
     (tmp_path / "results.json").write_text("{}")
     assert "results.json' would be replaced" in failure(capsys, *words, tmp_path, "--protocol", "knn")
@@ -278,7 +278,7 @@ def test_hangup__saves_and_goes_on(trained, tmp_path):
 
 
 def test_config__that_is_a_device_is_refused(capsys):
-    assert "no regular file (a folder, a pipe or a device)" in failure(capsys, "train", "--config", "/dev/zero")
+    assert "not a regular file (a folder, a pipe or a device)" in failure(capsys, "train", "--config", "/dev/zero")
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_output__of_another_form_is_refused_before_the_work(ending, trained, tmp
 @pytest.mark.parametrize(("name", "form"), [("a.json", "csv"), ("a.csv", "json")])
 def test_output__that_contradicts_the_format_is_refused(name, form, trained, tmp_path, capsys):
     words = ["predict", trained / "run", trained / "photos", "--output", tmp_path / name, "--format", form]
-    assert f"ends in .{name[2:]}, and --format is {form}: give one of the two." in failure(capsys, *words)
+    assert f"ends in .{name[2:]}, but --format is {form}: give one of the two." in failure(capsys, *words)
 
 
 def test_runs__are_written_as_the_name_says(trained, tmp_path):

@@ -66,7 +66,7 @@ def test_predict__passes_over_what_a_pattern_matches_beside_images(trained, tmp_
     assert "2 matches of" in captured.err
     assert main(["predict", str(trained / "run"), str(trained / "photos" / "class*")]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1 + 36
-    assert "matches 1 file, which is no image" in failure(
+    assert "matches 1 file, which is not an image" in failure(
         capsys, "predict", trained / "run", str(tmp_path / "mixed" / "*.txt")
     )
     shutil.copy(tmp_path / "mixed" / "notes.txt", tmp_path / "mixed" / "more.txt")

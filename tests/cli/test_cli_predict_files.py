@@ -78,7 +78,7 @@ def test_answers__are_written_as_labels(trained, many, tmp_path, capsys):
     words = failure(
         capsys, "predict", trained / "run", "--watch", many, "--to", "csv", "--output", tmp_path / "watched"
     )
-    assert "--watch have no end: leave one out" in words
+    assert "--watch: leave one out" in words
     assert not (tmp_path / "watched").exists()
 
 
@@ -214,7 +214,7 @@ def test_features__of_a_backbone_alone_and_not_of_onnx(trained, many, tmp_path, 
         capsys, "predict", bare, many, "--features", tmp_path / "more.parquet", "--output", tmp_path / "a.csv"
     )
     assert call("export", trained / "run", "--format", "onnx", "--output", tmp_path / "out") == 0
-    assert "shows nothing of its inside" in failure(
+    assert "gives no access to features" in failure(
         capsys, "predict", tmp_path / "out" / "model.onnx", many, "--features", tmp_path / "onnx.parquet"
     )
 

@@ -55,7 +55,7 @@ def test_two_processes__pretrain_together_and_let_the_region_task_join(launch, t
     command = [sys.executable, *launch, "pretrain", *flags]
     done = subprocess.run(command, env=environment, cwd=tmp_path, timeout=300, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("the region task joins") == 1
+    assert done.stdout.count("the region task starts") == 1
     assert done.stdout.count("pre-trained:") == 1
     rows = table(tmp_path / "run" / "metrics.csv")
     assert [float(row["step"]) for row in rows] == [1797 // 256, 2 * (1797 // 256)]

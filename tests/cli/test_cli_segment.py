@@ -134,7 +134,7 @@ def test_predict__writes_masks_in_the_coding_of_the_training_and_pictures(segmen
     assert "lies within the images" in inside
     for name in ("a.json", "a.csv", "a.png"):
         message = failure(capsys, "predict", segmented / "run", new / "a", "--output", tmp_path / name)
-        assert "is a name of a file, and masks are written: give a new folder." in message
+        assert "is a file name, but masks need a folder: give a new one." in message
     assert "--format is for models that classify" in failure(
         capsys, "predict", segmented / "run", new / "a", "--output", tmp_path / "o2", "--format", "json"
     )
@@ -355,7 +355,7 @@ def test_a_run_of_ours__is_a_start_for_the_backbone(trained, segmented, tmp_path
     printed = capsys.readouterr().out
     assert "starts from the run" in printed.replace("\n", " ")
     settings = yaml.safe_load((run / "config.yaml").read_text())["settings"]
-    assert "images: too little to be careful with" in " ".join(printed.split())
+    assert "images: not worth preserving" in " ".join(printed.split())
     assert (settings["model"], settings["freeze"], settings["backbone_lr"]) == ("vit_mini", "none", 1.0)
     assert json.loads((run / "init.json").read_text())["share"] == 1.0
     score = json.loads((run / "summary.json").read_text())["test_mean_iou"]

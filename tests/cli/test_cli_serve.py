@@ -75,14 +75,14 @@ def test_serve__answers_until_it_is_interrupted(run):
 def test_serve__of_a_port_in_use_says_so(run, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"--port {port} of 127.0.0.1 cannot be had" in failure(capsys, "serve", run, "--port", port)
+        assert f"--port {port} of 127.0.0.1 is not available" in failure(capsys, "serve", run, "--port", port)
 
 
 def test_serve__of_what_is_no_model_or_address_says_so(run, tmp_path, capsys):
     assert "nothing" in failure(capsys, "serve", tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
     assert "empty" in failure(capsys, "serve", tmp_path / "empty")
-    assert "which is no address" in failure(capsys, "serve", run, "--host", "no such host")
+    assert "which is not an address" in failure(capsys, "serve", run, "--host", "no such host")
     assert "--port" in failure(capsys, "serve", run, "--port", 0)
 
 
@@ -145,4 +145,4 @@ def test_familiarity__without_the_images_is_not_known_and_said(run, monkeypatch,
             assert familiarity_of(RunFolder(run), paucal.load(run), LoggedConsole()) is None
     finally:
         (run.parent / "away").rename(photos)
-    assert "whether a picture is like the training images cannot be said" in caplog.text
+    assert "pictures cannot be compared with the training images" in caplog.text

@@ -93,7 +93,7 @@ def test_study__trains_and_prints_published_beside_measured(photos, tmp_path, ca
     again = {(row["row"], row["column"]): row for row in table(out / "results.csv")}
     assert again["ViT-B/16 + L_drloc", "CIFAR-10"] == loss
     refused = failure(capsys, "study", "drloc-table-9", "--output", out)
-    assert "holds the study on 'photos', and these images are digits: choose another folder" in refused
+    assert "holds the study on 'photos', but these images are digits: choose another folder" in refused
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def test_study__makes_label_maps_for_rows_that_learn_from_some(photos, tmp_path,
     out = tmp_path / "study"
     rows = ["--rows", "+ enhanced residual", "+ token labeling with MixToken"]
     assert call("study", "lvvit-table-2", "--data", photos, "--output", out, "--workers", "0", *rows) == 0
-    assert "is trained on these images first" in capsys.readouterr().out
+    assert "on these images for" in capsys.readouterr().out
     teacher, *_ = (out / "teacher").glob("cells/*/run")
     for run in out.glob("photos/cells/*/run"):  # nobody is tested on what the teacher has learned
         assert (run / "split.csv").read_text() == (teacher / "split.csv").read_text()
@@ -168,7 +168,7 @@ def test_study__makes_label_maps_for_rows_that_learn_from_some(photos, tmp_path,
         (["drloc-table-9", "--rows", "ViT"], "--rows: drloc-table-9 has no 'ViT'"),
         (["dhvt-table-9", "--rows", "PVT-S"], "nothing of PVT-S is run"),
         (["drloc-table-9", "--recipe", "dhvt"], "--recipe belongs to --scale full"),
-        (["drloc-table-9", "--data", "a", "b"], "one DATA takes the place of all sets"),
+        (["drloc-table-9", "--data", "a", "b"], "one DATA replaces all sets"),
         (["drloc-table-9", "--scale", "full"], "Infograph is not available by name"),
         (["drloc-table-9", "--scale", "full", "--data", "x"], "expected NAME=DATA such as cifar10=FOLDER"),
         (["drloc-table-9", "--scale", "full", "--data", "infografh=x"], "(did you mean infograph"),

@@ -139,7 +139,8 @@ def test_study__tunes_on_images_that_are_given(tmp_path, monkeypatch):
         (["dhvt-table-1", "--init", "dhvt-t=RUN"], "--init belongs to --scale full"),
         (
             ["dhvt-table-1", "--data", "digits"],
-            "--data: digits is what the rows' starts learn at tiny, and no row is tested on images that its start has",
+            "--data: the rows' starts are trained on digits at tiny, and rows must not be tested on images seen "
+            "by their starts",
         ),
         (["drloc-table-5", "--data", "DATA"], "no images"),
     ],

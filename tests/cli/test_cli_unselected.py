@@ -26,8 +26,8 @@ def test_train__without_validation_keeps_the_last_epoch_and_says_so(unselected):
     log = " ".join(run.log.read_text().split())
     assert "30 to train, 0 to validate, 6 to test" in log
     assert "and no images are kept to select with" in log
-    assert "kept: epoch 2, the last: without validation images nothing was selected" in log
-    assert "best of the validation images" not in log
+    assert "kept: epoch 2, the last: there were no validation images to select with" in log
+    assert "best on the validation images" not in log
     summary = run.read_json("summary.json")
     assert (summary["selected"], summary["best_epoch"], summary["best_val_top1"]) == (False, 2, None)
     assert not run.best.exists()
@@ -55,7 +55,7 @@ def test_eval__of_such_a_run_cross_validates_and_has_no_part_val(unselected, cap
     assert call(*words, "--bootstrap", "20", "--probe-epochs", "2", "--output", tmp_path / "own") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "30 train, 0 val, 6 test" in said
-    assert said.count("by 5-fold cross-validation of the training images, as none are kept for validation") == 2
+    assert said.count("by 5-fold cross-validation of the training images, as there are no validation images") == 2
     assert "there are no images to evaluate" in failure(capsys, "eval", unselected / "run", "--part", "val")
 
 

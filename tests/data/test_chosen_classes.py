@@ -100,9 +100,9 @@ def test_choose_classes__says_what_is_wrong(make_folder, tmp_path, text, message
 def test_choose_classes__needs_a_text_file_and_labels(make_folder, tmp_path):
     folder = make_folder("cat/1.png", "dog/2.png")
     images = open_images(folder)
-    with pytest.raises(UserError, match=r"imagenet10 is no file; .* that comes with paucal \(.*, imagenet100\)"):
+    with pytest.raises(UserError, match=r"imagenet10 is not a file; .* that comes with paucal \(.*, imagenet100\)"):
         choose_classes(images, "imagenet10")
-    with pytest.raises(UserError, match="is no file"):
+    with pytest.raises(UserError, match="is not a file"):
         choose_classes(images, folder)
     (tmp_path / "names").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match="is not UTF-8 text"):

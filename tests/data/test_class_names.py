@@ -162,19 +162,21 @@ def test_folders__of_systems_and_links_to_others(make_folder):
     (folder / "empty").rename(folder / "__MACOSX")
     assert open_images(folder).classes == ("cat", "dog")
     (folder / "feline").symlink_to("cat")
-    with pytest.raises(UserError, match=r"the class folders 'feline' and 'cat' of .* are one folder: remove the link"):
+    with pytest.raises(
+        UserError, match=r"the class folders 'feline' and 'cat' of .* are the same folder: remove the link"
+    ):
         open_images(folder)
     (folder / "feline").unlink()
     parts = (
         make_folder("set/train/cat/1.png", "set/train/dog/2.png", "set/test/cat/3.png", "set/test/dog/4.png") / "set"
     )
     (parts / "train/feline").symlink_to("cat")
-    with pytest.raises(UserError, match=r"the class folders 'train/feline' and 'train/cat' of .* are one folder"):
+    with pytest.raises(UserError, match=r"the class folders 'train/feline' and 'train/cat' of .* are the same folder"):
         open_images(parts)
     shutil.rmtree(parts)
     (folder / "dog" / "again").symlink_to(folder / "cat")
     images = open_images(folder)
-    assert any("the folder dog/again is cat again" in note for note in images.notes)
+    assert any("the folders dog/again and cat are the same" in note for note in images.notes)
 
 
 class Unflagged(zipfile.ZipInfo):

@@ -56,7 +56,7 @@ def test_boxes_and_masks_of_one_set__are_both_named(tmp_path: Path):
     found = paucal.check(root)
     told = {one.name: one.text for one in found.findings}
     assert told["masks"] == "4 images with masks: this is data for paucal segment"
-    assert told["also-boxes"] == "there are also boxes (boxes.csv) as a CSV of boxes: --verb detect checks those"
+    assert told["also-boxes"] == "there are also boxes (boxes.csv) as a CSV of boxes: check them with --verb detect"
     detected = paucal.check(root, verb="detect")
     assert {one.name: one.text for one in detected.findings}["boxes"].startswith("4 images with 4 boxes of 1 class")
     assert paucal.check(root, verb="train").misleads
@@ -77,11 +77,11 @@ def test_folders_of_images_and_labels_without_labels__are_no_classes(tmp_path: P
     for n in range(3):
         photograph(tmp_path / f"images/{n}.png")
     (tmp_path / "labels").mkdir()
-    words = r"has images/ \(3 \.png\), labels/ \(empty\), which are no classes, and nothing in it is recognised as "
+    words = r"has images/ \(3 \.png\), labels/ \(empty\), which are not classes, and nothing in it is recognised as "
     with pytest.raises(UserError, match=rf"{words}boxes or masks: .*reads masks .* --images and --masks"):
         open_images(tmp_path)
     (tmp_path / "labels/a.txt").write_text("hello")
-    with pytest.raises(UserError, match=r"labels/ \(1 \.txt\), which are no classes"):
+    with pytest.raises(UserError, match=r"labels/ \(1 \.txt\), which are not classes"):
         open_images(tmp_path)
     (tmp_path / "labels/a.txt").unlink()
     photograph(tmp_path / "labels/7.png")
@@ -122,7 +122,7 @@ def test_two_folders_with_files_of_the_same_names__may_be_photographs_and_masks(
     assert [(pair.key, pair.masks) for pair in pairs.pairs] == [
         (f"{n}.png", (tmp_path / f"y/{n}.png",)) for n in range(3)
     ]
-    assert pairs.notes[0] == "the files of y have few colours, and count as masks of those of x"
+    assert pairs.notes[0] == "the files of y have few colours, and are used as masks of those of x"
 
 
 def test_a_table_of_boxes__is_no_table_of_marks(tmp_path: Path):
@@ -148,7 +148,9 @@ def test_classes_and_boxes_of_one_set__are_both_named(tmp_path: Path):
     assert note in open_images(root).notes
     assert note not in open_images(make_photos(tmp_path / "other")).notes
     told = {one.name: one.text for one in paucal.check(root).findings}
-    assert told["also-classes"] == ("there are also class folders (class0, class1, class2): --verb train checks those")
+    assert told["also-classes"] == (
+        "there are also class folders (class0, class1, class2): check them with --verb train"
+    )
 
 
 def test_folders_of_parts__are_no_classes_in_an_archive_either(tmp_path: Path):
@@ -181,5 +183,8 @@ def test_tables_parquet_and_shards__are_classes_to_verbs_for_boxes_and_masks(tmp
 def test_shard__says_how_images_with_boxes_are_written(tmp_path: Path, capsys):
     boxes = write_yolo(tmp_path / "boxes")
     words = failure(capsys, "shard", boxes, tmp_path / "out")
-    assert "as YOLO's text files, and shards hold classes of images: --unlabelled writes the images alone" in words
+    assert (
+        "as YOLO's text files, but shards only hold classes of images: --unlabelled writes images without labels"
+        in words
+    )
     assert paucal.shard(boxes, output=str(tmp_path / "out"), unlabelled=True).images == 6

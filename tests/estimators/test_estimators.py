@@ -163,7 +163,7 @@ def test_grid_search__in_two_processes(tmp_path):
     assert len(list(tmp_path.iterdir())) == 5
 
 
-# Those of scikit-learn's checks that fit nothing; the others fit tables of numbers, which are no images.
+# Those of scikit-learn's checks that fit nothing; the others fit tables of numbers, which are not images.
 CHECKS = (
     estimator_checks.check_estimator_cloneable,
     estimator_checks.check_estimator_repr,

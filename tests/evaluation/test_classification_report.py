@@ -181,7 +181,7 @@ def test_classification_report__bad_input_is_explained():
     broken.logits[5, 1] = float("inf")
     with pytest.raises(UserError, match="2 of 10 images are not finite"):
         classification_report(broken, names(3))
-    with pytest.raises(UserError, match="3 classes and the data has 2"):
+    with pytest.raises(UserError, match="3 classes, but the data has 2"):
         classification_report(good, names(2))
     with pytest.raises(UserError, match="1 of 2 images have no label"):
         classification_report(from_answers([0, -1], [0, 0], 2), names(2))

@@ -78,7 +78,7 @@ def test_judge__a_recorded_run_that_stays_at_ln_k_on_digits():
     assert verdict is not None
     assert verdict.sentence == (
         "uniform output: the teacher's view head spreads every image over about 255 of its 256 prototypes (entropy "
-        "5.541; for all alike it is ln 256 = 5.545)."
+        "5.541; ln 256 = 5.545 if uniform)."
     )
 
 

@@ -18,18 +18,18 @@ def test_health_figure__draws_each_kind_of_number_with_the_level_that_means_noth
     rows = course(6, agreement=lambda e: 0.1 * e, val_knn=lambda e: 0.3 + 0.05 * e)
     _, panels = drawn(rows)
     assert list(panels) == [
-        "entropy of the answers",
+        "entropy of the outputs",
         "spread of the features",
         f"effective rank of {D} channels",
         "centre",
         "teacher and student agree",
         "nearest neighbours",
     ]
-    entropy = panels["entropy of the answers"]
+    entropy = panels["entropy of the outputs"]
     lines = {line.get_label(): line for line in entropy.lines}
     assert list(lines["teacher"].get_ydata()) == [row["teacher_entropy"] for row in rows]
     assert list(lines["batch"].get_ydata()) == [row["batch_entropy"] for row in rows]
-    assert list(lines[f"all alike: ln 4096 = {CHANCE:.2f}"].get_ydata()) == [CHANCE, CHANCE]
+    assert list(lines[f"uniform: ln 4096 = {CHANCE:.2f}"].get_ydata()) == [CHANCE, CHANCE]
     assert list(panels["nearest neighbours"].lines[0].get_xdata()) == [1, 2, 3, 4, 5, 6]
     assert panels["spread of the features"].get_ylim()[0] == 0
 

@@ -81,11 +81,11 @@ def test_report__survives_json_and_refuses_damage():
 
 def test_report__of_wrong_answers_ends_in_a_sentence():
     found = answers()
-    with pytest.raises(UserError, match="4 classes and the data has 3"):
+    with pytest.raises(UserError, match="4 classes, but the data has 3"):
         multi_label_report(found, CLASSES[:3], [0.5] * 3)
     with pytest.raises(UserError, match="80 of 80 images are not finite"):
         multi_label_report(Predictions(found.ids, found.logits * torch.nan, found.labels), CLASSES, [0.5] * 4)
-    with pytest.raises(UserError, match="none of the images to evaluate is of any class"):
+    with pytest.raises(UserError, match="none of the images to evaluate has a label"):
         multi_label_report(Predictions(found.ids, found.logits, found.labels * 0), CLASSES, [0.5] * 4)
 
 

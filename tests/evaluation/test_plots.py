@@ -39,7 +39,7 @@ def test_confusion_figure__writes_counts_and_colours_by_share_of_the_row():
     shares = axes.images[0].get_array()
     np.testing.assert_allclose(shares[:2], [[0.8, 0.2, 0], [0.25, 0.75, 0]])
     assert shares.mask[2].all()
-    assert axes.get_xlabel() == "answer of the model"
+    assert axes.get_xlabel() == "predicted class"
     assert axes.get_ylabel() == "true class"
     assert [t.get_text() for t in axes.get_yticklabels()] == ["cat", "dog", "unseen"]
     dark = {t.get_text() for t in axes.texts if to_hex(t.get_color()) == "#ffffff"}

@@ -42,10 +42,10 @@ def test_answers__of_other_images_are_in_the_order_of_file_names():
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("{", "it is no valid JSON at line 1, column 2"),
+        ("{", "it is not valid JSON at line 1, column 2"),
         ("[" * 100_000, "it is nested too deeply"),
-        ("{}", "no list of lists"),
-        ("[1]", "no list of lists"),
+        ("{}", "not a list of lists"),
+        ("[1]", "not a list of lists"),
         ("[[0], [4]]", "names class 4 for image 1; expected numbers from 0 to 3"),
         ("[[true]]", "names class True"),
         ("[[1.0]]", "names class 1.0"),

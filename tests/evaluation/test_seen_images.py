@@ -118,6 +118,6 @@ def test_start__that_is_gone_cannot_be_told(tmp_path):
     run = a_run(tmp_path / "run", a_set("/photos"), init=tmp_path / "gone")
     said = seen_unlabelled(run, a_set("/photos"), TEST)
     assert said == [
-        f"whether {tmp_path / 'gone'}, which the model began with, had seen the 6 test images is unknown: "
-        "it is gone, or has no list of its images"
+        f"whether {tmp_path / 'gone'}, which the model began with, had seen the 6 test images is unknown: it was "
+        "removed, or has no list of its images"
     ]

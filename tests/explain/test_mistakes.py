@@ -93,7 +93,7 @@ def test_mistakes__that_cannot_be_drawn_fail_nothing(tmp_path: Path, monkeypatch
     path.write_bytes(b"of another model")
     monkeypatch.setattr(mistakes, "attribute", fails)
     mistakes.draw_mistakes(tmp_path, predictions_of(labels, 3), images, model, said.append)
-    assert said == ["note: what the model saw in its mistakes is not drawn (out of memory)."]
+    assert said == ["note: attribution maps of the mistakes are not drawn (out of memory)."]
     assert not path.exists()
 
 

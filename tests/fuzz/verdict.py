@@ -12,7 +12,7 @@ CODES = (0, 2, 130)
 LONGEST = 1000  # characters of an error
 _FRAME = re.compile(r'File "([^"]*)", line (\d+),? in (\S+)')
 _ASIDE = re.compile(
-    r"skipped: |\d+ match(es)? of |classified \d+ image|\d+ of \d+ (answer|image)s? (are kept|have their answers) in "
+    r"skipped: |\d+ match(es)? of |classified \d+ image|\d+ of \d+ (answer|image)s? (are kept|have predictions) in "
 )  # what `predict` says beside its answer
 State = dict[str, tuple[int, ...]]
 

@@ -126,7 +126,7 @@ def test_maps__of_another_set_are_refused(photos, tmp_path):
         find_maps(images, photos / "photos")
     with pytest.raises(UserError, match="is not a folder"):
         find_maps(images, photos / "nowhere")
-    with pytest.raises(UserError, match="maps are found by class folder and file name, and 'digits#0' has none"):
+    with pytest.raises(UserError, match="maps are found by class folder and file name, but 'digits#0' has none"):
         find_maps(open_images("digits"), photos / "maps")
     (photos / "photos" / "ant" / "0.more.png").write_bytes((photos / "photos" / "ant" / "0.png").read_bytes())
     with pytest.raises(UserError, match="2 images would share the map"):
@@ -157,12 +157,12 @@ def refused(path, match, classes=4):
         (torch.ones(3, 2, 4, 4).half(), "expected a map \\(2, k, rows, columns\\)"),
         (torch.ones(2, 4, 4).half(), "expected a map \\(2, k, rows, columns\\)"),
         (torch.ones(2, 1, 4, 4, dtype=torch.long), "int64, expected"),
-        (torch.ones(1).half().expand(2, 5, 900, 900), "claims more than is stored"),
+        (torch.ones(1).half().expand(2, 5, 900, 900), "is larger than its storage"),
         (torch.full((2, 1, 2, 2), float("nan")), "NaN or infinite logits"),
         (torch.full((2, 1, 2, 2), 1.5), "fractional class numbers"),
         (torch.full((2, 1, 2, 2), -1.0), "names class -1 of 4"),
         (torch.full((2, 1, 2, 2), 4.0), "names class 4 of 4"),
-        ([torch.ones(2, 1, 2, 2)], "no plain tensor"),
+        ([torch.ones(2, 1, 2, 2)], "not hold a plain tensor"),
         (torch.zeros(2, 5, 1024, 1024), "holds 40 MiB, expected a map of a few KiB"),
     ],
 )

@@ -67,7 +67,7 @@ def test_load__fetches_no_published_weights(run):
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:99", "nonsense", "meta"])
 def test_load__names_a_device_that_is_not_there(run, device):
-    with pytest.raises(UserError, match=f"the device is '{device}', and this machine has none"):
+    with pytest.raises(UserError, match=f"the device is '{device}', which is not usable on this machine"):
         load_trained(run, device)
 
 
@@ -85,7 +85,7 @@ def test_load__names_a_device_that_is_not_there(run, device):
         ("mean", [0.5], r"mean \(0.5,\), expected as many numbers as std has, 3"),
         ("mean", [0.5, 0.5, float("nan")], "mean"),
         ("std", [0.2, 0.2, 0], "std"),
-        ("std", 3, "no model card"),
+        ("std", 3, "not a model card"),
         ("backbone", [1], "unknown entries"),
     ],
 )
@@ -110,7 +110,7 @@ def test_load__says_what_to_do_with_a_run_that_was_stopped_early(run):
     run.card.unlink()
     run.last.parent.mkdir(exist_ok=True)
     run.last.write_bytes(b"")
-    with pytest.raises(UserError, match="before it saved a model: let it go on with --resume"):
+    with pytest.raises(UserError, match="before it saved a model: resume it with --resume"):
         load_trained(run)
 
 

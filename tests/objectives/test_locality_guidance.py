@@ -103,7 +103,7 @@ def test_images__reach_the_guide_as_it_was_trained_to_see_them():
 
 
 def test_blocks__too_few_for_the_guide_are_refused():
-    with pytest.raises(ValueError, match="2 blocks cannot be led by 3 stages"):
+    with pytest.raises(ValueError, match="2 blocks cannot be guided by 3 stages"):
         LocalityGuidance(guided()[1].guide, [32, 32])
 
 

@@ -38,7 +38,7 @@ def test_layers__are_queries_keys_values_and_projections():
     beit = timm.create_model("beit_base_patch16_224", depth=1, embed_dim=32, num_heads=2)
     assert list(attention_layers(beit)) == ["blocks.0.attn.qkv", "blocks.0.attn.proj"]
     assert not attention_layers(timm.create_model("resnet18"))
-    with pytest.raises(UserError, match=r"--lora-rank adapts attention, and .* has none"):
+    with pytest.raises(UserError, match=r"--lora-rank adapts attention, but .* has none"):
         Supervised(toys.BackboneSpec("test_resnet", 10, image_size=(16, 16)).build(), tuning=FineTuning(lora_rank=2))
 
 
@@ -124,5 +124,5 @@ def test_settings__are_refused_where_adapters_would_not_help():
     objective = adapted()
     assert check_tuning(TrainSettings(lora_rank=8), objective, [16, 40]) == []
     assert check_tuning(TrainSettings(), objective, [1, 1]) == []
-    with pytest.raises(UserError, match="needs 16 training images of each class, and the smallest class has 15"):
+    with pytest.raises(UserError, match="needs 16 training images of each class, but the smallest class has 15"):
         check_tuning(TrainSettings(lora_rank=8), objective, [40, 15])

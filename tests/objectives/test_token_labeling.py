@@ -230,10 +230,10 @@ def test_names__of_its_own_losses_are_no_names_of_terms():
     backbone = BackboneSpec("vit_tiny_patch16_224", 3, image_size=(64, 64), arguments=SMALL).build()
     term = DrLoc.from_preset("paper", [backbone.dim], [backbone.grid], n_pairs=4)
     for name in ("class", "tokens"):
-        with pytest.raises(ValueError, match=f"the name '{name}' is taken by a loss of the method"):
+        with pytest.raises(ValueError, match=f"the name '{name}' is used by a loss of the method"):
             TokenLabeling(backbone, terms={name: term})
     assert Supervised(backbone, {"tokens": term}).names == ("tokens",)
-    with pytest.raises(ValueError, match="the name 'class' is taken"):
+    with pytest.raises(ValueError, match="the name 'class' is used"):
         Supervised(backbone, {"class": term})
 
 

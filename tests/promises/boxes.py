@@ -608,7 +608,7 @@ def spoilt_trial(folder: Path, seed: int) -> str:
         boxed = open_boxed(made.place)
     except UserError as problem:
         return f"refused: {problem}"
-    words = "ending that is not there" if missing.has_twin else "without an image"
+    words = "with another suffix" if missing.has_twin else "without an image"
     notes = [note for note in boxed.images.notes if words in note]
     assert notes, (layout.__name__, missing.key, boxed.images.keys)
     assert missing.key not in boxed.images.keys

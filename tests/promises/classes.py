@@ -95,7 +95,7 @@ def trial(folder: Path, seed: int) -> str:
     wanted = {item.colour: (frozenset(plain[label] for label in item.labels), item.part) for item in case.items}
     assert len(set(images.keys)) == len(images), "two images have one key"
     for name in images.classes:
-        assert name.encode().strip() == name.encode() != b"", f"{name!r} is no valid name"
+        assert name.encode().strip() == name.encode() != b"", f"{name!r} is not valid name"
     assert found == wanted, f"{make.__name__}: {_difference(found, wanted)}"
     return "read"
 

@@ -208,9 +208,9 @@ def test_sync_bn__keeps_activations_that_timm_puts_into_norms():
 
 
 def test_sync_bn__is_refused_without_gpus_and_remarked_on_one_device():
-    with pytest.raises(UserError, match=r"--sync-bn: torch.*only on GPUs, and --device is cpu"):
+    with pytest.raises(UserError, match=r"--sync-bn: torch.*only on GPUs, but --device is cpu"):
         check_sync(sync(device="cpu", devices=2))
-    with pytest.raises(UserError, match=r"--sync-bn: torch.*only on GPUs, and --device is cpu: leave it out"):
+    with pytest.raises(UserError, match=r"--sync-bn: torch.*only on GPUs, but --device is cpu: leave it out"):
         check_sync(sync(device="cpu", devices=1))
     settings = sync(device="cuda", devices=1, batch_size=16, epochs=5)
-    assert "--sync-bn has no effect on one device" in check_plan(settings, CIFAR.n_train)
+    assert "--sync-bn has no effect on a single device" in check_plan(settings, CIFAR.n_train)

@@ -41,8 +41,8 @@ def test_warnings__wide_interval():
 def test_warnings__not_above_the_majority():
     found = warnings(files(*outcome(1000, 480)))
     assert found == [
-        "The accuracy is not clearly above that of always answering 'cat' (50.0 %): the model may have "
-        "learned nothing of use. Look at the curves and at the labels."
+        "The accuracy is not clearly above that of always predicting 'cat' (50.0 %): the model may have learned "
+        "nothing useful. Check the curves and the labels."
     ]
     assert warnings(files(*outcome(1000, 460))) == []  # 54 %, interval from 50.9 %
 
@@ -52,7 +52,7 @@ def test_warnings__classes_with_few_images_and_classes_never_found():
     answers = [0] * 500 + [0] * 3 + [2] * 20
     found = warnings(files(labels, answers, classes=("cat", "dog", "emu")))
     assert found[-2:] == [
-        "1 class has fewer than 10 test images, too few to judge by: dog (3).",
+        "1 class has fewer than 10 test images, too few for a reliable score: dog (3).",
         "1 class was never recognised: dog.",
     ]
 

@@ -145,9 +145,9 @@ def test_write_report__embeds_stored_pictures_and_draws_the_missing(run):
     }
     assert len(images) == 5
     stored = {alt.split()[0]: image.size for alt, image in images.items() if image.width < 10}
-    assert stored == {"attention_maps": (7, 7), "Does": (4, 3), "How": (4, 3)}
+    assert stored == {"attention_maps": (7, 7), "Calibration.": (4, 3), "Recall": (4, 3)}
     drawn = {alt.split(":")[0] for alt, image in images.items() if image.width > 400}
-    assert drawn == {"How the losses and the scores went over the epochs.", "Which class was taken for which"}
+    assert drawn == {"Losses and scores over the epochs.", "Confusion matrix"}
     assert 'href="#more"' in page
 
 
@@ -159,8 +159,8 @@ def test_write_report__says_what_it_cost_and_how_to_repeat_it(run):
     # 1,200 images: 120, 80 and 240 a second; the middle one is told.
     assert "speed 120 training images a second" in text
     assert "peak memory 1.50 GiB" in text
-    assert f"paucal train --config '{run.config}' # every setting as it was chosen" in text
-    assert "paucal train 'my photos' # as it was begun" in text
+    assert f"paucal train --config '{run.config}' # all settings as resolved" in text
+    assert "paucal train 'my photos' # the original command" in text
     run.write_rows([{name: value for name, value in row.items() if name != "seconds"} for row in rows])
     assert "training images a second" not in words(page_of(run))
 
@@ -188,7 +188,7 @@ def test_write_report__takes_photographs_as_jpeg_and_stays_small(run):
 def test_write_report__curves_have_a_panel_below_the_other_on_small_screens(run):
     (run.plots / "curves.png").unlink()
     page = page_of(run)
-    wide = re.search(r'src="data:image/png;base64,([^"]*)" alt="How the losses', page)
+    wide = re.search(r'src="data:image/png;base64,([^"]*)" alt="Losses and scores', page)
     narrow = re.search(r'<source media="\(max-width: 600px\)" srcset="data:image/png;base64,([^"]*)">', page)
     assert wide is not None
     assert narrow is not None
@@ -284,7 +284,7 @@ def test_write_report__too_large_files_are_refused(run, monkeypatch):
 
 
 def test_write_report__no_folder(tmp_path):
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         write_report(tmp_path / "nothing")
 
 

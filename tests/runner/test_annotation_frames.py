@@ -94,7 +94,7 @@ def test_relative_paths__are_relative_to_the_root_or_the_working_folder(tmp_path
 
 def test_missing_image__is_named_and_not_replaced_by_one_of_the_same_name(tmp_path: Path) -> None:
     columns = write_pictures(tmp_path)
-    for gone, words in (("cam0/0 é, x.png", "and there is no such file"), ("cam0/../gone.png", r"a path with '\.\.'")):
+    for gone, words in (("cam0/0 é, x.png", "but there is no such file"), ("cam0/../gone.png", r"a path with '\.\.'")):
         rows = dict(columns)
         first = columns["where"][0]
         rows["where"] = [str(tmp_path / gone) if path == first else path for path in columns["where"]]
@@ -177,9 +177,9 @@ def test_segmenter__is_trained_on_a_table(tmp_path: Path) -> None:
     ("columns", "settings", "words"),
     [
         ({"path": ["a.png"], "xmin": [1]}, {"label": "kind"}, "label: the table has no column 'kind'; it has 'path'"),
-        ({"path": [1], "class": ["a"], "bbox": ["1 2 3 4"]}, {}, "image 1 is of the type int, expected the path"),
-        ({"path": ["gone.png"], "class": ["a"], "bbox": ["1 2 3 4"]}, {}, "and there is no such image"),
-        ({"path": ["gone.png"], "mask": ["gone too.png"]}, {}, "names .*, and there is no such file"),
+        ({"path": [1], "class": ["a"], "bbox": ["1 2 3 4"]}, {}, "image 1 is of type int, expected the path"),
+        ({"path": ["gone.png"], "class": ["a"], "bbox": ["1 2 3 4"]}, {}, "but there is no such image"),
+        ({"path": ["gone.png"], "mask": ["gone too.png"]}, {}, "names .*, but there is no such file"),
     ],
 )
 def test_other_tables__are_refused_in_a_sentence(tmp_path: Path, columns, settings, words) -> None:
@@ -193,7 +193,7 @@ def test_other_tables__are_refused_in_a_sentence(tmp_path: Path, columns, settin
     [
         ("../a.png,b.png,", "line 2 of .*masks.csv leads out of the folder of the table"),
         ("a.png,../../x.png,", "leads out of the folder of the table"),
-        ("a.png,gone.png,", "names 'gone.png', and there is no such file"),
+        ("a.png,gone.png,", "names 'gone.png', but there is no such file"),
         ("a.png,b.png,shelf", "has the part 'shelf', expected train, val or test"),
         ("a.png,b.png,train\na.png,b.png,val", "puts .*a.png' into a second part"),
         ("a.png,,", "names no mask of an image: fill the column 'mask'"),

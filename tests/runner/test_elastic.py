@@ -183,7 +183,7 @@ def test_a_lost_process__ends_the_others_with_how_to_go_on():
     closed = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:3333"
     for problem in (RuntimeError(closed), torch.distributed.DistBackendError("NCCL watchdog timed out")):
         with (
-            pytest.raises(UserError, match=r"another process .* go on with 'paucal train --resume r'"),
+            pytest.raises(UserError, match=r"another process .* continue with 'paucal train --resume r'"),
             explain_lost_processes("paucal train --resume r"),
         ):
             raise problem

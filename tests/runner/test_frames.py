@@ -114,10 +114,18 @@ class Columns:
     ("table", "image", "words"),
     [
         (pa.table({"path": pa.array([], pa.string())}), None, "no rows"),
-        (pa.table({"a": ["1.png"], "b": ["x"]}), None, r"no column of paths or images that is known \('a', 'b'\)"),
+        (
+            pa.table({"a": ["1.png"], "b": ["x"]}),
+            None,
+            r"no column of the table is known to hold paths or images \('a', 'b'\)",
+        ),
         (pa.table({"a": ["1.png"]}), "c", "no column 'c'; it has 'a'"),
-        (pa.table({"path": [1.5]}), None, "image 1 is of the type float, expected paths, PIL images"),
-        (pa.table([pa.array(["1"]), pa.array(["2"])], names=["path", "path"]), None, "two columns of one name"),
+        (pa.table({"path": [1.5]}), None, "image 1 is of type float, expected paths, PIL images"),
+        (
+            pa.table([pa.array(["1"]), pa.array(["2"])], names=["path", "path"]),
+            None,
+            "several columns with the same name",
+        ),
     ],
 )
 def test_other_tables__are_refused(table, image, words):

@@ -193,10 +193,10 @@ def test_bad_starts__are_refused_in_one_sentence(base, tmp_path, capsys):
 def test_bad_fine_tuning__is_refused_in_one_sentence(base, capsys):
     data, run = base / "photos", ["--init", base / "run"]
     for flags, sentence in (
-        (["--eval-mode"], "--eval-mode keeps the running statistics of pretrained weights, and there are none"),
+        (["--eval-mode"], "--eval-mode keeps the running statistics of pretrained weights, but this run has none"),
         (["--init-head", "fresh"], "--init-head applies to the classifier of --init"),
         ([*run, "--freeze", "backbone", "--freeze-epochs", "1"], "--freeze backbone lasts for the whole run"),
-        ([*run, "--freeze-epochs", "1"], "--freeze-epochs 1 leaves no epoch of 1 to the backbone"),
+        ([*run, "--freeze-epochs", "1"], "--freeze-epochs 1 leaves no epoch of 1 for the backbone"),
         ([*run, "--freeze", "9"], "--freeze is 9 and vit_mini has 1 stage or block:"),
         ([*run, "--layer-decay", "2"], "--layer-decay is 2.0, expected a number between 0.01 and 1"),
         ([*run, "--freeze", "everything"], "--freeze: "),

@@ -258,7 +258,7 @@ def test_url__where_only_a_folder_can_be_written_is_refused(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     for words in (["train", "digits", "--folds", "3"], ["compare", "digits", "--seeds", "0"], ["check", "digits"]):
         assert main([*words, "--output", URL]) == 2
-        assert f"--output is '{URL}', a URL, and this call writes to this machine" in capsys.readouterr().err
+        assert f"--output is '{URL}', a URL, but this call writes to this machine" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

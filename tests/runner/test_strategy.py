@@ -20,8 +20,8 @@ FACTS = DataAndMachine(n_train=1000, n_classes=10, median_side=8, cores=2)
     [
         (1, None, None, "default"),
         (1, "auto", "auto", "flag"),
-        (2, None, "ddp", "auto: each device keeps the whole model"),
-        (2, "auto", "ddp", "auto: each device keeps the whole model"),
+        (2, None, "ddp", "auto: each device has a full copy of the model"),
+        (2, "auto", "ddp", "auto: each device has a full copy of the model"),
         (2, "ddp", "ddp", "flag"),
         (2, "fsdp", "fsdp", "flag"),
     ],

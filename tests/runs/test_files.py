@@ -15,7 +15,7 @@ from paucal.types import UserError
     [
         ("", "--output is empty"),
         ("  ", "--output is empty"),
-        ("a\0b", "no path holds a null byte"),
+        ("a\0b", "a path cannot contain a null byte"),
         ("~nobody-of-that-name/x", "there is no such user"),
     ],
 )

@@ -134,7 +134,7 @@ def test_put_back__spares_what_another_has_put_in_its_place(tmp_path):
     set_aside(run.path)
     run.path.mkdir()
     (run.path / "photo.jpg").write_text("x")
-    with pytest.raises(UserError, match=r"the run that was there lies in '.*run\.replaced'"):
+    with pytest.raises(UserError, match=r"the previous run is in '.*run\.replaced'"):
         put_back(run.path)
     assert (run.path / "photo.jpg").exists()
     assert aside_of(run.path).exists()

@@ -89,7 +89,7 @@ def test_truncated_files__are_refused(tmp_path, name, share):
 
 def test_other_files__are_refused(tmp_path):
     (tmp_path / "photo.pth").write_bytes(b"\xff\xd8\xff\xe0 no weights")
-    assert "no weights file" in refusal(tmp_path / "photo.pth")
+    assert "not a weights file" in refusal(tmp_path / "photo.pth")
     (tmp_path / "notes.pth").write_text("hello")
     assert "not a weights file" in refusal(tmp_path / "notes.pth")
     torch.save({"epoch": 3, "names": ["a"]}, tmp_path / "empty.pth")

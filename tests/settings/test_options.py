@@ -24,7 +24,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Report:
-    mirror: bool = option("average the answers for an image and its mirror image", False)
+    mirror: bool = option("average the predictions for an image and its mirror image", False)
 
 
 def test_chosen_settings__are_those_that_a_rule_fills():

@@ -66,7 +66,7 @@ def test_figure__has_every_point_at_its_place_filled_where_it_is_ours():
 
 def test_words__say_what_is_published_and_what_is_ours():
     quoted, timed = describe_sources(STUDY, points_of(STUDY, lines_of({})), {"table": "runs/study-table-full"})
-    assert quoted == "The accuracies of table are the published ones: runs/study-table-full holds none of ours."
+    assert quoted == "The accuracies of table are the published ones: runs/study-table-full has no measured ones."
     assert timed == "Filled circles on the left were timed here: A one, A deep; the others are as published."
     points = points_of(STUDY, lines_of({"table": {("A one", "linear"): Measured(71.0, seeds=1)}}))
     ours, _ = describe_sources(STUDY, points, {"table": "runs/study-table-full"})

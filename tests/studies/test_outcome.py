@@ -96,7 +96,7 @@ def test_lines__of_an_average_are_of_all_sets_and_wins_of_what_is_printed(tmp_pa
     told = found["EsViT Swin-T", "wins"].measured
     assert told is not None
     assert told.value == 16  # a tie on MNIST and a loss on Pets
-    assert found["Sup. RN50", "wins"].why == "compared with nothing"
+    assert found["Sup. RN50", "wins"].why == "no baseline"
     assert found["CLIP RN50", "Average"].why == "quoted"
     fewer = {(line.row.name, line.column.name): line.why for line in find_lines(study, runs, grids[1:])[0]}
     assert fewer["EsViT Swin-T", "Average"] == "needs all data sets"

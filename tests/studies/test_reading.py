@@ -49,7 +49,7 @@ def test_read__good_entries(tmp_path):
         ("metric: top1", "metric: top-1", "the metric of 'c' is 'top-1'"),
         ("data: cifar10", "data: cifar11", "the data of 'c' is 'cifar11' (did you mean cifar10"),
         (", data: cifar10", "", "the column 'c' is trained and names no data"),
-        ("values: [1.5]", "values: [1.5, 2]", "'a' has 2 values, and there are 1 columns"),
+        ("values: [1.5]", "values: [1.5, 2]", "'a' has 2 values, but there are 1 columns"),
         ("values: [2]", "values: [2], deviations: [1, 1]", "'b' has 2 deviations for 1 values"),
         ("values: [2]", "values: [true]", "values, entry 1 is True, which has the wrong type"),
         ("against: a", "against: d", "the baseline of 'b' is 'd'"),
@@ -61,13 +61,13 @@ def test_read__good_entries(tmp_path):
         ("    title: t\n", "", "lacks 'title'"),
         ("seeds: [0]", "seeds: 0", "seeds is 0, which has the wrong type"),
         ("  tiny:", "  tinny:", "the scale is 'tinny' (did you mean tiny"),
-        ("    where: table 1", "    where: table 1\n    scales: {tiny: null}", "does not say why"),
+        ("    where: table 1", "    where: table 1\n    scales: {tiny: null}", "no reason"),
         ("    where: table 1", "    where: table 1\n    scales: {tiny: {rows: [e]}}", "the row of a scale is 'e'"),
         ("gmacs: 0.1}", "gmacs: 0.1, network: detektor}", "the network is 'detektor' (did you mean detector"),
         ("gmacs: 0.1}", "gmacs: 0.1, network: upernet, shape: [8]}", "a height and a width, got (8,)"),
         ("paper: P", "paper: P\npages: 3", "unknown entry 'pages'"),
         ("[{name: c,", "[many, {name: c,", "the group of columns is 'many'"),
-        ("metric: top1, data: cifar10}]", "metric: average}]", "'c' is one of frozen features alone"),
+        ("metric: top1, data: cifar10}]", "metric: average}]", "'c' is only for frozen features"),
         ("studies:", "studies: &x", "cannot be read"),
     ],
 )
@@ -172,7 +172,7 @@ def test_read__studies_say_which_others_they_are_like(tmp_path):
     with pytest.raises(UserError, match=r"one: what it is like is 'enlarg' \(did you mean enlarge"):
         read_started(tmp_path, like.replace("like: enlarge", "like: enlarg"), by_kind)
     alone = {"enlarge": {"scales": {"tiny": {**shared, "lesson": lesson}}}}
-    with pytest.raises(UserError, match="a lesson on its rows' images, but no teacher to split them"):
+    with pytest.raises(UserError, match="starts on its rows' images, but has no teacher to split them"):
         read_started(tmp_path, like, alone)
 
 
@@ -221,7 +221,7 @@ def test_read__says_what_is_wrong_with_a_figure(tmp_path, old, new, words):
 
 def test_read__a_smaller_scale_has_a_lesson_for_its_starts(tmp_path):
     scale = {name: value for name, value in BY_KIND["segment"]["scales"]["tiny"].items() if name != "lesson"}
-    with pytest.raises(UserError, match="a smaller scale has no lesson"):
+    with pytest.raises(UserError, match="a smaller scale has no training of starts"):
         read_started(tmp_path, STARTED, {"segment": {"scales": {"tiny": scale}}})
     path = tmp_path / "by_kind.yaml"
     path.write_text("segments: {telling: t}")

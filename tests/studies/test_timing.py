@@ -101,7 +101,7 @@ def test_values__say_why_there_is_none():
     assert timed_value(STUDY, broken, COLUMNS[0], timed) == (None, "does not run on this device")
     assert timed_value(STUDY, told, COLUMNS[0], timed) == (None, "quoted")
     bare = replace(STUDY, rows=(replace(plain, values=(None, None)), deep))
-    assert timed_value(bare, bare.rows[0], COLUMNS[0], timed) == (None, "no published number to set the scale")
+    assert timed_value(bare, bare.rows[0], COLUMNS[0], timed) == (None, "no published number of a reference row")
 
 
 def test_times__of_rows_that_are_named(monkeypatch):

@@ -64,7 +64,7 @@ def test_lesson__is_on_no_images_that_are_given(tmp_path):
         assert with_lesson(Places({}, {}), small, StudySettings(scale=scale), tmp_path).lesson == data
         asked = StudySettings(scale=scale, data=["photos"])
         assert with_lesson(Places({}, {}), small, asked, tmp_path).lesson == data
-        with pytest.raises(UserError, match=f"--data: {data} is what the rows' starts learn at {scale}"):
+        with pytest.raises(UserError, match=f"--data: the rows' starts are trained on {data} at {scale}"):
             with_lesson(Places({}, {}), small, StudySettings(scale=scale, data=[data]), tmp_path)
 
 

@@ -174,7 +174,7 @@ def test_load_from_the_middle__shortens_the_run_and_its_cosine(tmp_path, monkeyp
     assert machine.rates == pytest.approx(expected, rel=1e-9)
     assert position == pytest.approx(total)
     assert outcome.remarks == [
-        f"steps took another time than planned: {outcome.step} were made where {total} were planned"
+        f"steps took more or less time than planned: {outcome.step} were made instead of {total}"
     ]
 
 

@@ -38,7 +38,7 @@ def test_export__has_the_average_within_its_graph(run, tmp_path):
 
 
 def test_export__of_weights_alone_cannot_average(run, tmp_path):
-    with pytest.raises(UserError, match="--mirror averages within a graph, and --format safetensors has weights alone"):
+    with pytest.raises(UserError, match="--mirror averages within a graph, but --format safetensors only has weights"):
         paucal.export_model(run, format=["safetensors", "pt2"], mirror=True, output=tmp_path / "files")
 
 
@@ -63,8 +63,8 @@ def test_sentence__comes_where_the_likelihood_gains_more_than_a_standard_error()
     said = mirror_sentence(plain, mirrored, labels)
     right = [100 * float((logits.argmax(1) == labels).double().mean()) for logits in (mirrored, plain)]
     assert said.startswith(f"averaging over mirror images helps: {right[0]:.1f} % of the validation images are right")
-    assert f"and {right[1]:.1f} % without; give --mirror to predict, eval, export or serve" in said
-    assert said.endswith("which then take twice the time")
+    assert f", {right[1]:.1f} % without; give --mirror to predict, eval, export or serve" in said
+    assert said.endswith("which doubles their time")
     assert mirror_sentence(mirrored, plain, labels) == ""
     assert mirror_sentence(plain, plain, labels) == ""
     assert mirror_sentence(plain[:1], mirrored[:1], labels[:1]) == ""

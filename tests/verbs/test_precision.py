@@ -21,7 +21,7 @@ from paucal.verbs.eval import classification as eval_classification
 from paucal.verbs.predict.journal import stored_precision
 from paucal.verbs.serve.answering import Answerer
 
-FASTER = Arithmetic(torch.bfloat16, "bfloat16: 2.0 times as fast as float32 here, with the same answers", 2.0, True)
+FASTER = Arithmetic(torch.bfloat16, "bfloat16: 2.0 times as fast as float32 here, with the same predictions", 2.0, True)
 
 
 @pytest.fixture(scope="module")
@@ -124,12 +124,12 @@ def test_serve__lets_the_first_picture_decide(run, pictures, measured):
 
 
 def test_precision__is_of_classifiers(run, pictures):
-    with pytest.raises(UserError, match="--precision is of a classifier"):
+    with pytest.raises(UserError, match="--precision is only for classifiers"):
         paucal.evaluate(run, protocol=["knn"], precision="bf16-mixed")
     assert Path(run).exists()
 
 
 def test_stored_precision__waits_for_no_pipe(tmp_path):
     os.mkfifo(tmp_path / "0000.arrow")
-    with pytest.raises(UserError, match="is no regular file"):
+    with pytest.raises(UserError, match="is not a regular file"):
         stored_precision(tmp_path)

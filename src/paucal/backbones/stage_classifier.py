@@ -16,7 +16,7 @@ from paucal.backbones.probe import layout_facts, model_name, probe_images, undis
 from paucal.types import UserError
 
 STAGES = 3  # the last ones; the maps before them have few channels and helped less
-SMALLEST_VARIANCE = 1e-12  # where a map is constant, the gradient of its deviation stays finite
+SMALLEST_VARIANCE = 1e-12  # keeps the gradient of a constant map's deviation finite
 _SPATIAL = {"nchw": (2, 3), "nhwc": (1, 2), "tokens": (1,)}
 
 
@@ -45,7 +45,7 @@ class StageMap:
 
 
 def last_stage_maps(model: nn.Module, image_size: Size) -> tuple[StageMap, ...]:
-    """Return the maps of a model's last stages as timm lists them; none where the outputs are no grids of cells.
+    """Return the maps of a model's last stages as timm lists them; none where the outputs are not grids of cells.
 
     Args:
         model: timm model; a black image goes through it once.
@@ -158,7 +158,7 @@ def add_stage_classifier(model: nn.Module, image_size: Size) -> nn.Module:
     """Replace a model's linear classifier by a `StageClassifier` with fresh weights, in place; return the model.
 
     Raises:
-        UserError: The model has no linear classifier, or its stages are no grids of cells.
+        UserError: The model has no linear classifier, or its stages are not grids of cells.
     """
     names, maps = classifier_modules(model), last_stage_maps(model, image_size)
     own = model.get_submodule(names[0]) if len(names) == 1 else None

@@ -50,7 +50,7 @@ class StageMaps(nn.Module):
         fixed_size: (height, width) that all images are padded to, if the model runs at no other size; else None.
 
     Raises:
-        UserError: the model keeps no grid, or is bound to a size that is no multiple of its largest stride.
+        UserError: the model keeps no grid, or is bound to a size that is not a multiple of its largest stride.
 
     Example:
         >>> import timm, torch
@@ -147,7 +147,7 @@ class StageMaps(nn.Module):
         if self.fixed_size is not None and any(side % self.multiple for side in self.fixed_size):
             rows, columns = self.fixed_size
             raise UserError(
-                f"{model_name(self.backbone.model)} reads images of {rows}x{columns} pixels only, which are no "
+                f"{model_name(self.backbone.model)} reads images of {rows}x{columns} pixels only, which are not "
                 f"multiples of {self.multiple}: give --img-size one, or choose another model."
             )
 
@@ -173,7 +173,7 @@ def stage_maps(spec: BackboneSpec, drop_path_rate: float | None = None, finest: 
         finest: Stride in pixels of the finest map wanted.
 
     Raises:
-        UserError: the model does not exist, keeps no grid, or is bound to a size that is no multiple of its stride.
+        UserError: the model does not exist, keeps no grid, or is bound to a size that is not a multiple of its stride.
     """
     spec = replace(spec, image_size=_seen_size(spec))
     other = (2 * spec.image_size[0], spec.image_size[1])

@@ -35,11 +35,11 @@ ALIASES = {
 }
 
 
-CHOICE = "chosen: from the images and the machine; a run prints its choices with their reasons."
+CHOICE = "chosen: from the images and the machine; a run prints these values with their reasons."
 
 
 NUMBERS = {int: "INT", float: "FLOAT"}
-# Placeholders for the text values of flags whose last word does not serve as one.
+# Placeholders for text values of flags whose last word is not a good placeholder.
 TEXTS = {
     **dict.fromkeys(("output", "cache", "pictures"), "PATH"),
     **dict.fromkeys(("config", "classes", "split", "sheet", "picture", "real_labels"), "FILE"),
@@ -78,7 +78,7 @@ class VerbParser(ArgumentParser):
 
     Attributes:
         hints: Type of each setting by its name, earlier names included.
-        flags_alone: Names among them that a config cannot have.
+        flags_alone: Names among them that are not allowed in a config.
         kinds: Dataclasses of the settings that the parser takes.
     """
 
@@ -99,7 +99,7 @@ class VerbParser(ArgumentParser):
 
 
 class ParserShown(BaseException):
-    """Carries a parser out of a verb that is called within `showing_parsers`; not an Exception, so it is not caught.
+    """Returns a verb's parser from within `showing_parsers`; not an Exception, so that no handler catches it.
 
     Attributes:
         parser: Parser with all its arguments.
@@ -115,7 +115,7 @@ _showing: ContextVar[bool] = ContextVar("showing", default=False)
 
 @contextmanager
 def showing_parsers() -> Iterator[None]:
-    """Let every verb that is called within raise `ParserShown` with its parser instead of running."""
+    """Let every verb called within the block raise `ParserShown` with its parser instead of running."""
     token = _showing.set(True)
     try:
         yield
@@ -158,7 +158,7 @@ def settings_among(values: Namespace, kind: type[S]) -> S:
 def parse_run(
     verb: str, description: str, settings: type, argv: Sequence[str]
 ) -> tuple[Namespace, dict[str, str], dict[str, Any]]:
-    """Parse the arguments of a verb that makes a run: one flag per setting, and the arguments that all runs share.
+    """Parse the arguments of a verb that trains: one flag per setting, and the arguments that all runs share.
 
     Returns:
         All values, the origin of each given value, and the settings made from them.
@@ -188,26 +188,26 @@ def parse_run(
 
 
 def _add_places(parser: VerbParser) -> None:
-    """Add the flags that say on which machines a run is made."""
+    """Add the flags that choose the machines of a run."""
     places, scripts = typing.Literal["slurm", "ray"], typing.Literal["slurm", "kuberay"]
     parser.hints |= {"on": places, "slurm": list[str], "print_script": scripts}
-    parser.flags_alone |= {"on", "slurm", "print_script"}  # else the started command would start another
+    parser.flags_alone |= {"on", "slurm", "print_script"}  # otherwise the started command would start another
     group = parser.add_argument_group("elsewhere")
-    text = "make the run as a job of SLURM or on a Ray cluster; it goes on by itself when machines are lost"
+    text = "run as a SLURM job or on a Ray cluster; resumed automatically when machines are lost"
     group.add_argument("--on", metavar=_choices(places), help=text)
-    text = "options of the job, by their names in submitit, such as slurm_partition=gpu timeout_min=600"
+    text = "options of the job, as submitit names them, such as slurm_partition=gpu timeout_min=600"
     group.add_argument("--slurm", nargs="+", metavar="NAME=VALUE", help=text)
-    text = "print a script that makes the run on a cluster, and stop"
+    text = "print a script for a run on a cluster, and stop"
     group.add_argument("--print-script", metavar=_choices(scripts), help=text)
 
 
 def add_data(parser: VerbParser, help_of_data: str) -> None:
     """Add DATA under both of its names, and `--config`."""
     parser.hints |= {"data": str, "resume": str, "config": str}
-    # Two names for one value: a missing positional argument would hide the value of a config.
+    # A missing positional argument would hide the value of a config, so the value has two names.
     parser.add_argument("subject", nargs="?", metavar="DATA", help=help_of_data)
-    parser.add_argument("--data", metavar="DATA", help="the same, as in a config")
-    parser.add_argument("--config", metavar=TEXTS["config"], help="YAML file of settings; flags win over it")
+    parser.add_argument("--data", metavar="DATA", help="same as DATA; its name in a config")
+    parser.add_argument("--config", metavar=TEXTS["config"], help="YAML file of settings; flags take precedence")
 
 
 def _add_flag(group: Any, item: Field, hint: Any, chosen: bool) -> Any:
@@ -215,7 +215,7 @@ def _add_flag(group: Any, item: Field, hint: Any, chosen: bool) -> Any:
     keywords: dict[str, Any] = {"help": item.metadata["help"], "default": item.default}
     inner = without_none(hint)
     if inner is bool:
-        if chosen:  # the help shows both flags of a value that a rule makes true or false
+        if chosen:  # the help shows --x and --no-x if a rule may choose either
             return group.add_argument(*flags, action=BooleanOptionalAction, **keywords)
         group.add_argument(flag(f"no_{item.name}"), action="store_false", dest=item.name, help=SUPPRESS)
         return group.add_argument(*flags, action="store_true", **keywords)
@@ -247,7 +247,7 @@ def parse(parser: VerbParser, argv: Sequence[str]) -> tuple[Namespace, dict[str,
         raise ParserShown(parser)
     arguments = [_canonical(word) for word in argv]
     config = _config_of(parser, arguments)
-    # Arguments that are missing keep `_ABSENT`, which tells them from arguments given with their default.
+    # Missing arguments keep `_ABSENT`, to distinguish them from arguments given with their default value.
     defaults = {action.dest: action.default for action in parser._actions}
     values, unknown = parser.parse_known_args(arguments, Namespace(**dict.fromkeys(defaults, _ABSENT)))
     if unknown:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from paucal.runner.plain_console import PlainConsole
 
 DESCRIPTION = (
-    "Show what paucal keeps between runs: decoded images, which spare every run after the first the decoding, and "
-    "features of frozen models. All of it can be removed at any time; runs that need it make it anew."
+    "Show what paucal keeps between runs: decoded images, so that only the first run decodes them, and features "
+    "of frozen models. Everything can be removed at any time; runs compute it again when needed."
 )
 MIB = 2**20
 
@@ -36,7 +36,7 @@ def run(argv: Sequence[str]) -> int:
 
     console, folder = PlainConsole(soft_wrap=True), cache_folder()
     if folder is None:
-        console.print(f"decoded images: none are kept ({VARIABLE} is {OFF})", markup=False)
+        console.print(f"decoded images: not kept ({VARIABLE} is {OFF})", markup=False)
     else:
         _show(folder, values.clear, console)
     unpacked = unpacked_bytes()
@@ -57,7 +57,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _show(folder: "Path", is_cleared: bool, console: "PlainConsole") -> None:
-    """Print what the image cache holds, and clear it if asked."""
+    """Print the content of the image cache, and clear it if requested."""
     from paucal.data.decoded.cache_folder import (
         MOST_BYTES,
         clear_cache,

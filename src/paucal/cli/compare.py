@@ -11,9 +11,9 @@ from paucal.settings.options import setting_fields
 from paucal.types import UserError
 from paucal.verbs.compare.settings import REFUSED, TAKEN, GridSettings
 
-DESCRIPTION = """Train every way with every seed, and test whether the difference is more than chance.
+DESCRIPTION = """Train with every combination of settings and seed, and test whether differences are more than chance.
 With the same --output, finished runs are not repeated, stopped ones are resumed, and more methods, models, shares or
-seeds extend the grid. All other settings are those of 'paucal train' and the same for all runs."""
+seeds extend the grid. All other settings are those of 'paucal train', the same for all runs."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -21,7 +21,7 @@ def run(argv: Sequence[str]) -> int:
     parser = VerbParser("compare", DESCRIPTION)
     train = setting_fields(TrainSettings)
     add_data(parser, train["data"].metadata["help"])
-    parser.add_argument("--resume", metavar="FOLDER", help="resume a comparison as it is stored")
+    parser.add_argument("--resume", metavar="FOLDER", help="resume a stored comparison")
     add_settings(parser, GridSettings)
     add_settings(parser, TrainSettings, skip=[*TAKEN, *REFUSED])
     values, given = parse(parser, argv)
@@ -31,14 +31,14 @@ def run(argv: Sequence[str]) -> int:
         if shared.get("data", values.subject) != values.subject:
             raise UserError(f"DATA is {values.subject!r} and --data is {values.data!r}: give one of them.")
         shared["data"] = values.subject
-    # Loaded only now, because it takes seconds and a mistyped flag should not.
+    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.verbs.compare.launch import compare_all, resume_comparison
 
     asked = GridSettings(**own)
     if values.resume is not None:
         if shared:
-            raise UserError("--resume uses a comparison as it is stored: leave DATA and its settings out.")
+            raise UserError("--resume continues a stored comparison: leave DATA and its settings out.")
         result = resume_comparison(Path(values.resume), asked, Console())
     else:
         command = shlex.join(["paucal", "compare", *argv])

@@ -1,4 +1,4 @@
-"""`paucal completion`: a script with which a shell completes verbs, flags and values."""
+"""`paucal completion`: a script for shell completion of verbs, flags and values."""
 
 import argparse
 import importlib
@@ -12,13 +12,13 @@ from paucal.cli.arguments import ParserShown, PlainHelp, VerbParser, parse, show
 from paucal.models.table import model_names
 
 DESCRIPTION = """Print a script that lets your shell complete verbs, flags and their values with the Tab key.
-It says what there is in this version: make it anew after an update. Take it into use with
+It is specific to this version: generate it again after an update. Install it with
 
   bash        paucal completion bash > ~/.local/share/bash-completion/completions/paucal
   zsh         paucal completion zsh > ~/.zfunc/_paucal      (with fpath+=~/.zfunc before compinit)
   fish        paucal completion fish > ~/.config/fish/completions/paucal.fish
 
-and begin a new shell. The folder must be there: mkdir -p makes it."""
+and open a new shell. The folder must exist (mkdir -p)."""
 Shell = Literal["bash", "zsh", "fish", "tcsh"]
 DEVICES = ("cpu", "cuda", "mps")
 MODELS, DEVICE, RECIPE = ("model", "models"), "device", "recipe"
@@ -29,9 +29,9 @@ def run(argv: Sequence[str]) -> int:
     parser = VerbParser("completion", DESCRIPTION)
     parser.formatter_class = _AsWritten
     parser.hints["shell"] = Shell
-    parser.add_argument("shell", metavar="{bash,zsh,fish,tcsh}", help="whose script it is to be")
+    parser.add_argument("shell", metavar="{bash,zsh,fish,tcsh}", help="the shell")
     values, _ = parse(parser, argv)
-    # Loaded only now, because it takes seconds and a mistyped word should not.
+    # Imported late: it takes seconds, and a mistyped word should fail at once.
     import shtab
 
     sys.stdout.write(shtab.complete(whole_parser(), values.shell) + os.linesep)

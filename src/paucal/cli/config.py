@@ -8,7 +8,7 @@ from paucal.settings.values import fitted
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
-# The place and the time limit of a run are not needed to repeat it.
+# The folder and the time limit of a run are not needed to repeat it.
 _LEFT_OUT = ("output", "overwrite", "time_limit")
 
 

@@ -1,4 +1,4 @@
-"""`paucal convert`: a set written again in another layout."""
+"""`paucal convert`: write a set in another layout."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,9 @@ from paucal.settings.groups import LABELLED
 from paucal.verbs.convert.settings import ConvertSettings
 
 DESCRIPTION = """Write a set in another layout, for other programs or for another verb, with its images and parts.
-Boxes go to yolo, coco, voc, csv, label-studio or cvat, and with their outlines to masks; masks go to masks by number
-or to coco; classes of images go to folders, csv, label-studio or cvat. What the layout cannot hold is counted and
-said."""
+Boxes can be written as yolo, coco, voc, csv, label-studio or cvat, and as masks if they have outlines; masks as masks
+by number or coco; classes of images as folders, csv, label-studio or cvat. Whatever the layout cannot store is counted
+and reported."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -19,7 +19,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("output", type=str, help="new or empty folder for the images and their labels")
     add_settings(parser, ConvertSettings, skip=["data", "output"])
     values, _ = parse(parser, argv)
-    # Loaded only now, because it takes seconds and a mistyped flag should not.
+    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.verbs.convert.launch import convert_set
 

@@ -7,18 +7,18 @@ from paucal.cli.elsewhere import run_elsewhere
 from paucal.runner.clock import command_start
 from paucal.tasks.detection.settings import DetectSettings
 
-DESCRIPTION = """Train a detector on images with boxes and judge it on images it has not seen.
-DATA is a folder, archive or annotation file of COCO, Pascal VOC, YOLO, LabelMe or CVAT, or a CSV of boxes. What is not
-given is chosen from the images and the machine, and the choice is printed with its reason. 'paucal predict RUN IMAGES'
+DESCRIPTION = """Train a detector on images with boxes and evaluate it on images that it has not seen.
+DATA is a folder, archive or annotation file of COCO, Pascal VOC, YOLO, LabelMe or CVAT, or a CSV of boxes. Settings
+that are not given are chosen from the images and the machine, and printed with the reason. 'paucal predict RUN IMAGES'
 finds objects with the trained detector."""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the verb; returns the exit code, 130 where the run was stopped before its end."""
+    """Run the verb; returns the exit code, 130 if the run was stopped before its end."""
     parsed = parse_run("detect", DESCRIPTION, DetectSettings, argv)
     if (code := run_elsewhere("detect", parsed[0], argv)) is not None:
         return code
-    # Loaded only now, because it takes seconds and a mistyped flag should not.
+    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.cli.job import run_job
     from paucal.tasks.detection.job import DetectionJob
 

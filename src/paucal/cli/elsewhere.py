@@ -1,4 +1,4 @@
-"""`--on` and `--print-script`: runs that are made on a cluster."""
+"""`--on` and `--print-script`: runs on a cluster."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ _ONLY_SLURM = "--slurm gives options of SLURM jobs: use it with --on slurm or --
 
 
 def run_elsewhere(verb: str, values: Namespace, argv: Sequence[str]) -> int | None:
-    """Make a run on a cluster if it was asked for; return the exit code, or None for a run here.
+    """Start a run on a cluster if requested; return the exit code, or None for a run on this machine.
 
     Args:
-        verb: Verb that makes the run.
+        verb: Verb of the run.
         values: All values of the call.
         argv: Its arguments.
 
@@ -29,14 +29,14 @@ def run_elsewhere(verb: str, values: Namespace, argv: Sequence[str]) -> int | No
             raise UserError(_ONLY_SLURM)
         return None
     if values.time_limit is not None and "slurm" in (values.on, values.print_script):
-        # A run that reaches it would be requeued, or stay unfinished.
+        # A run that reaches its own time limit would be requeued, or stay unfinished.
         flag = "--on" if values.print_script is None else "--print-script"
         raise UserError(
             f"--time-limit is not supported with {flag} slurm: give SLURM the limit, --slurm timeout_min=600."
         )
     if values.slurm is not None and "slurm" not in (values.on, values.print_script):
         raise UserError(_ONLY_SLURM)
-    # Imported here: they take seconds, and most runs are made on this machine.
+    # Imported late: they take seconds, and most runs are on this machine.
     from paucal.runner.elsewhere.command import command_of
     from paucal.runner.elsewhere.packages import require_package, require_sbatch, slurm_options
 
@@ -75,7 +75,9 @@ def _script(kind: str, command: "Command", machines: _Machines) -> str:
     if kind == "kuberay":
         return kuberay_job(command, machines.devices, machines.nodes, machines.on_gpu)
     script = slurm_script(command, machines.devices, machines.nodes, machines.on_gpu, machines.options)
-    Path(command.run).parent.mkdir(parents=True, exist_ok=True)  # SLURM writes the log there, and makes no folder
+    Path(command.run).parent.mkdir(
+        parents=True, exist_ok=True
+    )  # SLURM writes the log there, but does not create the folder
     return script
 
 

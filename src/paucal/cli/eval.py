@@ -6,12 +6,11 @@ from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
 from paucal.settings.groups import LABELLED
 from paucal.verbs.eval.settings import EvalSettings
 
-DESCRIPTION = """Judge the model of a run on labelled images, a detector on boxes, a segmentation network on masks.
-Without DATA, or with the run's own images as DATA, it is judged on the run's test images; other images are taken
-whole, or their test part where they have one, which is a val part that has only a train part beside it, too. Images
-that the run was trained on or chosen by are left out. With --protocol knn linear logistic correspondence few-labels a
-frozen backbone is judged instead: a run, a weights file, or any timm model, beside the same architecture with random
-weights."""
+DESCRIPTION = """Evaluate the model of a run on labelled images, a detector on boxes, a segmentation network on masks.
+Without DATA, or with the run's own images as DATA, the run's test images are used. Of other images, the test part is
+used if there is one (or a val part beside only a train part), else all of them. Images used for training or selecting
+the run are left out. With --protocol knn linear logistic correspondence few-labels a frozen backbone is evaluated
+instead: a run, a weights file, or any timm model, compared with the same architecture with random weights."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -23,7 +22,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("sources", nargs="*", type=str, metavar="DATA", help=f"labelled images: {LABELLED}")
     add_settings(parser, EvalSettings, skip=["data"])
     values, _ = parse(parser, argv)
-    # Loaded only now, because it takes seconds and a mistyped flag should not.
+    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.verbs.eval.launch import evaluate_model
 

@@ -1,11 +1,11 @@
-"""`paucal explain`: pictures of what a model sees."""
+"""`paucal explain`: pictures of attribution, attention and features."""
 
 from collections.abc import Sequence
 
 from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
 from paucal.verbs.explain.settings import ExplainSettings
 
-DESCRIPTION = """Draw where a trained model looks, why it answers as it does, and what its parts have learned.
+DESCRIPTION = """Draw the attention of a trained model, attributions of its predictions, and its features.
 IMAGES are files, folders (searched to any depth), Parquet files, or patterns such as 'photos/*.jpg'. --show matches
 takes two images, or one, which is compared with its mirror image; --show localization needs a run with DrLoc."""
 
@@ -17,7 +17,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("images", nargs="+", type=str, help="images, folders or patterns")
     add_settings(parser, ExplainSettings)
     values, _ = parse(parser, argv)
-    # Loaded only now, because it takes seconds and a mistyped flag should not.
+    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.verbs.explain.launch import explain_all
 

@@ -1,4 +1,4 @@
-"""`paucal export`: a trained model as files that other programs run."""
+"""`paucal export`: a trained model as files for other programs."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("run", type=str, help="run folder")
     add_settings(parser, ExportSettings)
     values, _ = parse(parser, argv)
-    # Loaded only now, because it takes seconds and a mistyped flag should not.
+    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.verbs.export.launch import export_all
 

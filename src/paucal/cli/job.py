@@ -1,4 +1,4 @@
-"""What every verb that trains does with its arguments: print the config, resume a run, or begin one."""
+"""The common actions of verbs that train: print the config, resume a run, or begin one."""
 
 from argparse import Namespace
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ def run_job(
     parsed: tuple[Namespace, Mapping[str, str], Mapping[str, Any]],
     start: float | None = None,
 ) -> int:
-    """Run a job as its arguments say and return the exit code, 130 if it was stopped before its end.
+    """Run a job and return the exit code, 130 if it was stopped before its end.
 
     Args:
         job: Kind of run.

@@ -6,10 +6,10 @@ from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
 from paucal.settings.groups import LABELLED
 from paucal.verbs.label.settings import LabelSettings
 
-DESCRIPTION = """Ask a trained classifier what it sees in every part of every image.
-The maps are what 'paucal train --method token-labeling --labels' learns from. The teacher is tried on labelled images
-first. A call that was interrupted can be made again and goes on. With --from-published, maps that the authors of token
-labeling have published (a file for each image) are converted instead."""
+DESCRIPTION = """Write label maps: the predictions of a trained classifier for every cell of every image.
+'paucal train --method token-labeling --labels' learns from these maps. The teacher is first tested on labelled images.
+To continue an interrupted call, repeat it. With --from-published, maps published by the authors of token labeling (one
+file per image) are converted instead."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -18,7 +18,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("data", type=str, help=f"images: {LABELLED}")
     add_settings(parser, LabelSettings, skip=["data"])
     values, _ = parse(parser, argv)
-    # Loaded only now, because it takes seconds and a mistyped flag should not.
+    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.verbs.label.launch import label_set
 

@@ -1,4 +1,4 @@
-"""The `paucal` command: one verb per file. It can write any text to any stream and ends silently at a closed pipe."""
+"""The `paucal` command: one verb per file. Any text can be printed, and a closed pipe is no error."""
 
 import codecs
 import difflib
@@ -22,37 +22,37 @@ from paucal.types import UserError
 from paucal.wording import sentence
 
 VERBS = {
-    "check": "say what a data set holds and what is wrong with it",
+    "check": "report the content of a data set and its problems",
     "train": "train a model on a folder of images",
     "detect": "train a detector on images with boxes",
     "pretrain": "pre-train a backbone on images without labels",
-    "segment": "train a model that gives every pixel a class",
-    "compare": "say whether one way to train is better than another",
-    "study": "run a table of the papers again, published beside measured",
-    "eval": "judge a trained model on labelled images",
+    "segment": "train a model that classifies every pixel",
+    "compare": "test whether one way to train is better than another",
+    "study": "reproduce a table of the papers, published beside measured numbers",
+    "eval": "evaluate a trained model on labelled images",
     "runs": "list runs with their settings and scores",
-    "predict": "classify images, find objects in them or mark their areas, with a trained model",
-    "explain": "draw what a trained model sees in images",
+    "predict": "classify images, detect objects or segment them, with a trained model",
+    "explain": "draw attention, attributions and features of a trained model in images",
     "export": "write a trained model for other programs",
     "serve": "open a page to try a trained model on",
     "next": "choose the unlabelled images that are worth labelling next",
     "label": "make label maps for token labeling",
     "shard": "write images into shards, for sets of millions",
     "convert": "write a set in another layout: yolo, coco, voc, masks, csv, ...",
-    "cache": "show what is kept between runs, or remove it",
-    "weights": "list trained weights, and bring them to another machine",
+    "cache": "show or remove cached files",
+    "weights": "list pretrained weights, and move them to another machine",
     "models": "list backbones",
     "recipes": "list named settings",
-    "completion": "let the shell complete verbs, flags and their values",
+    "completion": "print a script for shell completion",
 }
 PURPOSES = {  # the verbs, grouped by purpose
     "a model for your images": ("check", "train", "predict"),
     "objects and areas in your images": ("detect", "segment"),
-    "is it good, and why": ("eval", "explain"),
-    "did it help": ("compare", "study", "runs"),
-    "use it elsewhere": ("export", "serve"),
+    "evaluation and explanation": ("eval", "explain"),
+    "comparisons": ("compare", "study", "runs"),
+    "deployment": ("export", "serve"),
     "images without labels, labels for each patch": ("next", "pretrain", "label"),
-    "look things up, keep order": ("models", "weights", "recipes", "cache", "shard", "convert", "completion"),
+    "overviews and housekeeping": ("models", "weights", "recipes", "cache", "shard", "convert", "completion"),
 }
 _CHECK = "free some space or check the permissions"
 _ADVICE = {
@@ -127,9 +127,9 @@ def _dispatch(arguments: list[str]) -> int:
         near = difflib.get_close_matches(verb, VERBS, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise UserError(f"unknown verb {verb!r}{hint}; expected one of {', '.join(VERBS)}.")
-    # Verbs are imported where they are used: torch takes seconds to load, and help should not.
+    # Verbs are imported when used: torch takes seconds to load, and help should not.
     module = importlib.import_module(f"paucal.cli.{verb}")
-    if verb == "serve":  # it runs for hours and answers now and then
+    if verb == "serve":  # a server that is mostly idle
         return module.run(arguments[1:])
     with kept_memory():
         return module.run(arguments[1:])
@@ -157,8 +157,8 @@ def _name(filename: object) -> str:
 def restart_in_utf8() -> None:
     """Restart the command in Python's UTF-8 mode if file names are decoded as ASCII.
 
-    This happens in the C locale with Python's own measures against it switched off. A name in a table would then never
-    match the name of a file. Python cannot change the mode later, and child processes need it too.
+    This happens in the C locale if Python's UTF-8 mode and locale coercion are switched off. Names in tables would then
+    not match file names. Python cannot change the mode later, and child processes need it too.
     """
     if codecs.lookup(sys.getfilesystemencoding()).name == "ascii" and not sys.flags.utf8_mode:
         os.environ["PYTHONUTF8"] = "1"
@@ -167,12 +167,12 @@ def restart_in_utf8() -> None:
 
 @contextmanager
 def tolerant_streams() -> Iterator[None]:
-    """Escape characters that a stream cannot encode, and flush all output within; a closed reader is not an error."""
+    """Escape characters that a stream cannot encode, and flush all output in the end; a closed pipe is not an error."""
     unread.clear()
     codecs.register_error(ESCAPED, _escape)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # the stream was already closed: the next file that is opened would take its place
+        if stream is None:  # closed already: the next file to be opened would get its descriptor
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=ESCAPED)

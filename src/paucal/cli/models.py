@@ -1,4 +1,4 @@
-"""`paucal models`: the backbones, their size and cost."""
+"""`paucal models`: backbones with their size and cost."""
 
 import fnmatch
 from collections.abc import Iterator, Sequence
@@ -12,8 +12,8 @@ from paucal.runner.plain_console import PlainConsole
 from paucal.types import UserError
 
 DESCRIPTION = (
-    "List backbones with parameters, multiply-adds and last grid at their own image size. PATTERN may hold wildcards, "
-    "for instance 'swin*'; any of them can be trained."
+    "List backbones with parameters, multiply-adds and last grid at their own image size. PATTERN may have "
+    "wildcards, such as 'swin*'; all of them can be trained."
 )
 COLUMNS = {"model": 24, "made for": 8, "parameters": 10, "GMACs": 5, "grid": 5, "source": 8, "DrLoc weight": 5}
 NUMBERS = ("parameters", "GMACs")
@@ -32,9 +32,9 @@ def run(argv: Sequence[str]) -> int:
     if values.ours:
         found = {name: one for name, one in found.items() if one.source != TIMM}
     if not found:
-        raise UserError(f"no model is called like {values.pattern!r}; 'paucal models' lists all.")
+        raise UserError(f"no model name matches {values.pattern!r}; 'paucal models' lists all.")
     console = PlainConsole()
-    if not console.is_terminal:  # a file or a pipe has no width to fit, and rich takes half a second for all rows
+    if not console.is_terminal:  # no width limit in a file or a pipe, where rich would be slow
         print("\n".join(_lines([tuple(COLUMNS), *(_row(name, one) for name, one in found.items())])))
         return 0
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -60,7 +60,7 @@ def _names(pattern: str) -> list[str]:
 
 
 def _measured(name: str) -> Listed:
-    """Measure a model that the stored table lacks, of a newer timm."""
+    """Measure a model of a newer timm that is missing in the stored table."""
     from paucal.models.measuring import measure
     from paucal.objectives import default_weight
 

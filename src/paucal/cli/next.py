@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
 from paucal.verbs.next.settings import NextSettings
 
-DESCRIPTION = """Choose the unlabelled images that are worth labelling next: of which the model is unsure, that stand
-for many others, and some at random. Images that the run has labels of and copies are left out. --output lists them with
-the model's answers; --to writes them for a tool in which people correct the answers, and 'paucal train', 'detect' and
-'segment' read what it exports."""
+DESCRIPTION = """Choose the unlabelled images that are worth labelling next.
+These are images about which the model is uncertain and which represent many others, and some at random. Copies and
+images that are labelled in the run are left out. --output lists the images with predictions; --to writes them for a
+labelling tool, in which people correct the predictions; 'paucal train', 'detect' and 'segment' read its exports."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -18,7 +18,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("data", type=str, help="unlabelled images: a folder, table, archive, Parquet, ...")
     add_settings(parser, NextSettings, skip=["data"])
     values, _ = parse(parser, argv)
-    # Loaded only now, because it takes seconds and a mistyped flag should not.
+    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.verbs.next.launch import choose_next
 

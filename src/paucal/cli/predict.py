@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """Classify images with the model of a run, find objects in them with a run of 'paucal detect', or write
 masks of them with one of 'paucal segment'.
 PATHS are image files, folders (searched to any depth), Parquet files, or patterns such as 'photos/*.jpg'.
-With --output, a call that was stopped while it classified goes on where it was when it is given again.
-PATHS may be videos or cameras too (camera:0, rtsp://...), and --watch answers each new picture of a folder."""
+With --output, repeating a call that was stopped continues it.
+PATHS may also be videos or cameras (camera:0, rtsp://...), and --watch classifies each new picture in a folder."""
 OF_CLASSIFIERS = ("top_k", "features", "sheet")  # settings that only classifiers have
 
 
@@ -34,7 +34,7 @@ class _Call(NamedTuple):
     console: "Console"
 
     def table(self) -> "tuple[Path | None, TableForm | None]":
-        """Return the file of the answers and their format; None for standard output and for the usual format."""
+        """Return the output file and its format; None for standard output and for the default format."""
         from paucal.runner.tables import check_table
 
         wanted = self.wanted
@@ -45,14 +45,14 @@ def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parser = VerbParser("predict", DESCRIPTION)
     parser.add_argument("run", type=str, help="run folder")
-    # A positional argument that may be missing would end before a flag, and words after the flag would be unknown.
+    # An optional positional argument would end at a flag, and words after the flag would be unknown.
     many = "*" if any(word.partition("=")[0] == "--watch" for word in argv) else "+"
     parser.add_argument("paths", nargs=many, type=str, help="images, folders or patterns; or videos, or camera:0")
     add_settings(parser, AnswerSettings)
     add_settings(parser, PredictSettings)
     add_settings(parser, MovingSettings)
     values, given = parse(parser, argv)
-    # Loaded only now, because it takes seconds and a mistyped flag should not.
+    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.export.reading import task_of_model
     from paucal.models.tasks import DETECTION, REGRESSION, SEGMENTATION
     from paucal.runner.console import Console
@@ -67,9 +67,11 @@ def run(argv: Sequence[str]) -> int:
     if wanted.to is not None:
         from paucal.verbs.predict.layouts import predict_as_labels
 
-        _refuse(given, ("format", "pictures", *OF_CLASSIFIERS), "--{} is for answers that --to does not write")
+        _refuse(given, ("format", "pictures", *OF_CLASSIFIERS), "--{} is not supported with --to")
         if in_motion:
-            raise UserError("--to writes labels of images, and videos, cameras and --watch have no end: leave one out.")
+            raise UserError(
+                "--to writes labels of images and is not supported for videos, cameras and --watch: leave one out."
+            )
         predict_as_labels(values.run, values.paths, settings, wanted, console)
         return 0
     answer = {DETECTION: _detect, SEGMENTATION: _segment, REGRESSION: _number}.get(task, _classify)
@@ -83,7 +85,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _moves(paths: Sequence[str], watch: str | None, given: Mapping[str, str]) -> bool:
-    """Return whether a call is about videos, cameras or a folder that is watched."""
+    """Return whether a call is for videos, cameras or a watched folder."""
     from paucal.verbs.predict.video import is_moving
 
     moves = watch is not None or any(map(is_moving, paths))
@@ -97,7 +99,7 @@ def _classify(call: _Call) -> None:
     """Write probabilities."""
     from paucal.verbs.predict.files import predict_to_files
 
-    _refuse(call.given, ["pictures"], "--{} draws what a detector has found, and this model classifies")
+    _refuse(call.given, ["pictures"], "--{} draws detections, but this model is a classifier")
     for text in predict_to_files(call.run, call.paths, call.settings, call.wanted, call.console):
         _show(text)
 
@@ -106,7 +108,7 @@ def _detect(call: _Call) -> None:
     """Write objects and their boxes."""
     from paucal.verbs.predict.detection import find_objects
 
-    _refuse(call.given, OF_CLASSIFIERS, "--{} is for models that classify, and this one finds objects")
+    _refuse(call.given, OF_CLASSIFIERS, "--{} is for classifiers, but this model is a detector")
     output, form = call.table()
     wanted = replace(call.wanted, format=form)
     _hand_over(find_objects(call.run, call.paths, call.settings, wanted, call.console), output)
@@ -118,7 +120,7 @@ def _number(call: _Call) -> None:
     from paucal.verbs.predict.launch import open_pictures
     from paucal.verbs.predict.regression import as_text, predict_numbers
 
-    _refuse(call.given, ("pictures", *OF_CLASSIFIERS), "--{} is for models that classify or find objects")
+    _refuse(call.given, ("pictures", *OF_CLASSIFIERS), "--{} is for classifiers and detectors")
     output, form = call.table()
     model = load_model(call.run, call.settings.device)
     opened = open_pictures(model, list(call.paths), call.settings, call.console)
@@ -126,7 +128,7 @@ def _number(call: _Call) -> None:
 
 
 def _segment(call: _Call) -> None:
-    """Write masks and print where they are."""
+    """Write masks and print their folders."""
     from paucal.reading import named_path
     from paucal.runner.tables import FORMS, OTHER_FORMS
     from paucal.verbs.predict.segmentation import MASKS, OVERLAYS, segment_all
@@ -134,29 +136,29 @@ def _segment(call: _Call) -> None:
 
     output = call.wanted.output
     if output is None:
-        raise UserError("the answers of this model are masks: give --output, a new folder for them.")
+        raise UserError("this model predicts masks: give --output, a new folder for them.")
     flags = ("batch_size", "format", "pictures", *OF_CLASSIFIERS)
-    _refuse(call.given, flags, "--{} is for models that classify or find objects, and this one gives masks")
+    _refuse(call.given, flags, "--{} is for classifiers and detectors, but this model predicts masks")
     folder = named_path(output)
     if folder.suffix.lower() in {**FORMS, **OTHER_FORMS}:
-        raise UserError(f"--output: {output!r} is a name of a file, and masks are written: give a new folder.")
+        raise UserError(f"--output: {output!r} is a file name, but masks need a folder: give a new one.")
     found = segment_all(call.run, call.paths, folder, call.settings, call.console)
     means = {name: sum(one.shares[name] for one in found) / len(found) for name in found[0].shares} if found else {}
     shares = ", ".join(f"{name} {percent(share)}" for name, share in list(means.items())[:8])
-    call.console.say(f"{counted(len(found), 'mask')} in {folder / MASKS}, pictures of them in {folder / OVERLAYS}")
+    call.console.say(f"{counted(len(found), 'mask')} in {folder / MASKS}, overlays in {folder / OVERLAYS}")
     if shares:
         call.console.say(f"share of the pixels: {shares}")
 
 
 def _refuse(given: Mapping[str, str], flags: Iterable[str], why: str) -> None:
-    """Refuse flags that a model does not use, with a sentence in which {} stands for the flag's name."""
+    """Refuse flags that a model does not use, with a message in which {} is the flag's name."""
     for name in flags:
         if name in given:
             raise UserError(f"{why.format(name.replace('_', '-'))}: leave it out.")
 
 
 def _hand_over(text: str, output: "Path | None") -> None:
-    """Write a table into its file, or show it."""
+    """Write a table to its file or to standard output."""
     from paucal.runs import write_text
 
     if output is None:
@@ -168,5 +170,5 @@ def _hand_over(text: str, output: "Path | None") -> None:
 def _show(text: str) -> None:
     from paucal.wording import showable
 
-    # A terminal would obey control characters in names; programs that read a pipe want the names unchanged.
+    # Control characters in names are escaped for terminals only: a pipe gets the names unchanged.
     sys.stdout.write(showable(text) if sys.stdout.isatty() else text)

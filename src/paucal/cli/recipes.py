@@ -1,4 +1,4 @@
-"""`paucal recipes`: the named settings that `--recipe` of `paucal train`, `pretrain`, `segment` and `detect` takes."""
+"""`paucal recipes`: the named settings for `--recipe` of `paucal train`, `pretrain`, `segment` and `detect`."""
 
 from collections.abc import Sequence
 

@@ -6,9 +6,9 @@ from paucal.cli.arguments import VerbParser, add_settings, parse, settings_among
 from paucal.verbs.serve.settings import ServeSettings
 
 DESCRIPTION = """Open a page in your browser to try a model on: drop a picture and see its classes with calibrated
-probabilities, whether it is like the training images, and what spoke for the answer. Nothing leaves this machine.
-With --label the page shows unlabelled images, the most useful first, and --save gets the labels that you give with one
-key each; without a model, give --classes."""
+probabilities, whether it resembles the training images, and the evidence for the prediction. Nothing leaves this
+machine. With --label the page shows unlabelled images, the most useful first; you label each with one key, and --save
+stores the labels. Without a model, give --classes."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -19,7 +19,7 @@ def run(argv: Sequence[str]) -> int:
     )
     add_settings(parser, ServeSettings)
     values, _ = parse(parser, argv)
-    # Loaded only now, because it takes seconds and a mistyped flag should not.
+    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.verbs.serve.launch import serve
 

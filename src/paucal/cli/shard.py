@@ -1,4 +1,4 @@
-"""`paucal shard`: images written as shards."""
+"""`paucal shard`: write images as shards."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,9 @@ from paucal.settings.groups import LABELLED
 from paucal.verbs.shard.settings import ShardSettings
 
 DESCRIPTION = """Write the images of a set into shards: a few large files instead of millions of small ones.
-Each part of the set gets its own shards, in random order; images keep their bytes, and what cannot be read is named.
-With an index beside them a run on a million images begins in seconds, here or from object storage. Below some hundred
-thousand images on a disk there is no need for it: paucal decodes such a set once and keeps it."""
+Each part of the set gets its own shards, in random order; images keep their bytes, and unreadable ones are named. An
+index lets a run on a million images begin in seconds, on this machine or from object storage. Sets of up to some
+hundred thousand images on a disk do not need shards: paucal decodes them once and keeps the result."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -19,7 +19,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("output", type=str, help="new or empty folder for the shards, or a URL such as s3://bucket/set")
     add_settings(parser, ShardSettings, skip=["data", "output"])
     values, _ = parse(parser, argv)
-    # Loaded only now, because it takes seconds and a mistyped flag should not.
+    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.verbs.shard.launch import shard_set
 

@@ -9,7 +9,7 @@ from paucal.settings.options import setting_fields
 from paucal.studies.settings import StudySettings
 from paucal.types import UserError
 
-DESCRIPTION = """Run a results table or figure of the four papers again, and print published beside measured numbers.
+DESCRIPTION = """Reproduce a results table or figure of the four papers, and print published beside measured numbers.
 'paucal study list' names them all, 'paucal study show NAME' prints one with the settings of its rows. Finished runs are
 not repeated: the same command resumes a study that was stopped."""
 
@@ -18,7 +18,7 @@ def run(argv: Sequence[str]) -> int:
     """Run the verb and return the exit code: 1 if a run has failed, 130 if the study was stopped."""
     parser = VerbParser("study", DESCRIPTION)
     parser.add_argument("name", type=str, metavar="NAME", help="a study, or 'list', or 'show'")
-    parser.add_argument("shown", nargs="?", metavar="SHOWN", help="after 'show', the study")
+    parser.add_argument("shown", nargs="?", metavar="SHOWN", help="study to show, after 'show'")
     add_settings(parser, StudySettings)
     values, given = parse(parser, argv)
     own = {name: getattr(values, name) for name in given if name in setting_fields(StudySettings)}
@@ -34,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
         if own:
             raise UserError(f"{values.name} is a reference table; nothing to run: leave --{next(iter(own))} out.")
         return _show(values.name)
-    # Loaded only now, because it takes seconds and a mistyped flag should not.
+    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.studies.launch import run_study
 

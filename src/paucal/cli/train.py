@@ -7,18 +7,18 @@ from paucal.cli.elsewhere import run_elsewhere
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.clock import command_start
 
-DESCRIPTION = """Train a classifier on a folder of images and judge it on images it has not seen.
-Everything that is not given is chosen from the data, and the choice is printed with its reason.
-Without DATA the built-in digits are used; that takes about a minute on two processor cores.
-With --target COLUMN a number is learned in place of a class."""
+DESCRIPTION = """Train a classifier on a folder of images and evaluate it on images that it has not seen.
+Settings that are not given are chosen from the data, and printed with the reason.
+Without DATA the built-in digits are used; that takes about a minute on two CPU cores. With --target COLUMN the model
+predicts a number instead of a class."""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the verb; returns the exit code, 130 where the run was stopped before its end."""
+    """Run the verb; returns the exit code, 130 if the run was stopped before its end."""
     values, given, changes = parsed = parse_run("train", DESCRIPTION, TrainSettings, argv)
     if (code := run_elsewhere("train", values, argv)) is not None:
         return code
-    # Loaded only now, because it takes seconds and a mistyped flag should not.
+    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.cli.job import run_job
     from paucal.runner.console import Console
     from paucal.runner.life import Stopped

@@ -1,4 +1,4 @@
-"""`paucal weights`: trained weights on this machine, and how they are brought to another one."""
+"""`paucal weights`: pretrained weights on this machine, and their transfer to another one."""
 
 from collections.abc import Sequence
 
@@ -7,10 +7,10 @@ from paucal.settings.options import setting_fields
 from paucal.types import UserError
 from paucal.verbs.weights.settings import WeightsSettings
 
-DESCRIPTION = """Bring trained weights to a machine without a network, and see which are there.
-'list' names what is on this machine, with size, licence and use. 'pack NAME' writes weights, or those of a file, into
-one archive. 'add FILE' checks such an archive, or a weights file with --model and --licence, and keeps it;
-'paucal train' then compares it with the others. 'remove NAME' removes what was added."""
+DESCRIPTION = """List pretrained weights on this machine, and bring weights to a machine without a network.
+'list' shows the weights on this machine, with size, licence and use. 'pack NAME' writes weights, by name or from a
+file, into one archive. 'add FILE' checks and stores such an archive, or a weights file with --model and --licence;
+'paucal train' then considers it. 'remove NAME' removes added weights."""
 WIDTH = 160  # characters
 ACTIONS = ("list", "add", "pack", "remove")
 
@@ -32,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
     if values.action == "list":
         _list()
         return 0
-    # Loaded only now, because it takes seconds and a mistyped flag should not.
+    # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.verbs.weights.launch import add_file, pack, remove_weights
 
@@ -50,5 +50,5 @@ def _list() -> None:
 
     console = PlainConsole()
     if not console.is_terminal:
-        console = PlainConsole(width=WIDTH)  # a file or a pipe has no width to fit
+        console = PlainConsole(width=WIDTH)  # no width limit in a file or a pipe
     console.print(weights_table(list_weights()))

@@ -250,7 +250,7 @@ def _text(source: str | Path) -> str:
         return (_shipped() / f"{source}.txt").read_text(encoding="utf-8")
     if not path.is_file():
         raise UserError(
-            f"{path} is no file; expected one with a class name on each line, or the name of a list that comes with "
+            f"{path} is not a file; expected one with a class name on each line, or the name of a list that comes with "
             f"paucal ({', '.join(shipped)})"
         )
     return read_decoded(path, MOST_LIST_BYTES).text

@@ -281,7 +281,7 @@ def open_image(source: ImageSource, name: str) -> Iterator[Image.Image]:
     file = io.BytesIO(source) if isinstance(source, bytes) else source
     with decoding_errors(name):
         if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):
-            raise ValueError("it is no regular file (a pipe or a device, for instance)")
+            raise ValueError("it is not a regular file (a pipe or a device, for instance)")
         with _SILENCE, Image.open(file, formats=_formats()) as image:
             check_shape(*image.size)
             yield image

@@ -92,7 +92,7 @@ def refuse_structure(place: Path, names: tuple[str, ...]) -> None:
         return
     reads = "; ".join(f"`paucal {kind.verb}` reads {kind.reads}" for kind in KINDS)
     raise UserError(
-        f"{place} has {_contents(open_tree(place), names)}, which are no classes, and nothing in it is recognised as "
+        f"{place} has {_contents(open_tree(place), names)}, which are not classes, and nothing in it is recognised as "
         f"boxes or masks: {reads}."
     )
 

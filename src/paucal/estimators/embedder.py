@@ -46,7 +46,7 @@ class ImageEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageEsti
 
         Raises:
             ValueError: X holds something else than images.
-            UserError: There is no such model, or no trained weights are on this machine.
+            UserError: There is no such model, or there are no pretrained weights on this machine.
         """
         images = list_images(X)
         name = self.model or getattr(weights_at_hand(), "name", None)

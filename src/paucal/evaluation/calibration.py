@@ -1,4 +1,4 @@
-"""Temperature scaling: one number that makes a classifier's probabilities mean what they say (Guo et al. 2017)."""
+"""Temperature scaling: one number that calibrates a classifier's probabilities (Guo et al. 2017)."""
 
 import math
 from collections.abc import Sequence
@@ -69,10 +69,10 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def calibration(plain: Predictions, temperature: float, images: int) -> Calibration:
-    """Return how a temperature changes the answers for test images.
+    """Return how a temperature changes the calibration on test images.
 
     Args:
-        plain: Answers of the network without a temperature.
+        plain: Predictions of the network without a temperature.
         temperature: Temperature fitted to other images.
         images: Number of images that the temperature was fitted to.
     """
@@ -83,7 +83,7 @@ def calibration(plain: Predictions, temperature: float, images: int) -> Calibrat
 
 
 def calibration_error(predictions: Predictions) -> CalibrationError:
-    """Return the measure of the expected calibration error of some answers."""
+    """Return the measure of the expected calibration error of predictions."""
     confidence = predictions.probabilities.max(1).values.numpy()
     return CalibrationError(confidence, (predictions.predicted == predictions.labels).numpy())
 
@@ -96,14 +96,14 @@ def choose_thresholds(probabilities: Tensor, labels: Tensor) -> tuple[float, ...
     """Return the threshold with the highest F1 for each class, on images that were not trained on.
 
     A class with fewer than five such images gets the threshold that is best for all classes together. A threshold lies
-    midway between the two probabilities that it separates; if several have the same F1, the highest is taken.
+    midway between two adjacent probabilities; of several with the same F1, the highest is taken.
 
     Args:
         probabilities: (N, K) in [0, 1].
         labels: (N, K) of 1, 0 and -1 (image ignored for that class).
 
     Returns:
-        K numbers in (0, 1); 0.5 where there are no positive images.
+        K numbers in (0, 1); 0.5 without positive images.
     """
     shares, truth = probabilities.double().numpy(), labels.numpy()
     common = _best_f1_threshold(shares[truth >= 0], truth[truth >= 0] == 1)
@@ -118,7 +118,7 @@ def choose_thresholds(probabilities: Tensor, labels: Tensor) -> tuple[float, ...
 
 
 def marked(probabilities: Tensor, thresholds: Sequence[float]) -> Tensor:
-    """Return the (N, K) bool answers: which classes reach their threshold."""
+    """Return (N, K) booleans: whether each class reaches its threshold."""
     return probabilities >= torch.tensor(thresholds, dtype=probabilities.dtype)
 
 
@@ -127,7 +127,7 @@ def _best_f1_threshold(shares: NDArray[np.float64], positive: NDArray[np.bool_])
         return DEFAULT_THRESHOLD
     order = np.argsort(-shares, kind="stable")
     ranked, right = shares[order], positive[order].cumsum()
-    ends = np.flatnonzero(np.r_[ranked[1:] != ranked[:-1], True])  # answers may end where the probability changes
+    ends = np.flatnonzero(np.r_[ranked[1:] != ranked[:-1], True])  # thresholds lie only where the probability changes
     f1 = 2 * right[ends] / (ends + 1 + positive.sum())
     last = int(ends[f1.argmax()])
     below = ranked[last + 1] if last + 1 < len(ranked) else 0.0

@@ -1,4 +1,4 @@
-"""How good a classifier is, from its answers on images it was not trained on."""
+"""Scores of a classifier, from its predictions on images it was not trained on."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,7 @@ def classification_report(
     n_bootstrap: int = 1000,
     level: float = 0.95,
 ) -> ClassificationReport:
-    """Score a classifier's answers, each score with an interval over the choice of test images.
+    """Score a classifier's predictions, each score with an interval over the choice of test images.
 
     Shares of images (top-1, top-5, recall) have Wilson intervals, which stay valid when no image or every image is
     right. The other scores have bootstrap intervals over images: percentile intervals for balanced accuracy and loss,
@@ -156,7 +156,7 @@ MOST_WORK = 400_000_000  # images times classes times draws: about ten seconds
 def multi_label_report(
     predictions: Predictions, classes: Sequence[str], thresholds: Sequence[float], *, seed: int = 0, level: float = 0.95
 ) -> MultiLabelReport:
-    """Score a classifier's answers, each score with a bootstrap interval over the choice of test images.
+    """Score a classifier's predictions, each score with a bootstrap interval over the choice of test images.
 
     The average precision of a class is the area under its precision-recall curve (as in torchmetrics); "map" is the
     mean over the classes that have a positive test image, each with the same weight. Resampling biases these scores, so
@@ -171,11 +171,11 @@ def multi_label_report(
         level: Probability that an interval covers the truth.
 
     Raises:
-        UserError: no image is known to be of any class, or logits are not finite.
+        UserError: no image has a positive label, or logits are not finite.
     """
     require_classes(predictions, classes)
     if not (predictions.labels == 1).any():
-        raise UserError("none of the images to evaluate is of any class: give images that have labels.")
+        raise UserError("none of the images to evaluate has a label: give images that have labels.")
     require_finite(predictions)
     labels, n_images = predictions.labels, len(predictions)
     draws = int(min(MOST_DRAWS, max(FEWEST_DRAWS, MOST_WORK // max(1, labels.numel()))))

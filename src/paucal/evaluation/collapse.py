@@ -1,10 +1,10 @@
 """Signs of collapse, read from the metrics that a pre-training run records.
 
-Pre-training on one's own images can fail in four ways. The teacher gives every image the same answer
-("constant output"; the loss falls towards 0); its answer for every image is uniform ("uniform output"; the loss stays
+Pre-training on one's own images can fail in four ways. The teacher gives every image the same output ("constant
+output"; the loss falls towards 0); its output for every image is uniform ("uniform output"; the loss stays
 at ln K); the features differ but only along a single line ("dimensional collapse"); or the numbers grow without
 bound ("divergence"). Centring pushes away from the first and towards the second, and a low teacher temperature does the
-opposite (DINO, arXiv:2104.14294, section 5.3), so the two need opposite changes and must not be confused.
+opposite (DINO, arXiv:2104.14294, section 5.3), so these two need opposite remedies and must not be confused.
 
 A healthy run looks uniform and nearly one-dimensional at first. So only non-finite numbers count before a grace period
 is over, and after that a sign must show in several epochs in a row.
@@ -26,16 +26,16 @@ COLUMNS = {
     "feature_spread": "losses.feature_spread of the teacher's features",
     "effective_rank": "losses.effective_rank of the teacher's features",
     "feature_norm": "mean length of the teacher's features",
-    "centre_norm": "length of the centre; exactly 0 where centring is off",
-    "teacher_temperature": "what the teacher's logits were divided by",
-    "teacher_distance": "length of teacher minus student weights over that of the student's",
+    "centre_norm": "length of the centre; exactly 0 without centring",
+    "teacher_temperature": "temperature of the teacher",
+    "teacher_distance": "length of the difference of teacher and student weights, relative to the student's",
 }
 
 GRACE_STEPS = 500
 PATIENCE = 3  # epochs
 UNIFORM = 0.8  # share of the prototypes that exp(entropy) counts; ln K - 0.22, whatever K is
-SPREAD_OUT = 0.5  # share of ln K; an answer that is the same for all images is uniform above it, constant below it
-LEAVING = 1.5  # factor by which the answers' information on their images grows, over the epochs of patience
+SPREAD_OUT = 0.5  # share of ln K; an output that is the same for all images is uniform above it, constant below it
+LEAVING = 1.5  # factor of growth of the outputs' information on their images, over the epochs of patience
 CONSTANT = 0.1  # share of the entropy with one prototype per image; for 64 images 0.4 nats, or 1.5 prototypes
 SAME = 0.01  # share of the information on the image that a batch could show
 EQUAL = 0.01  # spread; untrained networks have 0.3 to 0.6, class tokens of tiny networks 0.04
@@ -43,14 +43,14 @@ APART = 0.1  # spread of features that have not collapsed to a point
 LINE = 1.2  # directions; features of digits have 1.6 at first
 SHRUNK = 0.25  # share of the largest rank so far
 FEW = 0.05  # share of the directions that the batch could show
-SMALLEST_POSSIBLE = 8.0  # directions; tiny batches cannot tell a line from a cloud
+SMALLEST_POSSIBLE = 8.0  # directions; tiny batches cannot distinguish a line from a cloud
 EXPLODED = 100.0  # growth of the features' length
-ABOVE_CHANCE = 0.2  # share of ln K, and at least 1 nat: an answer that ignores the image costs ln K at most
+ABOVE_CHANCE = 0.2  # share of ln K, and at least 1 nat: an output that ignores the image costs at most ln K
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What went wrong.
+    """A failure of pre-training.
 
     Attributes:
         kind: Kind of failure.
@@ -65,7 +65,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Scale:
-    """The sizes that the numbers of one head are compared with.
+    """Reference sizes for the numbers of one head.
 
     Attributes:
         head: "view" or "region".
@@ -108,7 +108,7 @@ def find_collapse(
 
     Args:
         rows: One per epoch so far, with `COLUMNS`, "step", "skipped_steps", "train_loss", and "train_view" and
-            "train_region" where the two losses are known separately.
+            "train_region" if the two losses are known separately.
         out_dim: K, prototypes of a head.
         feature_dim: D.
         batch: Images per process, on which entropies and ranks are computed.
@@ -165,8 +165,8 @@ def _exploded(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | Non
     bound = chance + max(1.0, ABOVE_CHANCE * chance)
     if lasts(rows, lambda row: _loss(row, scale) > bound, patience):
         text = (
-            f"the {scale.head} loss is {_loss(rows[-1], scale):.2f}, and giving all prototypes alike would cost only "
-            f"ln {scale.out_dim} = {math.log(scale.out_dim):.3f} nats"
+            f"the {scale.head} loss is {_loss(rows[-1], scale):.2f}, but a uniform output would cost only ln "
+            f"{scale.out_dim} = {math.log(scale.out_dim):.3f} nats"
         )
         return _verdict("divergence", text, rows[-1])
     lengths = [length for row in rows if math.isfinite(length := scale.of(row, "feature_norm"))]
@@ -186,9 +186,9 @@ def _constant(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | Non
     if not lasts(rows, shows, patience):
         return None
     used, spread = (scale.of(rows[-1], name) for name in ("batch_entropy", "feature_spread"))
-    numbers = [f"those of a batch use about {math.exp(used):.3g} prototypes together"] if used == used else []
+    numbers = [f"a whole batch uses about {math.exp(used):.3g} prototypes"] if used == used else []
     numbers += [f"spread of the features {spread:.3f}"] if spread == spread else []
-    text = f"the teacher's {scale.head} head gives all images the same answer ({'; '.join(numbers)})"
+    text = f"the teacher's {scale.head} head gives all images the same output ({'; '.join(numbers)})"
     return _verdict("constant output", text, rows[-1])
 
 
@@ -196,7 +196,7 @@ def _uniform(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None
     if not lasts(rows, lambda row: _is_uniform(row, scale), patience):
         return None
     first, last = rows[-patience], rows[-1]
-    # A run leaves this state exponentially; once that has started, the state is no longer reported.
+    # A run leaves this state exponentially; it is not reported once that has started.
     if patience > 1 and _information(last, scale) > LEAVING * max(_information(first, scale), 1e-3):
         return None
     entropy, chance = scale.of(last, "teacher_entropy"), math.log(scale.out_dim)
@@ -204,7 +204,7 @@ def _uniform(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None
     number = math.exp(entropy) if entropy == entropy else scale.out_dim
     text = (
         f"the teacher's {scale.head} head spreads every image over about {number:.0f} of its {scale.out_dim} "
-        f"prototypes ({value}; for all alike it is ln {scale.out_dim} = {chance:.3f})"
+        f"prototypes ({value}; ln {scale.out_dim} = {chance:.3f} if uniform)"
     )
     return _verdict("uniform output", text, last)
 
@@ -222,16 +222,16 @@ def on_a_line(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | Non
     if not lasts(rows, shows, patience):
         return None
     text = (
-        f"the {scale.head} features of different images differ, but in {ranks[-1]:.1f} directions only, of about "
+        f"the {scale.head} features of different images differ, but only in {ranks[-1]:.1f} directions, of about "
         f"{scale.directions:.0f} that a batch could show (at most {max(ranks):.1f} so far)"
     )
     return _verdict("dimensional collapse", text, rows[-1])
 
 
 def _is_uniform(row: Row, scale: Scale) -> bool:
-    """Tell whether each image has nearly all prototypes, or all images the same answer with at least half of ln K.
+    """Return whether each image uses nearly all prototypes, or all share an output of at least half of ln K.
 
-    Without an entropy the loss is used: it is never below the teacher's entropy, so it is at ln K in this state.
+    Without an entropy the loss is used: it is never below the teacher's entropy, so it is ln K in this state.
     """
     chance, entropy = math.log(scale.out_dim), scale.of(row, "teacher_entropy")
     if entropy == entropy:
@@ -240,12 +240,12 @@ def _is_uniform(row: Row, scale: Scale) -> bool:
 
 
 def _is_same(row: Row, scale: Scale) -> bool:
-    """Tell whether the answers say nothing about their images: the mean answer is as certain as each single answer."""
+    """Return whether outputs carry no information on their images: their mean is as certain as each of them."""
     return scale.of(row, "batch_entropy") - scale.of(row, "teacher_entropy") <= SAME * scale.most
 
 
 def _information(row: Row, scale: Scale) -> float:
-    """Return the information of an answer on its image in nats, or a bound on it; NaN where neither is known."""
+    """Return the information of an output on its image in nats, or a bound on it; NaN if both are unknown."""
     used = scale.of(row, "batch_entropy")
     return (math.log(scale.out_dim) if used != used else used) - scale.of(row, "teacher_entropy")
 
@@ -256,7 +256,7 @@ def _loss(row: Row, scale: Scale) -> float:
 
 
 def lasts(rows: Sequence[Row], shows: Callable[[Row], bool], patience: int) -> bool:
-    """Tell whether each of the newest `patience` epochs shows a sign."""
+    """Return whether each of the newest `patience` epochs shows a sign."""
     return len(rows) >= patience and all(shows(row) for row in rows[-patience:])
 
 
@@ -274,7 +274,7 @@ ADVICE = {
     "prototypes (a few thousand for a small set), a teacher momentum of 0.99 to 0.996, and train for more steps; if "
     "the loss never moves, change the learning rate.",
     "dimensional collapse": "Use larger batches and more local crops, lower the learning rate and the weight decay, "
-    "and check that the images are not nearly all alike; with the view loss alone, add the region loss.",
+    "and check that the images are not nearly all alike; if only the view loss is used, add the region loss.",
     "divergence": "Lower the learning rate and warm it up longer, clip gradients (3.0 per tensor is published), keep "
     "the last layer's lengths fixed and frozen for longer, and use bfloat16 or float32 instead of float16.",
 }
@@ -299,18 +299,17 @@ def causes(row: Mapping[str, float]) -> list[str]:
     if temperature >= STUDENT_TEMPERATURE:
         found.append(
             f"The teacher temperature is {temperature:g}; it must stay below the student's ({STUDENT_TEMPERATURE:g}), "
-            "or the teacher asks for less certain answers than the student has."
+            "or the teacher's targets are less certain than the student's output."
         )
     if row.get("teacher_distance", math.nan) < NEAR:
-        found.append("Teacher and student are as good as equal: give the teacher a momentum of 0.99 to 0.996.")
+        found.append("Teacher and student are nearly equal: give the teacher a momentum of 0.99 to 0.996.")
     return found
 
 
 FEATURE_ADVICE: dict[Kind, str] = {
-    "constant output": "Give the part of the loss that keeps embeddings apart more weight, use larger batches, and "
-    "lower the learning rate.",
-    "dimensional collapse": "Use larger batches and more crops, give the part of the loss that keeps embeddings apart "
-    "more weight, lower the learning rate, and check that the images are not nearly all alike.",
+    "constant output": "Give the spreading loss more weight, use larger batches, and lower the learning rate.",
+    "dimensional collapse": "Use larger batches and more crops, give the spreading loss more weight, lower the "
+    "learning rate, and check that the images are not nearly all alike.",
     "divergence": "Lower the learning rate and warm it up longer, clip gradients (--clip 1), and use bfloat16 or "
     "float32 instead of float16.",
 }

@@ -1,4 +1,4 @@
-"""Did it help? Differences between two training methods, paired by seed and by test image."""
+"""Differences between two training methods, paired by seed and by test image."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Repeated:
 
 @dataclass(frozen=True)
 class Difference:
-    """How much better one training method is than another, in the unit of the score.
+    """The gain of one training method over another, in the unit of the score.
 
     Attributes:
         by_seed: A difference for each seed, and their mean with the paired t-interval.
@@ -87,17 +87,17 @@ def repeated(values: Sequence[float], level: float = LEVEL) -> Repeated:
 def difference(
     first: NDArray[np.float64], second: NDArray[np.float64], level: float = LEVEL, draws: int = 2000, seed: int = 0
 ) -> Difference:
-    """Return how much better the first method is than the second, with intervals for other seeds and other images.
+    """Return the gain of the first method over the second, with intervals for other seeds and other images.
 
     The interval over seeds covers other seeds on these test images, the interval over images covers these runs on other
     test images. The interval for both combines the half-widths of the two in quadrature (MOVER: Zou and Donner 2008,
     "Construction of confidence limits about effect measures") and is wider than either. So it stays wide for few seeds,
-    unlike with resampled seeds or pooled degrees of freedom, and the interaction of seeds and images is counted in both
-    terms.
+    unlike intervals from resampled seeds or pooled degrees of freedom, and both terms include the interaction of seeds
+    and images.
 
     Args:
-        first: (S, N) score of every seed's run on every test image, such as 1 for a hit; NaN for an image that this
-            seed has not tested.
+        first: (S, N) score of every seed's run on every test image, such as 1 for a hit; NaN for an image not tested
+            with this seed.
         second: Scores of the other method, on the same images.
         level: Probability that an interval covers the truth.
         draws: Resampled sets of images.

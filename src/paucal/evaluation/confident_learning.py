@@ -1,4 +1,4 @@
-"""Which labels are probably wrong, from probabilities of models that have not seen them: confident learning.
+"""Confident learning: find labels that are probably wrong, from out-of-fold probabilities.
 
 Northcutt, Jiang and Chuang 2021, "Confident learning: estimating uncertainty in dataset labels", sections 3.1 and 3.2,
 method 2 (the off-diagonals of the confident joint). As in the authors' library cleanlab (filter "confident_learning"),

@@ -1,4 +1,4 @@
-"""Pictures of how training went, from the rows of `metrics.csv`."""
+"""Pictures of the course of training, from the rows of `metrics.csv`."""
 
 import math
 import textwrap
@@ -72,7 +72,7 @@ def curves_figure(
 
     Args:
         rows: One per epoch; a row may lack columns; "epoch" is the row's number from 1 where it is missing.
-        chance: Value that guessing reaches, by column, drawn dashed.
+        chance: Value reached by chance, by column, drawn dashed.
         best: Epoch of the model that was kept; by default the result of `best_epoch`.
         columns: Maximum number of panels side by side.
 
@@ -169,7 +169,7 @@ LINE_LENGTH = 110  # characters in a line of the title
 
 @dataclass(frozen=True)
 class _Panel:
-    """One small plot: its columns, and the values of a collapsed run or of the best possible one."""
+    """One small plot: its columns, and reference values of a collapsed or an ideal run."""
 
     title: str
     unit: str
@@ -185,7 +185,7 @@ def health_figure(rows: Sequence[Row], out_dim: int | None, dim: int, verdict: V
 
     Args:
         rows: One per epoch; "epoch" is the row's number from 1 where it is missing.
-        out_dim: K; ln K is the entropy of a meaningless (uniform) answer. None where there are no prototypes.
+        out_dim: K; ln K is the entropy of a uniform output. None without prototypes.
         dim: D, channels of the features.
         verdict: Failure of the run; None if it is healthy.
 
@@ -213,10 +213,10 @@ def health_figure(rows: Sequence[Row], out_dim: int | None, dim: int, verdict: V
 def _health_panels(out_dim: int | None, dim: int) -> list[_Panel]:
     entropies, level = ("teacher_entropy", "student_entropy", "batch_entropy"), None
     if out_dim is not None:
-        level = math.log(out_dim), f"all alike: ln {out_dim} = {math.log(out_dim):.2f}"
+        level = math.log(out_dim), f"uniform: ln {out_dim} = {math.log(out_dim):.2f}"
     return [
-        _Panel("entropy of the answers", "nats", entropies, level),
-        _Panel("spread of the features", "1: all directions alike, 0: equal", ("feature_spread",)),
+        _Panel("entropy of the outputs", "nats", entropies, level),
+        _Panel("spread of the features", "1: all directions, 0: equal", ("feature_spread",)),
         _Panel(f"effective rank of {dim} channels", "directions", ("effective_rank",), (1.0, "a line")),
         _Panel("centre", "length", ("centre_norm",)),
         _Panel("teacher and student agree", "share of images", ("agreement",)),

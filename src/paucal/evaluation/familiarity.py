@@ -1,4 +1,4 @@
-"""Is an image like a model's training images? The distance to the nearest ones, in the model's features."""
+"""Similarity of images to a model's training images: the distance to the nearest in the model's features."""
 
 from dataclasses import dataclass
 
@@ -12,12 +12,12 @@ INSIDE = 0.95  # share of held-out images that count as similar to the training 
 
 @dataclass(frozen=True, eq=False)
 class Familiarity:
-    """What is needed to say whether an image is like the training images.
+    """A test of whether an image is like the training images.
 
     Sun et al. 2022, "Out-of-Distribution Detection with Deep Nearest Neighbors": the distance to the k-th nearest
-    training image between features of length 1, and a limit that 95 of 100 images of the same kind stay within. Here
-    the limit comes from held-out images, since a network knows its training images better than any others; k is small,
-    as there are few training images.
+    training image between features of length 1, and a limit that holds for 95 of 100 images of the same kind. Here
+    the limit comes from held-out images, since a network's features are closer for its own training images; k is small,
+    as training images are few.
 
     Attributes:
         features: (N, D) of training images, of length 1.
@@ -37,7 +37,7 @@ class Familiarity:
 
 
 def fit_familiarity(train: Tensor, held_out: Tensor, neighbours: int = NEIGHBOURS) -> Familiarity:
-    """Return a test that tells images similar to the training images from others.
+    """Fit the test to features of training and held-out images.
 
     Args:
         train: (N, D) features of training images.

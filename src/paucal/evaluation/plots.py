@@ -42,7 +42,7 @@ def shorten(name: str, length: int = 20) -> str:
 
 
 def confusion_figure(confusion: Sequence[Sequence[int]] | np.ndarray, classes: Sequence[str]) -> Figure:
-    """Draw (K, K) counts: rows are true classes, columns answers, colours the share of the true class.
+    """Draw (K, K) counts: rows are true classes, columns predictions, colours the share of the true class.
 
     Counts are written in the cells for up to 20 classes; a class without images stays blank.
     """
@@ -63,7 +63,7 @@ def confusion_figure(confusion: Sequence[Sequence[int]] | np.ndarray, classes: S
     points = float(np.clip(0.7 * side * 72 / len(names) * 0.9, 4, 9))
     axes.set_xticks(places, names, rotation=90, fontsize=points)
     axes.set_yticks(places, names, fontsize=points)
-    axes.set(xlabel="answer of the model", ylabel="true class")
+    axes.set(xlabel="predicted class", ylabel="true class")
     if size <= MAX_COUNTS:
         for row, column in zip(*np.nonzero(counts), strict=True):
             shade = "white" if shares[row, column] > 0.5 else "black"
@@ -72,10 +72,10 @@ def confusion_figure(confusion: Sequence[Sequence[int]] | np.ndarray, classes: S
 
 
 def reliability_figure(predictions: Predictions) -> Figure:
-    """Draw accuracy against confidence in 15 bins with 95 % intervals, and how many images each bin holds."""
+    """Draw accuracy against confidence in 15 bins with 95 % intervals, and the number of images per bin."""
     confidence = predictions.probabilities.max(1).values.numpy()
     correct = (predictions.predicted == predictions.labels).numpy()
-    # Bin 16 holds confidences of exactly 1; they are drawn in the last bin.
+    # Confidences of exactly 1 fall into bin 16 and are drawn in the last bin.
     bins = np.minimum(calibration_bin(confidence), CALIBRATION_BINS - 1)
     images = np.bincount(bins, minlength=CALIBRATION_BINS)
     hits = np.bincount(bins, correct, CALIBRATION_BINS).astype(int)
@@ -90,10 +90,10 @@ def reliability_figure(predictions: Predictions) -> Figure:
     reach = np.abs(np.array([share.ends for share in shares]).T - accuracy)
     upper.errorbar(left[filled] + width / 2, accuracy, yerr=reach, fmt="none", ecolor="black", lw=1, capsize=2)
     upper.plot([0, 1], [0, 1], "--", color=ORANGE, label="confidence = accuracy")
-    upper.set(ylabel="share answered correctly", xlim=(0, 1), ylim=(0, 1.02))
+    upper.set(ylabel="share of correct predictions", xlim=(0, 1), ylim=(0, 1.02))
     figure.legend(loc="outside upper center", ncols=2, fontsize=8, frameon=False)
     lower.bar(left, images, width, align="edge", color=GREY, edgecolor="white")
-    lower.set(xlabel="confidence of the answer", ylabel="images")
+    lower.set(xlabel="confidence of the prediction", ylabel="images")
     return figure
 
 
@@ -113,7 +113,7 @@ def per_class_figure(report: ClassificationReport) -> Figure:
 
 
 def class_precision_figure(report: MultiLabelReport) -> Figure:
-    """Draw the average precision of each class with its interval, lowest first, beside that of a random order.
+    """Draw the average precision of each class with its interval, lowest first, with that of a random order.
 
     Of more than 100 classes the 100 lowest are drawn; classes without test images are left out.
     """
@@ -151,7 +151,7 @@ def precision_recall_figure(predictions: Predictions, report: MultiLabelReport) 
     for axes in grid.flat[len(shown) :]:
         axes.remove()
     figure.supxlabel("recall: share of the class's images found", fontsize=9)
-    figure.supylabel("precision: share of answers that are right", fontsize=9)
+    figure.supylabel("precision: share of predictions that are right", fontsize=9)
     return figure
 
 
@@ -192,7 +192,7 @@ def _png_bytes(figure: Figure) -> bytes:
     figure.set_dpi(DOTS_PER_INCH)
     if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)
-        # None means the engine of the user's own settings, if they name one.
+        # None leaves the choice of the layout engine to the user's settings.
         with rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):
             figure.set_layout_engine(None)
     buffer = io.BytesIO()
@@ -208,13 +208,13 @@ def save_figure(path: Path, figure: Figure) -> None:
 
 @dataclass(frozen=True)
 class Mistake:
-    """One wrong answer.
+    """One wrong prediction.
 
     Attributes:
         id: Position of the image in its set.
         true: Index of its class.
         predicted: Index of the predicted class.
-        confidence: The model's probability for its answer.
+        confidence: Probability of the predicted class.
     """
 
     id: int
@@ -224,7 +224,7 @@ class Mistake:
 
 
 def worst_mistakes(predictions: Predictions, n: int) -> list[Mistake]:
-    """Return up to `n` wrong answers, the most confident first, ties by id."""
+    """Return up to `n` wrong predictions, the most confident first, ties by id."""
     confidence = predictions.probabilities.max(1).values
     wrong = (predictions.predicted != predictions.labels).nonzero()[:, 0]
     order = wrong[confidence[wrong].argsort(descending=True, stable=True)][:n]
@@ -252,7 +252,7 @@ class Disagreement:
 def surest_disagreements(predictions: Predictions, n: int) -> list[Disagreement]:
     """Return up to `n` classes on which the model contradicts the labels most confidently, one per image.
 
-    Forgotten labels come first here.
+    Missing labels come first.
     """
     distance = (predictions.probabilities - predictions.labels).abs().masked_fill(predictions.labels < 0, 0.0)
     sure, label = distance.max(1)
@@ -282,13 +282,13 @@ def disagreements_figure(
 
 
 def mistakes_figure(images: Sequence[Image.Image], mistakes: Sequence[Mistake], classes: Sequence[str]) -> Figure:
-    """Draw one picture per mistake with its true class, the answer and the confidence.
+    """Draw one picture per mistake with its true class, the predicted class and the confidence.
 
     Raises:
         ValueError: the numbers of images and mistakes differ, or there are none.
     """
     answers = [
-        f"answer: {shorten(classes[one.predicted])}, {percent(one.confidence, '.0f')}\n"
+        f"predicted: {shorten(classes[one.predicted])}, {percent(one.confidence, '.0f')}\n"
         f"label: {shorten(classes[one.true])}"
         for one in mistakes
     ]

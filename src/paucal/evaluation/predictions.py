@@ -1,4 +1,4 @@
-"""The answers of a model for every image of a set, gathered from all processes."""
+"""The predictions of a model for every image of a set, gathered from all processes."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,12 +18,12 @@ UNLABELLED = -1
 
 @dataclass(frozen=True)
 class Predictions:
-    """The answers of a model, one row per image, on the CPU.
+    """The outputs of a model, one row per image, on the CPU.
 
     Attributes:
         ids: (N,) int64, the index of each image in its image set, ascending.
         logits: (N, K) float32.
-        labels: (N,) int64, -1 where the image has no label; or (N, K) of 1, 0 and -1 (unknown) where images may have
+        labels: (N,) int64, -1 for an image without a label; or (N, K) of 1, 0 and -1 (unknown) if images may have
             several labels.
     """
 
@@ -52,7 +52,7 @@ class Predictions:
         return self.logits.sigmoid() if self.several else self.logits.softmax(dim=1)
 
     def at_temperature(self, temperature: float) -> "Predictions":
-        """Return the answers with all logits divided by a positive number, which only changes the confidence."""
+        """Return the predictions with all logits divided by a positive number, which only changes the confidence."""
         return self if temperature == 1.0 else replace(self, logits=self.logits / temperature)
 
     @property
@@ -69,10 +69,10 @@ def predict_all(
     autocast: torch.dtype | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Predictions:
-    """Run a classifier over a loader in evaluation mode and collect every answer.
+    """Run a classifier over a loader in evaluation mode and collect its outputs.
 
-    Each process runs over its own share of the images and gets all answers: shares may differ in size or be
-    empty, rows are sorted by id, and an id in several shares (samplers pad) is kept once.
+    Each process runs over its share of the images and gets all outputs. Shares may differ in size or be empty, rows are
+    sorted by id, and an id in several shares (samplers pad) is kept once.
 
     Args:
         model: Model that gives (B, K) logits for (B, C, H, W) images; its training flags are restored afterwards.
@@ -147,28 +147,28 @@ def require_classes(predictions: Predictions, classes: Sequence[str]) -> None:
     answered = predictions.logits.shape[1]
     if answered != len(classes) or (predictions.several and predictions.labels.shape != predictions.logits.shape):
         raise UserError(
-            f"the model answers with {counted(answered, 'class', 'classes')} and the data has {len(classes)}: "
-            "evaluate on the classes that the model was trained on."
+            f"the model has {counted(answered, 'class', 'classes')}, but the data has {len(classes)}: evaluate on "
+            "the classes that the model was trained on."
         )
 
 
 def require_finite(predictions: Predictions) -> None:
-    """Refuse answers that are NaN or infinite.
+    """Refuse outputs that are NaN or infinite.
 
     Raises:
-        UserError: an answer is NaN or infinite.
+        UserError: an output is NaN or infinite.
     """
     broken = int((~torch.isfinite(predictions.logits).all(1)).sum())
     if broken:
         raise UserError(
-            f"the model's answers for {broken} of {len(predictions)} images are not finite numbers: its weights "
+            f"the model's outputs for {broken} of {len(predictions)} images are not finite numbers: its weights "
             "are damaged or training diverged; train again with a lower --lr or in full precision."
         )
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Switch to evaluation mode; afterwards restore each module's own flag, since some are frozen."""
+    """Switch to evaluation mode; afterwards restore each module's own mode, since some modules are frozen."""
     flags = {module: module.training for module in model.modules()}
     model.eval()
     try:

@@ -54,7 +54,9 @@ def read_real_labels(path: str | Path, classes: int) -> list[list[int]]:
     except ValueError as problem:
         raise UserError(f"--real-labels: {str(path)!r} cannot be read ({problem}); give the published file.") from None
     if not isinstance(content, list) or not all(isinstance(entry, list) for entry in content):
-        raise UserError(f"--real-labels: {str(path)!r} is no list of lists of class numbers; give the published file.")
+        raise UserError(
+            f"--real-labels: {str(path)!r} is not a list of lists of class numbers; give the published file."
+        )
     for place, entry in enumerate(content):
         for number in entry:
             if type(number) is not int or not 0 <= number < classes:

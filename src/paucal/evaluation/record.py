@@ -107,7 +107,7 @@ def record_multi_label(
 
 
 def _write_report(folder: Path, plots: Path, report: Report, predictions: Predictions, images: ImageSet) -> list[str]:
-    """Make the folders, write the numbers, remove any earlier picture of mistakes; return the keys of the images."""
+    """Write the numbers into new folders, remove any earlier picture of mistakes; return the keys of the images."""
     folder.mkdir(parents=True, exist_ok=True)
     plots.mkdir(parents=True, exist_ok=True)
     write_text(folder / "metrics.json", json.dumps(report.to_dict(), indent=2) + "\n")
@@ -116,17 +116,17 @@ def _write_report(folder: Path, plots: Path, report: Report, predictions: Predic
 
 
 TITLES = {
-    "top1": ("accuracy (top-1)", "share of images whose first answer is right"),
-    "top5": ("top-5 accuracy", "share of images whose class is among the first five answers"),
-    "balanced_accuracy": ("balanced accuracy", "mean of the classes' recalls: rare classes count as much"),
-    "roc_auc": ("ROC-AUC", "chance that an image of the second class gets more of it than one of the first"),
-    "macro_f1": ("macro-F1", "mean of the classes' F1: false alarms count as well"),
-    "calibration_error": ("calibration error", "how far confidence is from accuracy, on average"),
+    "top1": ("accuracy (top-1)", "share of images whose predicted class is right"),
+    "top5": ("top-5 accuracy", "share of images whose class is among the five likeliest"),
+    "balanced_accuracy": ("balanced accuracy", "mean recall over classes: rare classes count equally"),
+    "roc_auc": ("ROC-AUC", "probability that an image of the second class gets a higher score than one of the first"),
+    "macro_f1": ("macro-F1", "mean F1 over classes: includes false alarms"),
+    "calibration_error": ("calibration error", "mean difference of confidence and accuracy"),
     "loss": ("loss (nats)", "mean negative log-likelihood of the right class"),
 }
 TITLES_OF_SEVERAL = {
-    "map": ("mean average precision (mAP)", "how far images of a class stand above the others, mean over classes"),
-    "macro_f1": ("macro-F1", "mean of the classes' F1 at the thresholds that validation images have chosen"),
+    "map": ("mean average precision (mAP)", "how well images of a class rank above the others, mean over classes"),
+    "macro_f1": ("macro-F1", "mean F1 over classes, at thresholds chosen on validation images"),
     "loss": ("loss (nats)", "mean binary cross-entropy of an image and a class"),
 }
 UNKNOWN = "-"
@@ -146,22 +146,22 @@ def score_lines(report: Report) -> list[Line]:
     """Return every score of a report as text: first accuracy or mAP, then the score of a trivial classifier."""
     if isinstance(report, MultiLabelReport):
         found = [_line(name, score, TITLES_OF_SEVERAL) for name, score in report.scores.items()]
-        meaning = "mAP of an order of the images by chance: the mean share of images of a class"
+        meaning = "mAP of a random order: the mean share of images of a class"
         return [found[0], Line("by chance", percent(report.chance), "", meaning), *found[1:]]
     lines = [_line(name, score) for name, score in report.scores.items()]
     source = "training images" if report.majority.from_train else "test images (training labels unknown)"
-    meaning = f"always answering {report.majority.name!r}, {report.majority.rank(len(report.per_class))} {source}"
+    meaning = f"always predicting {report.majority.name!r}, {report.majority.rank(len(report.per_class))} {source}"
     return [lines[0], Line("majority class", percent(report.majority.top1), "", meaning), *lines[1:]]
 
 
 def due_line(report: Report, data: str) -> str | None:
-    """Return the score in which results on a published data set are reported, as a sentence; None for accuracy."""
+    """Return a published data set's usual score as a sentence; None for accuracy."""
     metric = metric_of(data)
     name = {"mean_per_class": "balanced_accuracy", "roc_auc": "roc_auc"}.get(metric)
     if name is None or name not in report.scores:
         return None
     line = _line(name, report.scores[name])
-    return f"{data} is reported by {METRIC_TITLES[metric]}: {line.value} ({line.interval})"
+    return f"{METRIC_TITLES[metric]}, the usual metric of {data}: {line.value} ({line.interval})"
 
 
 def report_table(report: Report) -> Table:
@@ -183,7 +183,7 @@ def lines_table(title: str, level: float, lines: Iterable[Line]) -> Table:
 
 
 def write_per_class(path: Path, report: ClassificationReport) -> None:
-    """Write one CSV row per class; a score that the images leave undefined stays empty."""
+    """Write one CSV row per class; undefined scores stay empty."""
     header = ["class", "images", "predicted", "precision", "recall", "recall_low", "recall_high", "f1"]
     rows = []
     for row in report.per_class:
@@ -207,7 +207,7 @@ def write_per_class_of_several(path: Path, report: MultiLabelReport) -> None:
 def write_predictions_of_several(
     path: Path, predictions: Predictions, keys: Sequence[str], classes: Sequence[str], thresholds: Sequence[float]
 ) -> None:
-    """Write one CSV row per image: key, its labels, the answers, and a probability per class.
+    """Write one CSV row per image: key, labels, predicted classes, and a probability per class.
 
     Args:
         path: Path of the file.
@@ -226,7 +226,7 @@ def write_predictions_of_several(
 
 
 def write_predictions(path: Path, predictions: Predictions, keys: Sequence[str], classes: Sequence[str]) -> None:
-    """Write one CSV row per image: key, label (empty if unknown), answer, confidence, probability per class.
+    """Write one CSV row per image: key, label (empty if unknown), predicted class, confidence, probability per class.
 
     Args:
         path: Path of the file.

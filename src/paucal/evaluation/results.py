@@ -18,7 +18,7 @@ KIND = "multi-label"  # marks stored reports on images with several labels
 
 @dataclass(frozen=True)
 class Majority:
-    """The score of always answering one class.
+    """The score of always predicting one class.
 
     Attributes:
         name: Most frequent class of the training images, or of the test images.
@@ -43,7 +43,7 @@ class Majority:
 
 @dataclass(frozen=True)
 class ClassRow:
-    """The scores of one class; None where the images leave a score undefined.
+    """The scores of one class; undefined scores are None.
 
     Attributes:
         name: Name of the class.
@@ -71,9 +71,9 @@ class ClassificationReport:
         level: Level of all intervals.
         scores: "top1", "top5" (only for more than five classes), "balanced_accuracy", "roc_auc"
             (only for two classes), "macro_f1", "calibration_error" and "loss" (nats), in this order.
-        majority: Score of the majority class, to be beaten.
+        majority: Score of the majority class, as a baseline.
         per_class: One row per class.
-        confusion: (K, K) counts; rows are true classes, columns answers.
+        confusion: (K, K) counts; rows are true classes, columns predictions.
         repeats: Repeats of the cross-validation that the scores come from; 0 for scores on test images.
         folds: Folds of that cross-validation; 0 for scores on test images.
     """
@@ -89,7 +89,7 @@ class ClassificationReport:
 
     @property
     def classes(self) -> list[str]:
-        """Names of the classes, in the order of the model's answers."""
+        """Names of the classes, in the order of the model's outputs."""
         return [row.name for row in self.per_class]
 
     @property
@@ -98,9 +98,9 @@ class ClassificationReport:
         return {name: score.value for name, score in self.scores.items()}
 
     def cross_validated(self, hits: NDArray[np.bool_], folds: int) -> "ClassificationReport":
-        """Return the report on a cross-validation: accuracy is the mean over all repeats, all else the first one's.
+        """Return the report on a cross-validation: accuracy averages all repeats, the rest is of the first.
 
-        Only accuracy keeps an interval: those of the other scores would count the images as independent.
+        Only accuracy has an interval: intervals of the other scores would assume independent images.
 
         Args:
             hits: (R, N) right answers in each repeat.
@@ -119,7 +119,7 @@ class ClassificationReport:
         """Rebuild a report from `to_dict`'s value.
 
         Raises:
-            UserError: the value is something else.
+            UserError: the value is invalid.
         """
         try:
             report = cls(
@@ -146,7 +146,7 @@ class ClassificationReport:
 
 @dataclass(frozen=True)
 class MultiLabelRow:
-    """The scores of one class; None where the images leave a score undefined.
+    """The scores of one class; undefined scores are None.
 
     Attributes:
         name: Name of the class.
@@ -190,7 +190,7 @@ class MultiLabelReport:
 
     @property
     def classes(self) -> list[str]:
-        """Names of the classes, in the order of the model's answers."""
+        """Names of the classes, in the order of the model's outputs."""
         return [row.name for row in self.per_class]
 
     @property
@@ -217,7 +217,7 @@ class MultiLabelReport:
         """Rebuild a report from `to_dict`'s value.
 
         Raises:
-            UserError: the value is something else.
+            UserError: the value is invalid.
         """
         try:
             report = cls(
@@ -244,7 +244,7 @@ def read_report(data: Mapping[str, Any]) -> Report:
     """Rebuild a report from the result of `to_dict`.
 
     Raises:
-        UserError: the value is something else.
+        UserError: the value is invalid.
     """
     several = isinstance(data, Mapping) and data.get("kind") == KIND
     return MultiLabelReport.from_dict(data) if several else ClassificationReport.from_dict(data)
@@ -292,11 +292,11 @@ def _stored_row(kind: type[R], data: Mapping[str, Any]) -> R:
 
 @dataclass(frozen=True)
 class PrimaryMetric:
-    """The score that chooses between models.
+    """The score by which models are selected.
 
     Attributes:
         score: Name in reports; `metrics.csv` has it with "val_" before it.
-        title: Name for people.
+        title: Name for messages.
         short: Abbreviation in a line of several scores; "" for a share of images.
     """
 

@@ -1,7 +1,7 @@
-"""Has this model seen this image? The images that a run, or an earlier run whose weights it used, was trained on.
+"""The images that a run, or an earlier run whose weights it used, was trained on.
 
-The caller decides what to do about it. Test images that were seen without labels (pre-training) are common practice and
-worth a remark; if their labels were seen too, a score on them means little or nothing.
+Callers decide how to react. Test images seen without labels (in pre-training) are common practice and only reported; if
+their labels were seen too, a score on them is too optimistic.
 """
 
 import os
@@ -24,7 +24,7 @@ from paucal.runs import RunFolder
 from paucal.runs.folder import run_behind, with_ancestors
 from paucal.types import UserError
 
-UNLABELLED_IMAGES = "unlabelled.csv"  # images that a run learned from without labels, beside its own
+UNLABELLED_IMAGES = "unlabelled.csv"  # additional images without labels that a run learned from
 LEARNED = ("train", "val")  # splits that a model was trained on or selected by
 
 
@@ -73,7 +73,7 @@ class LearnedImages:
         labelled: Whether the run saw their labels.
         places: Folders that the keys may be relative to, and the name of a published set.
         rows: Split and digest of each image by its key; None if they are unknown.
-        step: What they were used for, in words.
+        step: Description of their use.
     """
 
     run: RunFolder
@@ -94,9 +94,9 @@ class LearnedImages:
         return {f"{place}/{key}": row for place in self.places for key, row in (self.rows or {}).items()}
 
     def parts_of(self, identities: Identities) -> NDArray[np.str_]:
-        """Return the split of each image of a set in the run, (N,); "" for images that the run did not have.
+        """Return the split of each image of a set in the run, (N,); "" for images that are not in the run.
 
-        An image belongs to the run if its content is the same, whatever its name and place. If no digest was stored or
+        An image belongs to the run if its content is the same, whatever its name and folder. If no digest was stored or
         the image has none, the same name at the same place is enough.
         """
         rows, parts = self.rows or {}, np.full(len(identities.images), "", dtype="<U6")
@@ -133,7 +133,7 @@ class LearnedImages:
 
 
 def training_history(run: RunFolder | None) -> Iterator[LearnedImages]:
-    """Yield the training images of a run, those without labels beside them, then those of its start, and so on."""
+    """Yield the training images of a run, its additional images without labels, then those of its start, and so on."""
     ancestors = with_ancestors(run)
     while True:
         try:
@@ -198,7 +198,8 @@ def require_unseen(name: str, run: RunFolder | None, images: ImageSet, test: NDA
             began = "" if place == 0 else f"began with {learned.run.path}, which "
             raise UserError(
                 f"{name} {began}was trained on, or chosen by, {seen} of the {len(test)} test images of "
-                f"{images.name}: evaluate it on images it has not seen, or on its own by leaving DATA out."
+                f"{images.name}: evaluate it on images that it has not seen, or leave DATA out to use its own "
+                "test images."
             )
 
 
@@ -206,7 +207,10 @@ def seen_by_start(init: str | None, images: ImageSet, split: Split) -> list[str]
     """Return remarks if the runs that this run starts from were trained on its test images."""
     test, history = split.indices("test"), list(training_history(run_behind(init)))
     remarks, identities = [], Identities(images)
-    for labelled, how in ((False, "without labels"), (True, "with their labels: the test score will mean little")):
+    for labelled, how in (
+        (False, "without labels"),
+        (True, "with their labels: the test score will be too optimistic"),
+    ):
         seen = [learned.contains(identities)[test] for learned in history if learned.labelled == labelled]
         if seen and (count := int(np.any(seen, axis=0).sum())):
             remarks.append(f"the start has learned from {count} of the {len(test)} test images, {how}")
@@ -227,8 +231,8 @@ def seen_unlabelled(run: RunFolder | None, images: ImageSet, test: NDArray[np.in
         if learned.rows is None and not learned.labelled:
             if place:
                 remarks.append(
-                    f"whether {path}, which the model began with, had seen the {len(test)} test images is unknown: "
-                    "it is gone, or has no list of its images"
+                    f"whether {path}, which the model began with, had seen the {len(test)} test images is "
+                    "unknown: it was removed, or has no list of its images"
                 )
         elif not learned.labelled:
             count = int(learned.contains(identities)[test].sum())

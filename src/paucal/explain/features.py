@@ -1,4 +1,4 @@
-"""Features of cells, rather than their attention: features as colours, and matching cells of two images."""
+"""Features of cells: features as colours, and matching cells of two images."""
 
 from dataclasses import dataclass
 
@@ -96,7 +96,7 @@ def match_images(model: nn.Module, first: Tensor, second: Tensor, top: int = TOP
         views = [_read(module, one[None]) for one in (first, second)]
     (one, pooled_one), (two, pooled_two) = views
     if one.shape[2:].numel() == 1 or two.shape[2:].numel() == 1:
-        raise UserError("the last grid is a single cell, so there is nothing to match: take a larger image size.")
+        raise UserError("the last grid has a single cell, so there is nothing to match: use a larger image size.")
     cosine = _unit(one) @ _unit(two).T
     similarity, partner = cosine.max(1)
     order = similarity.argsort(descending=True, stable=True)[:top]

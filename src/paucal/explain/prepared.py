@@ -1,4 +1,4 @@
-"""A model prepared so that its inner tensors can be read, and restored afterwards."""
+"""Preparation of a model for reading its inner tensors, with restoration afterwards."""
 
 import copy
 from collections.abc import Iterator
@@ -27,11 +27,11 @@ def plain(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def explainable(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the module whose inner tensors can be read: in evaluation mode, float32, uncompiled, without checkpoints.
+    """Yield a module with readable inner tensors: in evaluation mode, float32, uncompiled, without checkpointing.
 
     Parameters require no gradients meanwhile, so that only tensors that depend on the image have one. A compiled model
     is run uncompiled, since compiled code calls no hooks. A model in half precision is replaced by a copy in float32,
-    since products of small gradients vanish in float16. Afterwards the model is as it was.
+    since products of small gradients vanish in float16. Afterwards the model is restored.
 
     Example:
         >>> import timm

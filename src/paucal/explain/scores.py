@@ -1,11 +1,11 @@
 """Scores that compare methods of attribution on a set of images.
 
-Deletion and insertion (Petsiuk et al. 2018, "RISE") ask whether the places that a map calls important are important to
-the model: pixels are removed from an image in the order of the map, or put into a blurred copy of it, and the
+Deletion and insertion (Petsiuk et al. 2018, "RISE") test whether the regions that a map highlights are important to the
+model: pixels are removed from an image in the order of the map, or put into a blurred copy of it, and the
 probability of the class is measured. With a good map it falls early, or rises early. Removed pixels become 0, the mean
 colour once normalised. All maps are compared on one grid of cells, so that a finer map has no advantage.
 
-Pointing asks whether a map finds an object whose place is known, because it was pasted there (Zhang et al. 2018,
+Pointing tests whether a map finds an object at a known position, because it was pasted there (Zhang et al. 2018,
 "Top-down Neural Attention by Excitation Backprop"; pasted objects as in the grid pointing game of Böhle et al. 2021).
 Here a reduced image of another class is pasted at a random place of an image.
 """
@@ -27,7 +27,7 @@ BLUR = 8  # pixels along each side for which the blurred copy keeps one value
 
 
 def on_cells(maps: Tensor, cells: int = CELLS) -> Tensor:
-    """Return maps (B, h, w) on (B, cells, cells): averaged where they are finer, bilinear where they are coarser."""
+    """Return maps (B, h, w) on (B, cells, cells): averaged if they are finer, bilinear if they are coarser."""
     finer = maps.shape[1] >= cells and maps.shape[2] >= cells
     if finer:
         return F.adaptive_avg_pool2d(maps[:, None], cells)[:, 0]
@@ -35,7 +35,7 @@ def on_cells(maps: Tensor, cells: int = CELLS) -> Tensor:
 
 
 def cells_by_rank(maps: Tensor, cells: int = CELLS) -> Tensor:
-    """Return the rank of every cell, (B, cells, cells) int64, 0 for the highest value; ties by place."""
+    """Return the rank of every cell, (B, cells, cells) int64, 0 for the highest value; ties by position."""
     flat = on_cells(maps.float(), cells).flatten(1)
     order = flat.argsort(dim=1, descending=True, stable=True)
     ranks = torch.empty_like(order).scatter(1, order, torch.arange(flat.shape[1], device=flat.device).expand_as(order))
@@ -136,7 +136,7 @@ def paste_objects(images: Tensor, classes: Tensor, generator: torch.Generator, s
 
 
 def pointing_hits(maps: Tensor, boxes: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Return whether each map's highest place lies in the box, and the share of its positive values there; both (B,).
+    """Return whether each map's maximum lies in the box, and the share of its positive values there; both (B,).
 
     Args:
         maps: (B, h, w), read as cells of equal size; a cell counts by its area in the box.
@@ -171,7 +171,7 @@ def _draw(count: int, generator: torch.Generator) -> int:
     return int(torch.randint(count, (1,), generator=generator))
 
 
-ERROR = 1.96  # standard errors on either side that make 95 %
+ERROR = 1.96  # standard errors on either side of a 95 % interval
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def _packed(content: bytes) -> str:
 
 
 def run(path: Path) -> OnnxNetwork:
-    """Return the model in a page that this process has written, run by onnxruntime outside the browser."""
+    """Return the model of a page written by this process, run by onnxruntime instead of the browser."""
     found = MODEL.search(path.read_text(encoding="utf-8"))
     assert found is not None
     return OnnxNetwork(gzip.decompress(base64.b64decode(found[1])))

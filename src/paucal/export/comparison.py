@@ -81,11 +81,11 @@ class Classifier:
 
 
 def compare(own: Tensor, exported: Tensor, label: Tensor | None, thresholds: Sequence[float] | None) -> Difference:
-    """Return how two models' probabilities of one image differ.
+    """Return the differences of two models' probabilities for an image.
 
     Args:
         own: (K,) probabilities of an image, or (K, H, W) of its pixels.
-        exported: The same of the exported model; NaN counts as a wrong answer.
+        exported: Probabilities of the exported model; NaN counts as a wrong prediction.
         label: Class in [0, K), or (H, W) classes, if they are known; ignored pixels are not counted.
         thresholds: (K,) thresholds of a model for several labels.
     """

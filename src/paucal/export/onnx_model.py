@@ -49,7 +49,7 @@ def to_onnx(program: ExportedProgram, graph: Graph, card: ModelCard) -> bytes:
     onnx.helper.set_model_props(written, {KEY: json.dumps(card.to_dict(), ensure_ascii=False)})
     size = written.ByteSize()
     if size >= MOST_BYTES:
-        raise UserError(f"an ONNX file holds 2 GiB, and this network takes {size / 2**30:.1f}: use --format pt2.")
+        raise UserError(f"an ONNX file can have 2 GiB, but this network needs {size / 2**30:.1f}: use --format pt2.")
     return written.SerializeToString()
 
 
@@ -97,7 +97,7 @@ class OnnxNetwork(nn.Module):
             self.session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         except Exception as problem:  # onnxruntime's exceptions have no other common base class
             raise UserError(
-                f"onnxruntime cannot read this ONNX model ({first_line(problem)}): export it anew."
+                f"onnxruntime cannot read this ONNX model ({first_line(problem)}): export it again."
             ) from problem
         self.input = self.session.get_inputs()[0]
         self.output = self.session.get_outputs()[0]
@@ -128,17 +128,15 @@ def read_onnx(path: Path) -> TrainedModel:
         raise UserError(f"{str(path)!r} has more than the 2 GiB that an ONNX file may have.")
     network = OnnxNetwork(path.read_bytes())
     if KEY not in network.metadata:
-        raise UserError(
-            f"{str(path)!r} was not written by paucal export: it says nothing of classes and preprocessing."
-        )
+        raise UserError(f"{str(path)!r} was not written by paucal export: it has no classes and preprocessing.")
     try:
         card = card_of_stored(json.loads(network.metadata[KEY]))
     except ValueError as problem:
-        raise UserError(f"{str(path)!r} has a damaged model card ({problem}): export it anew.") from problem
+        raise UserError(f"{str(path)!r} has a damaged model card ({problem}): export it again.") from problem
     if network.input.name != "images":
         raise UserError(
-            f"{str(path)!r} takes pixels and gives probabilities: other programs run it as it is, and paucal reads "
-            "models that were exported without --with-preprocessing."
+            f"{str(path)!r} takes pixels and returns probabilities: it is for other programs; paucal reads models "
+            "that were exported without --with-preprocessing."
         )
     _require_fit(path, network, card)
     return TrainedModel(network.eval(), card, torch.device("cpu"))
@@ -150,8 +148,8 @@ def _require_fit(path: Path, network: OnnxNetwork, card: ModelCard) -> None:
     fits = len(takes) == 4 and all(type(own) is str or own == side for own, side in zip(takes[2:], size, strict=True))
     if not fits or takes[1] != card.backbone.in_chans or gives[1:] != [len(card.classes)]:
         raise UserError(
-            f"{str(path)!r} takes {takes} and gives {gives}, and its card speaks of images of {size} pixels and "
-            f"{len(card.classes)} classes: export it anew."
+            f"{str(path)!r} takes {takes} and gives {gives}, but its card has images of {size} pixels and "
+            f"{len(card.classes)} classes: export it again."
         )
 
 

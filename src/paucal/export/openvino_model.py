@@ -14,7 +14,7 @@ from paucal.export.quiet import silenced
 from paucal.models.card import ModelCard
 
 KEY = "paucal"  # entry of the card in the file's rt_info
-TOLERANCE = 0.02  # largest difference of a probability that is allowed to weights of float16
+TOLERANCE = 0.02  # largest allowed difference of a probability with weights of float16
 ATTENTION = ("Softmax", "ScaledDotProductAttention")  # operations by which a transformer is recognised
 
 
@@ -38,7 +38,7 @@ def write(onnx: bytes, card: ModelCard, path: Path, calibrating: Iterable[NDArra
 
 
 def _quantise(model: Any, inputs: list[NDArray[Any]]) -> Any:
-    os.environ.setdefault("NNCF_CI", "1")  # otherwise importing it reports its use to a server
+    os.environ.setdefault("NNCF_CI", "1")  # disables telemetry on import
     with silenced():
         import nncf  # type: ignore[import-not-found]
 

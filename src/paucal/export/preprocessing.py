@@ -45,7 +45,7 @@ class PixelInput(nn.Module):
         super().__init__()
         if preprocessing.channels != RGB:
             raise UserError(
-                f"the model reads {preprocessing.channels} channels, and --with-preprocessing is for RGB: leave it out."
+                f"the model reads {preprocessing.channels} channels, but --with-preprocessing is for RGB: leave it out."
             )
         if preprocessing.value_range is not None:
             raise UserError(

@@ -19,7 +19,7 @@ from paucal.types import UserError
 CARD = "model.json"  # name of the card among the extra files of a .pt2
 EXAMPLES = 2  # batch size of the example; torch.export would treat a batch size of 1 as a constant
 
-LONGER = 40  # pixels by which a side is longer when a program is tried with other lengths than those it was traced with
+LONGER = 40  # added pixels per side when testing a program with another size than the traced one
 
 
 class FromPixels(nn.Module):
@@ -89,7 +89,7 @@ def traced(graph: Graph) -> ExportedProgram:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about its own deprecated functions
             program = torch.export.export(graph.module, (graph.example,), dynamic_shapes=free, strict=False)
-            program.module()(_of_other_lengths(graph))  # a length that became a constant shows only now
+            program.module()(_of_other_lengths(graph))  # fails if a dynamic length became a constant
             return program
     except Exception as problem:  # torch raises dozens of exception types, depending on the network
         raise UserError(

@@ -1,4 +1,4 @@
-"""Silence for converters that print progress, warnings and banners of their own."""
+"""Silence converters, which print progress, warnings and banners."""
 
 import contextlib
 import io
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def silenced() -> Iterator[None]:
-    """Discard what the block prints, warns of and logs."""
+    """Discard the output, warnings and log messages of the block."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -25,6 +25,6 @@ def silenced() -> Iterator[None]:
 
 
 def first_line(problem: Exception) -> str:
-    """Return the kind and the first line of an exception, for a sentence."""
+    """Return the type and the first line of an exception, for a sentence."""
     lines = [line for line in str(problem).splitlines() if line.strip()]
     return f"{type(problem).__name__}: {lines[0][:300] if lines else 'no reason'}"

@@ -36,7 +36,7 @@ def load_model(source: str | os.PathLike[str] | RunFolder, device: torch.device 
     path = Path(path_text(source, "the model"))
     if path.suffix.lower() == ENDING:
         if torch.device(device).type != "cpu":
-            raise UserError(f"--device is {str(device)!r}, and an ONNX model is computed on the cpu: leave it out.")
+            raise UserError(f"--device is {str(device)!r}, but an ONNX model runs on the cpu: leave it out.")
         return read_onnx(path)
     if path.suffix.lower() == ".pt2":
         raise UserError(

@@ -107,7 +107,7 @@ def model_page(
         *("", "## How good it is", ""),
         *_scores(report, card.classes),
         *("", *(() if hub is None else licence_lines(hub)), "## Limits", ""),
-        "It knows nothing but its classes: an image of anything else is given one of them too. Scores hold for images "
+        "It only knows its classes: an image of anything else also gets one of them. Scores hold for images "
         "like the test images; photographs of another camera, place or season may do worse.",
         *("", "## Use", ""),
         *("```python", "import paucal" if card.reads_stages else "import paucal, timm", "from PIL import Image", ""),
@@ -129,7 +129,7 @@ _FACTS = {"data": "images", "split": "split", "method": "method", "epochs": "pas
 
 def _scores(report: Report | None, classes: Sequence[str]) -> list[str]:
     if report is None:
-        return ["It was not judged: the run has no report on test images."]
+        return ["It was not evaluated: the run has no report on test images."]
     lines = [
         f"On {report.images} test images, with {report.level:.0%} intervals:",
         "",

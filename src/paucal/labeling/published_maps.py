@@ -20,8 +20,8 @@ from paucal.data.images import ImageSet
 from paucal.labeling.teacher import LARGEST
 from paucal.types import UserError
 
-MAX_BYTES = 16 << 20  # most for one file; a published file has 7 KiB
-MOST_CLASSES = 2048  # float16 does not hold all whole numbers above this
+MAX_BYTES = 16 << 20  # limit for one file; published files have 7 KiB
+MOST_CLASSES = 2048  # float16 cannot represent all integers above this
 
 
 def find_maps(images: ImageSet, folder: Path) -> tuple[NDArray[np.int64], list[Path]]:
@@ -33,7 +33,7 @@ def find_maps(images: ImageSet, folder: Path) -> tuple[NDArray[np.int64], list[P
     """
     root = folder.resolve()
     if not root.is_dir():
-        raise UserError(f"--from-published: {str(folder)!r} is not a folder: give the one with the class folders.")
+        raise UserError(f"--from-published: {str(folder)!r} is not a folder: give the folder with the class folders.")
     paths = [_map_path(key, root) for key in images.keys]
     has = np.array([path.is_file() for path in paths], dtype=bool)
     if not has.any():
@@ -103,7 +103,7 @@ def read_maps(
 
 
 def mean_over_cells(values: Tensor, indices: Tensor, classes: int) -> Tensor:
-    """Return the (K,) mean of the logits of a map's cells; classes that a cell does not name count as zero."""
+    """Return the (K,) mean of the logits of a map's cells; classes that a cell lacks count as zero."""
     logits = torch.zeros(classes).index_add(0, indices.flatten(), values.float().flatten())
     return logits / values[0].numel()
 
@@ -114,10 +114,10 @@ def _map_path(key: str, root: Path) -> Path:
     path = root / folder / f"{name.partition('.')[0]}.pt"
     if not folder or "#" in name:
         raise UserError(
-            f"--from-published: maps are found by class folder and file name, and {key!r} has none: give a folder of "
+            f"--from-published: maps are found by class folder and file name, but {key!r} has none: give a folder of "
             "class folders as DATA."
         )
-    # Names from a list file may hold anything, and a link may lead anywhere.
+    # Names from a list file may contain anything, and links may lead anywhere.
     if not path.resolve().is_relative_to(root):
         raise UserError(f"--from-published: the map of {key!r} would lie outside of {str(root)!r}: rename the image.")
     return path
@@ -137,7 +137,7 @@ def _load(path: Path) -> Tensor:
         with zipfile.ZipFile(path) as archive:
             size = max(path.stat().st_size, sum(entry.file_size for entry in archive.infolist()))
         if size > MAX_BYTES:
-            raise UserError(f"{str(path)!r} holds {size >> 20} MiB, expected a map of a few KiB: it is none.")
+            raise UserError(f"{str(path)!r} holds {size >> 20} MiB, expected a map of a few KiB.")
         stored = torch.load(path, map_location="cpu", weights_only=True)
     except UserError:
         raise
@@ -147,7 +147,7 @@ def _load(path: Path) -> Tensor:
             f"{str(path)!r} is refused ({reason}): expected one tensor, saved by torch 1.6 or newer."
         ) from None
     if not isinstance(stored, Tensor) or stored.layout != torch.strided or stored.is_quantized:
-        raise UserError(f"{str(path)!r} holds no plain tensor: expected one of (2, k, rows, columns).")
+        raise UserError(f"{str(path)!r} does not hold a plain tensor: expected one of (2, k, rows, columns).")
     if stored.numel() * stored.element_size() > stored.untyped_storage().nbytes():
-        raise UserError(f"{str(path)!r} holds a tensor that claims more than is stored: it is damaged.")
+        raise UserError(f"{str(path)!r} holds a tensor that is larger than its storage: it is damaged.")
     return stored

@@ -20,7 +20,7 @@ from paucal.types import Batch, UserError
 
 CHUNK = 8192  # cells classified at once; a thousand classes then need a few dozen MiB
 Advance = Callable[[int, int], None]
-LARGEST = 60000.0  # below the largest float16, 65504
+LARGEST = 60000.0  # limit of logits, below the largest float16, 65504
 
 
 class DenseTeacher(nn.Module):
@@ -44,7 +44,7 @@ class DenseTeacher(nn.Module):
         super().__init__()
         self.backbone = FeatureBackbone(lay_out_convolutions(model), image_size)
         if self.backbone.num_classes < 1:
-            raise UserError("the teacher has no classifier: give a model that was trained on classes.")
+            raise UserError("the teacher has no classifier: give a classifier.")
         self._dense = getattr(model, "dense_logits", None) if getattr(model, "aux_head", None) is not None else None
         try:
             with torch.no_grad():
@@ -80,7 +80,7 @@ class DenseTeacher(nn.Module):
             return self._cells(final), whole
         with stages.last_features_alone():
             cells = self._cells(final)
-        # What the stages say holds for the whole image, and is the same for every cell.
+        # The features of the stages are of the whole image, and the same for every cell.
         return cells + (whole - cells.mean((2, 3)))[:, :, None, None], whole
 
     def _cells(self, final: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def _single_cells(final: Tensor, grid: tuple[int, int], prefix: int) -> Tensor:
     if final.ndim == 4 and tuple(final.shape[1:3]) == grid:
         return final.flatten(0, 2)[:, None, None]
     if final.ndim == 3 and final.shape[1] == prefix + grid[0] * grid[1]:
-        # The cell also takes the place of the class token, which the classifier may read instead.
+        # The cell also replaces the class token, which the classifier may read instead.
         return final[:, prefix:].flatten(0, 1)[:, None].expand(-1, prefix + 1, -1)
     raise ValueError(f"features of shape {tuple(final.shape)} are not a grid of {grid[0]}x{grid[1]} cells")
 
@@ -171,8 +171,8 @@ def write_maps(
 def strongest(maps: Tensor, top: int) -> tuple[Tensor, Tensor]:
     """Return the k largest logits at each cell, relative to the others, and their classes.
 
-    The classes left out count as zero later, so their level (the logarithm of their mean exponential) is subtracted
-    from the stored logits: a cell then keeps the teacher's probabilities. The published maps hold raw logits, for which
+    Omitted classes later count as zero, so their level (the logarithm of their mean exponential) is subtracted from the
+    stored logits: a cell then keeps the teacher's probabilities. The published maps hold raw logits, for which
     zero has no fixed meaning.
 
     Args:

@@ -1,4 +1,4 @@
-"""The loss of DIET (Ibrahim, Balestriero et al., arXiv:2302.10260): every image is a class of its own."""
+"""The loss of DIET (Ibrahim, Balestriero et al., arXiv:2302.10260): every image is its own class."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,7 @@
-"""Distillation: a network learns what a teacher predicts.
+"""Distillation: a network learns a teacher's predictions.
 
-The class alone is hard distillation (DeiT, Touvron et al., arXiv 2012.12877); the probabilities of all classes are soft
-distillation (Hinton et al., arXiv 1503.02531), here at temperature 1.
+Learning only the class is hard distillation (DeiT, Touvron et al., arXiv 2012.12877); learning the probabilities of all
+classes is soft distillation (Hinton et al., arXiv 1503.02531), here at temperature 1.
 """
 
 import torch.nn.functional as F

@@ -92,8 +92,8 @@ def drloc_loss(
 ) -> Tensor:
     """Return the dense relative localization loss of one grid (Eq. 1 and 2), a mean over images and pairs.
 
-    Eq. 2 sums over the batch; the paper's pseudocode and the authors' code average, which is the only form that
-    fits the published weights. Grids need not be square (see `drloc_targets` for such grids in the authors'
+    Eq. 2 sums over the batch; the paper's pseudocode and the authors' code average, and only this form fits the
+    published weights. Grids need not be square (see `drloc_targets` for such grids in the authors'
     code). The loss is computed in float32 or better, also under autocast, and nothing waits for the device.
 
     Args:
@@ -127,7 +127,7 @@ def drloc_loss(
         pairs = draw_pairs(batch, n_pairs, height, width, generator=generator)
     elif height * width < 2:
         raise ValueError(f"a pair needs a grid of at least 2 cells, got {height} x {width}")
-    # No matrix product follows, so autocast leaves what is float32 here as it is.
+    # No matrix product follows, so autocast leaves float32 values unchanged.
     rows, columns = (precise(output) for output in head(grid, pairs))
     return _reduce((rows, columns), pairs, (height, width), reading)
 
@@ -178,7 +178,7 @@ def offset_variance_regression(
         logits: (B, m, C).
         classes: (B, m) int64.
         log_variance_factor: Weight of the log-variance.
-        eps: Smallest variance, which keeps a certain prediction finite.
+        eps: Smallest variance, which keeps the loss of a certain prediction finite.
     """
     logits = precise(logits)  # in half precision `eps` would be 0, and class numbers above 256 rounded
     values = torch.arange(logits.shape[-1], dtype=logits.dtype, device=logits.device)

@@ -1,4 +1,4 @@
-"""The loss of dense relative localization that a head reaches without using the image."""
+"""The dense relative localization loss of a head that ignores the image."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ def drloc_chance_level(height: int, width: int, reading: DrLocReading = PAPER) -
 
     A run whose loss stays here has learned nothing about positions. The best constant is the median of the
     targets in the L1 modes and their distribution in "ce". In "reg" it puts all mass on the first and the
-    last class: that makes the variance, by which the error is divided, as large as can be.
+    last class: which maximises the variance, the divisor of the error.
 
     Example:
         >>> round(drloc_chance_level(7, 7), 4), round(drloc_chance_level(7, 7, DrLocReading(mode="ce")), 4)
@@ -52,6 +52,6 @@ def _variance_regression(side: int, reading: DrLocReading, eps: float = 1e-8) ->
     mean = torch.linspace(0, last, 10_001, dtype=torch.float64)
     error = (classes[:, None] - mean).square().mean(0)
     # The variance on {0, ..., last} is at most mean * (last - mean). The loss falls with the variance up to
-    # error / factor, which is out of reach unless the factor is far above its usual 0.001.
+    # error / factor, which is only reached if the factor is far above its usual 0.001.
     variance = torch.minimum(mean * (last - mean), error / max(reading.log_variance_factor, 1e-12)) + eps
     return (error / variance + reading.log_variance_factor * variance.log()).min()

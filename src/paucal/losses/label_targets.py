@@ -1,8 +1,8 @@
 """Targets for every token from a teacher's label map, without a tensor over all classes.
 
 A label map keeps, for each cell of the teacher's grid, the logits of its top k classes; the others count as zero.
-Where K is a thousand, a photograph's map names some dozens of classes, so the targets are kept for those only, with
-one number for the probability of each of the others. Source: Jiang et al. 2021, "All Tokens Matter", section 3, and the
+Even with a thousand classes, the map of a photograph names only some dozens, so targets are stored for these classes,
+and one probability for each of the others. Source: Jiang et al. 2021, "All Tokens Matter", section 3, and the
 target builder of the authors' code, which scatters everything into (B, K, H, W) first.
 """
 

@@ -1,8 +1,8 @@
 """The loss of LeJEPA (Balestriero and LeCun 2025, arXiv:2511.08544): views predict their centre, embeddings are normal.
 
-There is no teacher, no centring and no stopped gradient. What keeps all images from getting one embedding is SIGReg:
-along random directions the embeddings of a batch must look like a sample of the standard normal distribution, which a
-collapsed, a stretched or a one-dimensional batch does not.
+There is no teacher, no centring and no stopped gradient. Collapse is prevented by SIGReg: along random directions the
+embeddings of a batch must look like a sample of the standard normal distribution, unlike a collapsed, stretched or
+one-dimensional batch.
 """
 
 import math
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paucal.distributed import all_reduce_mean, world_size
 
-# The values of the authors' package and minimal example: 17 points from 0 to 3 that count twice, since the integrand is
+# The values of the authors' package and minimal example: 17 points from 0 to 3, counted twice since the integrand is
 # an even function. Algorithm 1 of the paper has 17 points from -5 to 5: here a limit of 5 and 9 knots.
 LIMIT, KNOTS = 3.0, 17
 WEIGHT = 0.05
@@ -59,7 +59,7 @@ def lejepa_loss(
         limit: End of the integral, which goes from minus this to this.
 
     Raises:
-        ValueError: there are fewer than two views, or the weight is no share.
+        ValueError: there are fewer than two views, or the weight is not in [0, 1].
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -108,7 +108,7 @@ def sigreg(embeddings: Tensor, directions: Tensor, knots: int = KNOTS, limit: fl
         limit: End of the integral, which goes from minus this to this.
 
     Returns:
-        A scalar of at least 0; time and memory grow with N, D and M alone.
+        A scalar of at least 0; time and memory are linear in N, D and M.
     """
     with torch.autocast(embeddings.device.type, enabled=False):
         along = embeddings.float() @ directions.float()

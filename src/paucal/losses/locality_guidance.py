@@ -33,7 +33,7 @@ def guide_energy(guide: Tensor) -> Tensor:
     """Return the mean square of a guide's features over all processes, at least 1, a scalar in float32.
 
     The loss is divided by it. Batch norms keep the features of the paper's guides near unit scale, so their loss is
-    unchanged; the features of an EfficientNet are ten times as large, and would otherwise outweigh the labels' loss.
+    unchanged; the features of an EfficientNet are ten times as large, and would otherwise dominate the labels' loss.
 
     Args:
         guide: (B, D, h, w).

@@ -10,8 +10,9 @@ def multi_label_loss(
 ) -> Tensor:
     """Return the mean binary cross-entropy over the classes and images whose target is known.
 
-    Smoothing is that of timm's `BinaryCrossEntropy` for one label, applied to several: what is taken from the labels is
-    spread over all classes, as in cross-entropy. (timm's form for several labels moves each target towards a half,
+    Smoothing is that of timm's `BinaryCrossEntropy` for one label, applied to several: the share removed from the
+    labels is spread over all classes, as in cross-entropy. (timm's form for several labels moves each target towards a
+    half,
     which would give every one of many rare classes a probability of 5 %.)
 
     Args:
@@ -21,7 +22,7 @@ def multi_label_loss(
         pos_weight: (K,) factors on the loss of the images of each class; None for 1.
 
     Returns:
-        A scalar; 0 where nothing is known.
+        A scalar; 0 without known targets.
 
     Example:
         >>> multi_label_loss(torch.zeros(1, 3), torch.tensor([[1.0, 0.0, torch.nan]]))

@@ -1,4 +1,4 @@
-"""The precision in which losses are computed: float32 or better, whatever the network ran in.
+"""The precision of losses: float32 or better, whatever the precision of the network.
 
 Autocast is no substitute. Which functions it computes in float32 differs between devices (a sum on CUDA, but not on the
 CPU), and it computes matrix products in half precision everywhere.
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def precise(values: Tensor) -> Tensor:
-    """Return values in float32, or as they are where that is more precise.
+    """Return values in float32, or unchanged if they are more precise.
 
     Example:
         >>> precise(torch.ones(1, dtype=torch.float16)).dtype, precise(torch.ones(1, dtype=torch.float64)).dtype

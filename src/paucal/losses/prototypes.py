@@ -2,13 +2,13 @@
 
 Both networks of EsViT (Li et al., ICLR 2022) and DINO score rows of features against K = 65,536 prototypes. A plain
 implementation keeps all scores of all rows for the backward pass, once per pair of views: gigabytes. Here the last
-layer and the loss are one function that holds the scores of only a few images:
+layer and the loss are one function that has the scores of only a few images in memory:
 
 - the logarithm of the normaliser is computed once per student row, not once per pair, since
   -sum_k p_k log softmax(s)_k = sum_k p_k * logsumexp(s) - sum_k p_k s_k;
 - a row with several targets is compared with their weighted sum, since the cross-entropy is linear in the target;
-- targets are rows of the teacher's chunk, picked by index, so nothing is gathered for the whole batch;
-- the gradient with respect to scores is known in closed form and turned at once into those of rows and prototypes, so
+- targets are rows of the teacher's chunk, selected by index, so nothing is gathered for the whole batch;
+- the gradient with respect to scores has a closed form and is converted at once to gradients of rows and prototypes, so
   nothing is computed twice.
 
 Scores are never rounded: after division by a temperature of 0.04, the last bit of a bfloat16 score near 1 is a factor
@@ -23,17 +23,17 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK = 1 << 24  # scores of each network held at once: 64 MiB in float32
-CUDA_CHUNK = 1 << 27  # 512 MiB: a GPU is idle between products of a few images
+CHUNK = 1 << 24  # scores of each network in memory at once: 64 MiB in float32
+CUDA_CHUNK = 1 << 27  # 512 MiB; smaller chunks leave a GPU idle
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Which of the teacher's rows each of the student's rows is compared with.
+    """The teacher's rows that each student row is compared with.
 
     Attributes:
         rows: (B, R, J) int64, for each student row of an image J teacher rows of the same image, in [0, S).
-        weights: (B, R, J) or (R, J) float, how much each comparison counts; 0 for none.
+        weights: (B, R, J) or (R, J) float, weight of each comparison; 0 to ignore it.
     """
 
     rows: Tensor
@@ -75,7 +75,7 @@ def prototype_cross_entropy(
         teacher_prototypes: (K, D).
         targets: Pairs of rows to compare.
         sharpness: Temperatures and centre.
-        chunk: Scores of a network that are held at once; at least those of one image. None for `chunk_size`.
+        chunk: Scores of a network in memory at once; at least those of one image. None for `chunk_size`.
 
     Returns:
         A scalar: mean over images of sum over r and j of weight * H(p_teacher, p_student).
@@ -88,7 +88,7 @@ def prototype_cross_entropy(
 
 
 def chunk_size(device: torch.device) -> int:
-    """Return how many scores of a network to hold at once.
+    """Return how many scores of a network to keep in memory at once.
 
     About four float32 tensors of this size exist at once: on a GPU at most a tenth of its memory.
 
@@ -96,7 +96,7 @@ def chunk_size(device: torch.device) -> int:
         >>> chunk_size(torch.device("cpu")) == 2**24
         True
     """
-    if device.type != "cuda" or not torch.cuda.is_available():  # a trace may be of a GPU that is not there
+    if device.type != "cuda" or not torch.cuda.is_available():  # tracing may use the device type of a missing GPU
         return CHUNK
     return min(CUDA_CHUNK, max(CHUNK, torch.cuda.get_device_properties(device).total_memory // 160))
 
@@ -118,7 +118,7 @@ class _Fused(torch.autograd.Function):
         sharpness, chunk = how
         kind = student.device.type
         dtype = _factor_dtype(kind)
-        # Slopes are scaled to be near 1: otherwise small weights of small probabilities would be 0 in float16.
+        # Gradients are scaled to be near 1: otherwise small weights of small probabilities would be 0 in float16.
         reach = weights.sum(-1).amax().clamp(min=torch.finfo(torch.float32).tiny)
         weights = weights / reach
         dense, teacher_dense = prototypes.to(dtype), teacher_prototypes.to(dtype)

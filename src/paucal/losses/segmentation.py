@@ -12,10 +12,10 @@ def pixel_loss(logits: Tensor, mask: Tensor, ignored: int = 255) -> Tensor:
     Args:
         logits: (B, K, H, W).
         mask: (B, H, W) class numbers, of any integer type.
-        ignored: Class number of unlabelled pixels, which do not count.
+        ignored: Class number of unlabelled pixels, which are ignored.
 
     Returns:
-        A scalar; 0, with a gradient of 0, where no pixel is labelled (torch's mean would be NaN).
+        A scalar; 0, with a gradient of 0, if no pixel is labelled (torch's mean would be NaN).
 
     Raises:
         ValueError: the sizes differ.

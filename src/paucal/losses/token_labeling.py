@@ -18,15 +18,15 @@ from paucal.losses.precision import precise
 Targets = SparseTargets | Tensor  # or dense (B, T, K) probabilities
 Box = tuple[int, int, int, int]  # first row, first column, end row, end column, in cells
 
-RIGHT, WRONG = 0.5, 0.9  # shares of the teacher's label where it names the true class and where it does not
+RIGHT, WRONG = 0.5, 0.9  # shares of the teacher's label if it names the true class, and if it does not
 
 
 def soft_cross_entropy(logits: Tensor, targets: Targets) -> Tensor:
-    """Return -sum_k p_k log softmax(z)_k for every place, in float32.
+    """Return -sum_k p_k log softmax(z)_k at every position, in float32.
 
     Args:
         logits: (B, T, K) of any float type; their sum over the classes may exceed the range of float16.
-        targets: Targets of the same places; sparse targets are never expanded to all classes.
+        targets: Targets at the same positions; sparse targets are never expanded to all classes.
 
     Returns:
         (B, T).
@@ -46,7 +46,7 @@ def soft_cross_entropy(logits: Tensor, targets: Targets) -> Tensor:
 
 
 def flipped(targets: Targets) -> Targets:
-    """Return the batch's targets in reverse order: those of the images that MixToken mixes in."""
+    """Return the batch's targets in reverse order: the targets of the images that MixToken mixes in."""
     if isinstance(targets, Tensor):
         return targets.flip(0)
     named, other = targets.named.flip(0), targets.other.flip(0)
@@ -89,8 +89,8 @@ class TokenLabelingReading:
     Attributes:
         class_weight: Weight of the class logits' part.
         dense_weight: Weight of the tokens' part.
-        use_truth: Whether the true class is mixed into the class target: half where the teacher names it, a tenth
-            where it does not. (A comment in the authors' code claims the opposite; its arithmetic is this.)
+        use_truth: Whether the true class is mixed into the class target: half if the teacher names it, a tenth if it
+            does not. (A comment in the authors' code claims the opposite of its arithmetic, which is used here.)
     """
 
     class_weight: float = 1.0
@@ -140,7 +140,7 @@ def token_label_loss(
         reading: The weights of the parts; the paper's by default.
 
     Raises:
-        ValueError: the tokens have logits and no targets, or the other way round.
+        ValueError: only one of the tokens' logits and targets is given.
 
     Example:
         >>> logits, targets = torch.zeros(2, 4), torch.full((2, 1, 4), 0.25)
@@ -165,7 +165,7 @@ def class_loss(logits: Tensor, targets: Targets, kept: float = 1.0, truth: Targe
 
     Args:
         logits: (B, K).
-        targets: (B, 1, K) class targets; a view about which nothing is known counts as zero.
+        targets: (B, 1, K) class targets; views without a target count as zero.
         kept: Share of the cells that are the image's own.
         truth: (B, 1, K) true classes to be mixed in.
 
@@ -191,9 +191,9 @@ def class_loss(logits: Tensor, targets: Targets, kept: float = 1.0, truth: Targe
 
 
 def dense_loss(logits: Tensor, targets: Targets) -> Tensor:
-    """Return the tokens' part, the mean over images and tokens; each token is compared with its own image's label.
+    """Return the token loss, the mean over images and tokens; each token is compared with its own image's label.
 
-    Where maps cover only a part of an image, each token is weighted by the share of it that is known.
+    If maps cover only a part of an image, each token is weighted by its covered share.
 
     Args:
         logits: (B, T, K), un-mixed.
@@ -208,6 +208,6 @@ def most_likely(targets: Targets) -> Tensor:
     """Return (B, T) the class of the largest probability."""
     if isinstance(targets, Tensor):
         return targets.argmax(-1)
-    # Where no class is named, all have the same logit; an unnamed class is never returned as the winner.
+    # Without a named class, all logits are equal; an unnamed class is never returned.
     named = targets.named.masked_fill((targets.classes < 0)[:, None], -1.0)
     return targets.classes.gather(1, named.argmax(-1))

@@ -1,7 +1,7 @@
-"""The loss of VISReg (arXiv:2606.02572): views agree, and a batch of embeddings has the shape of a normal sample.
+"""The loss of VISReg (arXiv:2606.02572): views must agree, and a batch of embeddings must look like a normal sample.
 
 It follows LeJEPA with another test of normality: along random directions the standardised embeddings, in their order,
-are compared with the quantiles of the normal distribution; mean and deviation of every coordinate are held beside it.
+are compared with the quantiles of the normal distribution; mean and deviation of every coordinate are constrained too.
 """
 
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ def shape_loss(embeddings: Tensor, directions: Tensor) -> Tensor:
 
 
 def _joint_rows(values: Tensor) -> Tensor:
-    """Return the rows of all processes, as many of each; the gradient of this process's rows counts for all.
+    """Return the rows of all processes, which have equally many; the gradient of this process's rows counts for all.
 
     The trainer averages gradients over processes, which turns them into the gradient on the joint batch.
     """

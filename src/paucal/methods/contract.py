@@ -1,6 +1,6 @@
 """The interface of methods: everything that a method or extra loss defines.
 
-Runs, rules and the trainer use methods only through these classes. Defaults mean that a method has no such part.
+Runs, rules and the trainer use methods only through these classes. A default means that the method lacks this part.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -34,7 +34,7 @@ class Entry:
         paths: Names of its settings that are paths.
         rules: Rules for its own settings, and special rules for shared ones, by setting.
         check: Raises a UserError for settings that contradict each other.
-        advice: Why its settings have no effect in a run without it, and what to do; "{flag}" and "{method}" are filled
+        advice: Why its settings have no effect in a run without it, with advice; "{flag}" and "{method}" are filled
             in, such as "with --method {method}: leave it out, or add the loss with --add drloc".
         superseded: Returns the settings of a recipe that do not apply beside the given ones, from the settings and
             their origins.
@@ -63,7 +63,7 @@ class TrainingMethod(Entry):
         build: Builds the objective from the settings, the backbone and the extra losses by name.
         terms: Names of the extra losses that belong to the method.
         label_maps: Whether it learns from label maps.
-        contrast: Method to compare a finished run with, and why.
+        contrast: Method to compare a finished run with, and the reason.
     """
 
     build: Callable[[Any, FeatureBackbone, Mapping[str, Term]], Objective]
@@ -106,7 +106,7 @@ class ExtraLoss(Entry):
 
 @dataclass(frozen=True)
 class HealthScale:
-    """The scale that the health of a pre-training run is measured on.
+    """The reference scale for the health of a pre-training run.
 
     Attributes:
         feature_dim: Channels of the features.
@@ -126,7 +126,7 @@ class PretrainingMethod(Entry):
     Attributes:
         title: Returns a short description of a run with these settings.
         build: Builds the objective from the settings, the backbone's specification and the groups of crops.
-        weight_decay: Returns the weight decay of the optimizer, which an objective may scale from step to step.
+        weight_decay: Returns the weight decay of the optimizer, which an objective may scale in each step.
         clip: Returns the global norm to which gradients are clipped; None for none, or for the objective's own rule.
         judge: Returns the verdict on the health after some epochs, from the settings, the rows, the scale and the
             number of consecutive epochs that must show a symptom.
@@ -136,8 +136,8 @@ class PretrainingMethod(Entry):
         changes_after: Returns the epoch after which the next stage starts; None for a single stage.
         stage_news: Message when the next stage starts.
         smallest_set: Smallest number of images that can be compared.
-        settled_start: Whether a run from trained weights is in health from its first step on, since its features alone
-            are judged, not new heads.
+        settled_start: Whether a run from pretrained weights is expected to be healthy from the first step, since only
+            its features are assessed, not new heads.
     """
 
     title: Callable[[Any], str]

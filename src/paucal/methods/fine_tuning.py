@@ -18,18 +18,18 @@ def fine_tuning(settings: TrainSettings) -> FineTuning:
         UserError: The backbone would be frozen twice or for all epochs, or the running statistics of random weights
             would be kept.
     """
-    epochs = settings.epochs  # None while the length is open
+    epochs = settings.epochs  # None until the length is planned
     if settings.freeze == "backbone" and settings.freeze_epochs:
         raise UserError("--freeze backbone lasts for the whole run: leave --freeze-epochs out, or --freeze.")
     if settings.freeze_epochs and epochs is not None and settings.freeze_epochs >= epochs:
         raise UserError(
-            f"--freeze-epochs {settings.freeze_epochs} leaves no epoch of {epochs} to the backbone: give fewer, more "
+            f"--freeze-epochs {settings.freeze_epochs} leaves no epoch of {epochs} for the backbone: give fewer, more "
             "--epochs, or --freeze backbone."
         )
     if settings.eval_mode and settings.init is None:
         raise UserError(
-            "--eval-mode keeps the running statistics of pretrained weights, and there are none: "
-            "give --init, or leave it out."
+            "--eval-mode keeps the running statistics of pretrained weights, but this run has none: give --init, "
+            "or leave it out."
         )
     if settings.lora_rank is not None:
         for name in ("freeze", "layer_decay"):
@@ -43,7 +43,7 @@ def fine_tuning(settings: TrainSettings) -> FineTuning:
 
 
 def check_tuning(settings: TrainSettings, objective: Objective, per_class: Sequence[int]) -> list[str]:
-    """Return remarks on frozen layers, and on fine-tuning that may give poor results.
+    """Return notes on frozen layers, and warnings about fine-tuning that may give poor results.
 
     Args:
         settings: Settings of the run.
@@ -52,11 +52,11 @@ def check_tuning(settings: TrainSettings, objective: Objective, per_class: Seque
 
     Raises:
         UserError: The method does not support these options, or there are too few images for low-rank adapters, which
-            lose against a linear probe then (2304.13639).
+            are then worse than a linear probe (2304.13639).
     """
     if settings.lora_rank is not None and min(per_class) < FEWEST_TO_ADAPT:
         raise UserError(
-            f"--lora-rank needs {FEWEST_TO_ADAPT} training images of each class, and the smallest class has "
+            f"--lora-rank needs {FEWEST_TO_ADAPT} training images of each class, but the smallest class has "
             f"{min(per_class)}: leave it out."
         )
     names = ("layer_decay", "freeze", "freeze_epochs", "lora_rank")

@@ -23,13 +23,13 @@ def refuse_leaks(setting: str, run: RunFolder, run_images: RunImages) -> None:
     known = keys_with_seen_labels(run, run_images.images).intersection(run_images.held_out)
     if known:
         raise UserError(
-            f"{flag(setting)} {run.path} was trained on {len(known)} of the images that this run keeps for "
-            "validation and test, whose labels it knows: train it with this run's --seed and split."
+            f"{flag(setting)} {run.path} was trained on {len(known)} of the validation and test images of this "
+            "run, so it knows their labels: train it with this run's --seed and split."
         )
 
 
 def show_as_trained(setting: str, term: GuidedTerm, own: Preprocessing, run_images: RunImages) -> None:
-    """Let a guide see the images normalised as in its own training.
+    """Normalise the images for a guide as in its own training.
 
     Raises:
         UserError: The guide needs another number of channels than the run has.
@@ -37,7 +37,7 @@ def show_as_trained(setting: str, term: GuidedTerm, own: Preprocessing, run_imag
     statistics = run_images.statistics
     if len(statistics.mean) != own.channels:
         raise UserError(
-            f"{flag(setting)} needs images with {own.channels} channels, and those of this run have "
+            f"{flag(setting)} needs images with {own.channels} channels, but those of this run have "
             f"{len(statistics.mean)}: give another one."
         )
     scale = [std / its for std, its in zip(statistics.std, own.std, strict=True)]

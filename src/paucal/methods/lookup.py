@@ -31,7 +31,7 @@ def unused_settings(used: Iterable[Entry], known: Iterable[Entry]) -> dict[str, 
 def refuse_unused(settings: Any, given: Mapping[str, str], used: Iterable[Entry], known: Iterable[Entry]) -> None:
     """Raise a UserError for a given setting without effect in the run.
 
-    A stored config contains all settings, so its defaults are accepted; a flag is always intended.
+    A stored config contains all settings, so its default values are accepted; flags are always refused.
     """
     unused, declared = unused_settings(used, known), setting_fields(settings)
     for name, origin in given.items():

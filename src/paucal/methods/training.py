@@ -1,4 +1,4 @@
-"""The table of training methods and extra losses, and the functions that depend on those of a run."""
+"""The table of training methods and extra losses, and the functions that depend on them."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -67,7 +67,7 @@ def with_recipe(settings: TrainSettings, given: Mapping[str, str]) -> tuple[Trai
     """Fill in the open settings from `--recipe`.
 
     Raises:
-        UserError: The recipe is unknown, or timm has no weights of the model that the recipe may start from.
+        UserError: The recipe is unknown, or timm has no permitted weights of the recipe's model.
     """
     recipe = RECIPES.get(settings.recipe or "")
     said = {} if recipe is None else recipe.settings
@@ -78,7 +78,7 @@ def with_recipe(settings: TrainSettings, given: Mapping[str, str]) -> tuple[Trai
     if recipe is not None and recipe.imagenet_alone and settings.init == "timm" and settings.model is not None:
         tagged = imagenet_alone(settings.model, settings.recipe or "")
         if tagged != settings.model:
-            origin["model"] = f"recipe {settings.recipe}: weights of ImageNet-1k alone"
+            origin["model"] = f"recipe {settings.recipe}: weights from only ImageNet-1k"
             settings = replace(settings, model=tagged)
     return settings, origin
 
@@ -114,7 +114,7 @@ def check_used(settings: TrainSettings, given: Mapping[str, str]) -> None:
     require_start(RECIPES, settings.recipe, settings.init)
     if settings.attention_init != "model" and settings.init is not None:
         raise UserError(
-            "--attention-init is for runs from scratch, and --init gives pretrained weights: leave one out."
+            "--attention-init is for runs from scratch, but --init gives pretrained weights: leave one out."
         )
     for entry in entries_of(settings):
         entry.check(settings)

@@ -23,7 +23,7 @@ class MethodSettings(DrLocSettings, LocalitySettings, DistillationSettings, Toke
     """The method, the extra losses, and the options of each."""
 
     method: str = option("training method", "drloc", group="method")
-    add: list[str] | None = option("extra losses beside the method's own", group="method")
+    add: list[str] | None = option("extra losses in addition to the method's own", group="method")
 
 
 @dataclass(frozen=True)
@@ -47,18 +47,18 @@ class TrainSettings(
         group="data",
     )
     curve: bool = option(
-        "measure accuracy against images per class with the first model, and forecast twice as many; always done where "
-        "no images are kept to validate with",
+        "measure accuracy against images per class with the first model, and forecast it for twice as many; "
+        "always done without validation images",
         False,
         group="data",
     )
     unlabelled: str | None = option(
-        "images without labels that the model may learn from beside DATA: a folder to any depth, zip or tar, table, "
-        "Parquet or a published set; several places joined by ':'; kept only where cross-validation prefers it",
+        "additional images without labels to learn from: a folder to any depth, zip or tar, table, Parquet or a "
+        "published set; several places joined by ':'; only used if cross-validation prefers it",
         group="data",
     )
     target: str | None = option(
-        "column of a table with a number for each image, which is predicted in place of a class", group="data"
+        "column of a table with a number for each image, which is predicted instead of a class", group="data"
     )
     ordinal: bool = option(
         "with --target: the numbers are grades, few whole numbers in order, of which one is predicted, with a "

@@ -17,7 +17,7 @@ ROUNDING = 1e-12  # relative spread of equal scores that were summed in differen
 class Score:
     """A measured value and its confidence interval.
 
-    `low` and `high` are None if the images allow no statement: every resampled set gives the same value.
+    `low` and `high` are None if every resampled set gives the same value.
     """
 
     value: float
@@ -38,8 +38,8 @@ class Score:
 def wilson(hits: int, total: int, level: float = 0.95) -> Score:
     """Return the share `hits / total` with the Wilson score interval (Wilson 1927).
 
-    Unlike the bootstrap and the normal approximation, it is still meaningful when there are no hits or only hits: ten
-    right answers of ten do not prove perfection.
+    Unlike the bootstrap and the normal approximation, it remains meaningful without hits or with only hits: ten of ten
+    do not prove perfection.
 
     >>> score = wilson(10, 10)
     >>> round(score.value, 3), round(score.low, 3), round(score.high, 3)
@@ -48,12 +48,12 @@ def wilson(hits: int, total: int, level: float = 0.95) -> Score:
     if not 0 <= hits <= total or total < 1 or not 0 < level < 1:
         raise ValueError(f"expected 0 <= hits <= total, total >= 1, level in (0, 1), got {hits}, {total}, {level}")
     score = wilson_share(hits / total, total, level)
-    # These ends are exact in the formula, but off by an ulp in floating point.
+    # The formula gives these ends exactly, but floating point may be off by an ulp.
     return Score(score.value, 0.0 if hits == 0 else score.low, 1.0 if hits == total else score.high)
 
 
 def wilson_share(share: float, total: float, level: float = 0.95) -> Score:
-    """Return a share with the Wilson score interval for a number of images, which need not be whole."""
+    """Return a share with the Wilson score interval for a possibly fractional number of images."""
     z = NormalDist().inv_cdf(0.5 + level / 2)
     centre = (share + z * z / (2 * total)) / (1 + z * z / total)
     half = z / (1 + z * z / total) * sqrt(share * (1 - share) / total + z * z / (4 * total * total))
@@ -74,15 +74,15 @@ def images_needed(share: float, half_width: float, level: float = 0.95) -> int:
 
 
 def cross_validated(hits: NDArray[np.bool_], level: float = 0.95, folds: int = 5) -> Score:
-    """Return the share of right answers in a repeated cross-validation, with an interval for further images.
+    """Return the accuracy in a repeated cross-validation, with an interval for further images.
 
-    It is Wilson's interval for fewer images than there are, since the fits of the folds share training images. The
+    It is Wilson's interval for a reduced number of images, since the fits of the folds share training images. The
     variance is that of independent images times 1 + K / (K - 1) for K folds (Nadeau and Bengio 2003, "Inference for
-    the generalization error", section 4). Repeats with other folds make the share steadier; the interval does not
-    count on that.
+    the generalization error", section 4). Repeats with other folds make the share more stable; the interval ignores
+    that.
 
     Args:
-        hits: (R, N) right answers to N images in each of R repeats.
+        hits: (R, N) booleans, whether each image was classified correctly in each of R repeats.
         level: Share of intervals that contain the truth.
         folds: K.
     """
@@ -90,7 +90,7 @@ def cross_validated(hits: NDArray[np.bool_], level: float = 0.95, folds: int = 5
 
 
 def independent_images(images: int, folds: int) -> float:
-    """Return how many test images of one model tell as much as a cross-validation of all, see `cross_validated`."""
+    """Return the effective number of independent test images of a cross-validation, see `cross_validated`."""
     return images / (1 + folds / (folds - 1))
 
 
@@ -110,9 +110,9 @@ def percentile(value: float, draws: np.ndarray, level: float = 0.95) -> Score:
 def two_sided(value: float, draws: np.ndarray, level: float = 0.95) -> Score:
     """Return `value`, a share, with the smallest interval that contains the percentile interval and its mirror image.
 
-    This is for scores that resampling biases: if the draws lie to one side of the value, the truth lies as far on the
-    other side, so the mirrored ("basic") interval is right in principle; the percentile interval is better near 0 and
-    1. Their union is the cautious choice. It is clipped to [0, 1].
+    For scores that resampling biases: if the draws lie to one side of the value, the truth lies as far on the other
+    side, so the mirrored ("basic") interval is right in principle; the percentile interval is better near 0 and 1.
+    Their union is cautious. It is clipped to [0, 1].
     """
     direct = percentile(value, draws, level)
     if direct.low is None or direct.high is None:
@@ -122,7 +122,7 @@ def two_sided(value: float, draws: np.ndarray, level: float = 0.95) -> Score:
     return Score(value, max(0.0, min(direct.low, low)), min(1.0, max(direct.high, high)))
 
 
-CHUNK = 4_000_000  # weights held at once, 32 MB
+CHUNK = 4_000_000  # weights in memory at once, 32 MB
 
 
 @dataclass(frozen=True)

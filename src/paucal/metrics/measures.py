@@ -61,7 +61,7 @@ class Average:
 
 
 class MeanPerClass:
-    """The mean over classes of the mean hit of each; a class that has no image in a draw does not count there.
+    """The mean over classes of the mean hit of each class; classes without an image in a draw are left out.
 
     For hits that are 0 or 1 it is the balanced accuracy (as in scikit-learn).
     """

@@ -1,7 +1,7 @@
-"""bfloat16 on a CPU, where measurements show that it is faster and gives the same answers.
+"""bfloat16 on a CPU, if measurements show that it is faster and gives the same predictions.
 
 Some CPUs multiply bfloat16 numbers several times as fast as float32 ones, some have no instructions for them, and for
-some networks the conversions cost more than is gained. So a few images are run in both, in turn.
+some networks the conversions cost more than is gained. So a few images are run alternately in both.
 """
 
 import json
@@ -21,10 +21,10 @@ from paucal.runs import write_text
 
 FASTER = 1.3  # least speed of bfloat16, as a multiple of float32's
 COSINE = 0.999  # least cosine between the outputs
-WORTH = 10.0  # seconds of work in float32 below which nothing is changed
-QUICK = 0.005  # seconds of an image in float32 that are short enough for any use
-IMAGES, ROUNDS = 8, 3  # per measurement
-MOST_SECONDS = 1.5  # after which no further round begins
+WORTH = 10.0  # seconds of total work in float32 below which nothing is changed
+QUICK = 0.005  # seconds per image in float32 below which nothing is changed
+IMAGES, ROUNDS = 8, 3  # images and rounds per measurement
+MOST_SECONDS = 1.5  # seconds after which no further round begins
 FLAGS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -37,9 +37,9 @@ class Arithmetic:
 
     Attributes:
         dtype: `torch.bfloat16` for autocast; None for the precision of the weights.
-        reason: Sentence part that says why.
+        reason: Reason, as part of a sentence.
         speed: Speed as a multiple of float32's.
-        measured: Whether measurements have decided.
+        measured: Whether it was chosen by measurements.
     """
 
     dtype: torch.dtype | None = None
@@ -49,7 +49,7 @@ class Arithmetic:
 
     @property
     def precision(self) -> str:
-        """The value of `--precision` that means it."""
+        """The corresponding value of `--precision`."""
         return "32-true" if self.dtype is None else "bf16-mixed"
 
 
@@ -58,7 +58,7 @@ GIVEN = {"32-true": Arithmetic(None, "float32, as given"), "bf16-mixed": Arithme
 
 
 def bfloat16_flags() -> tuple[str, ...]:
-    """Return the names of this CPU's instructions for bfloat16; none if it has none or does not say."""
+    """Return the names of this CPU's instructions for bfloat16; empty if none are known."""
     words = {word for line in _cpu_lines() if line.startswith(("flags", "Features")) for word in line.split()}
     return tuple(flag for flag in FLAGS if flag in words)
 
@@ -81,9 +81,9 @@ def choose_arithmetic(run: Run, images: Tensor, key: str, count: int | None = No
 
     Args:
         run: Function from (B, C, H, W) images to (B, D) logits or features.
-        images: A few images as the network is given them.
+        images: A few images as inputs of the network.
         key: Name of the architecture, under which the speed is remembered.
-        count: Number of images in all; None if it is not known beforehand.
+        count: Total number of images; None if unknown.
         classes: Whether the outputs are scores of classes, not features.
     """
     flags = bfloat16_flags()
@@ -105,9 +105,9 @@ def measure_speed(run: Run, images: Tensor, key: str) -> float:
     """Return the speed of bfloat16 as a multiple of float32's, measured once for each machine, network and image size.
 
     Args:
-        run: Function of (B, C, H, W) images that was called in both before.
-        images: A few images as the network is given them.
-        key: Name of the architecture and of what is run of it.
+        run: Function of (B, C, H, W) images, already called once in both.
+        images: A few images as inputs of the network.
+        key: Name of the architecture and of the part that is run.
     """
     speeds, name = _Speeds(), _name(key, images, bfloat16_flags())
     ratio = speeds.get(name)
@@ -120,14 +120,14 @@ def measure_speed(run: Run, images: Tensor, key: str) -> float:
 def judge(speed: float, exact: Tensor, near: Tensor, classes: bool = True) -> Arithmetic:
     """Return the arithmetic for a speed, as a multiple of float32's, and the (B, D) outputs of both."""
     if speed < FASTER:
-        why = f"float32: bfloat16 is {speed:.1f} times as fast here, and {FASTER} are worth it"
+        why = f"float32: bfloat16 is {speed:.1f} times as fast here, less than {FASTER}"
         return Arithmetic(None, why, measured=True)
     cosine = float(F.cosine_similarity(exact.float(), near.float()).min())
     if not cosine >= COSINE:
         return Arithmetic(None, f"float32: the outputs of bfloat16 differ (cosine {cosine:.4f})", measured=True)
     if classes and not torch.equal(exact.argmax(1), near.argmax(1)):
         return Arithmetic(None, "float32: bfloat16 gives some images another class", measured=True)
-    why = f"bfloat16: {speed:.1f} times as fast as float32 here, with the same answers"
+    why = f"bfloat16: {speed:.1f} times as fast as float32 here, with the same predictions"
     return Arithmetic(torch.bfloat16, why, speed, measured=True)
 
 
@@ -139,7 +139,7 @@ def _timed(run: Run, images: Tensor, dtype: torch.dtype | None) -> tuple[Tensor,
 
 
 def _ratio(run: Run, images: Tensor) -> float:
-    """Return the median speed of bfloat16 over rounds in which both take turns."""
+    """Return the median speed of bfloat16 relative to float32, over alternating rounds."""
     ratios: list[float] = []
     spent = 0.0
     while len(ratios) < ROUNDS and (not ratios or spent < MOST_SECONDS):
@@ -163,7 +163,7 @@ class _Speeds:
         try:
             stored = json.loads(self._file.read_text())
             self._known = {str(name): float(value) for name, value in stored.items()}
-        except (OSError, ValueError, TypeError, AttributeError):  # none yet, or damaged: measured again
+        except (OSError, ValueError, TypeError, AttributeError):  # missing or damaged: measure again
             self._known = {}
 
     def get(self, name: str) -> float | None:

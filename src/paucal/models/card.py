@@ -1,4 +1,4 @@
-"""The content of a model's `model.json`: how it is built, its classes, and how images are prepared for it."""
+"""The content of a model's `model.json`: architecture, classes and preprocessing."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -107,17 +107,17 @@ class ModelCard:
             return cls._read(stored)
         except (KeyError, TypeError, AttributeError, ValueError) as problem:
             raise UserError(
-                f"model.json is no model card for {cls.task} ({problem}): restore it or train again."
+                f"model.json is not a model card for {cls.task} ({problem}): restore it or train again."
             ) from problem
 
     @classmethod
     def _read(cls, stored: Mapping[str, Any]) -> Self:
         spec, names = BackboneSpec.from_dict(stored["backbone"]), stored["classes"]
         count, own = cls._own_values(stored, spec)
-        # Lengths first: a list of as many types as a hostile card claims classes would fill the memory.
+        # Check lengths first: a hostile card could claim so many classes that building types would fill the memory.
         if not isinstance(names, list) or len(names) != count or not all(type(name) is str for name in names):
             raise UserError(f"model.json must name the {count} classes of its model: restore it.")
-        # Images have plain names of classes; a classifier of an earlier version may have others.
+        # Class names of images are plain; classifiers of older versions may have other names.
         classes = plain_if_distinct(names) if cls.task == CLASSIFICATION else tuple(names)
         preprocessing = Preprocessing.from_dict(stored["preprocessing"])
         prepared = (
@@ -146,6 +146,6 @@ class ModelCard:
         Raises:
             UserError: the backbone cannot be built.
         """
-        # All weights come from the run; published ones would be fetched for nothing.
+        # All weights come from the run, so do not fetch published ones.
         model = replace(self.backbone, pretrained=False).build().model
         return add_stage_classifier(model, self.backbone.image_size) if self.reads_stages else model

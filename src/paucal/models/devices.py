@@ -4,7 +4,7 @@ import torch
 
 from paucal.types import UserError
 
-DEVICES = ("cpu", "cuda", "mps")  # torch has more, such as "meta", which computes nothing
+DEVICES = ("cpu", "cuda", "mps")  # torch has others, such as "meta", which computes nothing
 
 
 def usable_device(device: torch.device | str) -> torch.device:
@@ -15,8 +15,8 @@ def usable_device(device: torch.device | str) -> torch.device:
     """
     try:
         found = torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError, NotImplementedError):  # torch's errors for the ways to lack a device
+    except (RuntimeError, AssertionError, NotImplementedError):  # torch's errors for missing devices
         found = None
     if found is None or found.type not in DEVICES:
-        raise UserError(f"the device is {str(device)!r}, and this machine has none that can be used: try cpu.")
+        raise UserError(f"the device is {str(device)!r}, which is not usable on this machine: try cpu.")
     return found

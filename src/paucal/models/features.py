@@ -15,7 +15,7 @@ from paucal.types import UserError
 
 
 def linear_classifier(model: nn.Module) -> nn.Linear | None:
-    """Return the single linear layer that computes a model's logits; None where something else computes them."""
+    """Return the single linear layer that computes a model's logits; None if another layer computes them."""
     names = classifier_modules(model)
     layer = model.get_submodule(names[0]) if len(names) == 1 else None
     return layer if isinstance(layer, nn.Linear) and layer.bias is not None else None
@@ -24,7 +24,7 @@ def linear_classifier(model: nn.Module) -> nn.Linear | None:
 class ClassifierInputs(nn.Module):
     """Returns the (B, D) inputs of a model's classifier instead of its logits.
 
-    These are exactly what a head fitted to them will see, whatever a family does between its last grid and its head.
+    A head fitted to them will see exactly these inputs, whatever a family does between its last grid and its head.
 
     Args:
         model: A timm model; a hook stays on it until `close`.
@@ -44,7 +44,7 @@ class ClassifierInputs(nn.Module):
         names = classifier_modules(model)
         if not names:
             raise UserError(f"{model_name(model)} has no classifier that features could be read before.")
-        # The first classifier is that of the class token; those of tokens or of a teacher have other inputs.
+        # The first classifier is that of the class token; classifiers of tokens or of a teacher have other inputs.
         classifier = model.get_submodule(names[0])
         self._handle = classifier.register_forward_pre_hook(self._keep_inputs)
 
@@ -56,7 +56,7 @@ class ClassifierInputs(nn.Module):
 
     @contextmanager
     def calls(self) -> Iterator[Callable[[], Tensor]]:
-        """Keep the inputs of the classifier inside a `with` block.
+        """Record the inputs of the classifier inside a `with` block.
 
         Yields:
             A function that returns the (B, D) float32 features since it was last called: the mean over the calls of
@@ -114,7 +114,7 @@ class StagedInputs(ClassifierInputs):
 
 @contextmanager
 def features_of_calls(model: TrainedModel) -> Iterator[Callable[[], Tensor]]:
-    """Keep a model's features while it classifies; those of a model without a classifier are its output.
+    """Record a model's features while it classifies; without a classifier, its output is recorded.
 
     Yields:
         A function that returns the (B, D) float32 features of the images since it was last called, on the CPU. For a
@@ -125,7 +125,7 @@ def features_of_calls(model: TrainedModel) -> Iterator[Callable[[], Tensor]]:
     """
     network = bare(model.module)
     if next(network.parameters(), None) is None:
-        raise UserError("an ONNX model shows nothing of its inside, so it has no features: give the run instead.")
+        raise UserError("an ONNX model gives no access to features: give the run instead.")
     inputs = ClassifierInputs(network, classifies=bool(model.classes))
     try:
         with inputs.calls() as take:

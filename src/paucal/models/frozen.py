@@ -1,4 +1,4 @@
-"""Frozen backbones by the name that a user gives (run, weights file or timm model), and random ones beside them."""
+"""Frozen backbones by name (run, weights file or timm model), and random ones for comparison."""
 
 import hashlib
 import json
@@ -52,7 +52,7 @@ class FrozenBackbone:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest that tells its features from those of any other model or preprocessing."""
+        """Digest that identifies the model and its preprocessing."""
         built = json.dumps([self.spec.to_dict(), self.preprocessing.to_dict()], sort_keys=True)
         return hashlib.blake2b((built + weights_fingerprint(self.backbone.model)).encode(), digest_size=16).hexdigest()
 
@@ -86,7 +86,7 @@ def random_backbone(spec: BackboneSpec, seed: int) -> FeatureBackbone:
 def random_floor(subject: FrozenBackbone, seed: int = 0) -> FrozenBackbone:
     """Return the same architecture with random weights and the same preprocessing.
 
-    Even random features tell classes apart better than guessing does, so a score means something only above this.
+    Random features already classify better than chance, so scores only count above this floor.
     """
     backbone = random_backbone(subject.spec, seed).to(subject.device)
     return FrozenBackbone(FLOOR, f"random, seed {seed}", subject.spec, backbone, subject.preprocessing, random=True)
@@ -105,10 +105,10 @@ def open_frozen(
     """Open a backbone in evaluation mode.
 
     Args:
-        name: Run folder, weights file, or name of a timm model. A path that exists wins over a name.
+        name: Run folder, weights file, or name of a timm model. An existing path takes precedence over a name.
         device: Device to put it on.
         model: timm name of a weights file's model; None to recognise it.
-        network: Name of the network to take from a file of several ("teacher", "student", ...).
+        network: Network to take from a file with several ("teacher", "student", ...).
         pretrained: Whether a timm model gets timm's published weights; random ones otherwise.
         image_size: Side or (height, width) in pixels; None for the model's own. A run always has its own.
         seed: Seed of random weights.
@@ -132,7 +132,7 @@ def open_frozen(
 
 def _of_run(run: RunFolder, device: torch.device, image_size: Sequence[int] | None) -> FrozenBackbone:
     if image_size is not None:
-        raise UserError(f"--img-size is for files and timm models; {run.path} has a size of its own, so leave it out.")
+        raise UserError(f"--img-size is for files and timm models; {run.path} has its own size, so leave it out.")
     trained = load_trained(run, device)
     spec = trained.card.backbone
     backbone = FeatureBackbone(trained.module, spec.image_size).eval()
@@ -149,7 +149,7 @@ def _of_file(
     report = load_published(backbone.model, path, network)
     part = f", {report.part}" if report.part else ""
     weights = f"the file {path.name}{part}: {rounded_down(report.share)} of the parameters of {name}"
-    card = stored_card(run_around(path))  # if the file is the model or a checkpoint of a run
+    card = stored_card(run_around(path))  # the card of the run that the file belongs to
     tested = input_of_file(program_of(tree), name) if card is None else card.preprocessing.tested
     preprocessing = Preprocessing.as_tested(spec.image_size, tested)
     return FrozenBackbone(path.stem, weights, spec, backbone.to(device), preprocessing)

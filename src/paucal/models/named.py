@@ -1,4 +1,4 @@
-"""A model by the name that a person gives it: a run, a weights file, or a model of timm."""
+"""Resolution of a model's name: a run, a weights file, or a model of timm."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,18 +27,18 @@ def find_named(name: str, setting: str = "", *, files: Literal[True]) -> RunFold
 
 
 def find_named(name: str, setting: str = "", *, files: bool = False) -> RunFolder | Path | str:
-    """Return what a name means; a path that exists wins over a model of timm.
+    """Resolve a name; an existing path takes precedence over a model of timm.
 
     Args:
         name: A run folder, a folder of runs (which means the newest run), or the name of a timm model.
         setting: Setting that holds the name, such as "--teacher"; "" for an argument without a flag.
-        files: Whether the name may also be that of a weights file.
+        files: Whether the name may also be a weights file.
 
     Returns:
         The run, the path of the weights file, or the name of the timm model.
 
     Raises:
-        UserError: there is nothing of that name.
+        UserError: there is no run, file or model of this name.
     """
     path = Path(name).expanduser()
     if files and path.is_file():
@@ -55,10 +55,10 @@ def find_named(name: str, setting: str = "", *, files: bool = False) -> RunFolde
 
 
 def find_run(name: str) -> RunFolder | None:
-    """Return the run that a name means; None where it is a file or no path at all.
+    """Return the run of this name; None if it is a file or not a path.
 
     Raises:
-        UserError: The name is a folder, but no run.
+        UserError: The name is a folder, but not a run.
     """
     path = Path(name).expanduser()
     return open_model_folder(path) if path.is_dir() else None
@@ -76,8 +76,8 @@ def open_named(
         setting: Setting that holds the name, for messages.
 
     Raises:
-        UserError: there is nothing of that name, its weights cannot be had or do not fit, or torch cannot use the
-            device.
+        UserError: there is no run or model of this name, its weights are unavailable or do not fit, or torch cannot use
+            the device.
     """
     found = find_named(name, setting)
     if isinstance(found, RunFolder):

@@ -1,4 +1,4 @@
-"""How images are prepared for a model."""
+"""The preprocessing of a model's images."""
 
 import math
 from collections.abc import Mapping
@@ -64,10 +64,10 @@ class Preprocessing:
         if self.resize not in get_args(Resize):
             self._refuse("resize", f"one of {', '.join(get_args(Resize))}")
         if self.value_range is not None and not _is_range(self.value_range):
-            self._refuse("value_range", "two rising numbers, or none")
+            self._refuse("value_range", "two increasing numbers, or none")
         ranges = self.channel_ranges
         if ranges is not None and not (len(ranges) == self.channels and all(map(_is_range, ranges))):
-            self._refuse("channel_ranges", "two rising numbers for each channel, or none")
+            self._refuse("channel_ranges", "two increasing numbers per channel, or none")
 
     @property
     def channels(self) -> int:
@@ -78,7 +78,7 @@ class Preprocessing:
         raise UserError(f"The preprocessing of a model has {name} {getattr(self, name)!r}, expected {expected}.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, without rarely changed fields that have their usual value."""
+        """Return plain values, without some fields that have their default value."""
         usual = {"value_range": None, "resize": "crop", "channel_ranges": None}
         return {name: value for name, value in vars(self).items() if name not in usual or value != usual[name]}
 
@@ -102,14 +102,14 @@ class Preprocessing:
 
         Raises:
             UserError: a value is out of range.
-            AttributeError: the value is no mapping.
+            AttributeError: the value is not a mapping.
             TypeError: an entry is missing, unknown or of another type.
         """
         return cls(**{name: _as_tuples(value) for name, value in stored.items()})
 
     @property
     def reading(self) -> Reading:
-        """How images are read for the model: no larger than it needs, with the value ranges of its training."""
+        """How to read images for the model: no larger than needed, with the value ranges of its training."""
         return Reading(side_for(self.image_size), self.value_range, self.channels, self.channel_ranges)
 
     def transform(self) -> EvalTransform:

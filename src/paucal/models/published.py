@@ -1,4 +1,4 @@
-"""Weights that others published: those of timm, from a package, the cache or the network, and checkpoints in files."""
+"""Published weights: timm's, from a package, the cache or the network, and checkpoints in files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ def published_card(name: str, image_size: Sequence[int] | None = None) -> ModelC
         image_size: Side or (height, width) in pixels; None for the model's own.
 
     Raises:
-        UserError: timm publishes nothing of the model.
+        UserError: timm publishes no weights of the model.
     """
     own, config = added(name), timm.get_pretrained_cfg(name)
     if config is None and own is None:
@@ -46,7 +46,7 @@ def published_card(name: str, image_size: Sequence[int] | None = None) -> ModelC
 
 
 def imagenet_classes(name: str) -> tuple[str, ...] | None:
-    """Return the names of the classes that a timm model was trained on; None where timm does not know them."""
+    """Return the names of the classes that a timm model was trained on; None if timm does not know them."""
     config = timm.get_pretrained_cfg(name)
     subset = None if config is None or not config.has_weights else infer_imagenet_subset(config.to_dict())
     return None if subset is None else tuple(ImageNetInfo(subset).label_names())
@@ -71,7 +71,7 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)
     if config is None or not config.has_weights:
         raise UserError(
-            f"--init timm: timm publishes no weights of {name}; start from a run or a file, or from nothing."
+            f"--init timm: timm publishes no weights of {name}; start from a run, a file, or random weights."
             if init
             else f"timm publishes no weights of {name}: give a run."
         )
@@ -79,7 +79,7 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
         require_reachable(config)
         with torch.random.fork_rng(devices=[]), hushed():
             model = timm.create_model(name, pretrained=True)
-    except Exception as problem:  # no network, no such file any more, a proxy: each library raises its own types
+    except Exception as problem:  # no network, a removed file, a proxy: each library raises its own types
         where = config.hf_hub_id or config.url
         reason = (str(problem).split("\n")[0].split(". ")[0] or type(problem).__name__).rstrip(".")
         said = f"the weights of {name} could not be fetched ({reason})"

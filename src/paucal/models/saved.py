@@ -31,7 +31,7 @@ def read_card(run: RunFolder, kind: type[C] = ModelCard) -> C:
         UserError: the run has saved no model yet, or a model of another task, or `model.json` is damaged.
     """
     if run.last.exists() and not run.card.exists():
-        raise UserError(f"{str(run.path)!r} was stopped before it saved a model: let it go on with --resume first.")
+        raise UserError(f"{str(run.path)!r} was stopped before it saved a model: resume it with --resume first.")
     return card_of_stored(run.read_json(run.card.name), kind)
 
 
@@ -42,7 +42,7 @@ def card_of_stored(stored: Mapping[str, Any], kind: type[C] = ModelCard) -> C:
 
 
 def stored_card(run: RunFolder | None, kind: type[C] = ModelCard) -> C | None:
-    """Read the card of a resumed run; None for a new run, and where no card is stored yet.
+    """Read the card of a resumed run; None for a new run, or if no card is stored yet.
 
     Raises:
         UserError: `model.json` is damaged, or of another task.

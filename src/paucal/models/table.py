@@ -1,6 +1,6 @@
 """The sizes, costs and sources of all models, stored because measuring over a thousand takes minutes.
 
-Neither timm nor torch is loaded, which takes seconds: `paucal models` and the completion of names answer at once.
+Neither timm nor torch is imported, so that `paucal models` and shell completion respond at once.
 """
 
 import csv
@@ -25,10 +25,10 @@ class Listed:
     Attributes:
         parameters: Number of parameters, including frozen ones.
         macs: Multiply-adds of convolutions, linear layers and attention products, for one image; papers print this
-            number as FLOPs. None where the model cannot be counted.
+            number as FLOPs. None if the model cannot be counted.
         image_size: (height, width) in pixels at which it was measured.
-        grid: (rows, columns) of the last grid; None where the model keeps none.
-        dim: Channels of the last grid; None where the model keeps none.
+        grid: (rows, columns) of the last grid; None if the model has none.
+        dim: Channels of the last grid; None if the model has none.
         source: Paper of one of our models, else "timm".
         drloc_weight: Weight of DrLoc's loss for it.
     """
@@ -49,7 +49,7 @@ def stored() -> dict[str, Listed]:
 
 
 def model_names() -> list[str]:
-    """Return the names of all models: those of the table if it is of the installed timm, else those of timm itself."""
+    """Return the names of all models: from the table if it matches the installed timm, else from timm itself."""
     if f"timm {version('timm')}," in _text().partition("\n")[0]:
         return list(stored())
     import timm

@@ -1,4 +1,4 @@
-"""The tasks of models, and which one a stored model is for."""
+"""The tasks of models, and the task of a stored model."""
 
 import os
 from pathlib import Path
@@ -18,8 +18,8 @@ VERBS = {
 def task_of(model: str | os.PathLike[str]) -> str:
     """Return the task of a run's model: "classification", or the task that its `model.json` names.
 
-    Anything else than a run (an exported model, a path that does not exist) counts as a classifier; the code that opens
-    classifiers then reports the problem.
+    Anything other than a run (an exported model, a missing path) counts as a classifier; opening it then reports any
+    problem.
 
     Raises:
         UserError: the run's files cannot be read.

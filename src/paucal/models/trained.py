@@ -55,7 +55,7 @@ class LowerPrecision(nn.Module):
 
 
 def bare(module: nn.Module) -> nn.Module:
-    """Return the network itself, without what averages its answers or changes its arithmetic."""
+    """Return the network itself, without wrappers for mirroring or arithmetic."""
     while isinstance(module, MirrorAveraged | LowerPrecision):
         module = module.module
     return module
@@ -84,17 +84,17 @@ class TrainedModel:
         """Return the model itself.
 
         Raises:
-            UserError: it is a backbone alone, as pre-training leaves it, or predicts numbers.
+            UserError: it is a pre-trained backbone without a classifier, or predicts numbers.
         """
         if isinstance(self.card, RegressionCard):
             raise UserError(
-                f"this model predicts a number ({self.card.target!r}), and a classifier is needed here: give a run of "
+                f"this model predicts a number ({self.card.target!r}), but a classifier is needed here: give a run of "
                 "'paucal train' without --target."
             )
         if not self.classes:
             raise UserError(
-                f"the model {self.card.backbone.name} has no classifier, it was pre-trained without labels: fine-tune "
-                "it with 'paucal train --init', or judge its features with 'paucal eval --protocol knn'."
+                f"the model {self.card.backbone.name} has no classifier, as it was pre-trained without labels: "
+                "fine-tune it with 'paucal train --init', or evaluate its features with 'paucal eval --protocol knn'."
             )
         return self
 
@@ -110,8 +110,8 @@ class TrainedModel:
     def probabilities(self, images: Sequence[Image.Image | np.ndarray]) -> Tensor:
         """Classify PIL images, or arrays (H, W) or (H, W, C) of as many channels as the model reads.
 
-        Returns (N, K) float32 on the CPU. Rows sum to 1, unless the model gives several labels: then each class has a
-        probability of its own. A model of a target gives (N, 1) numbers, see `RegressionCard.read`. Images are turned
+        Returns (N, K) float32 on the CPU. Rows sum to 1, unless the model predicts several labels: then each class has
+        its own probability. A model of a target gives (N, 1) numbers, see `RegressionCard.read`. Images are turned
         upright by their EXIF tag and read like the training images, see `decode_image`.
 
         Raises:
@@ -136,7 +136,7 @@ class TrainedModel:
         return torch.stack([transform(convert_image(image, reading))[0] for image in given]).to(self.device)
 
     def classify(self, images: Iterable[Image.Image], batch_size: int = 64) -> Iterator[Tensor]:
-        """Yield one (K,) row of probabilities per image, holding one batch of images at a time."""
+        """Yield one (K,) row of probabilities per image, one batch of images at a time."""
         batch: list[Image.Image] = []
         for image in images:
             batch.append(image)

@@ -22,7 +22,7 @@ class Objective(nn.Module, ABC):
     """
 
     data_request: DataRequest = DataRequest()
-    decays_tables: bool = False  # whether weight decay reaches tokens and tables, as `training.groups` explains
+    decays_tables: bool = False  # whether weight decay applies to tokens and tables, see `training.optimizers`
 
     @abstractmethod
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
@@ -34,10 +34,10 @@ class Objective(nn.Module, ABC):
 
     @abstractmethod
     def backbones(self) -> Sequence[FeatureBackbone]:
-        """Return the backbones that the run trains or follows, the one that is deployed first.
+        """Return the backbones that the run trains or averages, the deployed one first.
 
         These can be loaded with initial weights, are described to the user, compiled, and sharded over processes. A
-        network that only teaches and never changes, such as a guide, is not among them.
+        fixed network that only teaches, such as a guide, is not among them.
         """
 
     def compilable(self) -> Iterable[nn.Module]:
@@ -45,7 +45,7 @@ class Objective(nn.Module, ABC):
         return self.backbones()
 
     def shardable(self) -> Iterable[nn.Module]:
-        """Return the modules whose weights may be gathered one at a time where they are sharded over processes.
+        """Return the modules whose weights may be gathered one at a time if they are sharded over processes.
 
         They must be called as modules, none is inside another, and nothing outside them may use their weights.
         """
@@ -67,7 +67,7 @@ class Objective(nn.Module, ABC):
         """Act after a real optimizer step; `progress.step` counts that step. Update teachers and centres."""
 
     def chance_levels(self) -> dict[str, float]:
-        """Return, per loss, what predictions that ignore the images can reach; losses may be left out."""
+        """Return, per loss, the value of predictions that ignore the images; losses may be left out."""
         return {}
 
     def diagnostics(self) -> dict[str, Tensor]:
@@ -89,7 +89,7 @@ class Term(nn.Module, ABC):
         """Return the unweighted loss, a scalar."""
 
     def chance_level(self) -> float | None:
-        """Return the loss that predictions which ignore the images can reach; None where that is not known."""
+        """Return the loss of the best predictions that ignore the images; None if unknown."""
         return None
 
     @abstractmethod

@@ -28,7 +28,7 @@ def mixed_crops(crops: Sequence[Tensor], alpha: float) -> tuple[list[Tensor], Te
 
 
 def mixed_targets(teacher: Tensor, targets: Targets, shares: Tensor) -> tuple[Tensor, Targets]:
-    """Return the teacher's rows followed by those of the image before, and targets that weight both by their shares.
+    """Return the teacher's rows followed by the previous image's, and targets that weight both by their shares.
 
     Args:
         teacher: (B, S, D).

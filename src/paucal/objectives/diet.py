@@ -1,4 +1,4 @@
-"""DIET and its continued pre-training, DIET-CP (arXiv:2302.10260, 2509.06990): every image is a class of its own."""
+"""DIET and its continued pre-training, DIET-CP (arXiv:2302.10260, 2509.06990): every image is its own class."""
 
 import math
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from paucal.types import Batch, Crops, LossTerms, Progress
 
 
 class Diet(OneNetwork):
-    """A linear classifier on the pooled features names the image that a view was cut from.
+    """A linear classifier on the pooled features predicts which image a view comes from.
 
     Args:
         spec: Backbone without a classifier; its image size is that of the global views.
         crops: Groups of views with their sizes, global views first.
-        images: Number of images that are told apart; further ones share a class.
+        images: Largest number of classes; further images share a class.
         smoothing: Label smoothing.
         drop_path_rate: Stochastic depth rate of the backbone.
-        tuning: What stays as it is in a network that was trained before; None to train all of it.
+        tuning: Frozen parts of a pretrained network; None to train all of it.
 
     Raises:
         UserError: the backbone cannot take the views, or has fewer stages than are to be frozen.
@@ -46,5 +46,5 @@ class Diet(OneNetwork):
         return LossTerms({"image": diet_loss(logits, batch.ids % self.images, self.smoothing)})
 
     def chance_levels(self) -> dict[str, float]:
-        """Return the loss of answers that are alike for all images."""
+        """Return the loss of a uniform prediction for all images."""
         return {"image": math.log(self.images)}

@@ -10,22 +10,22 @@ from paucal.losses.distillation import hard_distillation_loss, soft_distillation
 from paucal.objectives.guided import GuidedTerm
 from paucal.types import Batch, Features, Progress
 
-WEIGHT = 1.0  # DeiT weights both losses by a half, for which AdamW's steps are the same
+WEIGHT = 1.0  # DeiT weights both losses by a half, which gives the same steps with AdamW
 
 
 class Distillation(GuidedTerm):
-    """Beside the labels, the network learns what a teacher predicts for the same view: the class, or probabilities.
+    """A loss on a teacher's prediction for the same view, its class or its probabilities, in addition to the labels.
 
     A network with a distillation token, such as DeiT's, learns the labels with its class token and the teacher's
-    classes with the other, and answers with the mean of both. Any other learns both with its one classifier.
+    classes with the other, and predicts with the mean of both. Other networks learn both with their only classifier.
 
     Args:
         teacher: The trained classifier; it stays in evaluation mode and never changes.
         classes: Classes of the run.
         weight: Factor on the loss.
-        size: (height, width) in pixels that images are brought to for the teacher; None to show them as they are.
+        size: (height, width) in pixels to which images are resized for the teacher; None for no resizing.
         soft: Whether the teacher's probabilities are learned in place of its likeliest class.
-        temperature: What the teacher's logits are divided by.
+        temperature: Divisor of the teacher's logits.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class Distillation(GuidedTerm):
         """
         logits = features.logits if features.distilled_logits is None else features.distilled_logits
         if logits is None:
-            raise ValueError("a network without a classifier has nothing to learn from a teacher's classes")
+            raise ValueError("distillation needs a network with a classifier")
         learn = soft_distillation_loss if self.soft else hard_distillation_loss
         return learn(logits, self.answers(batch.views[0]))
 
     @torch.no_grad()
     def answers(self, images: Tensor) -> Tensor:
-        """Return the teacher's (B, K) logits, in the order of the run's classes, for images as the run shows them."""
+        """Return the teacher's (B, K) logits, in the run's class order, for images in the run's normalisation."""
         images = self.shown(images)
         if self._size is not None:
             images = F.interpolate(images, self._size, mode="bicubic", antialias=True)

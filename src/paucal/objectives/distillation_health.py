@@ -1,13 +1,13 @@
 """Health metrics of self-distillation, for reports and for `evaluation.collapse`, which detects collapse.
 
-All are scalars on the device, of one batch; those of the region task have `region_` before their names and are taken at
-the middle cell of a crop:
+All are scalars on the device, of one batch; metrics of the region task start with `region_` and are computed at the
+middle cell of a crop:
 
 - `teacher_entropy`, `student_entropy`: mean entropy in nats of the distributions over prototypes; ln K is uniform, 0
   is a single prototype.
-- `batch_entropy`: entropy of the teacher's distribution averaged over the images; small where all images get the same
+- `batch_entropy`: entropy of the teacher's distribution averaged over the images; small if all images get the same
   prototypes.
-- `agreement`: share of images for which teacher and student, each on its own crop, find the same prototype likeliest.
+- `agreement`: share of images for which teacher and student, each on its own crop, have the same likeliest prototype.
 - `feature_spread`, `effective_rank`, `feature_norm`: of the teacher's features, see `losses.feature_health`.
 - `centre_norm`: length of the centre.
 

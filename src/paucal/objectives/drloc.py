@@ -23,9 +23,9 @@ from paucal.types import Batch, FeatureRequest, Features, Progress, UserError
 
 
 class DrLoc(Term):
-    """Dense relative localization: guess from two cells of the final grid how far apart they are.
+    """Dense relative localization: predict the offset between two cells of the final grid.
 
-    Pairs are a function of the seed, the forward pass and the place of an image in the joint batch of all
+    Pairs are a function of the seed, the forward pass and the position of an image in the joint batch of all
     processes, so several processes train on the same pairs as one process would on their joint batch.
 
     Args:
@@ -79,7 +79,7 @@ class DrLoc(Term):
     ) -> "DrLoc":
         """Build the term as in the paper or in the authors' code.
 
-        The arguments are those of the class and of `preset_options`, which also lists what may be raised.
+        The arguments are those of the class and of `preset_options`, which also lists the exceptions.
 
         Example:
             >>> DrLoc.from_preset("reference", [768], [(14, 14)], model_name="vit_base_patch16_224").sizes

@@ -1,4 +1,4 @@
-"""The small network that reads two cells of a grid and says how far apart they are."""
+"""The small network that predicts the offset between two cells of a grid."""
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ class LocalizationHead(nn.Module):
     initialisation; the paper names none, and in the authors' code it follows the backbone (truncated normal
     of 0.02 in Swin and T2T-ViT, torch's own elsewhere).
 
-    Where a grid has fewer cells than there are pairs, the first layer is applied once per cell and the results
+    If a grid has fewer cells than pairs, the first layer is applied once per cell and the results
     are gathered: the same function of the same parameters, with less work.
 
     Args:

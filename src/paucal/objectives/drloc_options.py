@@ -21,7 +21,7 @@ class DrLocOptions(DrLocReading):
         hidden: Width of the two hidden layers of the head.
         extra_layer: Give the head of "ce" and "reg" one more linear layer, as the authors' code does.
         pool: Pooling of the last grid before the pairs, see `paucal.losses.drloc.pool_grid`. Where `levels` asks for
-            several grids, "paper" and "reference" leave all of them as they are, as both sources do.
+            several grids, "paper" and "reference" pool none of them, as in both sources.
         levels: "last" for the final grid; "stages", "merged" or "blocks" for one loss and one head on each of
             these grids, summed (L_all: the paper means blocks, the authors' code the outputs of Swin's stages
             after merging).
@@ -139,7 +139,7 @@ def preset_options(preset: str, *, model_name: str | None = None, **overrides: A
         model_name: Name of the backbone; sets the weight by `default_weight` and, for "reference", follows
             the authors' code: the grid of a plain ViT is not pooled, and that of T2T-ViT is read after its
             final norm.
-        **overrides: Fields of `DrLocOptions` that win over both.
+        **overrides: Fields of `DrLocOptions` that override both.
 
     Raises:
         UserError: there is no such preset or option, or a value is out of range.

@@ -2,16 +2,17 @@
 
 Three ways to preserve what pretrained weights have learned, for any objective with one backbone; they can be combined.
 
-- Layer-wise decay of the learning rate (BEiT, Bao et al., ICLR 2022): layer by layer from the classifier down to the
-  stem, each has `layer_decay` times the rate of the one above.
+- Layer-wise decay of the learning rate (BEiT, Bao et al., ICLR 2022): from the classifier down to the stem, each layer
+  has `layer_decay` times the rate of the layer above.
 - Freezing: the stem, the first stages or the whole backbone never change. With the whole backbone frozen, training
-  is a linear probe. Or all weights but those of norms, biases and the classifier (BitFit, Ben Zaken et al., ACL 2022).
+  is a linear probe. Or all weights are frozen except those of norms, biases and the classifier (BitFit, Ben Zaken et
+  al., ACL 2022).
 - Linear probe, then fine-tune (Kumar et al., ICLR 2022): for the first epochs only the classifier learns, so that
-  its random initial weights do not disturb the backbone. We run both on one schedule, where the paper has two runs, and
-  let the backbone's rate grow over its first epoch, since AdamW knows nothing of its gradients yet.
+  its random initial weights do not disturb the backbone. We use a single schedule instead of the paper's two runs, and
+  warm up the backbone's rate over its first epoch, since AdamW has no statistics of its gradients yet.
 
-Frozen modules run in evaluation mode, so that running statistics stay as they are and nothing in them is dropped. The
-whole backbone can be kept in that mode while its parameters learn, as in DHVT's code (Lu et al., NeurIPS 2022).
+Frozen modules run in evaluation mode, so that running statistics are fixed and dropout is off. The whole backbone can
+be kept in that mode while its parameters are trained, as in DHVT's code (Lu et al., NeurIPS 2022).
 """
 
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ THAW_EPOCHS = 1  # over which the learning rate of an unfrozen backbone grows
 
 @dataclass(frozen=True)
 class FineTuning:
-    """Options of fine-tuning; by default all layers are trained alike.
+    """Options of fine-tuning; by default all layers have the same rate.
 
     Attributes:
         layer_decay: Factor on the learning rate from one layer to the one below it, in (0, 1].
@@ -41,8 +42,8 @@ class FineTuning:
         freeze_epochs: Epochs at the start in which only the classifier learns.
         eval_mode: Whether the whole backbone, its classifier included, stays in evaluation mode. Batch norms then
             divide by the statistics it started with, and neither dropout nor stochastic depth acts.
-        lora_rank: Inner dimension of low-rank adapters, which learn in place of all weights but the classifier's; None
-            for none.
+        lora_rank: Rank of low-rank adapters, which are trained together with the classifier instead of the weights;
+            None for none.
     """
 
     layer_decay: float = 1.0
@@ -63,7 +64,7 @@ class BackboneTuner:
 
     Parameters frozen for the whole run lose `requires_grad`, so the optimizer never sees them and no other process
     waits for their gradients. Parameters frozen for the first epochs keep it and have their gradients dropped: the
-    optimizer leaves a parameter without gradient alone, moments and weight decay included.
+    optimizer skips parameters without gradient, including moments and weight decay.
 
     Args:
         model: timm model; its frozen parameters are marked at once.
@@ -103,7 +104,7 @@ class BackboneTuner:
                 self._model.get_parameter(name).grad = None
 
     def set_modes(self, progress: Progress) -> None:
-        """Put the modules frozen now in evaluation mode; call it before every forward pass of the training."""
+        """Put the currently frozen modules in evaluation mode; call this before every training forward pass."""
         for module in self._held_modules:
             module.training = not self.holds(progress)
         for module in self._still:
@@ -153,8 +154,8 @@ def quiet_modules(model: nn.Module, frozen: set[str], whole: bool, prefix: str =
     Args:
         model: Model to search.
         frozen: Names of frozen parameters.
-        whole: Whether the model is frozen but for its classifier; then modules without parameters that keep
-            statistics belong to the frozen part too.
+        whole: Whether all but the classifier is frozen; then modules with statistics but without parameters are frozen
+            too.
         prefix: Prefix of the names inside `model`.
     """
     names = [prefix + name for name, _ in model.named_parameters()]

@@ -29,7 +29,7 @@ class GuidedTerm(Term):
             self.get_buffer(name).copy_(torch.tensor(values).reshape(1, -1, 1, 1))
 
     def shown(self, images: Tensor) -> Tensor:
-        """Return this run's normalised images as the guide sees them."""
+        """Return this run's normalised images in the guide's normalisation."""
         return images * self.get_buffer("scale") + self.get_buffer("shift")
 
     def compilable(self) -> Iterable[nn.Module]:

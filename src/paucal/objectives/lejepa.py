@@ -20,7 +20,7 @@ NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
 @dataclass(frozen=True)
 class LeJepaOptions:
-    """Options of LeJEPA: values of the authors' minimal example, except the weight, which is the package's default.
+    """Options of LeJEPA: values of the authors' minimal example, except the weight, the default of their package.
 
     Attributes:
         weight: Share lambda of SIGReg in the loss.
@@ -95,7 +95,7 @@ class LeJepa(OneNetwork):
         return LossTerms(values, {"prediction": 1 - options.weight, "sigreg": options.weight})
 
     def directions(self, progress: Progress, device: torch.device) -> Tensor:
-        """Draw directions that depend on the seed and the forward pass alone, so that all processes have the same."""
+        """Draw directions from the seed and the forward pass only, so that all processes have the same."""
         generator = torch.Generator(device=device)
         generator.manual_seed(stream_seed(self.options.seed, progress.micro_step))
         drawn = unit_directions(self.options.projection_dim, self.options.directions, generator)

@@ -17,11 +17,11 @@ LEVELS = 3  # the stages of the paper's ResNet-56
 class LocalityGuidance(GuidedTerm):
     """Blocks of a transformer imitate the stages of a small CNN that was trained on the same images.
 
-    The CNN's local cells are easy to learn from few images; the transformer is led to them and keeps its own loss on
-    labels. The last stages of the guide, three at most, lead blocks spread evenly over the depth, the last one the
+    The CNN's local cells are easy to learn from few images; the transformer learns them in addition to its loss on
+    labels. The last stages of the guide, at most three, guide blocks spread evenly over the depth, the last stage the
     last block; a linear projection per level matches channels. The paper leaves the choice of blocks to each model.
-    Where a level of the guide has a mean square above 1, its loss is divided by it (`guide_energy`); the paper's guides
-    have none to speak of.
+    If a level of the guide has a mean square above 1, its loss is divided by it (`guide_energy`); the paper's guides
+    have hardly any.
 
     Args:
         guide: Trained CNN, always in evaluation mode and frozen.
@@ -38,7 +38,7 @@ class LocalityGuidance(GuidedTerm):
         super().__init__(guide)
         shapes = guide.shapes(FeatureRequest("stages"))[-LEVELS:]
         if len(dims) < len(shapes):
-            raise ValueError(f"{len(dims)} blocks cannot be led by {len(shapes)} stages")
+            raise ValueError(f"{len(dims)} blocks cannot be guided by {len(shapes)} stages")
         self.blocks = [(number + 1) * len(dims) // len(shapes) - 1 for number in range(len(shapes))]
         self.projections = nn.ModuleList(
             nn.Conv2d(dims[block], shape[0], 1) for block, shape in zip(self.blocks, shapes, strict=True)

@@ -1,9 +1,8 @@
-"""Low-rank adapters: each attention layer learns the product of two thin matrices in place of a change of its weights.
+"""Low-rank adapters: the change of each attention layer's weights is the product of two thin matrices.
 
 LoRA (Hu et al., ICLR 2022), on all linear layers of attention as in CLIP-LoRA (Zanella and Ben Ayed, 2024, 2405.18541).
-The products are part of the weights at all times: a forward pass of training only lets the gradient flow on to the
-adapters, and the weights follow them after every step. So what is judged, averaged, saved and exported is an ordinary
-network, as after merging.
+The weights always include the products: training only routes the gradient to the adapters, and updates the weights
+after every step. So an ordinary network, as after merging, is evaluated, averaged, saved and exported.
 """
 
 from typing import Any
@@ -39,7 +38,7 @@ class LowRankAdapters(nn.Module):
     Args:
         objective: Objective that runs the model; hooks stay on it.
         model: Model whose weights are frozen.
-        rank: Inner dimension of the products.
+        rank: Rank of the products.
 
     Raises:
         UserError: The model has no attention with linear layers.
@@ -49,7 +48,7 @@ class LowRankAdapters(nn.Module):
         super().__init__()
         self._layers = list(attention_layers(model).values())
         if not self._layers:
-            raise UserError(f"--lora-rank adapts attention, and {model_name(model)} has none: leave it out.")
+            raise UserError(f"--lora-rank adapts attention, but {model_name(model)} has none: leave it out.")
         down = [torch.empty(rank, layer.in_features) for layer in self._layers]
         for matrix in down:
             nn.init.kaiming_uniform_(matrix, a=5**0.5)
@@ -65,7 +64,7 @@ class LowRankAdapters(nn.Module):
         return [up @ down for up, down in zip(self.up, self.down, strict=True)]
 
     def before_step(self, held: bool = False) -> None:
-        """Remember the products, which the weights hold.
+        """Store the products that the weights include.
 
         Args:
             held: Whether the adapters do not learn at this step; their gradients are dropped.
@@ -76,7 +75,7 @@ class LowRankAdapters(nn.Module):
             self._before = self.products()
 
     def after_step(self) -> None:
-        """Let the weights follow the adapters."""
+        """Update the weights with the adapters."""
         with torch.no_grad():
             for layer, new, old in zip(self._layers, self.products(), self._before, strict=True):
                 layer.weight.add_(new - old)

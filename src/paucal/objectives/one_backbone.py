@@ -1,4 +1,4 @@
-"""The common part of methods that train one backbone: extra losses on its forward pass, and careful fine-tuning."""
+"""The common part of methods that train one backbone: extra losses on its forward pass, and fine-tuning."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -17,7 +17,7 @@ class OneBackbone(Objective):
     Args:
         backbone: Backbone with grids and logits.
         terms: Extra losses by name, each with its own weight.
-        tuning: Layer-wise decay, freezing and adapters of the backbone; by default all layers are trained alike.
+        tuning: Layer-wise decay, freezing and adapters of the backbone; by default all layers have the same rate.
         own: Names of the method's own losses, which terms must not use.
 
     Raises:
@@ -36,9 +36,9 @@ class OneBackbone(Objective):
             raise ValueError(f"a backbone that learns classes needs at least 2 of them, got {backbone.num_classes}")
         for name in own:
             if name in (terms or {}):
-                raise ValueError(f"the name {name!r} is taken by a loss of the method; name the term otherwise")
+                raise ValueError(f"the name {name!r} is used by a loss of the method; rename the term")
         self.backbone = backbone
-        # An nn.ModuleDict refuses names of its own methods, a list does not.
+        # A list, since an nn.ModuleDict does not allow names of its own methods.
         self.names = tuple(terms or {})
         self.terms = nn.ModuleList((terms or {}).values())
         tuning = tuning or FineTuning()
@@ -76,15 +76,15 @@ class OneBackbone(Objective):
         return [self.backbone, *(module for term in self._terms() for module in term.compilable())]
 
     def deployable(self) -> nn.Module:
-        """Return the timm model; the heads of the terms stay behind."""
+        """Return the timm model without the heads of the terms."""
         return self.backbone.model
 
     def parameter_group(self, name: str) -> str:
-        """Return the label of the backbone's layer where layers have rates of their own."""
+        """Return the label of the backbone's layer if layers have their own rates."""
         return self.tuner.label(name)
 
     def group_scales(self, progress: Progress) -> GroupScales:
-        """Return the factors of the fine-tuning."""
+        """Return the factors on learning rates and weight decays from fine-tuning."""
         return self.tuner.scales(progress)
 
     def before_step(self, progress: Progress) -> None:
@@ -94,7 +94,7 @@ class OneBackbone(Objective):
             self.adapters.before_step(held=self.tuner.holds(progress))
 
     def after_step(self, progress: Progress) -> None:
-        """Let the weights follow the adapters, if there are any."""
+        """Update the weights with the adapters, if there are any."""
         if self.adapters is not None:
             self.adapters.after_step()
 

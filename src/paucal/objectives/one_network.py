@@ -1,4 +1,4 @@
-"""What pre-training methods with a single network and no teacher share: crops, features, health, frozen stages."""
+"""The common part of pre-training methods with one network and no teacher: crops, features, health, frozen stages."""
 
 from collections.abc import Sequence
 
@@ -19,13 +19,13 @@ HEALTH_EVERY = 10  # steps between two measurements of health
 
 
 class OneNetwork(Objective):
-    """A backbone that every view of an image passes; its heads stay behind.
+    """A backbone for all views of an image; its heads are not deployed.
 
     Args:
         spec: Backbone without a classifier; its image size is that of the global views.
         crops: Groups of views with their sizes, global views first.
         drop_path_rate: Stochastic depth rate of the backbone.
-        tuning: What stays as it is in a network that was trained before; None to train all of it.
+        tuning: Frozen parts of a pretrained network; None to train all of it.
 
     Raises:
         UserError: the backbone cannot take the views, or has fewer stages than are to be frozen.
@@ -59,7 +59,7 @@ class OneNetwork(Objective):
         return pooled
 
     def deployable(self) -> nn.Module:
-        """Return the timm model; the heads stay behind."""
+        """Return the timm model without the heads."""
         return self.backbone.model
 
     def backbones(self) -> Sequence[FeatureBackbone]:
@@ -67,11 +67,11 @@ class OneNetwork(Objective):
         return [self.backbone]
 
     def parameter_group(self, name: str) -> str:
-        """Return the label of the backbone's layer where layers have rates of their own."""
+        """Return the label of the backbone's layer if layers have their own rates."""
         return self.tuner.label(name)
 
     def group_scales(self, progress: Progress) -> GroupScales:
-        """Return the factors of the fine-tuning."""
+        """Return the factors on learning rates and weight decays from fine-tuning."""
         return self.tuner.scales(progress)
 
     def diagnostics(self) -> dict[str, Tensor]:

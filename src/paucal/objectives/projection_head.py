@@ -10,7 +10,7 @@ INIT_STD = 0.02
 class ProjectionHead(nn.Module):
     """Projects features to unit vectors that are compared with prototypes.
 
-    The comparison itself is left to `losses.prototype_cross_entropy`, which never holds all scores at once; `forward`
+    The comparison itself is left to `losses.prototype_cross_entropy`, which never has all scores in memory; `forward`
     returns all of them, for few rows. Names of parameters are those of the published checkpoints.
 
     Args:
@@ -57,7 +57,7 @@ class ProjectionHead(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Return (..., K) scores for (..., P) features, in float32 also inside autocast.
 
-        In half precision many prototypes would share the highest score of a row.
+        In half precision several prototypes could share the highest score of a row.
         """
         rows = self.project(features)
         with torch.autocast(rows.device.type, enabled=False):

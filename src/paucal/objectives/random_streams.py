@@ -1,4 +1,4 @@
-"""Seeds of random streams that belong to a step, whatever was drawn before it."""
+"""Seeds of random streams per step, independent of earlier draws."""
 
 
 def stream_seed(seed: int, micro_step: int) -> int:

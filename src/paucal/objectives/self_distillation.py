@@ -1,8 +1,8 @@
-"""Self-distillation without labels: EsViT (Li et al., ICLR 2022), or DINO with the view task alone.
+"""Self-distillation without labels: EsViT (Li et al., ICLR 2022), or DINO with only the view task.
 
 A student sees all crops of an image; the teacher, its moving average, sees the global ones. The student learns to give
 every crop, and every cell of it, the distribution over prototypes that the teacher gives to another crop and to the
-most similar cell there. Centring and sharpening of the teacher keep both from giving one answer to everything.
+most similar cell there. Centring and sharpening of the teacher prevent collapse.
 """
 
 import math
@@ -38,8 +38,8 @@ HEALTH_EVERY = 10  # steps between two measurements of health
 class SelfDistillation(Objective):
     """View-level and region-level self-distillation of any backbone with a grid.
 
-    Differences from the published code: any number of crop groups of any size; centres and the teacher move once
-    per optimizer step, over all images of it; in half precision cells are still matched in float32; running
+    Differences from the published code: any number of crop groups of any size; centres and the teacher are updated once
+    per optimizer step, from all its images; in half precision cells are still matched in float32; running
     statistics of BatchNorm follow `options.teacher_norm`.
 
     Args:
@@ -110,16 +110,16 @@ class SelfDistillation(Objective):
         return [self.teacher.backbone, self.student.backbone]
 
     def deployable(self) -> nn.Module:
-        """Return the teacher's timm model; the student and all heads stay behind."""
+        """Return the teacher's timm model without the heads."""
         return self.teacher.backbone.model
 
     def group_scales(self, progress: Progress) -> GroupScales:
-        """Return the weight decay of this step, as a factor on the highest one of the run."""
+        """Return the weight decay of this step, relative to the highest of the run."""
         highest = self.options.highest_decay
         return {"main": GroupScale(weight_decay=self.options.decay(progress) / highest if highest else 0.0)}
 
     def before_step(self, progress: Progress) -> None:
-        """Clip each tensor's gradient by itself, and hold the prototypes still in the first epochs."""
+        """Clip each tensor's gradient separately, and freeze the prototypes in the first epochs."""
         if self.options.clip:
             clip_each(self.student.parameters(), self.options.clip)
         if progress.epoch < self.options.freeze_last_layer:
@@ -158,7 +158,7 @@ class SelfDistillation(Objective):
         return self._task("region", torch.cat(seen.cells, 1), torch.cat(goal.cells, 1), targets)
 
     def _task(self, name: str, student: Tensor, teacher: Tensor, targets: Targets) -> EsvitTask:
-        """Project the rows (B, R, P) of student and teacher, and note the teacher's mean score for its centre."""
+        """Project the rows (B, R, P) of student and teacher, and record the teacher's mean score for its centre."""
         with torch.no_grad():
             goal, prototypes = self.teacher.project(name, teacher), self.teacher.prototypes(name)
             mean = mean_score(goal, prototypes)
@@ -227,7 +227,7 @@ def crop_size(group: Crops) -> Size:
 
 
 def clip_each(parameters: Iterable[nn.Parameter], max_norm: float) -> None:
-    """Scale each gradient down to an L2 norm of `max_norm` by itself, as EsViT's code does."""
+    """Scale each gradient separately down to an L2 norm of `max_norm`, as EsViT's code does."""
     for parameter in parameters:
         if parameter.grad is not None:
             norm = torch.linalg.vector_norm(parameter.grad)

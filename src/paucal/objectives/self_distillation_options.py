@@ -15,7 +15,8 @@ class SelfDistillationOptions:
 
     Attributes:
         tasks: "view" compares crops, "view+region" also their cells.
-        view_weight: Weight of the view loss; None for 0.5 beside the region loss and 1 alone, as in the published code.
+        view_weight: Weight of the view loss; None for 0.5 with the region loss and 1 without it, as in the published
+            code.
         region_weight: Weight of the region loss. (The text of the paper adds the two losses; Algorithm 1 and the
             authors' code halve each.)
         similarity: Similarity by which a cell's counterpart is found.
@@ -24,7 +25,8 @@ class SelfDistillationOptions:
         bottleneck_dim: Width of the vectors that are compared with prototypes.
         head_layers: Linear layers of the MLP.
         head_batch_norm: Whether the MLP is batch-normalised.
-        norm_last_layer: Whether prototypes are held at length 1, the default of the authors' code. Its published runs,
+        norm_last_layer: Whether prototypes have a fixed length of 1, the default of the authors' code. Its published
+            runs,
             except Swin-B with windows of 14, learn the lengths, which is less stable.
         freeze_last_layer: Epochs at the start in which prototypes are frozen.
         student_temperature: Temperature of the student.
@@ -37,11 +39,11 @@ class SelfDistillationOptions:
         weight_decay_end: Weight decay at the end of a half cosine.
         decays_tables: Whether tables of relative positions, tokens and position embeddings are decayed too, as in the
             authors' code, whose weight decay leaves out only biases and parameters of one dimension.
-        clip: L2 norm to which the gradient of each tensor is clipped by itself; 0 for no clipping.
+        clip: L2 norm to which the gradient of each tensor is clipped separately; 0 for no clipping.
         teacher_norm: Statistics of the teacher's BatchNorms: those of the "batch", as published, or "running"
             statistics that follow the student's as its weights do.
-        mixup: Alpha of mixup between the student's crops of neighbouring images, 0 for none. For the view task
-            alone: a mixed cell has no single match. (The authors' code mixes cells too, with unmixed targets.)
+        mixup: Alpha of mixup between the student's crops of neighbouring images, 0 for none. Only for the view task: a
+            mixed cell has no single match. (The authors' code mixes cells too, with unmixed targets.)
 
     Raises:
         ValueError: a value is out of its range.
@@ -81,7 +83,7 @@ class SelfDistillationOptions:
         if self.out_dim < 2:
             raise ValueError(f"out_dim must be at least 2, got {self.out_dim}")
         if self.mixup and self.tasks != "view":
-            raise ValueError("mixup goes with the view task alone")
+            raise ValueError("mixup needs the view task alone")
 
     def weights(self) -> dict[str, float]:
         """Return the weight of each task that is on."""

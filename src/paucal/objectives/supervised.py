@@ -25,7 +25,7 @@ class Supervised(OneBackbone):
         backbone: Backbone with grids and logits.
         terms: Extra losses by name, each with its own weight.
         label_smoothing: Share of the label that is spread over all classes.
-        tuning: Layer-wise decay and freezing of the backbone; by default all layers are trained alike.
+        tuning: Layer-wise decay and freezing of the backbone; by default all layers have the same rate.
     """
 
     data_request = DataRequest()
@@ -47,13 +47,13 @@ class Supervised(OneBackbone):
         """Weight the classes in the loss.
 
         Args:
-            weights: (K,), of mean 1 over the training images; with one sigmoid per class, factors on the loss of the
-                images of each class.
+            weights: (K,) weights with mean 1 over the training images; with one sigmoid per class, factors on the loss
+                of positive images.
         """
         self.class_weights = weights.float()
 
     def judge_classes_apart(self) -> None:
-        """Learn from (B, K) labels of which any number may be 1: one sigmoid per class (`losses.multi_label`)."""
+        """Train one sigmoid per class, for (B, K) labels with any number of 1s (`losses.multi_label`)."""
         self.classes_apart = True
 
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
@@ -63,7 +63,7 @@ class Supervised(OneBackbone):
             ValueError: the batch has no labels.
         """
         if batch.labels is None:
-            raise ValueError("a supervised objective was given a batch without labels")
+            raise ValueError("a supervised objective needs labels, but the batch has none")
         if self.training:
             self.tuner.set_modes(progress)
         features = self.backbone.extract(batch.views[0], self.requests or [FeatureRequest()])

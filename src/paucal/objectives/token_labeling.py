@@ -36,10 +36,10 @@ class TokenLabelingOptions:
         reading: Weights of the loss.
         mix_token: Whether images exchange a box of cells in training.
         label_smoothing: Share of each target that is spread over all classes.
-        like_program: Keep three mistakes of the published code: a crop's labels are looked up with rows and columns
-            exchanged, maps of central squares are taken for maps of whole images, and smoothing adds to the targets
-            without taking away, so that they sum to more than one. (A fourth, turning maps about a point half a cell
-            off, is not kept.)
+        like_program: Reproduce three mistakes of the published code: a crop's labels are looked up with rows and
+            columns exchanged, maps of central squares are used as maps of whole images, and smoothing only adds to the
+            targets, so that they sum to more than one. (A fourth, rotating maps about a point half a cell off, is not
+            reproduced.)
         seed: Seed of the boxes.
     """
 
@@ -57,13 +57,13 @@ class TokenLabeling(OneBackbone):
     other backbone gets a linear classifier on its last grid, which is not deployed, and images exchange their boxes,
     cut along the cells, before they reach the backbone.
 
-    With a dense weight of 0 and without MixToken this is ReLabel (Yun et al., CVPR 2021): the class target alone.
+    With a dense weight of 0 and without MixToken this is ReLabel (Yun et al., CVPR 2021): only the class target.
 
     Args:
         backbone: Backbone with a grid and logits.
         options: Options of the method.
         terms: Extra losses by name, such as DrLoc, each with its own weight.
-        tuning: Layer-wise decay and freezing of the backbone; by default all layers are trained alike.
+        tuning: Layer-wise decay and freezing of the backbone; by default all layers have the same rate.
 
     Raises:
         ValueError: the backbone has no classifier.
@@ -92,7 +92,7 @@ class TokenLabeling(OneBackbone):
             ValueError: the batch has no label maps or no geometry.
         """
         if batch.label_maps is None or batch.geometry is None:
-            raise ValueError("token labeling was given a batch without label maps or geometry")
+            raise ValueError("token labeling needs label maps and geometry, but the batch lacks them")
         if self.training:
             self.tuner.set_modes(progress)
         box = self._draw_box(progress) if self.training and self.options.mix_token else None
@@ -120,7 +120,7 @@ class TokenLabeling(OneBackbone):
         if not self.dense:
             mixed = images if box is None else paste(images, box, self.backbone.grid)
             return self.backbone.extract(mixed, requests)
-        # As a tensor, so that compiled code is not compiled again for each box.
+        # A tensor, so that code is not recompiled for each box.
         inner = None if box is None else torch.tensor(box).to(images.device, non_blocking=images.is_cuda)
         return self.backbone.extract(images, requests, dense=True, mix_box=inner)
 
@@ -140,7 +140,7 @@ class TokenLabeling(OneBackbone):
         assert geometry is not None
         classes, options = stored["classes"], self.options
         maps = compact_maps(stored["values"], stored["slots"], classes.shape[1])
-        # The authors' code also takes maps of central squares for maps of whole images.
+        # The authors' code also uses maps of central squares as maps of whole images.
         theta = transpose_geometry(geometry[0]) if options.like_program else geometry[0]
         covered = None if options.like_program else stored.get("covered")
         sizes, count = ((1, 1), self.backbone.grid), self.backbone.num_classes

@@ -1,4 +1,4 @@
-"""VISReg (arXiv:2606.02572): LeJEPA's network, whose embeddings are held normal by their sorted projections."""
+"""VISReg (arXiv:2606.02572): LeJEPA's network, whose embeddings are kept normal by their sorted projections."""
 
 from collections.abc import Sequence
 

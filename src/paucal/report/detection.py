@@ -23,7 +23,9 @@ CAPTIONS = {
     "worst_detections": "The test images with the most mistakes: detections with a score of at least 0.5, objects as "
     "thin white boxes.",
     "detections": "Test images spread over the set.",
-    "precision_recall": "Share of correct detections (overlap 0.5) over the share of found objects, for each class.",
+    "precision_recall": (
+        "Precision (share of correct detections, overlap 0.5) over recall (share of found objects), for each class."
+    ),
     "mask_precision_recall": "The same for masks: an object counts as found if the masks overlap.",
     "train_batch": "Images and boxes as the network sees them in training.",
 }
@@ -46,7 +48,7 @@ class ReportedScores:
         images: Number of test images.
         ap: Average precision over ten overlaps, and its interval, as text.
         ap50: Average precision at an overlap of 0.5, and its interval, as text.
-        classes: Classes, the weakest first.
+        classes: Classes, the lowest AP first.
         unseen: Classes that no test image shows.
         mask_ap: Average precision of masks, as in `ap`; empty if the detector predicts none.
         mask_ap50: Average precision of masks at an overlap of 0.5.
@@ -110,7 +112,7 @@ def _scores(content: Mapping[str, Any]) -> ReportedScores:
 
 
 def figures(scores: ReportedScores) -> list[tuple[str, str]]:
-    """Return the few numbers at the top of the page, with their meanings."""
+    """Return the numbers at the top of the page, with their meanings."""
     pairs = [(scores.ap, "AP"), (scores.ap50, "AP50"), (scores.mask_ap, "mask AP"), (scores.mask_ap50, "mask AP50")]
     return [(score, meaning) for (score, _), meaning in pairs if score]
 
@@ -139,7 +141,7 @@ def warnings(scores: ReportedScores) -> list[str]:
     """Return the reasons to doubt the result."""
     words = []
     if 0 < scores.images < FEW_IMAGES:
-        words.append(f"{counted(scores.images, 'test image')} are few: the interval is as uncertain as the score.")
+        words.append(f"{counted(scores.images, 'test image')} are few: the score and its interval are both uncertain.")
     if scores.unseen:
         names = first_names(scores.unseen)
         words.append(f"No test image shows {names}: it is unknown how well the detector finds it.")

@@ -1,4 +1,4 @@
-"""What a result means, in sentences for someone who has never read a metric."""
+"""Explanations of a result for readers who do not know metrics."""
 
 import math
 import shlex
@@ -12,14 +12,14 @@ from paucal.report.inputs import RunFiles, Summary
 from paucal.wording import counted, percent
 
 WIDE = 0.1  # width of an interval
-NARROW = 0.03  # half the width of an interval that tells models apart
+NARROW = 0.03  # half the width of an interval that is narrow enough to compare models
 FEW_IMAGES = 10  # classes with fewer test images give a warning
 GAP = 0.05  # difference between the validation and the test score
 MAX_NAMES = 5
 
 
 def headline(files: RunFiles) -> list[str]:
-    """Return the result in a few sentences: the test score with its interval, beside a trivial score."""
+    """Return the result in a few sentences: the test score with its interval, and the score of a trivial classifier."""
     report = files.evaluation
     if report is None:
         return [*_validation_sentence(files), "The model has not been evaluated on test images yet."]
@@ -32,11 +32,12 @@ def headline(files: RunFiles) -> list[str]:
         score = report.scores["map"]
         return [
             f"The mean average precision (mAP) is {percent(score.value)} on {counted(report.images, 'test image')} "
-            "kept away from training: asked for the images of a class, the model ranks them that far above the "
-            f"others, on average over {counted(len(report.scored), 'class', 'classes')}. 100 % means that all of them "
+            "kept away from training: when all images are ranked by their probability of a class, this is how "
+            "well its images rank above the others, averaged over "
+            f"{counted(len(report.scored), 'class', 'classes')}. 100 % means that all of them "
             "come first.",
             f"With this many images, the mAP on further images of the same kind most likely lies {_between(score)} "
-            f"({percent(report.level, 'g')} interval). An order by chance would reach {percent(report.chance)}.",
+            f"({percent(report.level, 'g')} interval). A random order would reach {percent(report.chance)}.",
             *unselected,
         ]
     top1 = report.scores["top1"]
@@ -45,12 +46,12 @@ def headline(files: RunFiles) -> list[str]:
     part = "training" if report.majority.from_train else "test"
     rank = report.majority.rank(len(report.per_class))
     return [
-        f"The model named the right class for {percent(top1.value)} of {report.images} test images that were "
-        "kept away from its training.",
+        f"The model predicted the right class for {percent(top1.value)} of {report.images} test images that were "
+        "not used in training.",
         f"With this many images, the accuracy on further images of the same kind most likely lies {_between(top1)} "
         f"({percent(report.level, 'g')} interval).",
-        f"Always answering {report.majority.name!r}, {rank} {part} images, would be "
-        f"right for {percent(report.majority.top1)}.",
+        f"Always predicting {report.majority.name!r}, {rank} {part} images, would be right for "
+        f"{percent(report.majority.top1)}.",
         *unselected,
     ]
 
@@ -58,13 +59,14 @@ def headline(files: RunFiles) -> list[str]:
 def _cross_validated_headline(report: ClassificationReport) -> list[str]:
     top1, rank = report.scores["top1"], report.majority.rank(len(report.per_class))
     return [
-        f"In a cross-validation of {report.folds} folds, models fitted to the other folds named the right class for "
-        f"{percent(top1.value)} of {report.images} images (mean of {report.repeats} repeats). These images are too few "
-        "to keep some for a test, so the model itself was fitted to all of them.",
+        f"In a cross-validation of {report.folds} folds, models fitted to the other folds predicted the right "
+        "class for "
+        f"{percent(top1.value)} of {report.images} images (mean of {report.repeats} repeats). There are too few "
+        "images to keep a test set, so the model itself was fitted to all of them.",
         f"Its accuracy on further images of the same kind most likely lies {_between(top1)} "
-        f"({percent(report.level, 'g')} interval, which allows for the images that the fits share).",
-        f"Always answering {report.majority.name!r}, {rank} training images, would be "
-        f"right for {percent(report.majority.top1)}.",
+        f"({percent(report.level, 'g')} interval, which accounts for the images shared between fits).",
+        f"Always predicting {report.majority.name!r}, {rank} training images, would be right for "
+        f"{percent(report.majority.top1)}.",
     ]
 
 
@@ -73,7 +75,7 @@ def _between(score: Score) -> str:
 
 
 def warnings(files: RunFiles) -> list[str]:
-    """Return what a careful reader should know before trusting the result; often empty."""
+    """Return reasons to doubt the result; often empty."""
     report = files.evaluation
     if report is None:
         return []
@@ -87,12 +89,13 @@ def _classification_warnings(report: ClassificationReport) -> list[str]:
     sentences = []
     if (top1.low or 0.0) <= majority.top1:
         sentences.append(
-            f"The accuracy is not clearly above that of always answering {majority.name!r} ({percent(majority.top1)}): "
-            "the model may have learned nothing of use. Look at the curves and at the labels."
+            f"The accuracy is not clearly above that of always predicting {majority.name!r} "
+            f"({percent(majority.top1)}): "
+            "the model may have learned nothing useful. Check the curves and the labels."
         )
     narrow = images_needed(top1.value, NARROW)
     sentences += _wide_interval(
-        top1, report.images, f"; about {narrow} test images would tell the accuracy to ± {100 * NARROW:.0f} points"
+        top1, report.images, f"; about {narrow} test images would give the accuracy to ± {100 * NARROW:.0f} points"
     )
     few = [f"{row.name} ({row.images})" for row in report.per_class if row.images < FEW_IMAGES]
     sentences += [] if report.repeats else _few_images(few)
@@ -108,14 +111,13 @@ def _multi_label_warnings(report: MultiLabelReport) -> list[str]:
     sentences = []
     if (score.low or 0.0) <= report.chance:
         sentences.append(
-            f"The mAP is not clearly above what an order by chance reaches ({percent(report.chance)}): the model may "
-            "have learned nothing of use. Look at the curves and at the labels."
+            f"The mAP is not clearly above that of a random order ({percent(report.chance)}): the model may have "
+            "learned nothing useful. Check the curves and the labels."
         )
     sentences += _wide_interval(score, report.images)
     if absent := [f"{row.name} ({row.images})" for row in report.per_class if row.ap is None]:
         sentences.append(
-            f"{counted(len(absent), 'class has', 'classes have')} no test image and cannot be judged: "
-            f"{_first_names(absent)}."
+            f"{counted(len(absent), 'class has', 'classes have')} no test image and no score: {_first_names(absent)}."
         )
     sentences += _few_images([f"{row.name} ({row.images})" for row in report.scored if row.images < FEW_IMAGES])
     if lost := [f"{row.name} ({row.images})" for row in report.scored if row.ap and row.ap.value <= row.share]:
@@ -139,8 +141,8 @@ def _few_images(classes: Sequence[str]) -> list[str]:
     if not classes:
         return []
     return [
-        f"{counted(len(classes), 'class has', 'classes have')} fewer than {FEW_IMAGES} test images, too few to judge "
-        f"by: {_first_names(classes)}."
+        f"{counted(len(classes), 'class has', 'classes have')} fewer than {FEW_IMAGES} test images, too few for a "
+        f"reliable score: {_first_names(classes)}."
     ]
 
 
@@ -155,8 +157,8 @@ def _validation_gap(score: Score, files: RunFiles) -> list[str]:
         return []
     return [
         f"The score on validation images ({percent(validation)}) is much higher than on test images "
-        f"({percent(score.value)}): the test images may be of another kind, or validation images too similar "
-        "to those trained on."
+        f"({percent(score.value)}): the test images may be of another kind, or the validation images too similar "
+        "to the training images."
     ]
 
 
@@ -167,12 +169,12 @@ def _validation_sentence(files: RunFiles) -> list[str]:
     if any("val_map" in row for row in files.rows):
         result = f"The mean average precision on the validation images is {percent(value)}"
     else:
-        result = f"The model named the right class for {percent(value)} of the validation images"
-    return [f"{result}; they also chose the epoch that was kept, so the number is a little too good."]
+        result = f"The model predicted the right class for {percent(value)} of the validation images"
+    return [f"{result}; they also selected the epoch, so this number is slightly optimistic."]
 
 
 def kept_validation_score(files: RunFiles) -> float | None:
-    """Return the validation accuracy, or mAP, of the model that was kept; None where it is unknown."""
+    """Return the validation accuracy, or mAP, of the model that was kept; None if unknown."""
     if files.summary.kept_val_score is not None:
         return files.summary.kept_val_score
     epoch = kept_epoch(files)
@@ -246,9 +248,9 @@ def repeat_commands(files: RunFiles) -> list[str]:
     commands = []
     if files.settings:
         verb, config = shlex.quote(files.verb), shlex.quote(str(files.run.config))
-        commands.append(f"paucal {verb} --config {config}   # every setting as it was chosen, in a new folder")
+        commands.append(f"paucal {verb} --config {config}   # all settings as resolved, in a new folder")
     if "command" in files.environment:
-        commands.append(f"{files.environment['command']}   # as it was begun; what is not given is chosen again")
+        commands.append(f"{files.environment['command']}   # the original command; open settings are chosen again")
     return commands
 
 
@@ -258,14 +260,14 @@ def confidence_sentence(files: RunFiles) -> str | None:
     if confidence is None or confidence.temperature == 1.0:
         return None
     return (
-        f"Confidence was off by {percent(confidence.before)} on average before a temperature of "
-        f"{confidence.temperature:.2f} was fitted to {counted(confidence.images, 'validation image')}, and is by "
-        f"{percent(confidence.after)} with it; the scores here are with it. The answers are the same."
+        f"Confidence was off by {percent(confidence.before)} on average; a temperature of "
+        f"{confidence.temperature:.2f}, fitted to {counted(confidence.images, 'validation image')}, reduces this "
+        f"to {percent(confidence.after)}. The scores on this page include it; the predictions are the same."
     )
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in the unit that a person would use.
+    """Return a duration in a readable unit.
 
     >>> duration(42), duration(600), duration(5400)
     ('42 seconds', '10 minutes', '1.5 hours')

@@ -1,4 +1,4 @@
-"""The input of a report: the files of a run folder, all optional and none trusted."""
+"""The input of a report: the files of a run folder, all optional and untrusted."""
 
 import csv
 import math
@@ -17,9 +17,9 @@ from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.wording import percent
 
-EXPORTS = "exports.json"  # files that `paucal export` has made of the run's model, by name
+EXPORTS = "exports.json"  # files written by `paucal export`, by name
 MAX_METRICS_BYTES = 16 * 2**20
-# A settings file may nest or refer to itself without end, so the shown text of a value is bounded.
+# YAML values may nest deeply or refer to themselves, so their text is bounded.
 SHORT = reprlib.Repr()
 SHORT.maxlevel, SHORT.maxlist, SHORT.maxdict, SHORT.maxstring = 3, 20, 20, 200
 MAX_ITEMS = 50
@@ -110,12 +110,12 @@ class Summary:
     Attributes:
         title: Heading of the report.
         model: Name of the backbone.
-        method: Training method, with what was added to it.
+        method: Training method, with extra losses.
         data: Source of the images.
         split: Origin of the splits.
         parts: {"train": 120} or {"train": {"cat": 70, "dog": 50}, "val": ..., "test": ...}.
         parameters: Weights of the deployed model.
-        grid: Tokens down and across, such as "8 x 8".
+        grid: Rows and columns of tokens, such as "8 x 8".
         epochs: Number of completed epochs.
         seconds: Training time in seconds.
         peak_memory: Peak memory in bytes, of the accelerator if there was one.
@@ -186,7 +186,7 @@ def read_run(path: Path) -> RunFiles:
         UserError: the folder does not exist, or a file in it is too large or damaged.
     """
     if not path.is_dir():
-        raise UserError(f"{str(path)!r} is no folder: expected a run folder, such as runs/1.")
+        raise UserError(f"{str(path)!r} is not a folder: expected a run folder, such as runs/1.")
     try:
         return _read(RunFolder(path))
     except (RecursionError, OSError) as problem:
@@ -278,7 +278,9 @@ def _settings(run: RunFolder) -> list[Setting]:
 def _rows(run: RunFolder) -> list[dict[str, float]]:
     try:
         if run.metrics.is_file() and run.metrics.stat().st_size > MAX_METRICS_BYTES:
-            raise UserError(f"{str(run.metrics)!r} is larger than {MAX_METRICS_BYTES} bytes: it is no list of epochs.")
+            raise UserError(
+                f"{str(run.metrics)!r} is larger than {MAX_METRICS_BYTES} bytes: it is not a list of epochs."
+            )
         return run.read_rows()
     except (ValueError, TypeError, csv.Error) as problem:
         raise UserError(f"{str(run.metrics)!r} is damaged ({problem}): restore it or train again.") from problem

@@ -28,29 +28,41 @@ QUALITY = 85
 SHEETS = ("confusion", "mistakes", "mistakes_attribution", "train_batch", "eval_batch")
 
 CAPTIONS = {
-    "curves": "How the losses and the scores went over the epochs.",
-    "confusion": "Which class was taken for which: each row is a true class, each column an answer.",
-    "per_class": "How many images of each class were found, the weakest class first.",
-    "reliability": "Does confidence mean anything? Bars on the dashed line: an answer given with 80 % is "
-    "right in 80 % of the cases. Bars below it: the model is too sure of itself.",
-    "health": "Do the networks still tell images apart? Entropies at the dotted line, a spread near 0 or a rank near 1 "
-    "mean that they do not.",
-    "precision_recall": "Of each class, how many answers are right when so many of its images are to be found. The dot "
-    "is where the threshold lies, the dashed line is chance.",
+    "curves": "Losses and scores over the epochs.",
+    "confusion": "Confusion matrix: each row is a true class, each column a prediction.",
+    "per_class": "Recall of each class (share of its images that were found), the lowest first.",
+    "reliability": (
+        "Calibration. Bars on the dashed line: predictions with 80 % confidence are right in 80 % of the cases. "
+        "Bars below it: the model is overconfident."
+    ),
+    "health": (
+        "Signs of collapse: entropies at the dotted line, a spread near 0 or a rank near 1 mean that the "
+        "networks no longer distinguish images."
+    ),
+    "precision_recall": (
+        "Precision (share of predictions that are right) over recall (share of images found) of each class. The "
+        "dot marks the threshold, the dashed line is chance."
+    ),
     "train_batch": "Images as the networks see them in training.",
-    "mistakes_attribution": "What the model saw in its surest wrong answers: bright is what spoke for the answer, and "
-    "beside it for the label.",
+    "mistakes_attribution": (
+        "Attribution maps of the most confident mistakes: bright pixels support the predicted class, and in the "
+        "map beside it the label."
+    ),
     "eval_batch": "Images exactly as the finished model sees them.",
-    "learning_curve": "Accuracy of linear heads on the frozen network by the number of images per class, with its 95 % "
-    "interval. Tuning, where there is any, comes on top.",
-    "frozen_features": "Scores of the frozen network, and of the others, with their intervals.",
-    "correspondence": "Which cells of two views of a test image the features take for the same: the ten surest pairs "
-    "that can be scored. The network saw the second view in other colours.",
-    "mistakes": "The wrong answers the model was surest of. Check their labels first.",
+    "learning_curve": (
+        "Accuracy of linear heads on the frozen network by the number of images per class, with its 95 % "
+        "interval. Tuning is not included."
+    ),
+    "frozen_features": "Scores of the frozen networks with their intervals.",
+    "correspondence": (
+        "Matching cells of two views of a test image: the ten most confident pairs that can be scored. The "
+        "network saw the second view in other colours."
+    ),
+    "mistakes": "The most confident mistakes. Check their labels first.",
 }
 CAPTIONS_OF_SEVERAL = {
-    "per_class": "How far the images of each class stand above the others, the weakest class first.",
-    "mistakes": "Where the model contradicts a label most surely: many of these are labels that were forgotten.",
+    "per_class": "Average precision of each class, the lowest first.",
+    "mistakes": "The most confident contradictions of labels: many are missing labels.",
 }
 
 
@@ -63,7 +75,7 @@ class Picture:
         caption: Sentence about it.
         uri: Content as a data URI.
         narrow: Data URI of a version for small screens, if there is one.
-        sheet: Whether it consists of many small pictures, and so must not be shrunk on a small screen.
+        sheet: Whether it consists of many small pictures, which must not be shrunk on a small screen.
     """
 
     name: str
@@ -125,7 +137,7 @@ def _read(path: Path) -> bytes:
         raise UserError(f"{str(path)!r} has {size} bytes, expected at most {MAX_PICTURE_BYTES}: remove it.")
     data = path.read_bytes()
     if not data.startswith(PNG_SIGNATURE):
-        raise UserError(f"{str(path)!r} is no PNG picture although its name says so: remove it.")
+        raise UserError(f"{str(path)!r} is named as a PNG but is not one: remove it.")
     return data
 
 

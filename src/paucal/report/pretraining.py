@@ -28,7 +28,7 @@ class PretrainingSummary:
         knn_start: Nearest-neighbour accuracy before training, with the run's initial weights.
         verdict: "kind", "sentence" and "advice" on the failure at the end, if there is one.
         verdicts: "epoch", "kind" and "sentence" of each change of the verdict.
-        rollbacks: Number of times the run went back to a healthy state.
+        rollbacks: Number of times the run was rolled back to a healthy state.
         start: Source of the initial weights.
         remarks: Remarks as sentences.
     """
@@ -104,31 +104,31 @@ def headline(files: RunFiles, summary: PretrainingSummary) -> list[str]:
     """Return the result in a few sentences: signs of collapse, and the quality of the features."""
     sentences = []
     if summary.verdict is None:
-        sentences.append("The networks show no sign of collapse: images still differ in what they answer.")
+        sentences.append("The networks show no sign of collapse: their outputs still differ between images.")
     scores = knn(files)
     if not scores:
         sentences.append(
-            "No labelled images were watched (--monitor), so nothing is known yet of what the features are worth: "
+            "There was no monitor with labelled images (--monitor), so the quality of the features is unknown: "
             "evaluate them with paucal eval, or fine-tune them."
         )
         return sentences
     epoch, last = scores[-1]
-    start = "" if summary.knn_start is None else f"; with the weights it began with, {percent(summary.knn_start)}"
+    start = "" if summary.knn_start is None else f"; with the initial weights, {percent(summary.knn_start)}"
     where = "labelled images" if summary.monitor is None else f"labelled images of {summary.monitor}"
     sentences.append(
-        f"After epoch {epoch:g} the nearest neighbours give {percent(last)} of the {where} the right class{start}."
+        f"After epoch {epoch:g} nearest neighbours classify {percent(last)} of the {where} correctly{start}."
     )
     top, best = max((share, epoch) for epoch, share in scores)
     if top > last:
         sentences.append(
-            f"The highest such share was {percent(top)}, after epoch {best:g}. The last epoch is kept all the same: "
-            "labels have no say in pre-training."
+            f"The highest such share was {percent(top)}, after epoch {best:g}. The last epoch is kept anyway, "
+            "since pre-training does not use labels."
         )
     return sentences
 
 
 def warnings(files: RunFiles, summary: PretrainingSummary) -> list[str]:
-    """Return what a careful reader should know before using the backbone; often empty."""
+    """Return reasons to doubt the backbone; often empty."""
     sentences = []
     if summary.verdict is not None:
         sentence = summary.verdict["sentence"]
@@ -136,17 +136,17 @@ def warnings(files: RunFiles, summary: PretrainingSummary) -> list[str]:
     scores = knn(files)
     if scores and summary.knn_start is not None and scores[-1][1] <= summary.knn_start:
         sentences.append(
-            "Nearest neighbours find no more than with the weights the run began with: these features are not worth "
-            "more than those. Train for longer, or look at the advice on collapse."
+            "Nearest neighbours are no better than with the initial weights: training has not improved the "
+            "features. Train for longer, or see the advice on collapse."
         )
     if summary.rollbacks:
         times = "once" if summary.rollbacks == 1 else f"{summary.rollbacks} times"
-        sentences.append(f"The run went back to a healthy state {times}, with other settings after it.")
+        sentences.append(f"The run was rolled back to a healthy state {times}, and continued with other settings.")
     return sentences
 
 
 def figures(files: RunFiles, summary: PretrainingSummary) -> list[tuple[str, str]]:
-    """Return the few numbers at the top of the page, with their meanings."""
+    """Return the numbers at the top of the page, with their meanings."""
     numbers = [(percent(share), f"nearest neighbours, epoch {epoch:g}") for epoch, share in knn(files)[-1:]]
     if numbers and summary.knn_start is not None:
         numbers.append((percent(summary.knn_start), "before training"))

@@ -11,7 +11,7 @@ from paucal.report.stored_scores import read_stored
 from paucal.wording import counted, percent
 
 METRICS = "evaluation/test/metrics.json"
-CAPTIONS = {"predicted": "Each test image: the number that was predicted over the true one."}
+CAPTIONS = {"predicted": "Predicted against true number of each test image."}
 TITLES = {
     **{"exact": "grades exactly right", "kappa": "quadratic weighted kappa", "mae": "mean absolute error"},
     **{"rmse": "root mean squared error", "r2": "R²", "coverage": "in the interval"},
@@ -66,8 +66,8 @@ def headline(content: dict[str, Any]) -> list[str]:
     else:
         coverage = content["scores"]["coverage"]
         sentences.append(
-            f"A 90 % interval reaches {_text(content['half_width'])} to both sides of a prediction on average; it "
-            f"held the true number of {percent(coverage['value'])} of the test images."
+            f"A 90 % interval is on average a prediction ± {_text(content['half_width'])}; it contained the true "
+            f"number for {percent(coverage['value'])} of the test images."
         )
     return sentences
 

@@ -120,7 +120,9 @@ def warnings(scores: SegmentationScores) -> list[str]:
     """Return reasons to doubt the result."""
     sentences = []
     if 0 < scores.images < FEW_IMAGES:
-        sentences.append(f"{counted(scores.images, 'test image')} are few: score and interval are both rough.")
+        sentences.append(
+            f"{counted(scores.images, 'test image')} are few: the score and its interval are both uncertain."
+        )
     if scores.unseen:
         sentences.append(f"No test mask shows {first_names(scores.unseen)}: the model has no score there.")
     return sentences

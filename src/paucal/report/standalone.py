@@ -40,7 +40,7 @@ class Section:
         title: Kind of the finding.
         level: "misleads", "warning" or "note".
         text: Finding as a sentence.
-        advice: What to do about it.
+        advice: Advice.
         rows: Images; images that belong together are in one row.
         more: Sentence about images that are not shown.
     """
@@ -97,7 +97,7 @@ class ComparisonPage:
         warnings: Sentences on failed and missing runs.
         rows: Rows of the table, text by heading.
         bold: Indices of the rows whose interval excludes 0.
-        fairness: Sentences on what is equal between the runs and what is not.
+        fairness: Sentences on the resources of the runs compared with each other.
         notes: Sentences on how to read the numbers.
         pictures: Figures with their captions.
         commands: Commands that reproduce the comparison.

@@ -1,4 +1,4 @@
-"""What the pages of the tasks share: stored scores that are read safely and shown as text, and rows on the training."""
+"""Common parts of the tasks' pages: safe reading of stored scores, scores as text, and rows on the training."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -13,13 +13,13 @@ FEW_IMAGES = 20  # test images; fewer give a warning
 
 
 def read_stored(files: RunFiles, name: str, read: Callable[[Any], T], repeat: str = "train") -> T:
-    """Return what `read` makes of the content of a JSON file of a run.
+    """Parse the content of a JSON file of a run with `read`.
 
     Args:
         files: Files of the run.
         name: File, relative to the run folder.
         read: Function of the content.
-        repeat: Verb that writes the file anew, for the message.
+        repeat: Verb that writes the file again, for the message.
 
     Raises:
         UserError: The file is damaged.

@@ -21,10 +21,10 @@ from paucal.types import UserError, height_and_width
 def backbone_spec(settings: ModelSettings, n_classes: int, channels: int = 3) -> tuple[BackboneSpec, list[str]]:
     """Describe the backbone, with constructor arguments that suit the image size.
 
-    Arguments that the user gives win over chosen ones.
+    The user's arguments take precedence over chosen ones.
 
     Returns:
-        The description, and sentences on what was chosen or is doubtful.
+        The description, and notes on choices and doubts.
 
     Raises:
         UserError: the name is unknown, or the backbone cannot take images of that size.
@@ -33,7 +33,7 @@ def backbone_spec(settings: ModelSettings, n_classes: int, channels: int = 3) ->
     given = model_arguments(settings.model_args or [])
     sizing = fit_to_image_size(name, size, given)
     notes = [text for text in (sizing.reason, sizing.warning) if text]
-    # Stored with the run, so that it can be rebuilt even if a later version chooses otherwise.
+    # Stored with the run, so that it can be rebuilt even if later versions choose other arguments.
     chosen = {key: value for key, value in sizing.arguments.items() if key != "img_size"}
     arguments = {**chosen, **given}
     return BackboneSpec(name, n_classes, in_chans=channels, image_size=size, arguments=arguments), notes
@@ -81,7 +81,7 @@ def _stages(model: nn.Module) -> int:
 
 
 def takes_sides(model: str | None, model_args: Sequence[str] | None, sides: Sequence[int]) -> bool:
-    """Return whether a backbone built for the first of some sides in pixels runs at all of them."""
+    """Return whether a backbone built for the first of several image sizes runs at all of them."""
     name, sizes = model or "", [(side, side) for side in sides]
     given = model_arguments(list(model_args or ()))
     try:
@@ -98,7 +98,7 @@ def _is_convolutional(model: nn.Module) -> bool:
 
 
 def model_arguments(words: list[str]) -> dict[str, Any]:
-    """Read NAME=VALUE words; values are read as YAML, so numbers, true and [1, 2] mean what they look like.
+    """Read NAME=VALUE words; values are read as YAML, so numbers, true and [1, 2] get their types.
 
     Raises:
         UserError: a word is not of that form.

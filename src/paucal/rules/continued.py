@@ -1,4 +1,4 @@
-"""What pre-training chooses where it goes on from weights that many images have trained.
+"""Rules for pre-training that continues from weights trained on many images.
 
 Such weights are good already: a high rate or many passes over a few images would replace what millions of images have
 taught them. From random weights, and from runs that have seen few images, the usual rules hold.
@@ -19,7 +19,7 @@ FROZEN_SHARE = 0.5  # of the stages
 
 
 def goes_on(facts: DataAndMachine) -> bool:
-    """Return whether a run begins with weights that are worth being careful with."""
+    """Return whether a run starts from weights that are worth preserving."""
     return facts.start is not None and not facts.start.undertrained
 
 
@@ -30,22 +30,22 @@ def continued_rate(batch: int) -> Choice:
 
 
 def epochs(facts: DataAndMachine, device: str | None) -> Choice:
-    """A few passes from trained weights; as many as ever from random ones."""
+    """Take a few passes from pretrained weights, and the usual number from random ones."""
     if not goes_on(facts):
         return crops.epochs(facts, device)
     seen = CPU_VIEWS if device == "cpu" else VIEWS
     chosen = max(FEWEST, min(MOST, round(seen / facts.n_train)))
-    return chosen, f"trained weights: a few passes, about {seen:,} images seen"
+    return chosen, f"pretrained weights: a few passes, about {seen:,} images seen"
 
 
 def freeze(
     facts: DataAndMachine, model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None
 ) -> Choice:
-    """Half of the stages keep what they know in trained weights; none from random ones."""
+    """Freeze half of the stages of pretrained weights; none of random ones."""
     if not goes_on(facts):
         return 0, "all stages learn"
     stages = backbone_shape(model, model_args, img_size).stages
-    return int(FROZEN_SHARE * stages), f"trained weights: the first half of the {stages} stages suits any photograph"
+    return int(FROZEN_SHARE * stages), f"pretrained weights: the first half of the {stages} stages suits any photograph"
 
 
 RULES = (epochs, freeze)

@@ -1,7 +1,7 @@
-"""How the backbone, the crops and the length of a pre-training run are chosen, for any method.
+"""Rules for the backbone, the crops and the length of a pre-training run, for any method.
 
-Published values (EsViT, sections 4 and A; its released runs) hold for a million images and batches of 512. Where the
-data or the machine is smaller, a value is scaled by a rule that is named.
+Published values (EsViT, sections 4 and A; its released runs) hold for a million images and batches of 512. For smaller
+data or a smaller machine, a named rule scales the value.
 """
 
 import math
@@ -51,7 +51,7 @@ _model_args.__name__ = "model_args"
 
 
 def img_size(facts: DataAndMachine) -> Choice:
-    """The images' own size where they are small, else the paper's size."""
+    """The images' own size if they are small, else the paper's size."""
     return small_img_size(facts) or ([PAPER_SIDE], PAPER)
 
 
@@ -65,7 +65,7 @@ def local_crops(local_size: Sides, device: str | None) -> Choice:
     if local_size:
         return [8 // len(local_size)] * len(local_size), "eight in all, as in the paper"
     if device == "cpu":
-        return [4], "half of the paper's eight: a processor trains"
+        return [4], "half of the paper's eight, for training on a CPU"
     return [8], PAPER
 
 
@@ -93,7 +93,7 @@ def global_scale(local_crops: Sides, pipeline: str | None) -> Choice:
 
 
 def local_scale(img_size: Sides, pipeline: str | None) -> Choice:
-    """The areas that were published with the pipeline; larger in small images, of which a twentieth shows nothing."""
+    """The areas published with the pipeline; larger in small images, where a twentieth shows nothing."""
     if pipeline == "deit":
         return list(DEIT_SCALE), DEIT_AREAS
     if min(img_size or [PAPER_SIDE]) <= SMALL:
@@ -109,12 +109,12 @@ def blur(img_size: Sides) -> Choice:
 
 
 def hflip(facts: DataAndMachine) -> Choice:
-    """Half of the crops, unless a mirrored image means something else."""
-    return (0.5, PAPER) if facts.flip else (0.0, "a mirrored image of this data set means something else")
+    """Half of the crops, unless mirroring changes the meaning of an image."""
+    return (0.5, PAPER) if facts.flip else (0.0, "mirroring changes the meaning of these images")
 
 
 def normalise(facts: DataAndMachine) -> Choice:
-    """The statistics that the initial weights were trained with; from scratch those of the data."""
+    """The statistics used for training the initial weights; from scratch those of the data."""
     if facts.start is not None:
         return facts.start.normalise, f"as for {facts.start.where}"
     return "computed", "mean and deviation of these images"
@@ -124,7 +124,7 @@ def batch_size(facts: DataAndMachine, accumulate: int, devices: int | None, node
     """At least ten steps an epoch, and no more than the paper's images per device."""
     share = facts.n_train // (processes(devices, nodes) * accumulate)
     size = max(2, min(2 ** int(math.log2(max(share / 10, 16))), 64, share))
-    return size, f"{facts.n_train} images: at least 10 steps an epoch where that is possible, at most 64 a device"
+    return size, f"{facts.n_train} images: at least 10 steps an epoch if possible, at most 64 images per device"
 
 
 def epochs(facts: DataAndMachine, device: str | None) -> Choice:
@@ -135,7 +135,7 @@ def epochs(facts: DataAndMachine, device: str | None) -> Choice:
         return QUICK_EPOCHS, "a first look at this data set"
     if device == "cpu":
         chosen = max(10, min(PAPER_EPOCHS, round(CPU_VIEWS / facts.n_train)))
-        return chosen, f"what a processor can do; the paper's {PAPER_EPOCHS} are better"
+        return chosen, f"affordable on a CPU; the paper's {PAPER_EPOCHS} are better"
     return PAPER_EPOCHS, PAPER
 
 

@@ -15,12 +15,12 @@ class StartFacts:
     Attributes:
         where: Name for messages.
         model: timm name of their model; None if unknown.
-        image_size: (height, width) in pixels they were trained at; None for the size their model was designed for.
+        image_size: (height, width) of their training images in pixels; None for the default size of their model.
         model_args: Constructor arguments of their model, as NAME=VALUE.
         normalise: Value of the setting `normalise` that fits them.
         chosen: Whether the run chose them itself, and auto-tunes from them in its time budget.
-        shown: Number of images they have been shown in all, if runs of paucal trained them from random weights; None if
-            others trained them, or if it is unknown.
+        shown: Total number of images in their training, if runs of paucal trained them from random weights; None if
+            unknown.
     """
 
     where: str
@@ -33,13 +33,13 @@ class StartFacts:
 
     @property
     def undertrained(self) -> bool:
-        """Whether they were trained on so few images that careful fine-tuning costs more than it preserves."""
+        """Whether the weights were trained on so few images that careful fine-tuning costs more than it preserves."""
         return self.shown is not None and self.shown < UNDERTRAINED
 
 
 def describe_undertrained(start: StartFacts) -> str:
     """Return why weights are not fine-tuned carefully."""
-    return f"{start.where} has been shown {start.shown:,} images: too little to be careful with"
+    return f"{start.where} was trained on only {start.shown:,} images: not worth preserving"
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class DataAndMachine:
         hinted_epochs: Epochs that the source recommends, or None.
         flip: Whether a mirrored image has the same meaning.
         cores: Number of CPU cores.
-        device: "cuda", "mps" or "cpu": the best there is.
+        device: "cuda", "mps" or "cpu": the best available.
         bf16: Whether the device computes in bfloat16 natively.
         devices: Number of these devices.
         launched: (processes per node, nodes) that a launcher has started, or None.
         start: Facts about the initial weights; None for training from scratch.
         several_labels: Whether an image may have several labels, or none.
-        n_images: Number of all images, used or not.
+        n_images: Number of all images, including unused ones.
     """
 
     n_train: int
@@ -80,7 +80,7 @@ class DataAndMachine:
 
 
 def makes_few_passes(facts: DataAndMachine, time: str | None) -> bool:
-    """Return whether a run fine-tunes within a time budget, for which the papers' long schedules do not fit."""
+    """Return whether a run fine-tunes within a time budget, which is too short for the papers' long schedules."""
     return facts.start is not None and (facts.start.chosen or time is not None)
 
 

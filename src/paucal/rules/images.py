@@ -8,8 +8,8 @@ from paucal.rules.resolve import Choice
 
 Sides = Sequence[int] | None
 LIGHT = "light: the weights have seen many images already"
-SEVERAL = "off: each of an image's several labels is to be learnt whole"
-LIGHT_QUICK = "light: in few passes strong changes leave little to learn"
+SEVERAL = "off for images with several labels"
+LIGHT_QUICK = "light: strong augmentation needs more passes"
 
 
 def crop(img_size: Sides) -> Choice:
@@ -20,7 +20,7 @@ def crop(img_size: Sides) -> Choice:
 
 
 def crop_scale(facts: DataAndMachine, crop: str | None, img_size: Sides, model: str | None, time: str | None) -> Choice:
-    """The paper's smallest crop, where crops have a scale."""
+    """The paper's smallest crop, if crops have a scale."""
     why = _light(facts, model, img_size, time)
     if crop == "random-resized" and why:
         return 0.5, why
@@ -28,8 +28,8 @@ def crop_scale(facts: DataAndMachine, crop: str | None, img_size: Sides, model: 
 
 
 def hflip(facts: DataAndMachine) -> Choice:
-    """Half of the images, unless a mirrored image means something else."""
-    return (0.5, PAPER) if facts.flip else (0.0, "a mirrored image of this data set means something else")
+    """Half of the images, unless mirroring changes the meaning of an image."""
+    return (0.5, PAPER) if facts.flip else (0.0, "mirroring changes the meaning of these images")
 
 
 def rand_augment(facts: DataAndMachine, img_size: Sides, model: str | None, time: str | None) -> Choice:
@@ -71,7 +71,7 @@ def _mixed(img_size: Sides, alpha: float) -> Choice:
 
 
 def normalise(facts: DataAndMachine) -> Choice:
-    """The statistics of the initial weights; from scratch those of the data, which are the natural choice."""
+    """The statistics of the initial weights; from scratch those of the data."""
     if facts.start is not None:
         return facts.start.normalise, f"as for {facts.start.where}"
     return "computed", "trained from scratch: mean and deviation of the training images"
@@ -85,7 +85,7 @@ def _side(img_size: Sides) -> int:
 
 
 def _light(facts: DataAndMachine, model: str | None, img_size: Sides, time: str | None) -> str:
-    """Return why augmentation is light; "" where it is not."""
+    """Return why augmentation is light; "" if it is not."""
     if makes_few_passes(facts, time):
         return LIGHT
     return LIGHT_QUICK if is_quick(facts, model, img_size, time) else ""

@@ -1,4 +1,4 @@
-"""How long a run is, how many images a step takes, and how the learning rate follows from both."""
+"""Rules for the length of a run, the batch size, and the learning rate that follows from both."""
 
 import math
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ from paucal.rules.resolve import Choice
 from paucal.wording import counted
 
 PAPER_EPOCHS, MAX_EPOCHS, MIN_STEPS = 100, 300, 2500
-STEPS, HINTED_STEPS = 10, 30  # per epoch, at least; the second where the source recommends few epochs
+STEPS, HINTED_STEPS = 10, 30  # least steps per epoch; the second value if the source recommends few epochs
 FEW_PASSES_STEPS = 50
 TUNING_STEPS = 100  # per epoch of fine-tuning on a CPU, which has time for the fewest epochs: docs/lab/
-# Without a trial: batch norms tolerated 3e-4 and more, layer norms 1e-4 (auto_tune/trials.py).
+# Rates without a trial: networks with batch norms tolerated 3e-4 and more, with layer norms 1e-4 (auto_tune/trials.py).
 SHORT_TUNING = 2e-4
 SOUP = 3  # epochs; Wortsman et al. 2022 gain most from the first few
 
 
 def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choice:
-    """A bearable time; None if epochs, a recipe, the data set or weights that the user named decide the length."""
+    """A time that users accept; None if epochs, a recipe, the data set or the user's weights decide the length."""
     named = facts.start is not None and not facts.start.chosen
     if epochs is not None or recipe is not None or facts.hinted_epochs or named:
         return None, ""
@@ -34,7 +34,7 @@ def epochs(
     facts: DataAndMachine, time: str | None, init: str | None, batch_size: int, accumulate: int, devices: int | None,
     nodes: int | None,
 ) -> Choice:  # fmt: skip
-    """The paper's 100 epochs, and more where an epoch has few steps; left open where the time decides."""
+    """The paper's 100 epochs, and more if an epoch has few steps; None if the time decides."""
     if time is not None:
         return None, ""
     if facts.hinted_epochs:
@@ -58,7 +58,7 @@ def batch_size(
     devices: int | None,
     nodes: int | None,
 ) -> Choice:
-    """A tenth of the images for all devices together, at most the paper's 128 for each; less where passes are few.
+    """A tenth of the images over all devices, at most the paper's 128 for each; less for few passes.
 
     On the built-in digits, 16 passes of 39 steps are as accurate as 24 passes of 19 steps, in two thirds of the time.
     """
@@ -66,13 +66,13 @@ def batch_size(
     if makes_few_passes(facts, time) or is_quick(facts, model, img_size, time):
         steps = TUNING_STEPS if makes_few_passes(facts, time) and facts.device != "cuda" else FEW_PASSES_STEPS
         size = max(1, min(2 ** int(math.log2(max(share / steps, 16))), 128, share))
-        return size, f"few passes: about {steps} steps each, where that leaves 16 images a step"
+        return size, f"few passes: about {steps} steps each, with at least 16 images per step"
     least = HINTED_STEPS if facts.hinted_epochs else STEPS
     size = 2 ** int(math.log2(max(share / least, 16)))
     size = max(1, min(size, 128, share))
     if size == 128:
         return size, "the paper's images per device"
-    return size, f"{facts.n_train} training images: at least {least} steps an epoch where that is possible"
+    return size, f"{facts.n_train} training images: at least {least} steps an epoch if possible"
 
 
 def lr(
@@ -97,7 +97,7 @@ def lr(
     }.get(model or "", (1024, "the paper's"))
     peak = 1e-3
     if init is not None and time is not None:
-        return SHORT_TUNING, "between what suits networks with and without batch norm in short tuning"
+        return SHORT_TUNING, "a compromise for networks with and without batch norm in short tuning"
     if init is not None:
         peak, source = 5e-4, "half of from scratch, as in the paper's fine-tuning"
     chosen = round(peak * math.sqrt(batch / anchor), 8)
@@ -138,9 +138,9 @@ def average(
 
 
 def soup(facts: DataAndMachine, time: str | None) -> Choice:
-    """Average the weights of some epochs of short fine-tuning, which lie close together; else keep the best epoch."""
+    """Average weights of epochs in short fine-tuning, where they are similar; else keep the best epoch."""
     if makes_few_passes(facts, time):
-        return SOUP, "epochs from one start lie close enough together to be averaged"
+        return SOUP, "epochs of one fine-tuning are similar enough to be averaged"
     return None, ""
 
 
@@ -153,6 +153,6 @@ def processes(devices: int | None, nodes: int | None) -> int:
 
 
 def effective_batch(batch_size: object, accumulate: int, devices: int | None, nodes: int | None) -> int:
-    """Return the images of one optimizer step, over all devices and forward passes; an open batch size counts as 1."""
+    """Return the images of one optimizer step over all devices and forward passes; 1 per pass if unresolved."""
     images = batch_size if isinstance(batch_size, int) else 1
     return images * accumulate * processes(devices, nodes)

@@ -1,4 +1,4 @@
-"""How the model and the size of its images are chosen."""
+"""Rules for the model and its image size."""
 
 from collections.abc import Sequence
 
@@ -9,21 +9,21 @@ from paucal.recipes.table import lvvit_drop_path
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import Choice
 
-SIDES = (32, 64, 96)  # pixels; images that are hardly larger are resized to these
+SIDES = (32, 64, 96)  # pixels; slightly larger images are resized to one of these
 SMALL = 64  # pixels up to which an image is "small": CIFAR-like recipes apply
 PAPER = "the paper's value"
 MEASURED = "the transformer that learned most from few images"  # benchmarks/results/small_data_*.json
 QUICK_MODEL = "resnet10t"  # timm's name
+# docs/lab/, a good model in minutes: in equal time dhvt_mini at 64 pixels and this model at 96 learned less
 QUICK = (
-    "from scratch on a processor the quickest to learn from photographs; at 64 pixels it makes many passes in the time "
-    "of few over larger ones"
-)  # docs/lab/, a good model in minutes: in equal time dhvt_mini at 64 pixels and this model at 96 learned less
+    "learns fastest from photographs on a CPU from scratch; at 64 pixels it makes many more passes than at larger sizes"
+)
 MANY_CLASSES = 1000
 Sides = Sequence[int] | None
 
 
 def model(facts: DataAndMachine, img_size: Sides, recipe: str | None, epochs: int | None) -> Choice:
-    """The model of the initial weights; from scratch the one that measured best (docs/which_model.md)."""
+    """The model of the initial weights; from scratch the best in measurements (docs/which_model.md)."""
     if facts.start is not None and facts.start.model is not None:
         return facts.start.model, f"the model of {facts.start.where}"
     if facts.start is not None:
@@ -51,31 +51,31 @@ def model_args(facts: DataAndMachine, model: str | None) -> Choice:
 
 
 def img_size(facts: DataAndMachine, model: str | None) -> Choice:
-    """The size of the initial weights; else the images' own if small, else the size the backbone was designed for."""
+    """The size of the initial weights; else the images' own if small, else the backbone's default."""
     if facts.start is not None:
         size = facts.start.image_size
-        return _sides(size or _native(model)), f"what suits {facts.start.where}"
+        return _sides(size or _native(model)), f"the size for {facts.start.where}"
     if model == QUICK_MODEL and small_img_size(facts) is None and facts.device == "cpu":
         return [SMALL], QUICK
-    return small_img_size(facts) or (_sides(_native(model)), "the size this backbone was designed for")
+    return small_img_size(facts) or (_sides(_native(model)), "the default of this backbone")
 
 
 def is_quick(facts: DataAndMachine, model: str | None, img_size: Sides, time: str | None) -> bool:
-    """Return whether a small network learns from scratch on a CPU in a limited time, in which it makes few passes."""
+    """Return whether a small network trains from scratch on a CPU in a limited time."""
     small = min(img_size or [SMALL + 1]) <= SMALL
     return facts.start is None and facts.device == "cpu" and model == QUICK_MODEL and small and time is not None
 
 
 def small_img_size(facts: DataAndMachine) -> Choice | None:
-    """The size to which the images are resized for any model; None where the model decides."""
+    """The size to which the images are resized for any model; None if the model decides."""
     if facts.hinted_size:
-        return [facts.hinted_size], "what suits this data set"
+        return [facts.hinted_size], "the recommended size for this data set"
     side = next((side for side in SIDES if facts.median_side <= side * 1.25), None)
     return None if side is None else ([side], f"the images' shorter side is {facts.median_side} pixels (median)")
 
 
 def expected_side(facts: DataAndMachine, img_size: Sides) -> int:
-    """Predict the side of the model's input before a model is chosen, so that images of one size get one model."""
+    """Predict the side of the model's input, so that the choice of the model can depend on it."""
     chosen = small_img_size(facts)
     return min(img_size or (chosen[0] if chosen else [facts.median_side]))
 

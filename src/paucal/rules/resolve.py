@@ -16,7 +16,7 @@ from paucal.rules.facts import DataAndMachine
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-# These follow from the number of epochs: they stay open until a run with a time limit is planned, and with 0 epochs.
+# These follow from the number of epochs: they are None until a run with a time limit is planned, and with 0 epochs.
 OF_LENGTH = ("schedule_epochs", "warmup_epochs", "average")
 
 Choice = tuple[Any, str]
@@ -25,7 +25,7 @@ S = TypeVar("S", bound="DataclassInstance")
 
 
 def rules_by_name(rules: Iterable[Rule]) -> dict[str, Rule]:
-    """Return rules by the setting that each one is named after."""
+    """Return rules by name, which is the name of their setting."""
     return {rule.__name__: rule for rule in rules}
 
 
@@ -38,7 +38,7 @@ def resolve(settings: S, facts: DataAndMachine, rules: Mapping[str, Rule]) -> tu
         The settings, and the reason of each value that was chosen.
 
     Raises:
-        RuntimeError: A rule has left a setting open that must have a value, which is a mistake in the rule.
+        RuntimeError: A rule gave no value to a setting that must have one, which is a mistake in the rule.
     """
     reasons: dict[str, str] = {}
     hints = typing.get_type_hints(type(settings))

@@ -1,4 +1,4 @@
-"""DataFrames with boxes or with paths of masks as DATA, stored as tables that `paucal detect` and `segment` read."""
+"""DataFrames of boxes or mask paths as DATA, stored as tables that `paucal detect` and `segment` read."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -26,8 +26,8 @@ IMAGE, CLASS, MASK = "filename", "class", "mask"
 def takes_annotations(function: F) -> F:
     """Let a function take a DataFrame of boxes or masks as DATA, its first argument or `data`.
 
-    The function itself gets the path of a stored table. The columns are named by `image`, `label` (the class of a box)
-    and `mask` (the path of a mask); those of the edges of boxes by the usual names. Other tables are stored as
+    The function itself gets the path of a stored table. `image`, `label` (the class of a box) and `mask` (the path of a
+    mask) name its columns; the columns of box edges have the usual names. Other tables are stored as
     `takes_frames` does.
     """
 
@@ -59,7 +59,7 @@ def _stored(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]
     if named["label"] is not None:
         table[CLASS] = columns[named["label"]]
     kept = {name: cells for name, cells in columns.items() if name not in (image, mask, named["label"])}
-    # The readers of tables prefer some names of columns to those of the stored table.
+    # The table readers may prefer other columns, so name the stored columns explicitly.
     usual = {*table, *IMAGE_COLUMNS, *MASK_COLUMNS}
     more = {name: [_numbers(cell) for cell in cells] for name, cells in kept.items() if plain_column(name) not in usual}
     return str(store_table({**table, **more})), others
@@ -72,5 +72,5 @@ def _numbers(cell: Any) -> Any:
 
 def _path(value: Any, root: str | os.PathLike[str], row: int) -> str:
     if not isinstance(value, str | os.PathLike):
-        raise UserError(f"image {row} is of the type {type(value).__name__}, expected the path of a file.")
+        raise UserError(f"image {row} is of type {type(value).__name__}, expected the path of a file.")
     return os.path.abspath(os.path.join(os.path.expanduser(root), os.path.expanduser(os.fspath(value))))

@@ -1,4 +1,4 @@
-"""The arithmetic with which a trained model classifies: as given, or the faster one of this machine."""
+"""The arithmetic of a trained model: as given, or the faster one on this machine."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ def choose_for_pictures(model: TrainedModel, asked: str | None, pictures: Pictur
         for position in range(IMAGES):
             try:
                 few.append(pictures.read(position))
-            except UnreadableImage:  # named when it is its turn
+            except UnreadableImage:  # reported later, when it is classified
                 continue
     return measure_on(model, few, len(pictures), console)
 
@@ -39,10 +39,12 @@ def measure_on(model: TrainedModel, few: Sequence[Image.Image], count: int | Non
     Args:
         model: Model with a classifier.
         few: Pictures like those to classify.
-        count: Number of pictures in all; None if it is not known beforehand.
+        count: Total number of pictures; None if unknown.
         console: Console that shows what was measured.
     """
-    if not few or model.device.type != "cpu" or type(model.card) is not ModelCard:  # numbers have no classes to agree
+    if (
+        not few or model.device.type != "cpu" or type(model.card) is not ModelCard
+    ):  # regressions have no classes to compare
         return FLOAT32
     found = choose_arithmetic(model.module, model.prepared(few), model.card.backbone.name, count)
     if found.measured:

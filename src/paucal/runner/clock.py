@@ -1,18 +1,18 @@
-"""The time of a run: since when its command counts, when its work will end, and times as text."""
+"""The time of a run: start of its command, expected end, and durations as text."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-MAX_TIMING = 3.0  # seconds after which fewer timed steps are enough
+MAX_TIMING = 3.0  # seconds after which no more steps are timed
 MIN_FORECAST = 60.0  # seconds; shorter work is not announced
 _command: ContextVar[float | None] = ContextVar("command", default=None)
 _start: ContextVar[float | None] = ContextVar("start", default=None)
 
 
 def begin_command() -> None:
-    """Remember that a command starts now; the command line calls this before it loads anything heavy."""
+    """Record that a command starts now; called before anything slow is imported."""
     _command.set(time.monotonic())
 
 

@@ -57,7 +57,7 @@ class Console:
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         log.addHandler(handler)
         level, log.level, propagate = log.level, logging.INFO, log.propagate
-        log.propagate = False  # where a notebook logs to its cells, each line would be printed there too
+        log.propagate = False  # otherwise a notebook would also print each line
         self._handler = handler
         for text in self._early:
             log.info(text)

@@ -1,7 +1,7 @@
 """Resuming a run with another number of processes, so that every optimizer step keeps its images.
 
-The images of a pass are an order that depends on (seed, epoch), and a step takes the next images of it, however many
-processes share them. So it is enough to divide the images of a step anew; what is left of the pass follows from it.
+The order of images in a pass depends on (seed, epoch), and a step takes the next images, however many processes share
+them. So only the division of a step's images among processes changes.
 """
 
 from collections.abc import Mapping

@@ -32,7 +32,7 @@ BATCH = 32
 def familiarity_of(run: RunFolder, model: TrainedModel, console: Console) -> Familiarity | None:
     """Return a detector of images unlike a run's, stored in its folder; None, with a note, if that is impossible."""
     if linear_classifier(model.module) is None:
-        console.say("note: this model has no linear classifier, so nothing is said on how unlike a picture is")
+        console.say("note: this model has no linear classifier, so pictures are not compared with the training images")
         return None
     key = _weights_key(run)
     kept = _read(run.path / NAME, key)
@@ -41,7 +41,7 @@ def familiarity_of(run: RunFolder, model: TrainedModel, console: Console) -> Fam
     try:
         found = _measured(run, model, console)
     except (UserError, OSError) as problem:
-        console.say(f"note: whether a picture is like the training images cannot be said: {problem}")
+        console.say(f"note: pictures cannot be compared with the training images: {problem}")
         return None
     if found is not None:
         _write(run.path / NAME, found, key)
@@ -64,7 +64,7 @@ def _measured(run: RunFolder, model: TrainedModel, console: Console) -> Familiar
         held_out[evenly_spaced(len(held_out), MOST_HELD_OUT)],
     )
     if not len(train) or not len(held_out):
-        console.say("note: the run kept no images back, so nothing is said on how unlike a picture is")
+        console.say("note: the run has no held-out images, so pictures are not compared with the training images")
         return None
     rows, inputs = np.concatenate([train, held_out]), ClassifierInputs(model.module)
     try:
@@ -83,7 +83,7 @@ def _weights_key(run: RunFolder) -> str:
 
 
 def _read(path: Path, key: str) -> Familiarity | None:
-    """Return what is stored; None if it is missing, damaged or of other weights, and must be computed again."""
+    """Return the stored detector; None if it is missing, damaged or of other weights, and must be computed again."""
     try:
         if require_regular(path).stat().st_size > MOST_BYTES:
             return None
@@ -99,7 +99,7 @@ def _read(path: Path, key: str) -> Familiarity | None:
 
 
 def _write(path: Path, found: Familiarity, key: str) -> None:
-    """Store the detector in the run; a run that cannot be written to is served without."""
+    """Store the detector in the run, if the run folder can be written to."""
     tensors = {"features": found.features.contiguous(), "limit": torch.tensor([found.limit])}
     content = safetensors.torch.save(tensors, metadata={"weights": key})
     try:

@@ -41,7 +41,7 @@ A = TypeVar("A", bound="RunSetup[Any]")
 
 
 class ArrowFrame(Protocol):
-    """A table with the Arrow PyCapsule protocol, as pandas, Polars and Arrow have it."""
+    """A table with the Arrow PyCapsule protocol, such as a table of pandas, Polars or Arrow."""
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> object: ...
 
@@ -150,10 +150,10 @@ def images_of_frame(
 
 
 def columns_of(frame: Any) -> dict[str, list[Any]]:
-    """Return the values of each column of a table as Python has them.
+    """Return the values of each column of a table as Python values.
 
     Raises:
-        UserError: The table has no rows, or two columns of one name.
+        UserError: The table has no rows, or several columns with the same name.
     """
     names = [str(name) for name in getattr(frame, "columns", ())]
     try:
@@ -162,17 +162,19 @@ def columns_of(frame: Any) -> dict[str, list[Any]]:
             str(name): column.to_pylist() for name, column in zip(table.column_names, table.columns, strict=True)
         }
         names = table.column_names
-    except (pa.ArrowException, TypeError, AttributeError, ValueError):  # objects, such as pictures: pandas alone
+    except (pa.ArrowException, TypeError, AttributeError, ValueError):  # objects, such as pictures: only in pandas
         columns = {str(name): list(frame[name]) for name in getattr(frame, "columns", ())}
     if len(columns) < len(names):
-        raise UserError(f"the table has two columns of one name ({', '.join(map(repr, names))}): rename one.")
+        raise UserError(
+            f"the table has several columns with the same name ({', '.join(map(repr, names))}): rename one."
+        )
     if not columns or not next(iter(columns.values())):
         raise UserError("the table has no rows: give one with a row for each image.")
     return columns
 
 
 def encode_image(value: Any, row: int) -> bytes:
-    """Return an image as bytes of a file: those it has, else those of a PNG, which loses nothing.
+    """Return an image as bytes of a file: its own, or a lossless PNG.
 
     Args:
         value: Picture, array of uint8, encoded bytes, or a mapping with "bytes" as in data sets of Hugging Face.
@@ -190,7 +192,7 @@ def encode_image(value: Any, row: int) -> bytes:
     if not isinstance(value, Image.Image):
         what = f"array of {value.ndim} axes of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
         raise UserError(
-            f"image {row} is of the type {what}, expected paths, PIL images, encoded bytes, or arrays of (height, "
+            f"image {row} is of type {what}, expected paths, PIL images, encoded bytes, or arrays of (height, "
             "width) or (height, width, channels) of uint8."
         )
     buffer = io.BytesIO()
@@ -200,7 +202,7 @@ def encode_image(value: Any, row: int) -> bytes:
 
 
 def read_table(file: Path) -> pa.Table:
-    """Read a CSV file of predictions: names are text, also those that look like numbers.
+    """Read a CSV file of predictions; names stay text even if they look like numbers.
 
     Raises:
         UserError: The file is missing or damaged.
@@ -222,14 +224,14 @@ def to_pandas(table: pa.Table) -> "DataFrame":
         return table.to_pandas()
     except ImportError:
         raise UserError(
-            "pandas is not installed: install it (pip install pandas), or use the table of Arrow, which other "
-            "libraries for data frames read."
+            "pandas is not installed: install it (pip install pandas), or use the Arrow table, which other "
+            "data-frame libraries can read."
         ) from None
 
 
 def keep_frame(run: RunFolder, setup: A) -> A:
-    """Return a setup whose table lies in the run folder, if it was a DataFrame, so that the run can be repeated."""
-    place = Path(setup.settings.data or "")  # segmentation may be given --images in its place
+    """Copy the table of a DataFrame into the run folder, so that the run can be repeated, and return the new setup."""
+    place = Path(setup.settings.data or "")  # segmentation may have --images instead
     if place.parent != frames_folder().resolve() or not FRAME.fullmatch(place.name):
         return setup
     kept = run.path.resolve() / place.name
@@ -268,7 +270,7 @@ def find_image_column(columns: Mapping[str, Sequence[Any]], given: str | None) -
         return given
     usual = [name for name in columns if re.sub(r"[\s-]+", "_", name.strip().lower()) in IMAGE_COLUMNS]
     if not usual:
-        raise UserError(f"the table has no column of paths or images that is known ({shown}): name it by image=.")
+        raise UserError(f"no column of the table is known to hold paths or images ({shown}): name it by image=.")
     return min(usual, key=lambda name: IMAGE_COLUMNS.index(re.sub(r"[\s-]+", "_", name.strip().lower())))
 
 
@@ -277,7 +279,7 @@ def _below_one_folder(paths: Sequence[str], root: str | os.PathLike[str] | None)
     if root is not None:
         return list(paths), os.fspath(root)
     if any(re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path) for path in paths):
-        return list(paths), os.getcwd()  # the reader of tables explains what to do about addresses
+        return list(paths), os.getcwd()  # the table reader reports addresses with advice
     whole = [os.path.abspath(os.path.expanduser(path)) for path in paths]
     try:
         folder = os.path.commonpath([os.path.dirname(path) for path in whole])
@@ -287,7 +289,7 @@ def _below_one_folder(paths: Sequence[str], root: str | os.PathLike[str] | None)
 
 
 def _cell(value: Any) -> str:
-    """Return the cell of a CSV file: numbers without a needless ".0", lists as JSON, nothing for missing values."""
+    """Return a value as a CSV cell: numbers without a needless ".0", lists as JSON, missing values empty."""
     if value is None or (isinstance(value, float) and value != value):
         return ""
     if isinstance(value, float | np.floating) and float(value).is_integer():

@@ -121,7 +121,7 @@ def _absolute(path: str) -> str:
 
 
 def reading_for(image_size: Sequence[int] | None, like: Reading = WHOLE) -> Reading:
-    """Return how images are read for a network with a given image size.
+    """Return how to read images for a network with a given image size.
 
     Args:
         image_size: Side, or (height, width), in pixels; None for whole images.
@@ -131,11 +131,11 @@ def reading_for(image_size: Sequence[int] | None, like: Reading = WHOLE) -> Read
 
 
 def first_reading(settings: DataSettings, images: ImageSet, stored: Reading | None = None) -> Reading:
-    """Return the channels and the value range with which images are read.
+    """Return the channels and the value range for reading images.
 
     Args:
         settings: Settings, which may give the number of channels.
-        images: Images, whose headers give it otherwise.
+        images: Images, whose headers have it by default.
         stored: Reading of a resumed run.
 
     Raises:
@@ -201,8 +201,8 @@ def with_label_maps(data: SplitImages, labels: str | None, method: str, advance:
     """Open the label maps of the training images.
 
     Raises:
-        UserError: No label maps are given, they belong to other images, or their teacher was trained on images that
-            this run validates or tests with, which would leak labels.
+        UserError: No label maps are given, they belong to other images, or their teacher was trained on validation or
+            test images of this run, which would leak labels.
     """
     if labels is None:
         raise UserError(f"--method {method} learns from label maps: make them with 'paucal label' and give --labels.")
@@ -236,7 +236,7 @@ def open_again(
     """
     stored = run.settings
     if "data" not in stored:
-        raise UserError(f"{str(run.config)!r} does not say which data was used; give DATA.")
+        raise UserError(f"{str(run.config)!r} does not name its data; give DATA.")
     opened = LabelledDataSettings(
         data=str(stored["data"]),
         data_root=stored.get("data_root"),
@@ -257,7 +257,7 @@ def open_again(
 
 
 def stored_preprocessing(run: RunFolder | None) -> Preprocessing | None:
-    """Return the preprocessing of a resumed run; None if it has not stored any yet.
+    """Return the preprocessing of a resumed run; None if not stored yet.
 
     Raises:
         UserError: The run's model card is damaged.
@@ -267,7 +267,7 @@ def stored_preprocessing(run: RunFolder | None) -> Preprocessing | None:
 
 
 def stored_reading(run: RunFolder | None) -> Reading | None:
-    """Return how a resumed run reads its images; None if it has not stored that yet."""
+    """Return how a resumed run reads its images; None if not stored yet."""
     stored = stored_preprocessing(run)
     return None if stored is None else stored.reading
 

@@ -82,7 +82,7 @@ class Pictures:
         return None if isinstance(images, InMemory) else full_name(images, images.keys[index])
 
     def stamp(self, position: int) -> str:
-        """Return size and time of the file that holds a picture; "" if they are unknown without reading it."""
+        """Return size and time of a picture's file; "" if unknown without reading it."""
         number, index = self._place(position)
         images = self._sources[number]
         if isinstance(images, InMemory):
@@ -122,7 +122,7 @@ class Pictures:
             return problem
 
     def _place(self, position: int) -> tuple[int, int]:
-        """Return the number of the source that has a picture, and its place there."""
+        """Return the number of a picture's source, and its position there."""
         number = bisect_right(self._ends, position)
         return number, position - (self._ends[number - 1] if number else 0)
 
@@ -130,7 +130,7 @@ class Pictures:
 def read_all(
     sources: Sequence[ImageSet | InMemory], reading: Reading, on_bad: str, console: Console
 ) -> Iterator[Picture]:
-    """Yield (path, picture), holding one picture at a time; the path of a picture in memory is None.
+    """Yield (path, picture), one at a time; the path of a picture in memory is None.
 
     Args:
         sources: Sources of the pictures.
@@ -161,11 +161,11 @@ def _open(path: str, console: Console) -> Iterator[ImageSet]:
         raise UserError(f"the pattern {path!r} matches no file; check the spelling.")
     images = [name for name in found if _has_images(Path(name))]
     if not images:
-        files = "1 file, which is no image" if len(found) == 1 else f"{len(found)} files, none of which is an image"
+        files = "1 file, which is not an image" if len(found) == 1 else f"{len(found)} files, none of which is an image"
         raise UserError(f"the pattern {path!r} matches {files}.")
     if len(images) < len(found):
         others = len(found) - len(images)
-        is_none = "is no image" if others == 1 else "are no images"
+        is_none = "is not an image" if others == 1 else "are not images"
         console.say(f"{counted(others, 'match', 'matches')} of {path!r} {is_none}")
     for name in images:
         yield open_images(name, labelled=False)

@@ -1,4 +1,4 @@
-"""The interface that every verb that trains implements; `life` has the steps that are the same for all."""
+"""The interface of every verb that trains; `life` has the steps that are the same for all."""
 
 import time
 from abc import ABC, abstractmethod
@@ -94,7 +94,7 @@ Bars = Callable[[str], AbstractContextManager[Advance]]
 
 @dataclass(frozen=True)
 class RunSetup(Generic[S]):
-    """Everything that a run needs, before anything is written.
+    """The parts of a run, before anything is written.
 
     Attributes:
         settings: Resolved settings.
@@ -120,7 +120,7 @@ class RunSetup(Generic[S]):
 
     @property
     def weights_text(self) -> str:
-        """Numbers of deployed parameters and of parameters in training heads, as text."""
+        """Number of deployed parameters and of parameters in training heads, as text."""
         deployed = sum(p.numel() for p in self.objective.deployable().parameters())
         trained = {id(p): p for p in self.objective.backbones()[-1].model.parameters()}
         extra = sum(p.numel() for p in self.objective.parameters() if p.requires_grad and id(p) not in trained)
@@ -147,7 +147,7 @@ class Watcher(Generic[A]):
     """Watches a run while it trains, and may stop or restart it; by default it only prints each epoch.
 
     Attributes:
-        scores_start: Whether the weights at the start of the run are scored.
+        scores_start: Whether to score the weights at the start of the run.
 
     Args:
         setup: Setup of the run.
@@ -160,7 +160,7 @@ class Watcher(Generic[A]):
         self.setup, self.console = setup, console
 
     def on_start(self, scores: Mapping[str, float]) -> None:
-        """Use the scores of the weights at the start of the run."""
+        """Receive the scores of the weights at the start of the run."""
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> bool | None:
         """Print the results of an epoch; return True to save and stop the run."""
@@ -180,12 +180,12 @@ class Watcher(Generic[A]):
 
 
 class Job(ABC, Generic[S, A, R]):
-    """One kind of run: methods that it has to define, and defaults that most kinds share.
+    """One kind of run: methods that it must define, and defaults that most kinds share.
 
     Attributes:
         verb: Verb of the command line.
         kind: Class of the settings.
-        reads: Names of the settings that are files or folders to read.
+        reads: Names of the settings that name files or folders to read.
     """
 
     verb: ClassVar[str]
@@ -228,7 +228,7 @@ class Job(ABC, Generic[S, A, R]):
         return f"{setup.data.images.name}, {len(setup.data.images)} images, {len(setup.card.classes)} classes"
 
     def describe_model(self, setup: A) -> str:
-        """Return the model and how it is trained, as one line."""
+        """Return the model and its training method, as one line."""
         return setup.describe()
 
     def write_beginning(self, run: RunFolder, setup: A) -> None:
@@ -250,7 +250,7 @@ class Job(ABC, Generic[S, A, R]):
 
     @contextmanager
     def prepared(self, run: RunFolder, setup: A, console: Console) -> Iterator[A]:
-        """Make what training reads beside the images, and remove it after training."""
+        """Prepare additional data for training, and remove it after training."""
         yield setup
 
     @abstractmethod
@@ -262,7 +262,7 @@ class Job(ABC, Generic[S, A, R]):
         """Return the optimizer and its schedule."""
 
     def validation(self, setup: A) -> Watch | None:
-        """Return how weights are scored after each epoch; None to keep the newest ones."""
+        """Return the validation after each epoch; None to keep the newest weights."""
         return None
 
     def watcher(self, run: RunFolder, setup: A, console: Console) -> Watcher[A]:

@@ -161,13 +161,14 @@ def resume(
         setups.append(setup)
         if settings.processes != stored.processes and job.needs_planning(setup):
             raise UserError(
-                f"{str(run.path)!r} was stopped before the length of its training was chosen, which "
-                f"{counted(stored.processes, 'process', 'processes')} began: resume it with as many first."
+                f"{str(run.path)!r} was stopped before the length of its training was chosen, and "
+                f"{counted(stored.processes, 'process', 'processes')} had started it: resume it with the same "
+                "number first."
             )
         if set(changes or {}) & set(places_of(job)):
             require_same_images(run.split, setup.data.images)
         job.announce(setup, console)
-        if settings != stored:  # only now: an invalid change must not damage the run
+        if settings != stored:  # stored only here, since an invalid change must not damage the run
             store_changes(run, settings, origin)
         return run.path
 
@@ -194,7 +195,7 @@ def run_quietly(
 
     Raises:
         UserError: The data or a setting is invalid, or the run was stopped; the message says what to do.
-        TypeError: A setting does not exist, or something else than a callback was given.
+        TypeError: A setting does not exist, or `callbacks` contains another object.
     """
     more = [] if callbacks is None else [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
     for callback in more:
@@ -225,7 +226,7 @@ def show_config(job: Job[S, A, Any], settings: S, given: Mapping[str, str]) -> s
 
 
 def _config_values(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings of a config, with "none" for random weights if they were chosen rather than left open."""
+    """Return the settings of a config, with "none" for random weights if they were chosen and not left open."""
     from_scratch = values["init"] is None and origin.get("init", "default") != "default"
     return {**values, "init": "none" if from_scratch else values["init"]}
 
@@ -334,9 +335,9 @@ def _next_stage(job: Job[S, A, Any], run: RunFolder, setup: A, watcher: Watcher,
         reassemble()
 
     run_on_rank_zero(advance)
-    if not setups:  # the other processes read what the first one has written
+    if not setups:  # the other processes read the files of the first
         reassemble()
-    # The time limit is that of the whole command.
+    # The time limit applies to the whole command.
     return replace(setups[0], plan=replace(setups[0].plan, deadline=setup.plan.deadline))
 
 

@@ -1,6 +1,6 @@
 """The loggers of a run: settings at its start, a row per epoch, test scores at its end.
 
-Each is an optional package, imported only when it is used, through its Lightning logger. They write into the run
+Each logger is an optional package, used through its Lightning logger and imported only then. Loggers write into the run
 folder, unless their own environment variables name another place. The run's own `metrics.csv` is written in any case:
 a logger that fails is dropped, and the run continues.
 """
@@ -25,7 +25,7 @@ from paucal.training.keeper import OnEpoch
 from paucal.types import UserError
 from paucal.wording import shortened
 
-PROJECT = "paucal"  # unless an environment variable names another
+PROJECT = "paucal"  # default project name
 ENDINGS = ("success", "failed", "stopped")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 RECORD = "loggers.json"
@@ -37,8 +37,8 @@ class Kind:
     """How to use one kind of logger.
 
     Attributes:
-        open: Opens the logger of a run, given the id that the logger had for the run; None for a new run.
-        score: Logs the settings and the final scores, of which there may be none.
+        open: Opens the logger of a run, given the logger's id of the run, or None for a new run.
+        score: Logs the settings and the final scores, which may be empty.
         close: Closes the logger with one of `ENDINGS`.
         place: Returns the path or the URL of the logs.
     """
@@ -90,7 +90,7 @@ def _open_mlflow(run: RunFolder, known: str | None) -> Logger:
         artifact_location=None if elsewhere else (folder / "mlartifacts").as_uri(),
         run_id=known,
     )
-    logger.experiment.set_terminated(logger.run_id, "RUNNING")  # a resumed run is marked as ended
+    logger.experiment.set_terminated(logger.run_id, "RUNNING")  # a resumed run is still marked as ended
     return logger
 
 
@@ -105,7 +105,7 @@ def _open_wandb(run: RunFolder, known: str | None) -> Logger:
 
 
 def _score_beside_settings(logger: Any, settings: Mapping[str, Any], scores: dict[str, float], step: int) -> None:
-    # TensorBoard needs a score to show the settings: a run without test images logs its number of steps.
+    # TensorBoard shows settings only with a score, so a run without test images logs its number of steps.
     logger.log_hyperparams(dict(settings), scores or {"steps": float(step)}, step)
 
 
@@ -147,9 +147,9 @@ class Loggers:
     A resumed run continues the same logs. Epochs that are repeated after a crash are not logged twice.
 
     Args:
-        run: Run folder, which stores the ids that the loggers have for the run.
+        run: Run folder, which stores the loggers' ids of the run.
         names: Names from `KINDS`; empty on all processes but the first.
-        console: Console for the places of the logs and for errors.
+        console: Console for the locations of the logs and for errors.
 
     Raises:
         UserError: On entering: a package is missing or a logger cannot be started.
@@ -160,7 +160,7 @@ class Loggers:
         self._open: dict[str, Logger] = {}
         self._ids: dict[str, str] = {}
         self._new: list[str] = []
-        self._logged = 0  # step of the newest row in the loggers
+        self._logged = 0  # step of the newest logged row
         self._settings: dict[str, Any] = {}
         self._ending = "stopped"
 
@@ -183,7 +183,7 @@ class Loggers:
     def describe(self, settings: JobSettings) -> None:
         """Log the resolved settings in the loggers that are new to the run."""
         self._settings = {name: value for name, value in asdict(settings).items() if value is not None}
-        for name in self._new:  # some loggers refuse to change a setting
+        for name in self._new:  # some loggers do not allow changing a setting
             self._try(name, lambda logger: logger.log_hyperparams(dict(self._settings)))
         self._new = []
 
@@ -235,7 +235,7 @@ class Loggers:
     def _start(self) -> None:
         self._new = [name for name in self._names if name not in self._ids]
         if self._new:
-            self._logged = 0  # a logger that joins has no row yet
+            self._logged = 0  # a new logger has no row yet
         for name in self._names:
             logger, place = _opened(name, self._run, self._ids.get(name))
             self._open[name] = logger
@@ -249,7 +249,7 @@ class Loggers:
             return
         try:
             act(self._open[name])
-        except Exception as problem:  # each logger has its own exceptions, and none may end the run
+        except Exception as problem:  # any exception, since no logger may end the run
             del self._open[name]
             text = shortened(" ".join(str(problem).split()), MOST_SHOWN)
             self._console.say(f"note: {name} failed ({text}); the run continues, and metrics.csv has all values")
@@ -261,7 +261,7 @@ class Loggers:
 
 
 def _opened(name: str, run: RunFolder, known: str | None) -> tuple[Logger, str]:
-    """Open a logger; return it and the place of its logs.
+    """Open a logger; return it and the location of its logs.
 
     Raises:
         UserError: The logger cannot be started.
@@ -272,7 +272,7 @@ def _opened(name: str, run: RunFolder, known: str | None) -> tuple[Logger, str]:
         return logger, kind.place(logger)
     except UserError:
         raise
-    except Exception as problem:  # from the logger, its database or the network
+    except Exception as problem:  # any exception of the logger, its database or the network
         text = shortened(" ".join(str(problem).split()), MOST_SHOWN)
         raise UserError(
             f"--logger {name} cannot be started ({type(problem).__name__}: {text}): fix it, or leave {name} out."

@@ -20,8 +20,8 @@ COPIES = {
     "adamw": 4,
     "sgd": 3,
     "lars": 3,
-}  # weights, gradients and moments of the optimizer, as multiples of the weights
-USUAL = 16 * 224 * 224  # pixels of a step that fits on every machine
+}  # memory of weights, gradients and optimizer moments, relative to the weights
+USUAL = 16 * 224 * 224  # pixels of a step that fits in any memory
 MOST_IMAGES = 1 << 20  # images of an optimizer step
 CHANNELS = 3
 
@@ -64,12 +64,12 @@ def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) 
         return [f"{words}, of {there}"]
     fitting = (room - weights) // max(image, 1)
     advice = f"give --batch-size {fitting} or less, or lower --img-size" if fitting >= 1 else "lower --img-size"
-    raise UserError(f"{words}, and this machine has {there}: {advice}, or choose a smaller --model.")
+    raise UserError(f"{words}, but this machine has {there}: {advice}, or choose a smaller --model.")
 
 
 @contextmanager
 def explain_memory_errors() -> Iterator[None]:
-    """Turn an out-of-memory error while networks are built into a UserError; heads are not estimated beforehand.
+    """Turn an out-of-memory error while building networks into a UserError; heads are not estimated beforehand.
 
     Raises:
         UserError: The memory is too small.
@@ -96,8 +96,8 @@ def check_batch_memory(batch: int, image_size: Size) -> None:
     free = available_memory()
     if batch * image_bytes > free:
         raise UserError(
-            f"--batch-size {batch} takes {batch * image_bytes / GIB:.3g} GiB for images of {height}x{width} pixels "
-            f"alone, and {free / GIB:.3g} GiB of this machine's memory are free: give "
+            f"--batch-size {batch} takes {batch * image_bytes / GIB:.3g} GiB for images of {height}x{width} "
+            f"pixels alone, but only {free / GIB:.3g} GiB are free: give "
             f"{max(1, free // (4 * image_bytes))} or less."
         )
 

@@ -1,4 +1,4 @@
-"""A progress bar for Jupyter, which needs no widgets: one output of the cell, replaced in place."""
+"""A progress bar for Jupyter without widgets: one output of the cell, replaced in place."""
 
 import sys
 import time
@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.progress import Progress, TaskID
 
-SECONDS_BETWEEN = 0.2  # between updates; each is a message to the browser and stays in the notebook's history
+SECONDS_BETWEEN = 0.2  # between updates, since each is sent to the browser and stays in the notebook's history
 
 
 def in_notebook() -> bool:
@@ -20,7 +20,7 @@ class NotebookProgress(Progress):
     """A progress bar in the output of a notebook's cell; it is empty once the work is done.
 
     Args:
-        output: Output in which it is shown.
+        output: Output that shows it.
     """
 
     def __init__(self, output: "NotebookOutput") -> None:
@@ -58,16 +58,16 @@ class NotebookProgress(Progress):
 
 
 class NotebookOutput:
-    """The output of a notebook's cell that shows progress: one for each execution, whose content is replaced."""
+    """The output of a notebook's cell that shows progress: one per execution of the cell, replaced in place."""
 
     def __init__(self) -> None:
         self._handle: Any = None
         self._execution: int | None = None
 
     def show(self, text: str, html: str) -> None:
-        """Replace the content; nothing appears before there is some."""
+        """Replace the content; nothing is shown before the first content."""
         from IPython import get_ipython  # type: ignore[import-not-found]
-        from IPython.display import display  # installed where a notebook runs  # type: ignore[import-not-found]
+        from IPython.display import display  # installed in any notebook  # type: ignore[import-not-found]
 
         content = {"text/plain": text, "text/html": html}
         execution = getattr(get_ipython(), "execution_count", None)
@@ -77,4 +77,4 @@ class NotebookOutput:
             self._handle, self._execution = display(content, raw=True, display_id=True), execution
 
 
-OUTPUT = NotebookOutput()  # one for the whole process, since a cell may make many calls
+OUTPUT = NotebookOutput()  # shared by all calls in a cell

@@ -1,4 +1,4 @@
-"""Check where results are written: the place is writable, holds nothing else, and is outside the images."""
+"""Check a folder for results: it must be writable, hold nothing else, and lie outside the images."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ def resolve_output(settings: S, reads: Iterable[str], console: Console) -> S:
     If an interrupted command left the previous run set aside, that run is moved back first.
 
     Raises:
-        UserError: The folder is not writable, is inside the images, or holds something that may not be replaced.
+        UserError: The folder is not writable, is inside the images, or holds files that may not be replaced.
     """
     read = {flag(name): str(value) for name in reads if (value := getattr(settings, name)) is not None}
     for name, value in read.items():
@@ -41,7 +41,7 @@ def resolve_output(settings: S, reads: Iterable[str], console: Console) -> S:
     path = named_path(str(settings.output))
     refuse_inside_images(path, images, settings.data_root)
     if settle(path):
-        console.say(f"moved the run that a stopped call had set aside from {aside_of(path)} back to {path}")
+        console.say(f"moved the run that an interrupted call had set aside from {aside_of(path)} back to {path}")
     if not _taken(path):
         try_folder(path)
     elif not settings.overwrite:
@@ -102,8 +102,8 @@ def check_results(
         foreign = [name for name in known if not _is_result(RunFolder(folder), name)]
         if foreign or (existing and not known):
             raise UserError(
-                f"--output: {str(folder / (foreign or existing)[0])!r} would be replaced, and was not written by an "
-                "evaluation of paucal: choose another folder."
+                f"--output: {str(folder / (foreign or existing)[0])!r} would be replaced, but was not written by "
+                "an evaluation of paucal: choose another folder."
             )
 
 
@@ -119,7 +119,7 @@ def check_file(text: str, images: Mapping[str, str | None], root: str | None, fl
     return path
 
 
-# Files that evaluations write: main files, one of which shows that a folder is one of our results, and other files.
+# Files that evaluations write: main files, one of which identifies a folder of results, and other files.
 SCORES = ("metrics.json", "segmentation.json")
 RESULTS = (
     (
@@ -132,7 +132,7 @@ RESULTS = (
     ),
     (("results.json",), ("table.csv",)),
 )
-# Entries of the main files; older scores of classifiers have other formats, which their reader knows.
+# Entries of the main files; older scores of classifiers have other formats, handled by their reader.
 ENTRIES = {
     "metrics.json": {"images", "scores", "intervals", "per_class"},
     "segmentation.json": {"images", "mean_iou", "confusion"},
@@ -173,7 +173,7 @@ def _refuse_to_remove(path: Path, read: Mapping[str, str]) -> None:
 
 
 def require_empty(target: Path, flag: str = "--output") -> None:
-    """Refuse a folder that holds something, or a file.
+    """Refuse a folder that is not empty, or a file.
 
     Raises:
         UserError: It is not empty.

@@ -1,4 +1,4 @@
-"""The terminal, as all verbs write to it."""
+"""The console that all verbs use for the terminal."""
 
 import os
 from typing import IO, Any
@@ -8,7 +8,7 @@ from rich.text import Text
 
 from paucal.wording import showable
 
-FILE_WIDTH = 160  # columns of a file or a pipe
+FILE_WIDTH = 160  # width of output to a file or a pipe, in characters
 unread: set[int] = set()  # descriptors of streams whose reader has closed, such as a pipe into `head`
 
 

@@ -1,9 +1,8 @@
-"""Several processes that train one run: their ranks, how they join, and the path of the run.
+"""Several processes that train one run: ranks, process group, and the path of the run.
 
-Either a launcher (torchrun, SLURM) starts all processes at once; then they join here, before anything is written. Or
-Lightning starts the others when training begins; then an environment variable names the run folder. In both cases only
-the first process reads the flags and creates the folder, and the others read the settings from there, so that they
-cannot differ.
+If a launcher (torchrun, SLURM) starts all processes at once, they join here before anything is written. If Lightning
+starts the others when training begins, an environment variable names the run folder. In both cases only the first
+process reads the flags and creates the folder, and the others read its settings, so that they cannot differ.
 """
 
 import os
@@ -23,11 +22,11 @@ from paucal.types import UserError
 T = TypeVar("T")
 
 RUN_VARIABLE = "PAUCAL_RUN"
-_EXCHANGE = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")  # parts of torch's messages
+_EXCHANGE = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")  # found in torch's messages
 
 
 def launcher() -> ClusterEnvironment | None:
-    """Return the launcher that started this process among others; None if it runs alone or under Lightning."""
+    """Return the launcher of this process; None if the process runs alone or under Lightning."""
     for kind in (TorchElasticEnvironment, SLURMEnvironment):
         if kind.detect():
             environment = kind()
@@ -56,7 +55,7 @@ def is_first() -> bool:
 def join_processes() -> None:
     """Initialise the process group of a launcher; do nothing without one.
 
-    Both backends are opened: results are gathered on the CPU, gradients between GPUs.
+    Both backends are opened: gloo gathers results on the CPU, nccl gradients on GPUs.
     """
     environment = launcher()
     if environment is None or dist.is_initialized():
@@ -97,12 +96,12 @@ def receive_path() -> Path:
     received: list[str | None] = [None]
     dist.broadcast_object_list(received)
     if received[0] is None:
-        raise UserError("the first process could not start the run; its message says why.")
+        raise UserError("the first process could not start the run; see its message.")
     return Path(received[0])
 
 
 def pass_run_to_children(run: Path) -> None:
-    """Name the run to the processes that Lightning will start."""
+    """Tell the run folder to the processes that Lightning will start."""
     if launcher() is None:
         os.environ[RUN_VARIABLE] = str(run.resolve())
 
@@ -135,7 +134,7 @@ def run_on_rank_zero(act: Callable[[], None]) -> None:
             broadcast_value(False)
             raise
     if not broadcast_value(True):
-        raise UserError("the first process could not continue the run; its message says why.")
+        raise UserError("the first process could not continue the run; see its message.")
 
 
 def _joined() -> bool:
@@ -144,10 +143,10 @@ def _joined() -> bool:
 
 @contextmanager
 def explain_lost_processes(resume: str) -> Iterator[None]:
-    """Turn a failed exchange between processes into a UserError that says how to go on.
+    """Turn a failed exchange between processes into a UserError with advice.
 
-    A process whose connection is closed is noticed at once; one that hangs after torch's limit (half an hour on the
-    CPU, ten minutes on GPUs).
+    A closed connection is noticed at once; a process that hangs, after torch's timeout (half an hour on the CPU, ten
+    minutes on GPUs).
 
     Args:
         resume: Command that resumes the run.
@@ -161,8 +160,8 @@ def explain_lost_processes(resume: str) -> Iterator[None]:
         if not isinstance(problem, dist.DistError) and not any(word in str(problem).lower() for word in _EXCHANGE):
             raise
         raise UserError(
-            "another process of this run ended or did not answer, and its own output says why; what was saved is kept: "
-            f"go on with '{resume}', also on fewer processes."
+            "another process of this run ended or did not answer; its output says why. The saved state is kept: "
+            f"continue with '{resume}', also on fewer processes."
         ) from problem
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from paucal.runner.job import AnyJob
 
 MOST_SHOWN = 80  # characters of a value
-# Settings that may change when a run is resumed; on the CPU only the number of processes changes the result.
+# Settings that may change when a run is resumed; among them, only the number of processes changes results on the CPU.
 CHANGEABLE = ("workers", "device", "devices", "nodes", "time_limit", "hang_after", "logger")
 S = TypeVar("S", bound="DataclassInstance")
 
@@ -70,7 +70,7 @@ class Writing:
         """
         self._hold(run)
         sweep(run.path)
-        if lies_aside(run.path):  # the run was killed before it saved a state or removed the replaced run
+        if lies_aside(run.path):  # killed before it saved a state or removed the replaced run
             self._replaced = True
             if run.last.exists():
                 self.keep()
@@ -87,7 +87,7 @@ class Writing:
 
     @property
     def waits(self) -> bool:
-        """Whether a replaced run is kept until this one has saved a state."""
+        """Whether a replaced run is still kept."""
         return self._replaced
 
     @property
@@ -114,7 +114,7 @@ class Writing:
         if problem is None:
             self.keep()
             return
-        if self._lock is None and self._run.path.exists():  # another process was faster
+        if self._lock is None and self._run.path.exists():  # another process locked it first
             self.console.say(f"the old run is in {aside_of(self._run.path)}")
             return
         put_back(self._run.path)
@@ -122,7 +122,7 @@ class Writing:
 
     def _set_aside(self, path: Path) -> None:
         require_replaceable(path)
-        # From here on no other process can replace or resume it.
+        # No other process can replace or resume it now.
         lock = RunLock(path)
         lock.acquire()
         try:
@@ -198,18 +198,18 @@ def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple
 
 
 def places_of(job: "AnyJob") -> tuple[str, ...]:
-    """Return the settings that name inputs of a run, which are read until its end and may have moved."""
+    """Return the settings that name inputs of a run, which it reads until its end, and which may have moved."""
     return tuple(name for name in job.reads if name not in ("init", "split"))
 
 
 def _require_places(run: RunFolder, settings: Any, job: "AnyJob") -> None:
-    """Refuse to resume a run whose stored inputs are missing, and explain how to give their new place."""
+    """Refuse to resume a run whose stored inputs are missing, and explain how to give their new location."""
     for name in places_of(job):
         for place in roots_of(getattr(settings, name) or ""):
             if os.path.isabs(place) and not os.path.exists(place):  # names of published sets are relative
                 new = "DATA" if name == "data" else f"{flag(name)} PLACE"
                 raise UserError(
-                    f"{place!r} of the run {str(run.path)!r} does not exist: give its new place, as in 'paucal "
+                    f"{place!r} of the run {str(run.path)!r} does not exist: give its new location, as in 'paucal "
                     f"{job.verb} --resume {shlex.quote(str(run.path))} {new}'."
                 )
 
@@ -238,7 +238,7 @@ def typed_settings(values: Any, kind: type[S]) -> S:
         TypeError: A name is unknown, or a value has another type.
     """
     if not isinstance(values, dict):
-        raise TypeError("no mapping of settings")
+        raise TypeError("not a mapping of settings")
     known, hints, typed = setting_fields(kind), hints_of(kind), {}
     for name, value in values.items():
         if name not in hints:

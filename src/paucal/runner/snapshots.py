@@ -1,4 +1,4 @@
-"""Copies of a run folder as it is at one moment, while the run goes on writing."""
+"""Consistent copies of a run folder while the run continues to write."""
 
 import os
 import shutil
@@ -10,12 +10,12 @@ from pathlib import Path
 from paucal.runs.folder import MARKER
 from paucal.runs.lock import LOCK
 
-_TRIES = 20  # snapshots of a run that writes at the same time
+_TRIES = 20  # attempts to copy a run that is being written
 Stamp = tuple[int, int, int]  # size, time of change and number of a file
 
 
 def take_snapshot(folder: Path, target: Path) -> dict[str, Stamp]:
-    """Fill a folder with the files of a run as they are at one moment, as if its process had been killed then.
+    """Fill a folder with a consistent copy of a run's files, as if its process had been killed at one moment.
 
     Checkpoints are linked, since they are replaced and never changed; other files may grow, and are copied.
 
@@ -56,7 +56,7 @@ def _stamps(folder: Path) -> dict[str, Stamp]:
 def _link_or_copy(source: Path, target: Path, is_linked: bool) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if is_linked:
-        with suppress(OSError):  # this disk has no hard links, or the file is gone, which copying reports
+        with suppress(OSError):  # no hard links on this disk, or the file is gone: copying reports that
             os.link(source, target)
             return
     shutil.copyfile(source, target)

@@ -1,4 +1,4 @@
-"""The initial weights of a run: from another run or a file, published by timm, or chosen by the run itself."""
+"""The initial weights of a run: from another run, from a file, published by timm, or chosen by the run."""
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -163,12 +163,12 @@ def _require_sense(settings: ModelSettings) -> None:
 def _recorded(run: RunFolder) -> Start:
     try:
         record = LoadReport.from_dict(run.read_json(RECORD))
-        fed = ImageInput.from_dict(record.input) if record.input else None  # older runs have not stored it
+        fed = ImageInput.from_dict(record.input) if record.input else None  # missing in older runs
         if fed is not None:
-            Preprocessing.as_tested((1, 1), fed)  # refuses values out of range
+            Preprocessing.as_tested((1, 1), fed)  # raises an error for values out of range
     except TypeError as problem:
         path = str(run.path / RECORD)
-        raise UserError(f"{path!r} is no report of paucal ({problem}): restore it or train anew.") from problem
+        raise UserError(f"{path!r} is not a report of paucal ({problem}): restore it or train again.") from problem
     return Start(input=None if fed is None else lambda _: fed, record=record)
 
 
@@ -186,7 +186,7 @@ def _facts_of_run(run: RunFolder, card: ModelCard) -> StartFacts:
 
 
 def images_shown(run: RunFolder) -> int | None:
-    """Return how many images the weights of a run have been trained on since they were random; None if unknown.
+    """Return how many images a run's weights have been trained on since they were random; None if unknown.
 
     This is the sum of epochs times training images, over the run and the runs it started from. It is unknown for
     published weights.
@@ -205,7 +205,7 @@ def images_shown(run: RunFolder) -> int | None:
 
 
 def _with_patches(typed: Sequence[str], card: ModelCard) -> tuple[str, ...]:
-    """Return the `--model-args` of the initial weights, with the patch size that was chosen for them.
+    """Return the `--model-args` of the initial weights, with the patch size of their model.
 
     Without it, images of another size would get a different patch size instead of more patches.
     """
@@ -232,7 +232,7 @@ class Choice:
 
     Attributes:
         candidates: timm names of the weights, best guess first; empty to start from scratch.
-        why: Reason to show beside the setting.
+        why: Reason to print beside the setting.
         remark: Sentence to print, or "".
     """
 
@@ -244,7 +244,7 @@ class Choice:
 def may_choose_start(settings: ModelSettings, given: Collection[str], named: Collection[str] = ()) -> bool:
     """Return whether a run may choose its pretrained weights itself.
 
-    It may if no start was given, or if the start is "auto", as in the config of a run that chose its weights.
+    It may if no start was given, or if the start is "auto", as in the config of a run that chose its own weights.
 
     Args:
         settings: Settings of the run.
@@ -255,7 +255,7 @@ def may_choose_start(settings: ModelSettings, given: Collection[str], named: Col
 
 
 def choose_start(settings: M, given: Mapping[str, str], device: str, side: int) -> tuple[M, dict[str, str], Choice]:
-    """Choose the pretrained weights of a run, and with them its model if that is open.
+    """Choose the pretrained weights of a run, and with them its model if none was given.
 
     Args:
         settings: Settings of the run.
@@ -283,7 +283,7 @@ def choose(model: str | None, device: str, side: int) -> Choice:
         side: Median of the images' shorter sides in pixels.
     """
     if side < TINY:
-        return Choice((), f"images of {side} pixels are too small for trained weights")
+        return Choice((), f"images of {side} pixels are too small for pretrained weights")
     return _choose_named(model) if model is not None else _choose_any(device)
 
 
@@ -293,38 +293,40 @@ def _choose_named(model: str) -> Choice:
         return Choice((model,), f"the weights that you added for {own.name} ({own.licence})", _terms(own.licence))
     weights = packaged(model)
     if weights is not None:
-        return Choice((model,), f"trained weights in the package {weights.package and weights.package.distribution}")
+        return Choice((model,), f"pretrained weights in the package {weights.package and weights.package.distribution}")
     config = timm.get_pretrained_cfg(model, allow_unregistered=True)
     if config is None or not config.has_weights:
-        return Choice((), f"no trained weights of {model} are published")
-    weights = Trained(model, config.license or "licence not stated", 0, "as timm publishes them")
+        return Choice((), f"no pretrained weights of {model} are published")
+    weights = Trained(model, config.license or "licence not stated", 0, "published by timm")
     terms = _terms(weights.licence)
     if at_hand(weights):
-        return Choice((model,), f"trained weights in the cache of this machine ({weights.licence})", terms)
+        return Choice((model,), f"pretrained weights in the cache of this machine ({weights.licence})", terms)
     problem = can_be_fetched(weights)
     if problem is None:
         where = config.hf_hub_id or config.url
-        return Choice((model,), f"trained weights, fetched from {where} ({weights.licence})", terms)
-    return Choice((), "no trained weights at hand", f"no trained weights of {model}: {problem}; it starts from scratch")
+        return Choice((model,), f"pretrained weights, fetched from {where} ({weights.licence})", terms)
+    return Choice(
+        (), "no pretrained weights available", f"no pretrained weights of {model}: {problem}; it starts from scratch"
+    )
 
 
 def _terms(licence: str) -> str:
-    return f"note: the licence of these weights, {licence}, has terms of its own: read it" if has_terms(licence) else ""
+    return f"note: the licence of these weights, {licence}, has special terms: read it" if has_terms(licence) else ""
 
 
 def _choose_any(device: str) -> Choice:
     here = ready_weights(device)
     if here:
         places = "; ".join(f"{weights.describe()} (from a {place})" for weights, place in here.items())
-        return Choice(tuple(weights.name for weights in here), f"trained weights on this machine: {places}")
+        return Choice(tuple(weights.name for weights in here), f"pretrained weights on this machine: {places}")
     problem = ""
     for weights in suited(device)[:1]:
         problem = can_be_fetched(weights) or ""
         if not problem:
-            return Choice((weights.name,), f"trained weights, fetched: {weights.describe()}")
+            return Choice((weights.name,), f"pretrained weights, fetched: {weights.describe()}")
     return Choice(
         (),
-        "no trained weights at hand",
-        f"no trained weights are on this machine, and none can be fetched ({problem}): this run starts from scratch, "
-        f"which needs many more images and hours; {HELP}",
+        "no pretrained weights available",
+        f"there are no pretrained weights on this machine, and none can be fetched ({problem}): this run starts "
+        f"from scratch, which needs many more images and hours; {HELP}",
     )

@@ -1,8 +1,7 @@
-"""Locks on object storage: an object that names the writing process, which keeps rewriting it.
+"""Locks on object storage: an object that names the writing process and is rewritten regularly.
 
-Storage has no links and no reliable times of files, which `runs.lock` uses. So a conditional request creates the
-object only if it does not exist, and a holder counts as dead if its object stays the same for a minute of this
-machine's clock.
+Object storage lacks the links and reliable file times that `runs.lock` uses. So a conditional request creates the
+object only if it does not exist, and a holder counts as dead if its object stays unchanged for a minute.
 """
 
 import json
@@ -25,7 +24,7 @@ _WITH_FOLDERS = {"file", "local", "memory", "sftp", "ssh", "smb", "hdfs", "webhd
 
 
 def in_its_folder(storage: Any, path: str, write: Callable[[str], None]) -> None:
-    """Write a file after making its folder where storage has folders; elsewhere that would make a bucket."""
+    """Write a file, creating its folder only on storage that has folders; elsewhere that would create a bucket."""
     protocol = storage.protocol if isinstance(storage.protocol, tuple) else (storage.protocol,)
     if _WITH_FOLDERS & {*protocol}:
         storage.makedirs(path.rpartition("/")[0], exist_ok=True)
@@ -61,7 +60,7 @@ class StorageLock:
             self._seize(self._path)
         except UserError:
             raise
-        except Exception as problem:  # every storage has its own types
+        except Exception as problem:  # every storage has its own errors
             raise UserError(f"{self.what} cannot be written ({first_line(problem)}): check the address.") from problem
         _HELD.add(self._mine["token"])
         thread = threading.Thread(target=self._live, name="storage lock", daemon=True)
@@ -72,7 +71,7 @@ class StorageLock:
             self._ended.set()
             thread.join()
             _HELD.discard(self._mine["token"])
-            with suppress(Exception):  # it counts as dead after a minute
+            with suppress(Exception):  # the lock expires after a minute
                 if self._token(self._path) == self._mine["token"]:
                     self._storage.rm_file(self._path)
 
@@ -85,13 +84,13 @@ class StorageLock:
             )
 
     def confirm(self) -> None:
-        """Raise a UserError if another process has taken over the lock, as the storage says now."""
+        """Read the storage, and raise a UserError if another process has taken over the lock."""
         self.lost = self.lost or self._token(self._path) not in (self._mine["token"], None)
         self.check()
 
     def _live(self) -> None:
         while not self._ended.wait(BEAT) and not self.lost:
-            with suppress(Exception):  # the storage may be away for a moment
+            with suppress(Exception):  # the storage may be briefly unavailable
                 if self._token(self._path) not in (self._mine["token"], None):
                     self.lost = True
                     return
@@ -99,7 +98,7 @@ class StorageLock:
                 self._storage.pipe_file(self._path, self._content())
 
     def _seize(self, path: str) -> None:
-        """Create the object, unless a living process has; of those that find it dead, only one may follow it."""
+        """Create the object unless a living process holds it; only one process may replace a dead holder."""
         while not self._create(path):
             held = self._read(path)
             if held is None:  # it was just released
@@ -120,7 +119,7 @@ class StorageLock:
                 return
 
     def _create(self, path: str) -> bool:
-        if self._read(path) is not None:  # not all storage knows conditional requests
+        if self._read(path) is not None:  # some storage lacks conditional requests
             return False
         try:
             in_its_folder(
@@ -132,7 +131,7 @@ class StorageLock:
         return self._token(path) == self._mine["token"]
 
     def _lives(self, path: str, held: dict[str, Any]) -> bool:
-        """Return whether a holder lives; wait for its next beat where that alone can tell."""
+        """Return whether a holder is alive; if necessary, wait for its next renewal."""
         if held.get("space") == process_space() and isinstance(held.get("pid"), int):
             if held["pid"] == os.getpid():
                 return held.get("token") in _HELD

@@ -1,9 +1,9 @@
-"""Runs on object storage: made in a folder on this machine, and copied to the storage whenever a state was saved.
+"""Runs on object storage: written to a local folder, and copied to the storage whenever a state was saved.
 
-The storage has an object for each content, named by its digest, and two manifests that name the objects of the run's
-files, written in turn, since storage has no rename. Objects are written before the manifest that names them; the
-manifest with the highest number that is whole counts. So a reader finds a whole run, the newest or the one before,
-whenever the writer is killed.
+The storage has an object for each content, named by its digest, and two manifests that list the objects of the run's
+files. As storage has no rename, the manifests are written alternately, each after its objects; the complete manifest
+with the highest number is valid. So whenever the writer is killed, a reader finds a complete run, the newest or the
+previous one.
 """
 
 import hashlib
@@ -36,10 +36,10 @@ from paucal.types import UserError
 
 MANIFESTS, OBJECTS, LOCK = ("manifest-0.json", "manifest-1.json"), "objects", "lock"
 _MOST_MANIFEST = 64 << 20  # bytes
-UNSENT = "unsent.json"  # beside a copy whose last state could not be sent: the number of the last manifest
-_LOOK, _LONGEST_PAUSE = 1.0, 300.0  # seconds between two looks for a new state, and at most after failures
-_ABANDONED = 24 * 3600.0  # seconds after which what a killed process was sending is removed
-_SCRATCH = "tmp-"  # prefix of folders with copies that are being sent
+UNSENT = "unsent.json"  # beside a copy whose last state could not be sent; has the number of the last manifest
+_LOOK, _LONGEST_PAUSE = 1.0, 300.0  # seconds between two checks for a new state; longest pause after failures
+_ABANDONED = 24 * 3600.0  # seconds after which partial uploads of a killed process are removed
+_SCRATCH = "tmp-"  # prefix of folders that are being sent
 _PIECE = 1 << 20  # bytes
 Manifest = dict[str, tuple[str, int]]  # digest and size of each file
 
@@ -60,7 +60,7 @@ class StoredRun:
         self._root = root.rstrip("/")
         self._kept: Manifest = {}  # the newest manifest
         self._number = 0  # of the newest manifest
-        self._known: dict[str, tuple[Stamp, str]] = {}  # by file: its stamp, and the digest it had then
+        self._known: dict[str, tuple[Stamp, str]] = {}  # stamp and digest of each file when last read
 
     @property
     def number(self) -> int:
@@ -86,7 +86,7 @@ class StoredRun:
         whole = [manifest for manifest in found if manifest]
         if not whole:
             if None not in found:
-                raise UserError(f"both manifests of the run {self.url!r} are damaged: restore one, or train anew.")
+                raise UserError(f"both manifests of the run {self.url!r} are damaged: restore one, or train again.")
             return None
         self._number, files = max(whole, key=lambda manifest: manifest[0])
         return files
@@ -97,7 +97,7 @@ class StoredRun:
             content = retry(lambda: self._storage.cat_file(self.path(name), end=_MOST_MANIFEST))
         except FileNotFoundError:
             return None
-        except Exception as problem:  # every storage has its own types
+        except Exception as problem:  # every storage has its own errors
             raise UserError(
                 f"the run {self.url!r} cannot be read ({first_line(problem)}): check the address."
             ) from None
@@ -127,7 +127,7 @@ class StoredRun:
             return RunFolder(scratch).settings
 
     def fetch(self, folder: Path) -> None:
-        """Make a folder of this machine equal to the run.
+        """Make a local folder equal to the run.
 
         Raises:
             UserError: There is no run, or an object is missing or damaged.
@@ -153,8 +153,8 @@ class StoredRun:
             retry(lambda: self._storage.get_file(self.path(f"{OBJECTS}/{digest}"), str(temporary)))
             if digest_of(temporary) != digest:
                 raise UserError(
-                    f"{name} of the run {self.url!r} is damaged: its content is not that which was written; restore "
-                    f"the object {digest}, or train anew."
+                    f"{name} of the run {self.url!r} is damaged: its content has changed; restore the object "
+                    f"{digest}, or train again."
                 )
             temporary.replace(target)
         except (FileNotFoundError, GaveUp) as problem:
@@ -163,14 +163,14 @@ class StoredRun:
             temporary.unlink(missing_ok=True)
 
     def publish(self, folder: Path, confirm: Callable[[], None] = lambda: None) -> None:
-        """Copy the files of a folder that have changed, then a manifest; remove what the last two do not name.
+        """Copy the changed files of a folder, then a manifest; remove objects that the last two manifests do not list.
 
         Args:
             folder: Folder of the run on this machine, which may be written at the same time.
             confirm: Function that raises an error if this process may no longer write.
         """
         if not self._number:
-            self.manifest()  # numbers go on
+            self.manifest()  # reads the last number
         with _scratch() as scratch:
             stamps = take_snapshot(folder, scratch)
             manifest = {name: self._publish_file(name, scratch / name, stamp) for name, stamp in stamps.items()}
@@ -182,7 +182,7 @@ class StoredRun:
         wanted = {digest for digest, _ in (*manifest.values(), *self._kept.values())}
         self._kept, self._number = manifest, number
         confirm()
-        with suppress(Exception):  # the run is there; credentials may not allow to remove anything
+        with suppress(Exception):  # the run is complete; credentials may not allow removal
             for path in self._storage.ls(self.path(OBJECTS), detail=False, refresh=True):
                 if path.rpartition("/")[2] not in wanted:
                     self._storage.rm_file(path)
@@ -201,7 +201,7 @@ class StoredRun:
 
 
 class StoredCopy(Callback):
-    """Copies a run to storage in a thread whenever a state was saved, and at the end.
+    """Copies a run to storage in a thread, whenever a state was saved and at the end.
 
     Args:
         stored: Run on storage.
@@ -234,11 +234,11 @@ class StoredCopy(Callback):
             return
         try:
             self._stored.publish(self.folder, self._lock.confirm)
-        except Exception as failure:  # every storage has its own types
+        except Exception as failure:  # every storage has its own errors
             write_text(self.folder.parent / UNSENT, json.dumps({"number": self._stored.number}) + "\n")
             what = (
                 f"the newest state cannot be copied to {self._stored.url!r} ({first_line(failure)}): it is in "
-                f"{str(self.folder)!r}, and is copied by the next call with this URL on this machine."
+                f"{str(self.folder)!r}; the next call with this URL on this machine copies it."
             )
             if problem is None:
                 raise UserError(what) from failure
@@ -253,7 +253,7 @@ class StoredCopy(Callback):
             try:
                 self._stored.publish(self.folder, self._lock.confirm)
                 self._state, pause, told = state, _LOOK, ""
-            except Exception as problem:  # every storage has its own types
+            except Exception as problem:  # every storage has its own errors
                 pause, reason = min(2 * pause, _LONGEST_PAUSE), first_line(problem)
                 if reason != told:
                     self._console.say(f"note: the state is not yet copied to {self._stored.url}: {reason}")
@@ -273,7 +273,7 @@ def written_to_storage(url: str, is_resumed: bool, console: Console) -> Iterator
 
     Args:
         url: Location of the run.
-        is_resumed: Whether the run exists and is first fetched; else there must be none.
+        is_resumed: Whether the run exists and is fetched first; otherwise it must not exist.
         console: Console for messages.
 
     Raises:
@@ -289,7 +289,7 @@ def written_to_storage(url: str, is_resumed: bool, console: Console) -> Iterator
         if not is_resumed and exists:
             raise UserError(f"--output: {url!r} exists already: resume it with --resume {url}, or choose another.")
         if is_resumed and _unsent(home) == stored.number and folder.exists():
-            console.say(f"the newest state of {stored.url} is on this machine, and is copied")
+            console.say(f"copying the newest state of {stored.url} from this machine")
             stored.publish(folder, lock.confirm)
         elif is_resumed:
             _put_aside(home, console)
@@ -313,7 +313,7 @@ def _unsent(home: Path) -> int | None:
 
 
 def _put_aside(home: Path, console: Console) -> None:
-    """Keep a folder whose newest state could not be sent, before another takes its place."""
+    """Move away a folder whose newest state could not be sent, before another replaces it."""
     if _unsent(home) is not None and (home / "run").exists():
         kept = home / f"unsent-{time.time_ns()}"
         (home / "run").rename(kept)
@@ -321,14 +321,14 @@ def _put_aside(home: Path, console: Console) -> None:
 
 
 def require_one_machine(overwrite: bool = False) -> None:
-    """Refuse what a run on object storage cannot do.
+    """Refuse settings that are not supported for runs on object storage.
 
     Raises:
         UserError: It has processes on several machines, or would replace another run.
     """
     shape = launched_shape()
     if shape is not None and shape[1] > 1:
-        raise UserError("a run on object storage has processes of one machine: give --output on a shared disk.")
+        raise UserError("a run on object storage must run on one machine: give --output on a shared disk.")
     if overwrite:
         raise UserError("--overwrite is not supported on object storage: choose a new --output.")
 
@@ -342,7 +342,7 @@ def folder_of_runs() -> Path:
     cache = usable_folder()
     if cache is None:
         raise UserError(
-            f"runs on storage are made in the image cache, which is off or cannot be written: set {VARIABLE} to a "
+            f"runs on object storage need the image cache, which is off or cannot be written: set {VARIABLE} to a "
             f"folder (not {OFF!r})."
         )
     (cache / STORED_RUNS).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -351,7 +351,7 @@ def folder_of_runs() -> Path:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """Return a folder beside the copies of runs that is removed afterwards, as are those of killed processes."""
+    """Yield a temporary folder beside the copies of runs; also remove abandoned ones of killed processes."""
     place = folder_of_runs()
     for left in place.glob(f"{_SCRATCH}*"):
         with suppress(OSError):
@@ -362,7 +362,7 @@ def _scratch() -> Iterator[Path]:
 
 
 def _check(number: int, manifest: Manifest) -> str:
-    """Return a digest that only a whole manifest has."""
+    """Return the digest by which a complete manifest is recognised."""
     return hashlib.blake2b(repr((number, sorted(manifest.items()))).encode(), digest_size=16).hexdigest()
 
 

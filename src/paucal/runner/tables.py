@@ -1,4 +1,4 @@
-"""The table that a verb writes: its format by the extension of its name, and whether it can be written there."""
+"""The output table of a verb: its format by file extension, and a check that it can be written."""
 
 from pathlib import Path
 from typing import Literal
@@ -32,18 +32,18 @@ def check_table(text: str, form: TableForm | None = None) -> tuple[Path, TableFo
         form: Requested format; None for the format of the file extension, or CSV without one.
 
     Raises:
-        UserError: The file exists, is not writable, or its extension names another format.
+        UserError: The file exists, is not writable, or its extension belongs to another format.
     """
     path = named_path(text)
     ending = path.suffix.lower()
     if ending in OTHER_FORMS:
         raise UserError(
-            f"--output: {text[:120]!r} is a name of {OTHER_FORMS[ending]}; tables are written as .csv or .json: "
+            f"--output: {text[:120]!r} is the name of {OTHER_FORMS[ending]}; tables are written as .csv or .json: "
             "use one of these extensions."
         )
     named = FORMS.get(ending)
     if form is not None and named not in (None, form):
-        raise UserError(f"--output: {text[:120]!r} ends in {ending}, and --format is {form}: give one of the two.")
+        raise UserError(f"--output: {text[:120]!r} ends in {ending}, but --format is {form}: give one of the two.")
     if not path.parent.exists():
         raise UserError(f"there is no folder for {text[:120]!r}: create it, or choose another --output.")
     try_file(path)

@@ -32,8 +32,8 @@ from paucal.wording import counted
 
 UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 FILE = "time_plan.json"
-TIMED_SECONDS = 15.0  # seconds after which fewer timed steps are enough
-OVERHEAD = 1.08  # factor for the optimizer, the moving average and records, which a timed step lacks
+TIMED_SECONDS = 15.0  # seconds after which no more steps are timed
+OVERHEAD = 1.08  # factor for optimizer, moving average and records, which timed steps leave out
 
 
 def seconds_of(text: str, name: str = "--time-limit") -> float:
@@ -41,7 +41,7 @@ def seconds_of(text: str, name: str = "--time-limit") -> float:
 
     Args:
         text: Duration as typed.
-        name: Flag that it was given to.
+        name: Flag of the duration.
 
     Raises:
         UserError: It is not a duration above 0.
@@ -127,7 +127,7 @@ class TimedJob(Job[S, A, R]):
 
     @abstractmethod
     def fit_length(self, setup: A, pace: Pace, left: float) -> Length:
-        """Return the length with which a run ends in the seconds that are left.
+        """Return the length of a run that ends within the remaining seconds.
 
         Raises:
             UserError: The time is too short.

@@ -51,10 +51,10 @@ def hardware(settings: JobSettings) -> Hardware:
     if device not in DEVICES:
         raise UserError(f"--device is {device!r}, expected one of {', '.join(DEVICES)}.")
     if device != "cpu" and best_device()[0] != device:
-        raise UserError(f"--device is {device!r}, and torch finds no such device on this machine; leave it out.")
+        raise UserError(f"--device is {device!r}, but torch finds no such device on this machine; leave it out.")
     launched, wanted = launched_shape(), (settings.devices, settings.nodes)
     if launched is None and wanted[1] > 1:
-        raise UserError(f"--nodes is {wanted[1]}, and the other machines were not started: start with torchrun.")
+        raise UserError(f"--nodes is {wanted[1]}, but the other machines were not started: start with torchrun.")
     if launched is not None and wanted != launched:
         raise UserError(
             f"--devices {wanted[0]} and --nodes {wanted[1]} differ from what the launcher started "
@@ -80,7 +80,7 @@ def _check_count(device: str, wanted: int) -> None:
     else:
         there, what = torch.cuda.device_count() if device == "cuda" else 1, f"{device} device"
     if wanted > there:
-        raise UserError(f"--devices is {wanted}, and this machine has {counted(there, what)}: give {there} or less.")
+        raise UserError(f"--devices is {wanted}, but this machine has {counted(there, what)}: give {there} or less.")
 
 
 def _check_strategy(settings: JobSettings) -> None:
@@ -89,7 +89,7 @@ def _check_strategy(settings: JobSettings) -> None:
         return
     if settings.processes == 1:
         raise UserError(
-            f"--strategy {strategy} is for several devices and this run has one: leave it out, or give "
+            f"--strategy {strategy} is for several devices, but this run has one: leave it out, or give "
             "--devices 2 or more."
         )
     if strategy == "fsdp" and settings.precision == "16-mixed":
@@ -102,7 +102,7 @@ def check_sync(settings: JobSettings) -> None:
     """Refuse synchronised batch norms on devices where torch does not support them."""
     if getattr(settings, "sync_bn", False) and settings.device != "cuda":
         raise UserError(
-            f"--sync-bn: torch synchronises batch norms only on GPUs, and --device is {settings.device}: leave it out."
+            f"--sync-bn: torch synchronises batch norms only on GPUs, but --device is {settings.device}: leave it out."
         )
 
 
@@ -138,19 +138,19 @@ def check_rates(settings: JobSettings) -> None:
 
 
 def check_length(settings: JobSettings, n_train: int) -> list[str]:
-    """Return remarks on lengths that may give poor results."""
+    """Return warnings about lengths that may give poor results."""
     remarks = []
     batch = settings.effective_batch
     steps = steps_per_epoch(n_train, batch)
     if batch > n_train:
         remarks.append(
-            f"a step takes {counted(batch, 'image')} and there are {n_train}: images repeat within a step; "
-            "a smaller --batch-size is better"
+            f"a step takes {counted(batch, 'image')}, but there are {n_train}: images repeat within a step; give "
+            "a smaller --batch-size"
         )
     elif steps < FEW_STEPS:
         remarks.append(
             f"only {counted(steps, 'step')} an epoch: a smaller --batch-size or more --epochs may train better"
         )
     if settings.warmup_epochs is not None and settings.warmup_epochs >= settings.passes:
-        remarks.append("the warm-up lasts as long as the run: the learning rate never comes down")
+        remarks.append("the warm-up lasts as long as the run: the learning rate never falls")
     return remarks

@@ -1,4 +1,4 @@
-"""Writing files: checks that a path is writable, and atomic writing, which never shows readers half a file."""
+"""Writing files: checks that a path is writable, and atomic writing, so that readers never see half a file."""
 
 import csv
 import errno
@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from paucal.types import UserError
 
-LONGEST_NAME = ".predictions.csv.4194304.tmp"  # among the names of files that are written into a folder of results
+LONGEST_NAME = ".predictions.csv.4194304.tmp"  # the longest name of a file in a folder of results
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -53,7 +53,7 @@ def _fill(file: BinaryIO, write: Callable[[BinaryIO], object]) -> None:
 
 
 class _Noticing:
-    """A file that remembers a write error, which `torch.save` would hide behind "enforce fail"."""
+    """A file that stores a write error, which `torch.save` would replace by "enforce fail"."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -96,7 +96,7 @@ def folder_in_place(path: Path) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent) as beside:
-        made = Path(beside) / path.name  # not `beside` itself, which only its owner may read
+        made = Path(beside) / path.name  # a subfolder, since only the owner may read `beside` itself
         made.mkdir()
         yield made
         if path.exists():
@@ -161,7 +161,7 @@ def _try(path: Path, name: str, asked: Path, flag: str) -> None:
         for folder in reversed(made):
             try:
                 folder.rmdir()
-            except OSError:  # another process has begun to use it
+            except OSError:  # another process uses it
                 break
 
 
@@ -184,4 +184,4 @@ def try_file(path: Path, flag: str = "--output") -> None:
 def _sentence(path: Path, flag: str, problem: Exception) -> str:
     reason = getattr(problem, "strerror", None) or str(problem)
     shown = str(path) if len(str(path)) <= 120 else f"{str(path)[:120]}..."
-    return f"{flag}: {shown!r} cannot be written ({reason[0].lower()}{reason[1:]}): give a folder and name that can."
+    return f"{flag}: {shown!r} cannot be written ({reason[0].lower()}{reason[1:]}): give another folder or name."

@@ -22,12 +22,12 @@ from paucal.runs.files import write_text
 from paucal.types import UserError
 
 MAX_TEXT_BYTES = 64 * 2**20
-RUNS = Path("runs")  # folder of runs, unless --output names another
+RUNS = Path("runs")  # default folder of runs
 MARKER = "config.yaml"
-SUMMARY = "summary.json"  # written at the end: only a finished run has one
-PLACE = "place.json"  # beside the copy of a run whose place is object storage
+SUMMARY = "summary.json"  # written at the end, so only finished runs have one
+PLACE = "place.json"  # in the local copy of a run on object storage; has its URL
 FRAME = re.compile(r"frame-[0-9a-f]{16}\.(csv|parquet)")  # a DataFrame that was given as DATA, kept in the run
-ASIDE = ".replaced"  # suffix of a folder whose run is about to be replaced
+ASIDE = ".replaced"  # suffix of the folder of a run that is being replaced
 PACKAGES = (
     "paucal",
     "torch",
@@ -56,7 +56,7 @@ class _PlainDumper(yaml.SafeDumper):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The files of a run; the only state is its path."""
+    """The files of a run, determined by its path."""
 
     path: Path
 
@@ -124,7 +124,7 @@ class RunFolder:
 
     @property
     def verb(self) -> str:
-        """The verb that made the run, such as "train" or "pretrain".
+        """The verb of the run, such as "train" or "pretrain".
 
         Raises:
             UserError: The config cannot be read.
@@ -289,7 +289,7 @@ def _mapping(path: Path, parse: Callable[[str], Any], most: int) -> dict[str, An
 
 def describe_environment(device: str) -> dict[str, Any]:
     """Return versions, hardware and the command line as plain values for `env.json`."""
-    import torch  # takes seconds to load, and lists of runs do not need it
+    import torch  # slow to import, and not needed for listing runs
 
     return {
         "command": [os.path.basename(sys.argv[0]), *sys.argv[1:]],
@@ -311,7 +311,7 @@ def _version(package: str) -> str | None:
 
 
 def run_around(file: Path) -> RunFolder | None:
-    """Return the run whose model or checkpoint a file is; None for other files."""
+    """Return the run that a model or checkpoint file belongs to; None for other files."""
     for folder in (file.parent, file.parent.parent):
         run = RunFolder(folder)
         if (folder / MARKER).is_file() and file in (run.weights, run.best, run.last):
@@ -320,7 +320,7 @@ def run_around(file: Path) -> RunFolder | None:
 
 
 def run_behind(init: str | None) -> RunFolder | None:
-    """Return the run whose model or checkpoint `init` names; None for other values and missing files."""
+    """Return the run whose model or checkpoint is named by `init`; None for other values and missing files."""
     if init is None or init in PUBLISHED:
         return None
     path = Path(init).expanduser()

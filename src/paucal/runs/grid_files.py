@@ -1,4 +1,4 @@
-"""Files of a grid of runs, made by `paucal compare` and `paucal study`, that other modules read too."""
+"""Files of grids of runs (`paucal compare` and `paucal study`) that other modules read too."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +7,7 @@ from paucal.runs.folder import RunFolder
 from paucal.types import UserError
 
 GRID = "grid.json"
-SCORES = "judged.json"  # file above a run's folder with scores of a further evaluation
+SCORES = "judged.json"  # file above a run's folder with scores of an additional evaluation
 
 
 def is_grid(folder: Path) -> bool:
@@ -16,7 +16,7 @@ def is_grid(folder: Path) -> bool:
 
 
 def read_scores(folder: Path) -> Mapping[str, Mapping[str, float]]:
-    """Return the scores of the evaluation beside a run, by protocol.
+    """Return the scores of the additional evaluation of a run, by protocol.
 
     Args:
         folder: Folder above the run.

@@ -1,7 +1,7 @@
-"""The ledger of a run: which image went into which optimizer step of which process, in files that are only appended to.
+"""The ledger of a run: append-only files that record the images of every optimizer step on every process.
 
-Each process writes its own file for each start of the run: a line of JSON (`Start`), then one record per forward pass,
-written by a single call before the pass. After a kill at any moment only the last record of a file can be incomplete.
+Each process writes one file per start of the run: a line of JSON (`Start`), then a record before each forward pass, in
+a single write. So a kill can leave only the last record of a file incomplete.
 Images are stored as 8-byte hashes of their keys, so that a pass over a million images takes 8 MB.
 """
 
@@ -28,7 +28,7 @@ class Start:
     """A start of a run on one process.
 
     Attributes:
-        number: Number of the start: 0 for that of a new run, then one more for each time it was resumed.
+        number: Number of the start: 0 for a new run, then counting each time it was resumed.
         rank: Rank of the process.
         processes: Processes that train together.
         step: Optimizer steps made before.

@@ -1,8 +1,8 @@
 """Locks on folders: a file in the folder names the writing process, which keeps renewing the file's modification time.
 
-This works for several machines that share a disk: the file is created by a hard link, which only one process can make,
-and its age is measured by the clock of the disk. A process that ends without releasing its lock (SIGKILL, a power cut)
-counts as dead at once on its own machine, and elsewhere after a time without a renewal.
+This works for several machines with a shared disk: the file is created by a hard link, so that only one process can
+succeed, and its age is measured by the clock of the disk. A process that ends without releasing its lock (SIGKILL, a
+power cut) counts as dead at once on its own machine, and on other machines after a time without a renewal.
 """
 
 import json
@@ -63,7 +63,7 @@ class RunLock:
         claim = self.folder / f".{LOCK}.{self._token}.tmp"
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         holder = Holder(self._token, os.getpid(), socket.gethostname(), process_space(), since)
-        _HELD.add(self._token)  # before other threads see the claim: they would think that its process is dead
+        _HELD.add(self._token)  # before other threads see the claim, and think that its process is dead
         try:
             claim.write_text(json.dumps(asdict(holder)))
             self._seize(self.path, claim)
@@ -88,12 +88,12 @@ class RunLock:
         Raises:
             UserError: Another process holds it, since this one was suspended for long.
         """
-        if time.monotonic() - self._last_beat > 3 * BEAT:  # the process may have been suspended with its thread
+        if time.monotonic() - self._last_beat > 3 * BEAT:  # the process and its thread may have been suspended
             self._beat()
         if self.lost:
             raise UserError(
                 f"another process has taken over {self.what} {str(self.folder)!r} while this one was stopped for over "
-                f"{SILENCE:.0f} seconds, or its {LOCK} was removed: this one ends, and has written nothing since."
+                f"{SILENCE:.0f} seconds, or its {LOCK} was removed: this one ends, and has written nothing since then."
             )
 
     def _live(self) -> None:
@@ -106,15 +106,15 @@ class RunLock:
             if not self.lost:
                 os.utime(self.path)
             self._last_beat = time.monotonic()
-        except OSError:  # a shared disk may be away for a moment
+        except OSError:  # a shared disk may be briefly unavailable
             pass
 
     def _seize(self, path: Path, claim: Path) -> None:
         """Link the claim to `path`, if there is no lock or its holder is dead.
 
-        If several processes find the same holder dead, only one may follow it: the first to create a mark with the
-        identity of the dead lock. The mark is then renamed to the lock in one step, so that there is always a lock. A
-        mark whose owner died is taken over in the same way.
+        If several processes find the same holder dead, only one may replace it: the first to create a mark with the
+        identity of the dead lock. It then renames the mark to the lock in one step, so that there is always a lock. A
+        mark of a dead process is taken over in the same way.
         """
         while not _linked(claim, path):
             held, found = _holder(path), _identity(path)
@@ -151,9 +151,9 @@ def sole_writer(folder: Path, what: str) -> Iterator[RunLock]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Return at once whether a process is writing into a folder; changes nothing.
+    """Return without waiting whether a process is writing into a folder; nothing is changed.
 
-    A live holder counts as dead from a jump of the clock to its next renewal.
+    After a jump of the clock, a live holder counts as dead until its next renewal.
     """
     path = folder / LOCK
     return path.exists() and _is_live(path, _holder(path), time.time(), patient=False)
@@ -165,7 +165,7 @@ def names_holder(folder: Path) -> bool:
 
 
 def require_unlocked(folder: Path, what: str = RUN) -> None:
-    """Refuse a folder that another process is writing into; changes nothing.
+    """Refuse a folder that another process is writing into; nothing is changed.
 
     Raises:
         UserError: Another process writes there.
@@ -184,7 +184,7 @@ def _in_use(folder: Path, what: str, held: Holder | None) -> str:
 
 
 def _is_live(path: Path, held: Holder | None, now: float, patient: bool = True) -> bool:
-    """Return whether a lock's holder lives; if patient, wait for a renewal where that alone can tell."""
+    """Return whether a lock's holder is alive; `patient` waits for its next renewal if necessary."""
     try:
         silent = now - _changed(path) > SILENCE
     except FileNotFoundError:
@@ -199,7 +199,7 @@ def _is_live(path: Path, held: Holder | None, now: float, patient: bool = True) 
 def _is_renewed(path: Path) -> bool:
     """Wait for the next renewal of a lock, and return whether it came.
 
-    A live holder looks silent after a jump of the clock, or when its machine has just woken from sleep.
+    A live holder may look silent after a jump of the clock or after its machine was asleep.
     """
     before, end = _identity(path), time.monotonic() + 1.5 * BEAT
     while time.monotonic() < end:
@@ -210,8 +210,8 @@ def _is_renewed(path: Path) -> bool:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process of this machine runs; True where that cannot be told."""
-    if os.name != "posix":  # there is no harmless signal elsewhere
+    """Return whether a process of this machine runs; True if unknown."""
+    if os.name != "posix":  # other systems have no harmless signal
         return True
     try:
         os.kill(pid, 0)
@@ -237,7 +237,7 @@ def _token_in(path: Path) -> str | None:
 
 
 def _identity(path: Path) -> str | None:
-    """Return the identity of a lock file, which no other lock has had; None if it does not exist."""
+    """Return the unique identity of a lock file; None if it does not exist."""
     try:
         state = path.stat()
     except FileNotFoundError:
@@ -267,7 +267,7 @@ def _changed(path: Path) -> float:
 
 
 def process_space() -> str:
-    """Return the scope in which a process number is unique: the machine since its boot, and the container."""
+    """Return the scope in which a process id is unique: boot of the machine, and container."""
     parts = [socket.gethostname()]
     for read in (
         lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip(),

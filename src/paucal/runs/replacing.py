@@ -1,6 +1,6 @@
-"""Replace a run: the old one is kept aside until the new one has saved a state.
+"""Replace a run: the old run is set aside until the new run has saved a state.
 
-`runs/1` is moved to `runs/1.replaced`, with a note inside that says so. If the new run ends before it has saved
+`runs/1` is moved to `runs/1.replaced`, with a note inside. If the new run ends before it has saved
 anything, the old one is moved back at once, or by the next call after a kill.
 """
 
@@ -44,7 +44,7 @@ def aside_of(path: Path) -> Path:
 
 
 def require_replaceable(path: Path) -> None:
-    """Refuse to replace a folder that is not entirely a run, or that is in use.
+    """Refuse to replace a folder with other files than those of a run, or that is in use.
 
     Raises:
         UserError: It is a link, the current folder, not a run, has files of the user, or is in use.
@@ -66,15 +66,17 @@ def require_replaceable(path: Path) -> None:
             f"--overwrite would remove {foreign[0]!r} in {str(path)!r}, which no run has written: move it elsewhere, "
             "or choose another --output."
         )
-    if aside_of(path).exists():  # not a replaced run, which `settle` would have moved back
-        raise UserError(f"--overwrite: {str(aside_of(path))!r} is in the way of moving the old run there: rename it.")
+    if aside_of(path).exists():  # `settle` would have moved a replaced run back
+        raise UserError(
+            f"--overwrite: {str(aside_of(path))!r} exists, and the old run would be moved there: rename it."
+        )
     require_unlocked(path)
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a folder is a run, by its settings with origins and paucal's version.
+    """Return whether a folder is a run: it has settings with origins and a version of paucal.
 
-    A run that was killed while it was created has a lock, or no file at all, and no file of others.
+    A run that was killed during its creation has only a lock, or no file at all.
     """
     run = RunFolder(path)
     if not (path / "checkpoints").is_dir():
@@ -122,7 +124,7 @@ def put_back(path: Path) -> None:
     if path.exists():
         if foreign := sorted(_foreign(path)):
             raise UserError(
-                f"{str(path)!r} holds {foreign[0]!r}, which no run has written, and the run that was there lies in "
+                f"{str(path)!r} holds {foreign[0]!r}, which no run has written, and the previous run is in "
                 f"{str(aside)!r}: move one of the two elsewhere."
             )
         shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""Files of weights: safetensors, checkpoints, and files from elsewhere, which may be damaged or hostile."""
+"""Files of weights: safetensors, checkpoints, and untrusted files, which may be damaged or hostile."""
 
 import argparse
 import pickle
@@ -54,7 +54,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         return safetensors.torch.load_file(path)
     except FileNotFoundError:
         raise UserError(f"{str(path)!r} is missing: the run has not saved a model yet; train it first.") from None
-    except (SafetensorError, MemoryError) as problem:  # a file longer than the memory cannot be mapped into it
+    except (SafetensorError, MemoryError) as problem:  # files larger than the memory cannot be mapped
         raise UserError(f"{str(path)!r} is not a readable safetensors file ({problem}).") from problem
 
 
@@ -67,7 +67,9 @@ def load_checkpoint(path: Path) -> dict:
     try:
         size = require_regular(path).stat().st_size
         if unpacked_size(path) > max(2 * size, size + _SLACK):
-            raise UserError(f"{str(path)!r} is compressed, and not a checkpoint of paucal: restore it, or train again.")
+            raise UserError(
+                f"{str(path)!r} is compressed, so it is not a checkpoint of paucal: restore it, or train again."
+            )
         return torch.load(path, map_location="cpu", weights_only=True)
     except UserError:
         raise
@@ -81,7 +83,7 @@ def load_checkpoint(path: Path) -> dict:
 
 
 def read_foreign(path: Path, max_bytes: int = MAX_BYTES) -> Tree:
-    """Read a safetensors file or a file of `torch.save` from elsewhere, without running any code in it.
+    """Read an untrusted safetensors file or file of `torch.save`, without running any code in it.
 
     Returns:
         Tensors by name, possibly in nested mappings. Everything else in the file is left out, and so are
@@ -103,9 +105,9 @@ def read_foreign(path: Path, max_bytes: int = MAX_BYTES) -> Tree:
 
 def _load(path: Path) -> Any:
     try:
-        # Published checkpoints often keep their command line's Namespace, which holds values and runs nothing.
+        # Published checkpoints often contain their command line's Namespace, which only holds values.
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
-            warnings.simplefilter("ignore")  # about old and odd pickles
+            warnings.simplefilter("ignore")  # warnings about old pickles
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as problem:  # torch raises many types for a damaged or hostile file
         raise UserError(_sentence(path, problem)) from problem
@@ -115,7 +117,7 @@ def _sentence(path: Path, problem: Exception) -> str:
     text = str(problem)
     found = _FORBIDDEN.search(text)
     if found or isinstance(problem, pickle.UnpicklingError):
-        what = f"it holds Python objects ({found[1]})" if found else "it is no weights file, or holds Python objects"
+        what = f"it holds Python objects ({found[1]})" if found else "it is not a weights file, or holds Python objects"
         return (
             f"{str(path)!r} is refused: {what} that could run code when opened; give a file of tensors only, such as a "
             "state dict or safetensors."
@@ -127,8 +129,8 @@ def _sentence(path: Path, problem: Exception) -> str:
 def _require_size(path: Path, size: int, max_bytes: int) -> None:
     if size > max_bytes:
         raise UserError(
-            f"{str(path)!r} holds {size / 2**30:.3g} GiB, more than the {max_bytes / 2**30:.3g} GiB that are read: "
-            "save its weights alone, without the state of the optimizer."
+            f"{str(path)!r} holds {size / 2**30:.3g} GiB, more than the {max_bytes / 2**30:.3g} GiB that are "
+            "allowed: save only its weights, without the state of the optimizer."
         )
 
 
@@ -151,5 +153,5 @@ def _plain(value: Any, seen: set[int], depth: int = 0) -> dict[str, Any]:
 def _is_plain(tensor: Tensor) -> bool:
     if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
         return False
-    # A view can claim any size with few bytes behind it, and working on it would fill the memory.
+    # A view of a few bytes can claim any size, and computing with it would fill the memory.
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()

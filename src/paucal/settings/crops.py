@@ -1,4 +1,4 @@
-"""The settings of pre-training alone: crops, optimizer and monitoring."""
+"""Settings that only pre-training has: crops, optimizer and monitoring."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,14 +19,14 @@ class CropSettings(ViewSettings):
     local_size: list[int] = option("sides of the local crops in pixels", group="crops", low=4, high=MAX_SIDE)
     local_scale: list[float] = option("share of an image's area that a local crop covers", group="crops")
     resize: Literal["crop", "letterbox", "squash"] = option(
-        "what is done to an image of another shape before crops are cut from it: nothing, bars of the mean colour, or "
-        "stretching; then all of every image is shown where features are read",
+        "treatment of images of another shape before cropping: nothing, padding with the mean colour, or "
+        "stretching; with the latter two, features are read from whole images",
         "crop",
         group="crops",
     )
     pipeline: Literal["dino", "alike", "deit"] = option(
-        "how crops are changed: each kind in a way of its own (dino), all in one way (alike), or as in timm's training "
-        "(deit)",
+        "augmentation of crops: different for each kind (dino), the same for all (alike), or as in timm's "
+        "training (deit)",
         group="crops",
     )
     blur: list[float] = option("range of the blur's radius in pixels", group="crops")
@@ -38,7 +38,7 @@ class PretrainScheduleSettings(ScheduleSettings):
 
     batch_size: int = option("images per forward pass and device", low=1, high=1 << 20)
     optimizer: Literal["adamw", "sgd", "lars"] = option(
-        "what makes the steps; sgd and lars (momentum 0.9) need a rate of their own, --lr", "adamw"
+        "optimizer; sgd and lars (momentum 0.9) need their own learning rate, --lr", "adamw"
     )
     weight_decay: float = option("weight decay", low=0)
     clip: float = option("L2 norm to which gradients are clipped; 0 for no clipping", low=0)
@@ -49,13 +49,13 @@ class WatchSettings:
     """Monitoring of the run, and the reaction to collapse."""
 
     monitor: str | None = option(
-        "labelled images on which nearest neighbours are tried after each epoch; nothing is trained on them",
+        "labelled images for a nearest-neighbour evaluation after each epoch; not used for training",
         group="watching",
     )
-    monitor_images: int = option("images of the monitor to use, at most", 5000, group="watching", low=20, high=MOST)
+    monitor_images: int = option("largest number of images of the monitor", 5000, group="watching", low=20, high=MOST)
     on_collapse: Literal["warn", "stop", "rollback"] = option(
-        "what to do when the networks collapse: say so, stop, or return to the last healthy state and continue with "
-        "settings that counteract the collapse",
+        "reaction to collapse: warn, stop, or roll back to the last healthy state and continue with settings "
+        "that counteract the collapse",
         "warn",
         group="watching",
     )

@@ -11,8 +11,8 @@ from paucal.settings.options import MOST_EPOCHS, option
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 ForwardPrecision = Literal["32-true", "bf16-mixed"]
 FORWARD_PRECISION = (
-    "arithmetic of a classifier; by default bfloat16 where this CPU is at least 1.3 times as fast with it and gives "
-    "the same answers, else float32"
+    "arithmetic of a classifier; by default bfloat16 if this CPU is at least 1.3 times as fast with it and gives "
+    "the same predictions, else float32"
 )
 Strategy = Literal["auto", "ddp", "fsdp"]
 Logger = Literal["tensorboard", "mlflow", "wandb"]
@@ -39,8 +39,8 @@ class DataSettings:
         "user's cache",
         group="data",
     )
-    download: bool = option("fetch a published set that is not there", False, group="data")
-    on_bad_image: Literal["refuse", "skip"] = option("what to do about unreadable images", "refuse", group="data")
+    download: bool = option("download a missing published set", False, group="data")
+    on_bad_image: Literal["refuse", "skip"] = option("treatment of unreadable images", "refuse", group="data")
     image_column: str | None = option("column of a table or of Parquet that holds the path or the image", group="data")
     channels: int | None = option(
         "channels of every image; by default 3, or as many as arrays (.npy, TIFF) have", group="data", low=1, high=1024
@@ -53,8 +53,8 @@ class LabelledDataSettings(DataSettings):
 
     label_column: str | None = option("column of a table or of Parquet that holds the class", group="data")
     label_separator: str | None = option(
-        "what stands between several labels in a cell of a table, such as ';' or ' '; 'none' for one label in each; by "
-        "default ';', '|' or ',' where the cells look like it",
+        "separator of several labels in a cell of a table, such as ';' or ' '; 'none' for one label per cell; by "
+        "default ';', '|' or ',' if the cells suggest it",
         group="data",
     )
     classes: str | None = option("use only the classes named in this file, or in 'imagenet100'", group="data")
@@ -78,14 +78,14 @@ class ModelSettings:
     img_size: list[int] = option("image side in pixels, or height and width", group="model")
     drop_path: float = option("stochastic depth rate", group="model", low=0, high=0.95)
     init: str | None = option(
-        "start from a run folder, a weights file (.safetensors, .pth), 'timm' (its published weights) or 'none'; by "
-        "default 'paucal train' looks for trained weights on this machine and fetches some where it can, and 'paucal "
-        "pretrain' starts from none",
+        "start from a run folder, a weights file (.safetensors, .pth), 'timm' (its published weights) or 'none'; "
+        "by default 'paucal train' looks for pretrained weights on this machine and fetches some if possible, "
+        "and 'paucal pretrain' starts from random weights",
         group="fine-tuning",
     )
     init_network: str | None = option(
-        "of several networks in a published checkpoint, the one to take: teacher, student, ...; by default an average "
-        "or the teacher",
+        "which network of a published checkpoint with several: teacher, student, ...; by default an average or "
+        "the teacher",
         group="fine-tuning",
     )
 
@@ -108,7 +108,7 @@ class ViewSettings:
 
     hflip: float = option("probability of a horizontal flip", group="augmentation", low=0, high=1)
     normalise: Literal["computed", "imagenet", "model"] = option(
-        "whose mean and standard deviation", group="augmentation"
+        "source of the mean and standard deviation", group="augmentation"
     )
 
 
@@ -121,14 +121,14 @@ class MachineSettings:
     devices: int = option("devices per machine that train together", group="run", low=1, high=1024)
     nodes: int = option("machines that train together", group="run", low=1, high=4096)
     strategy: Strategy | None = option(
-        "what each of several devices keeps of the model: all of it (ddp, which auto means) or a piece (fsdp)",
+        "distribution of the model over several devices: a full copy on each (ddp, same as auto) or a shard (fsdp)",
         group="run",
         chosen=True,
     )
     workers: int = option("processes that load images", group="run", low=0, high=64)
     compile: bool = option("compile the backbone with torch.compile", False, group="run")
     hang_after: str | None = option(
-        "time without an answer after which another process counts as lost, such as 5m; without it 30m",
+        "time without an answer after which another process counts as lost, such as 5m; by default 30m",
         group="run",
     )
 
@@ -137,25 +137,23 @@ class MachineSettings:
 class RunSettings:
     """Seed, time limit and output of a run."""
 
-    seed: int = option("seed of everything random", 0, group="run", low=0, high=2**62)
+    seed: int = option("seed for all random numbers", 0, group="run", low=0, high=2**62)
     time_limit: str | None = option("stop and save after this time, such as 45m, 8h or 1d12h", group="run")
     output: str | None = option("run folder; by default the next number below runs/", group="run")
     overwrite: bool = option("replace an existing run folder", False, group="run")
-    ledger: bool = option("record which image went into which step, for 'paucal runs verify'", False, group="run")
-    logger: list[Logger] | None = option(
-        "fill the logs of other programs beside the run's own files: tensorboard, mlflow, wandb", group="run"
-    )
+    ledger: bool = option("record the images of every step, for 'paucal runs verify'", False, group="run")
+    logger: list[Logger] | None = option("also log to other programs: tensorboard, mlflow, wandb", group="run")
 
 
 @dataclass(frozen=True)
 class JobSettings(
     RunSettings, MachineSettings, ScheduleSettings, ViewSettings, ModelSettings, RecipeSettings, DataSettings
 ):
-    """The settings of every verb that makes runs."""
+    """The settings of every verb that trains."""
 
     @property
     def passes(self) -> int:
-        """The epochs; 1 until the time budget has planned them, and for a linear probe alone."""
+        """The epochs; 1 until the time budget has planned them, and for a linear probe without training."""
         return self.epochs or 1
 
     @property

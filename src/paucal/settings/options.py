@@ -1,7 +1,7 @@
-"""Settings: fields of frozen dataclasses, from which flags and keys of configs are made.
+"""Settings: fields of frozen dataclasses, each with a flag and a key in configs.
 
-A field that has the default `AUTO` (None) and a type without None is filled by a rule, with a reason: after
-`rules.resolve.resolve` it has a value. Where a field's type allows None, None has a meaning of its own.
+A field with the default `AUTO` (None) and a type without None is filled by a rule, with a reason: after
+`rules.resolve.resolve` it has a value. If a field's type allows None, None is a valid value.
 """
 
 import math
@@ -16,17 +16,17 @@ USUAL_SIDE = 224  # default image size in pixels
 MAX_SIDE = 4096
 MOST = 10**9  # limit of counts of images; numbers beyond 64 bits would overflow
 MOST_EPOCHS = 1_000_000
-LARGEST = 1e30  # limit of all numbers: larger ones overflow float32 when they are squared or scaled
+LARGEST = 1e30  # limit of all numbers: larger ones could overflow float32
 
 
 @dataclass(frozen=True)
 class EarlierName:
-    """A name that a setting had before: flags, configs and stored runs with it stay valid.
+    """A former name of a setting, which stays valid in flags, configs and stored runs.
 
     Attributes:
         name: Earlier name.
         hint: Type of its values.
-        values: Today's value of each earlier value; values that are not listed stay as they are.
+        values: Today's value of each earlier value; other values are unchanged.
     """
 
     name: str
@@ -54,7 +54,7 @@ def option(  # noqa: PLR0913 (each is a word of its own in a declaration)
         group: Heading in the help.
         low: Smallest number, or smallest entry of a list.
         high: Largest number or entry.
-        above: Number that it must exceed.
+        above: Bound that it must exceed.
         or_zero: Whether 0 is allowed too, for "none".
         chosen: Whether a rule may choose a value although the type allows None.
         earlier: Name that the setting had before.
@@ -102,7 +102,7 @@ def with_current_names(values: Mapping[str, Any], settings: type) -> dict[str, A
 
 
 def with_earlier_names(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
-    """Return values by the names that their settings had first, so that hashes of stored settings stay the same."""
+    """Return values by the first names of their settings, so that hashes of stored settings stay the same."""
     named, first = dict(values), dict(earlier_names(settings).values())
     for name in first.keys() & values.keys():
         value, earlier = named.pop(name), first[name]
@@ -146,7 +146,7 @@ def check_ranges(settings: object) -> None:
 
 
 def refuse_empty(name: str, value: object) -> None:
-    """Raise a UserError for an empty word or a list with one, as from a shell variable that is not set.
+    """Raise a UserError for an empty word or a list with one, such as an unset shell variable.
 
     Args:
         name: Flag or argument, for the message.

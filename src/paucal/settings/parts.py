@@ -1,4 +1,4 @@
-"""The settings of supervised training alone: splits, fine-tuning and augmentation."""
+"""Settings that only supervised training has: splits, fine-tuning and augmentation."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 from paucal.settings.groups import ScheduleSettings, ViewSettings
 from paucal.settings.options import MOST, MOST_EPOCHS, option
 
-LOWEST_ALPHA, HIGHEST_ALPHA = 1e-3, 1e3  # `data.views.mixing.ALPHAS`, which takes seconds to load
+LOWEST_ALPHA, HIGHEST_ALPHA = 1e-3, 1e3  # `data.views.mixing.ALPHAS`, which is slow to import
 
 
 @dataclass(frozen=True)
@@ -19,24 +19,22 @@ class CutSettings:
         low=0,
         high=0.999,
     )
-    test_fraction: float | None = option(
-        "share kept for the test where the data has no test part", group="data", above=0
-    )
+    test_fraction: float | None = option("share kept for the test if the data has no test part", group="data", above=0)
 
 
 @dataclass(frozen=True)
 class MaskFileSettings:
     """Location of images and masks, and the meaning of mask values."""
 
-    images: str | None = option("folder of the images, in the place of DATA; goes with --masks", group="data")
-    masks: str | None = option("folder of the masks, whose files are named as the images'", group="data")
+    images: str | None = option("folder of the images, instead of DATA; needs --masks", group="data")
+    masks: str | None = option("folder of the masks, with the same file names as the images", group="data")
     mask_values: Literal["index", "binary", "grey", "colour"] | None = option(
-        "what the value of a pixel in a mask means: the number of its class, 0 and 255, a grey level or a colour of "
-        "its own for each class; by default told from the masks",
+        "meaning of the pixel values in masks: class numbers, 0 and 255, or a grey level or colour per class; by "
+        "default detected from the masks",
         group="data",
     )
     ignore: list[int] | None = option(
-        "value of pixels that nobody has labelled, or their red, green and blue; by default 255 in masks by index",
+        "value, or red, green and blue, of unlabelled pixels; by default 255 in masks by index",
         group="data",
         low=0,
         high=65535,
@@ -47,7 +45,7 @@ class MaskFileSettings:
 class JointNormSettings:
     """Synchronised batch norms."""
 
-    sync_bn: bool = option("batch norms take their statistics over all GPUs", False, group="run")
+    sync_bn: bool = option("synchronise batch norms over all GPUs", False, group="run")
 
 
 @dataclass(frozen=True)
@@ -55,17 +53,15 @@ class SplitSettings(CutSettings):
     """The images to use, and their split."""
 
     fraction: float | None = option("use only this share of the training images, stratified", group="data", above=0)
-    few_labels: int | None = option("use only so many training images per class", group="data", low=1, high=MOST)
+    few_labels: int | None = option("number of training images per class to use", group="data", low=1, high=MOST)
     group_by: str | None = option(
-        "keep images of a group in one part: a column of the table, 'duplicates', or a pattern in the names such as "
-        "'patient[0-9]+'",
+        "keep images of a group in one part: a column of the table, 'duplicates', or a pattern in the names such "
+        "as 'patient[0-9]+'",
         group="data",
     )
     split: str | None = option("divide the images as this split.csv does", group="data")
-    folds: int | None = option(
-        "cross-validate: train so often, each time with another fold as the test", group="data", low=2, high=100
-    )
-    fold: str | None = option("train with one fold as the test, such as 2/5", group="data")
+    folds: int | None = option("cross-validate with this number of folds", group="data", low=2, high=100)
+    fold: str | None = option("train with one fold as the test set, such as 2/5", group="data")
 
 
 @dataclass(frozen=True)
@@ -85,48 +81,48 @@ class FineTuningSettings:
     """Fine-tuning of pretrained backbones, and initialisation of others."""
 
     attention_init: Literal["model", "mimetic"] = option(
-        "how attention weights begin: as the model draws them, or close to those of trained transformers",
+        "initialisation of attention weights: the model's own, or similar to trained transformers",
         "model",
         group="model",
     )
     init_head: Literal["auto", "keep", "fresh"] = option(
-        "the start's classifier: kept where it has this run's classes, always or never", "auto", group="fine-tuning"
+        "classifier of the initial weights: kept if its classes match, always or never", "auto", group="fine-tuning"
     )
     layer_decay: float | None = option(
-        "factor on the learning rate from one layer to the one below it, such as 0.75",
+        "factor on the learning rate from each layer to the layer below it, such as 0.75",
         group="fine-tuning",
         low=0.01,
         high=1,
     )
     freeze: Literal["stem", "backbone", "weights"] | int | None = option(
-        "what never changes: stem, backbone (all but the classifier), weights (all but norms, biases and the "
+        "frozen part: stem, backbone (all but the classifier), weights (all but norms, biases and the "
         "classifier), or a number of stages",
         group="fine-tuning",
     )
     lora_rank: int | None = option(
-        "tune a transformer through low-rank adapters (LoRA) of this inner dimension on its attention, such as 8, from "
-        "16 images per class up; other weights are frozen, and the model stays an ordinary one",
+        "tune a transformer through low-rank adapters (LoRA) of this rank on its attention, such as 8, with at "
+        "least 16 images per class; other weights are frozen, and the architecture does not change",
         group="fine-tuning",
         low=1,
         high=1024,
     )
     frozen_views: int = option(
-        "augmented views of each image whose activations behind the frozen stages are computed once, before training, "
-        "and shown in turn; 0 for new views in every epoch",
+        "number of augmented views per image whose activations after the frozen stages are computed once before "
+        "training, and used in turn; 0 for new views in every epoch",
         0,
         group="fine-tuning",
         low=0,
         high=1000,
     )
     freeze_epochs: int = option(
-        "epochs at the beginning in which the backbone is held still and only its classifier learns",
+        "epochs at the beginning in which only the classifier is trained",
         0,
         group="fine-tuning",
         low=0,
         high=MOST_EPOCHS,
     )
     eval_mode: bool = option(
-        "keep the backbone in evaluation mode: running statistics stay as they are and nothing is dropped",
+        "keep the backbone in evaluation mode: fixed running statistics, no dropout",
         False,
         group="fine-tuning",
     )
@@ -137,10 +133,11 @@ class AugmentationSettings(ViewSettings):
     """Augmentation of training images."""
 
     repeats: int = option(
-        "times an image is drawn in a row, each time changed anew", 1, group="augmentation", low=1, high=1000
+        "consecutive draws of each image, each with a new augmentation", 1, group="augmentation", low=1, high=1000
     )
     resize: Literal["crop", "letterbox", "squash"] = option(
-        "what images of another shape than the network's come to it by: a crop, bars of the mean colour, or stretching",
+        "treatment of images of another shape than the network's input: a crop, padding with the mean colour, or "
+        "stretching",
         "crop",
         group="augmentation",
     )
@@ -163,7 +160,7 @@ class TrainScheduleSettings(ScheduleSettings):
     """The length and the optimizer of supervised training."""
 
     epochs: int | None = option(
-        "passes over the training images; 0 for the linear probe of trained weights alone",
+        "passes over the training images; 0 for only a linear probe of pretrained weights",
         low=0,
         high=MOST_EPOCHS,
         chosen=True,
@@ -173,7 +170,7 @@ class TrainScheduleSettings(ScheduleSettings):
         "hour, half an hour on a GPU",
         chosen=True,
     )
-    schedule_epochs: int = option("length of the cosine, where it is not the number of epochs", low=1, high=MOST_EPOCHS)
+    schedule_epochs: int = option("length of the cosine in epochs; by default all epochs", low=1, high=MOST_EPOCHS)
     batch_size: int | Literal["auto"] = option(
         "images per forward pass and device; 'auto' halves the usual number until it fits in memory, and accumulates",
         low=1,
@@ -183,18 +180,20 @@ class TrainScheduleSettings(ScheduleSettings):
         "learning rate at the beginning of the warm-up; by default a thousandth of the peak", low=0
     )
     schedule: Literal["step", "lagging"] = option(
-        "when the learning rate changes: every step, or every epoch and an epoch late, as in DeiT's program", "step"
+        "when the learning rate changes: every step, or every epoch with a delay of one epoch, as in DeiT's code",
+        "step",
     )
     weight_decay: float = option("weight decay of AdamW", 0.05, low=0)
     clip: float = option("L2 norm to which gradients are clipped; 0 for no clipping", 5.0, low=0)
     average: float = option("decay of the moving average of the weights; 0 for none", low=0, high=0.999999)
     soup: int | None = option(
-        "average the weights of up to so many of the best epochs where validation prefers it; 0 for the best alone",
+        "average the weights of up to this number of best epochs if validation prefers it; 0 for only the best epoch",
         low=0,
         high=20,
         chosen=True,
     )
     calibrate: Literal["temperature", "none"] = option(
-        "fit one number on the validation images so that confidence means accuracy; answers stay", "temperature"
+        "fit a temperature on the validation images so that confidence matches accuracy; predictions do not change",
+        "temperature",
     )
     label_smoothing: float = option("label smoothing", 0.1, low=0, high=0.999)

@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 KINDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 TRUTH = {**dict.fromkeys(("true", "yes", "on"), True), **dict.fromkeys(("false", "no", "off"), False)}  # YAML's words
 DURATION = "expected a time such as 10m, 600s, 8h, 1d12h or 1:30:00"
-# Settings that take words of names and values, or a mapping, with the text between name and value.
+# Separator of name and value in settings that take NAME=VALUE words or a mapping.
 PAIRS = {"model_args": "=", "slurm": "=", "arms": ": "}
 MOST_SHOWN = 80  # characters of a value
 
@@ -66,7 +66,7 @@ def fitted(name: str, value: Any, hint: Any, verb: str, texts: bool = False, sho
         value: Value as given in Python or in a config.
         hint: Type of the setting.
         verb: Verb of the command line that has the setting.
-        texts: Whether text may stand for numbers and for true and false, as in a config.
+        texts: Whether text may represent numbers, true and false, as in a config.
         shown: Name for the message; the flag by default.
 
     Raises:
@@ -195,7 +195,7 @@ def _as_kind(value: Any, kind: Any, texts: bool) -> Any:
 
 
 def _read(text: str, kind: type) -> Any:
-    """Return the number or boolean that a text stands for."""
+    """Return the number or boolean that a text represents."""
     try:
         return TRUTH[text.lower()] if kind is bool else kind(text)
     except (ValueError, KeyError):
@@ -212,7 +212,7 @@ def _words_of(value: Any, between: str, plain: bool) -> list[Any]:
 
 
 def _flow(value: Any, plain: bool = True) -> str:
-    """Return a value as YAML has it in one line; text that looks like something else is quoted unless `plain`."""
+    """Return a value as YAML on one line; text that looks like another type is quoted unless `plain`."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name}: {_flow(entry, plain)}" for name, entry in value.items()) + "}"
     if isinstance(value, list | tuple):

@@ -35,7 +35,7 @@ class Places:
     Attributes:
         by_name: Value of DATA for each data set in the plan, by the name of the data set.
         shared: Settings that locate them, for every run.
-        lesson: Value of DATA to train the starts of a smaller scale on; "" without starts, or for the rows' images.
+        lesson: Value of DATA for training the starts of a smaller scale; "" without starts, or for the rows' images.
     """
 
     by_name: Mapping[str, str]
@@ -49,7 +49,7 @@ class Call:
 
     Attributes:
         study: Study to run.
-        runs: Runs to make.
+        runs: Runs of the study.
         small: Smaller scale; None for the full one.
         asked: Settings with seeds, starts and workers.
         places: Locations of the images.
@@ -94,7 +94,7 @@ def require_use(study: Study, asked: StudySettings) -> None:
         shown = f"'paucal study show {study.name}' prints its published numbers"
         if study.kind == "facts":
             raise UserError(f"{study.name} is a reference table; there is nothing to run: {shown}.")
-        raise UserError(f"{study.name} is not run, but made by hand: {study.see}; {shown}.")
+        raise UserError(f"{study.name} cannot be run, only reproduced by hand: {study.see}; {shown}.")
     given = [name for name in ("recipe", "init", "labels") if getattr(asked, name) is not None]
     if given and asked.scale != "full":
         raise UserError(f"--{given[0]} belongs to --scale full: leave it out at {asked.scale}.")
@@ -102,7 +102,7 @@ def require_use(study: Study, asked: StudySettings) -> None:
         raise UserError(f"--init: all runs of {study.name} start from the same weights: give one.")
     if study.kind in ("detect", "segment") and (asked.data_root is not None or asked.download):
         name = "data-root" if asked.data_root is not None else "download"
-        raise UserError(f"--{name} finds sets by name, and boxes and masks are read from folders: leave it out.")
+        raise UserError(f"--{name} is for sets with names, but boxes and masks are read from folders: leave it out.")
     if asked.recipe is not None and study.kind != "train":
         raise UserError("--recipe is for studies that train with labels: leave it out.")
 
@@ -130,14 +130,14 @@ def study_folder(study: Study, asked: StudySettings, places: Mapping[str, str]) 
     grids = [path.parent.name for path in folder.glob(f"*/{GRID}") if path.parent.name not in (*RESERVED, *places)]
     if grids and asked.scale != "full":  # the page shows the numbers of one data set
         raise UserError(
-            f"--output: {str(folder)!r} holds the study on {grids[0]!r}, and these images are {', '.join(places)}: "
-            "choose another folder."
+            f"--output: {str(folder)!r} holds the study on {grids[0]!r}, but these images are "
+            f"{', '.join(places)}: choose another folder."
         )
     return folder
 
 
 def on_given_images(runs: Sequence[Planned], asked: StudySettings) -> list[Planned]:
-    """Return the runs with DATA, and its name, in place of the images of a smaller scale, if DATA is given.
+    """Return the runs with their images and names replaced by DATA, if it is given at a smaller scale.
 
     The selection of classes from the scale's own images does not apply to DATA.
     """
@@ -163,7 +163,7 @@ def find_places(asked: StudySettings, runs: Sequence[Planned], data_sets: Mappin
     """Return the locations of the images of all runs.
 
     Raises:
-        UserError: A data set without a name in paucal has no location, or a location is given that no run reads.
+        UserError: A data set without a name in paucal has no location, or no run reads a given location.
     """
     needed = list(dict.fromkeys(name for run in runs for name in (run.data, run.judged)))
     shared = {name: getattr(asked, name) for name in ("data_root", "device", "workers")}
@@ -172,7 +172,7 @@ def find_places(asked: StudySettings, runs: Sequence[Planned], data_sets: Mappin
     words = asked.data or []
     if asked.scale != "full":
         if len(words) > 1 or any("=" in word for word in words):
-            raise UserError(f"--data: one DATA takes the place of all sets at --scale {asked.scale}: give one.")
+            raise UserError(f"--data: at --scale {asked.scale}, one DATA replaces all sets: give one.")
         return Places({name: words[0] if words else name for name in needed}, shared)
     given: dict[str, str] = {}
     for word in words:

@@ -46,7 +46,7 @@ def _check_completeness(study: Study, where: str) -> None:
     if study.trains and not (study.trained_rows and study.trained_columns):
         raise UserError(f"{where}: it trains, but has no row or no column that is trained.")
     if study.trains and not study.scales and not study.without:
-        raise UserError(f"{where}: it has no smaller scale and does not say why: add 'without'.")
+        raise UserError(f"{where}: it has no smaller scale and no reason: add 'without'.")
     if not study.see and not study.rows:
         raise UserError(f"{where}: it has neither published rows nor a description of how it is made: add 'see'.")
 
@@ -54,14 +54,14 @@ def _check_completeness(study: Study, where: str) -> None:
 def _check_column(study: Study, column: Column, where: str) -> None:
     require_name(column.metric, METRICS, f"{where}: the metric of {column.name!r}")
     if column.metric in DERIVED and study.kind != "frozen":
-        raise UserError(f"{where}: the column {column.name!r} is one of frozen features alone.")
+        raise UserError(f"{where}: the column {column.name!r} is only for frozen features.")
     if column in study.trained_columns and not column.data:
         raise UserError(f"{where}: the column {column.name!r} is trained and names no data.")
 
 
 def _check_row(study: Study, row: Row, where: str) -> None:
     if len(row.values) != len(study.columns):
-        raise UserError(f"{where} has {len(row.values)} values, and there are {len(study.columns)} columns.")
+        raise UserError(f"{where} has {len(row.values)} values, but there are {len(study.columns)} columns.")
     if row.deviations and len(row.deviations) != len(row.values):
         raise UserError(f"{where} has {len(row.deviations)} deviations for {len(row.values)} values.")
     if row.model:
@@ -95,6 +95,8 @@ def _check_scales(study: Study, where: str) -> None:
         for name in scale.rows:
             require_name(name, [row.name for row in study.trained_rows], f"{where}: the row of a scale")
         if study.starts and scale.lesson is None:
-            raise UserError(f"{where}: its rows have starts, but a smaller scale has no lesson for them.")
+            raise UserError(f"{where}: its rows have starts, but a smaller scale has no training of starts ('lesson').")
         if scale.lesson is not None and not scale.lesson.data and scale.teacher is None:
-            raise UserError(f"{where}: a smaller scale has a lesson on its rows' images, but no teacher to split them.")
+            raise UserError(
+                f"{where}: a smaller scale trains starts on its rows' images, but has no teacher to split them."
+            )

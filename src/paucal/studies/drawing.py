@@ -20,8 +20,8 @@ class Point:
 
     Attributes:
         name: Name of the row.
-        values: Accuracy in percent, images per second and parameters in millions, by the names in `DRAWN`; None for a
-            value that is neither published nor measured.
+        values: Accuracy in percent, images per second and parameters in millions, by the names in `DRAWN`; None if
+            unknown.
         quoted: Names of the values that are published, not measured here.
     """
 
@@ -48,9 +48,9 @@ def _value(line: Line) -> float | None:
 
 
 def efficiency_figure(points: Sequence[Point]) -> Figure:
-    """Draw accuracy against images per second, with circles as large as the models, and against parameters.
+    """Draw accuracy against images per second, with circles in proportion to parameters, and against parameters.
 
-    A circle is filled if its horizontal value was measured here; a star marks an accuracy that was measured here.
+    Filled circles have a throughput measured here; stars mark accuracies measured here.
     """
     figure = Figure(figsize=(13, 6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
@@ -98,6 +98,6 @@ def describe_sources(study: Study, points: Sequence[Point], places: Mapping[str,
     if ours:
         words = f"Measured accuracies (with a star) are those of {place}: {', '.join(ours)}; else {quoted}."
     else:
-        words = f"{quoted[0].upper()}{quoted[1:]}: {place} holds none of ours."
+        words = f"{quoted[0].upper()}{quoted[1:]}: {place} has no measured ones."
     times = f"Filled circles on the left were timed here: {', '.join(timed) or 'none'}; the others are as published."
     return [words, times]

@@ -30,10 +30,10 @@ from paucal.verbs.label.launch import label_set
 from paucal.verbs.label.settings import LabelSettings
 
 MAX_EVALUATED = 2000  # images of each split for the evaluation of features at a smaller scale
-# Image sizes of the evaluation at several scales: near the training size. No image is mirrored, since a mirrored digit
-# is not a digit.
+# Image sizes of the evaluation at several scales: near the training size. Mirroring is off, since a mirrored digit is
+# not a digit.
 SMALL_SCALES = (0.8, 1.0, 1.25)
-MIN_ACCURACY = 0.3  # a teacher below it must not make label maps
+MIN_ACCURACY = 0.3  # least accuracy of a teacher of label maps
 CHOOSING = ("fraction", "classes")  # settings that select images; the same for all rows
 SPLITTING = ("fraction", "val_fraction", "test_fraction")  # settings that the teacher's split replaces
 TIMED_IMAGES = 8
@@ -43,7 +43,7 @@ FEATURE_SECONDS = 20.0  # seconds in addition to the features: opening images, r
 def prepare_grids(call: Call) -> list[Grid]:
     """Check every run, measure how long it takes, and store the grids.
 
-    The starts of a smaller scale need not exist yet: random weights replace them in the measurement.
+    The starts of a smaller scale may not exist yet: random weights replace them in the measurement.
 
     Raises:
         UserError: Images are missing, a setting is invalid, or the folder holds something else.
@@ -95,7 +95,7 @@ def _training_settings(call: Call, run: Planned, shared: Mapping[str, Any]) -> d
             f"{run.row.name!r} learns from label maps: make them with 'paucal label DATA --teacher RUN --output "
             "FOLDER' and give --labels FOLDER, or leave the row out by --rows."
         )
-    # Rows that have their own recipe, such as rows with label maps, keep it.
+    # Rows with their own recipe, such as rows with label maps, keep it.
     recipe = asked.recipe if run.settings.get("recipe") == study.recipe else None
     init = None if study.starts else (asked.init or [None])[0]
     more = {"recipe": recipe, "init": init, "labels": asked.labels if run.row.maps else None}
@@ -104,7 +104,7 @@ def _training_settings(call: Call, run: Planned, shared: Mapping[str, Any]) -> d
 
 def _pretraining_settings(call: Call, run: Planned, images: GridImages) -> dict[str, Any]:
     small, places = call.small, call.places
-    # A column that needs the curve of the monitor watches the images on which the features are evaluated.
+    # A column for the curve of the monitor uses the images on which the features are evaluated.
     is_watched = any(column.metric == "knn_curve" for column in run.columns)
     monitor = {"monitor": places.by_name[run.judged]} if is_watched else {}
     if small is None:
@@ -145,13 +145,13 @@ def _start(call: Call, run: Planned) -> dict[str, list[str]]:
 
 
 def _shorten(run: Planned, small: Scale, images: int) -> dict[str, Any]:
-    """Return settings with fewer epochs for more images, since the scale fixes the total number of images shown."""
+    """Return settings with fewer epochs for more images, as the scale fixes the total number of training samples."""
     epochs = max(1, round(run.epochs * min(1.0, small.images / images)))
     return {**run.settings, "batch_size": min(run.settings["batch_size"], images), "epochs": epochs}
 
 
 def _feature_timer(call: Call, runs: Sequence[Planned], images: int) -> Callable[[Mapping[str, Any]], float]:
-    """Return a function that estimates the seconds of a row's features from a few images on a backbone of its size."""
+    """Return a function that estimates the seconds of a row's features by timing a few images."""
     models: dict[str, tuple[Architecture, int]] = {}
     for run in runs:
         model, small = call.study.models[run.row.model], call.small
@@ -170,7 +170,7 @@ def _feature_timer(call: Call, runs: Sequence[Planned], images: int) -> Callable
             backbone(batch).pooled.sum().item()  # warm-up
             start = time.perf_counter()
             backbone(batch).pooled.sum().item()
-        # Twice, since a backbone with random weights is evaluated as well as that of the row.
+        # Twice, since a backbone with random weights is evaluated too.
         return FEATURE_SECONDS + 2 * images * (time.perf_counter() - start) / TIMED_IMAGES
 
     return seconds
@@ -179,7 +179,7 @@ def _feature_timer(call: Call, runs: Sequence[Planned], images: int) -> Callable
 def _with_maps(
     call: Call, arms: Sequence[Arm], need_maps: Sequence[bool], small: Scale, shared: Mapping[str, Any]
 ) -> list[Arm]:
-    """Return the arms with label maps where they need them, all on the teacher's split of the images.
+    """Return the arms, with label maps if they need them, all on the teacher's split of the images.
 
     A teacher knows the labels that it was trained on, so its training images must not be in any test split.
 
@@ -203,9 +203,7 @@ def _train_teacher(call: Call, chosen: Mapping[str, Any], small: Scale, shared: 
     teacher, console = small.teacher, call.console
     if teacher is None:
         raise UserError("this scale has no teacher for label maps: use --scale full with --labels.")
-    console.say(
-        f"label maps: {teacher.name} is trained on these images first, for {teacher.epochs} epochs, as the teacher"
-    )
+    console.say(f"label maps: first train the teacher {teacher.name} on these images for {teacher.epochs} epochs")
     settings = {
         "init": "none",
         **{name: value for name, value in small.set.items() if name not in CHOOSING},
@@ -217,7 +215,7 @@ def _train_teacher(call: Call, chosen: Mapping[str, Any], small: Scale, shared: 
     grid = prepare_grid(asked, [Arm("teacher", None, None, settings)], shared, "the teacher of a study", console)
     if not asked.jobs and not is_settled(grid):
         raise UserError(
-            "--jobs 0: the rows' label maps come from a teacher, which has to be trained before they can be measured "
+            "--jobs 0: the rows' label maps come from a teacher, which must be trained before the rows can be timed "
             f"(about {duration(grid.forecast['teacher'])}): leave --jobs out."
         )
     if not run_workers(grid, asked, "the same command", console):
@@ -226,7 +224,7 @@ def _train_teacher(call: Call, chosen: Mapping[str, Any], small: Scale, shared: 
     state = state_of(cell)
     if state.name == "failed":
         why = state.error.rstrip(".")
-        raise UserError(f"the teacher could not be trained ({why}): once that is fixed, --retry tries it again.")
+        raise UserError(f"the teacher could not be trained ({why}): when that is fixed, repeat it with --retry.")
     return cell.run.path.resolve()
 
 

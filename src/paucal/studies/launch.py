@@ -1,4 +1,4 @@
-"""`paucal.study`: run a table of a paper again, and show the published numbers beside the measured ones."""
+"""`paucal.study`: reproduce a table of a paper, and show the published beside the measured numbers."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ class Studied:
 
 @shows_settings(StudySettings)
 def study(name: str, **settings: Any) -> Studied:
-    """Run a table or figure of one of the papers again; the same as `paucal study NAME`.
+    """Reproduce a table or figure of one of the papers; the same as `paucal study NAME`.
 
     Args:
         name: Name of the study, as `paucal study list` shows it.
@@ -128,7 +128,7 @@ def run_study(name: str, asked: StudySettings, command: str, console: Console) -
 def _compute(call: Call, grids: Sequence[Grid]) -> bool:
     """Let workers compute one grid after the other, and return whether all cells are settled.
 
-    A later grid may start from the runs of an earlier one, so each grid waits for the one before it.
+    A later grid may start from the runs of an earlier grid, so each grid waits for the previous one.
     """
     asked, console = worker_settings(call.asked), call.console
     cells = {cell: grid for grid in grids for cell in cells_of(grid) if not state_of(cell).settled}
@@ -156,7 +156,7 @@ def _conclude(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], settled
     """
     study, runs, small, folder = call.study, call.runs, call.small, call.folder
     whole = on_given_images(plan_whole(study, call.asked.scale, data_sets(), call.asked.columns or ()), call.asked)
-    # Earlier calls may have stored grids on images that none of these runs reads.
+    # Earlier calls may have stored grids on other images.
     others = dict.fromkeys(run.data for run in whole if run.data not in {grid.folder.name for grid in grids})
     earlier = [read_grid(folder / name) for name in others if is_grid(folder / name)]
     lines, findings = find_lines(study, runs, [*grids, *earlier], whole)
@@ -164,7 +164,7 @@ def _conclude(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], settled
     trained = [read_findings(grid) for grid in starts if grid.verb == "train"]
     pages += [("the starts of the rows: curves and every run", write_report(found)) for found in trained]
     states = {cell: state_of(cell) for grid in (*starts, *grids) for cell in cells_of(grid)}
-    # Runs of verbs other than `train` are in no comparison, but have their own reports.
+    # Runs of verbs other than `train` are not in a comparison, but have their own reports.
     done = [cell for cell, state in states.items() if cell.verb != "train" and state.name == "done"]
     reports = [(f"report of {cell.name}", cell.run.path / "report.html") for cell in done]
     pages += [(words, page) for words, page in reports if page.is_file()]
@@ -172,7 +172,7 @@ def _conclude(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], settled
     warnings = [f"{name} failed: {error}" for name, error in failed.items()]
     if left := sum(not state.settled for state in states.values()):
         resume = without_jobs_0(call.command)
-        warnings.append(f"{counted(left, 'run')} of {len(states)} to come; resume with: {resume}")
+        warnings.append(f"{counted(left, 'run')} of {len(states)} left to compute; resume with: {resume}")
     # Stand-ins do not measure the published models.
     heading = "measured" if small is None else f"stand-ins on {grids[0].folder.name}"
     seeds = max(len(grid.seeds) for grid in grids)

@@ -1,4 +1,4 @@
-"""`paucal study list` and `paucal study show`: all studies, and what each needs."""
+"""`paucal study list` and `paucal study show`: all studies with their requirements."""
 
 from collections.abc import Mapping
 
@@ -34,13 +34,13 @@ def overview() -> tuple[Table, list[str]]:
     missing = dict.fromkeys(name for study in all_studies.values() for name in missing_sets(study, sets))
     words = [FORMULA[0].upper() + FORMULA[1:] + "."]
     words += [f"{name}: {sets[name].title}. {sets[name].how}." for name in missing]
-    words.append("The smaller scales need none of this: stand-ins take the place of models and images.")
+    words.append("The smaller scales do not need them: stand-ins replace models and images.")
     words.append("'paucal study show NAME' prints the published numbers and the settings of a study.")
     return table, words
 
 
 def show(name: str) -> tuple[Table | None, list[str]]:
-    """Return the published numbers of a study, and sentences about it, the first of which is its title.
+    """Return the published numbers of a study, and sentences about it; the first is its title.
 
     Raises:
         UserError: there is no such study.
@@ -114,7 +114,7 @@ def how_to_get(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
     """Return a sentence for each data set, start or label map that has to be provided at full scale."""
     lines = [f"{data_sets[name].title} ({name}): {data_sets[name].how}" for name in missing_sets(study, data_sets)]
     lines += [
-        f"{name} begins with {start.words}: {'by itself, or ' if start.init else ''}--init {name}=RUN"
+        f"{name} starts from {start.words}: {'automatic, or ' if start.init else ''}--init {name}=RUN"
         for name, start in study.starts.items()
     ]
     if any(row.maps for row in study.trained_rows):

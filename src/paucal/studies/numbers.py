@@ -16,8 +16,8 @@ from paucal.verbs.compare.findings import ArmOutcome, Outcome
 
 RESULTS = "results.csv"
 MAX_BYTES = 1 << 22  # limit of a table of numbers that a study wrote
-PLAIN = ("correspondence", "correspondence_distance")  # metrics that are published as they are, not in percent
-DECIMALS = 1  # of percentages, when wins are counted as in the printed tables
+PLAIN = ("correspondence", "correspondence_distance")  # metrics that are not published in percent
+DECIMALS = 1  # decimals of percentages for counting wins, as in the printed tables
 BySeed = Mapping[int, float]
 Numbers = Mapping[tuple[str, str], "Measured"]  # keys: the names of row and column
 
@@ -77,7 +77,7 @@ def measure_arm(column: Column, arm: ArmOutcome, baseline: ArmOutcome | None) ->
 def measure_scores(
     column: Column, own: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]]
 ) -> tuple[Measured | None, str]:
-    """Return the number of a row whose scores are stored beside its runs, or why there is none.
+    """Return the number of a row whose scores are stored beside its runs, or the reason for having none.
 
     Args:
         column: Column of the number.
@@ -98,7 +98,7 @@ def measure_scores(
 
 
 def score_of(column: Column, run: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return a run's score and the values beside it, in the unit of a column; None without a score."""
+    """Return a run's score with its interval, in the unit of a column; None without a score."""
     if column.metric == "knn_curve":
         curve = [row["val_knn"] for row in run["rows"] if np.isfinite(row.get("val_knn", np.nan))]
         return {"trained": 100 * curve[max(1, round(column.at * len(curve))) - 1]} if curve else None
@@ -109,7 +109,7 @@ def score_of(column: Column, run: Mapping[str, Any]) -> dict[str, float] | None:
 
 
 def average(sets: Sequence[BySeed]) -> dict[int, float]:
-    """Return the mean score over data sets, for every seed that all of them have.
+    """Return the mean score over data sets for every common seed.
 
     Example:
         >>> average([{0: 80.0, 1: 70.0}, {0: 60.0}])

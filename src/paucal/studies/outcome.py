@@ -70,7 +70,7 @@ class Evidence:
     elsewhere: Mapping[str, Numbers] = field(default_factory=dict)
 
     def run_of(self, row: Row, column: Column) -> Planned | None:
-        """Return the run that gives a row's number in a column; None if the scale has none."""
+        """Return the run for a row's number in a column; None if the scale has none."""
         return next((run for run in self.whole if run.row == row and column in run.columns), None)
 
 
@@ -142,7 +142,7 @@ def _measure(study: Study, row: Row, column: Column, evidence: Evidence) -> tupl
         spread, why = (None, "not timed") if evidence.timed is None else timed_value(study, row, column, evidence.timed)
         if spread is None:
             return None, why
-        # The row that sets the scale has no spread.
+        # The reference row's own number is exact.
         low, high = (None, None) if spread.low == spread.high else (spread.low, spread.high)
         return Measured(spread.median, low=low, high=high), why
     if column.metric in DERIVED and row in study.trained_rows:
@@ -171,7 +171,7 @@ def _measure_runs(study: Study, row: Row, column: Column, evidence: Evidence) ->
 
 
 def _derive(study: Study, row: Row, column: Column, evidence: Evidence) -> tuple[Measured | None, str]:
-    """Return a number derived from a row's scores on all data sets, once all of them are measured."""
+    """Return a number derived from a row's scores on all data sets, if all of them are measured."""
     sets = [_scores_by_seed(row, other, evidence) for other in study.trained_columns]
     if None in sets:
         return None, NOT_RUN
@@ -183,7 +183,7 @@ def _derive(study: Study, row: Row, column: Column, evidence: Evidence) -> tuple
     elif others:
         values, base = wins(own, others), {}
     else:
-        return None, "compared with nothing"
+        return None, "no baseline"
     return (mean_over_seeds(values, base), "") if values else (None, "needs all data sets")
 
 

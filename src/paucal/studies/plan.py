@@ -10,7 +10,7 @@ from paucal.studies.study import SCALES, Architecture, Column, DataSet, Part, Ro
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
-PROTOCOLS = {"correspondence_distance": "correspondence"}  # protocols of metrics, where the names differ
+PROTOCOLS = {"correspondence_distance": "correspondence"}  # protocols of metrics with other names
 BY_EPOCH = ("region_after",)  # settings in epochs, which shrink with the length of the run
 T = TypeVar("T", bound=Part)
 
@@ -60,7 +60,7 @@ def plan(
         columns: Names of the requested columns; () for all.
 
     Raises:
-        UserError: The study is not run, has no such scale, row or column, or no run is left.
+        UserError: The study cannot be run, has no such scale, row or column, or no run is left.
     """
     wanted_rows = _select(study.rows_at(find_scale(study, scale)), study.rows, rows, "--rows", study)
     wanted = _select(study.trained_columns, study.columns, columns, "--columns", study)

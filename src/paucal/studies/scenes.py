@@ -1,8 +1,8 @@
 """Drawn scenes that replace photographs with boxes and masks: handwritten digits on a noisy background.
 
-Half of the built-in digits are kept for starts. The others are used as they are for frozen features, and are divided
-among the train, val and test scenes, so that no start has been trained on a digit of a scene, and no digit of a test
-scene occurs in a training scene.
+Half of the built-in digits are kept for starts. The others are used unchanged for frozen features, and are divided
+among the train, val and test scenes, so that no start is trained on a digit of a scene, and no digit of a test scene
+occurs in a training scene.
 """
 
 import json
@@ -55,7 +55,7 @@ class Scene:
 
 
 def draw_all(folder: Path, images: int, side: int, seed: int = 0) -> Path:
-    """Draw scenes and the digits for starts into a folder, unless they are there; return the folder.
+    """Draw scenes and the digits for starts into a folder, unless they exist; return the folder.
 
     Several calls may draw at once: all draw the same images, and the first to finish moves them into place.
 
@@ -184,7 +184,7 @@ def _document(scenes: Sequence[Scene]) -> dict[str, Any]:
 
 
 def _runs(mask: NDArray[np.bool_]) -> list[int]:
-    """Return the lengths of runs of 0 and 1 in turn, column after column, as COCO writes them."""
+    """Return the run lengths of alternating 0s and 1s, column by column, as in COCO."""
     flat = mask.ravel(order="F")
     edges = [0, *(np.flatnonzero(np.diff(flat)) + 1).tolist(), len(flat)]
     lengths = np.diff(edges).tolist()

@@ -5,12 +5,12 @@ from typing import Literal
 
 from paucal.settings.options import option
 
-_WHAT, _WORK = "what is run", "who computes"
+_WHAT, _WORK = "runs", "who computes"
 
 
 @dataclass(frozen=True)
 class StudySettings:
-    """The runs to make for a study, their images, and their workers."""
+    """The runs of a study, their images, and their workers."""
 
     scale: Literal["tiny", "small", "full"] = option(
         "tiny: stand-ins on few small images, minutes on a core; small: longer, for a GPU or a night; full: as "
@@ -19,8 +19,8 @@ class StudySettings:
         group=_WHAT,
     )
     data: list[str] | None = option(
-        "images: with --scale tiny or small, DATA in place of all published sets (by default the built-in digits, or "
-        "cifar10); with --scale full, NAME=DATA for each set that paucal does not know by name",
+        "images: with --scale tiny or small, DATA instead of all published sets (by default the built-in digits, "
+        "or cifar10); with --scale full, NAME=DATA for each set without a name in paucal",
         group=_WHAT,
     )
     rows: list[str] | None = option("rows to run, by their names in 'paucal study show NAME'", group=_WHAT)
@@ -29,20 +29,20 @@ class StudySettings:
         "seeds of every row; by default those of the scale, or of the paper", group=_WHAT, low=0, high=2**62
     )
     recipe: str | None = option(
-        "full: named settings in place of the study's, such as drloc-scratch-reference", group=_WHAT
+        "full: named settings instead of the study's, such as drloc-scratch-reference", group=_WHAT
     )
     init: list[str] | None = option(
-        "full: trained weights to start from, if a study needs them; NAME=RUN for each start that "
-        "'paucal study show NAME' names",
+        "full: pretrained weights to start from, if a study needs them; NAME=RUN for each start in 'paucal study "
+        "show NAME'",
         group=_WHAT,
     )
     labels: str | None = option("full: folder of label maps, if a study needs them", group=_WHAT)
     data_root: str | None = option("folder of the published sets, as in 'paucal train'", group=_WHAT)
-    download: bool = option("fetch a published set that is not there", False, group=_WHAT)
+    download: bool = option("download a missing published set", False, group=_WHAT)
     device: str | None = option("cpu, cuda or mps; by default as in 'paucal train'", group=_WORK)
     workers: int | None = option("image-loading processes of each worker", group=_WORK, low=0, high=64)
     output: str | None = option("folder of the study; by default runs/study-NAME-SCALE", group=_WORK)
     jobs: int = option("workers; 0 to show the stored results", 1, group=_WORK, low=0, high=4096)
-    on: Literal["here", "slurm", "ray"] = option("where the workers run", "here", group=_WORK)
+    on: Literal["here", "slurm", "ray"] = option("place of the workers", "here", group=_WORK)
     slurm: list[str] | None = option("resources of each worker on SLURM, as in 'paucal compare'", group=_WORK)
     retry: bool = option("try failed runs again", False, group=_WORK)

@@ -1,6 +1,6 @@
-"""The weights that rows start from: given at full scale, else trained first, in grids beside the rows.
+"""The weights that rows start from: given at full scale, trained first at smaller scales, in grids beside the rows.
 
-At a smaller scale they are trained on images that no row is tested on: other images, or the rows' training images.
+Starts are never trained on test images of a row, only on other images or the rows' training images.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,8 @@ from paucal.verbs.compare.jobs import GridImages, open_images
 from paucal.verbs.compare.preparation import prepare_grid
 from paucal.verbs.compare.settings import Arm
 
-VERBS = ("train", "pretrain")  # verbs that make starts
-TOLERANCE = 1.05  # a data set with up to this many times the images of a scale is used whole
+VERBS = ("train", "pretrain")  # verbs that train starts
+TOLERANCE = 1.05  # a data set with up to this multiple of a scale's images is used completely
 
 
 def with_starts(call: Call) -> Call:
@@ -73,8 +73,8 @@ def with_lesson(places: Places, small: Scale, asked: StudySettings, folder: Path
         return places
     if asked.data and asked.data[0] == small.lesson.data:
         raise UserError(
-            f"--data: {small.lesson.data} is what the rows' starts learn at {asked.scale}, and no row is tested on "
-            "images that its start has seen: leave it out, or give other images."
+            f"--data: the rows' starts are trained on {small.lesson.data} at {asked.scale}, and rows must not be "
+            "tested on images seen by their starts: leave it out, or give other images."
         )
     if asked.data or small.data not in (SCENES, OTHERS):
         return replace(places, lesson=small.lesson.data)
@@ -100,14 +100,14 @@ def prepare_starts(call: Call, rows: Grid) -> None:
     """
     study, small, console = call.study, call.small, call.console
     if small is None or (lesson := small.lesson) is None:
-        raise UserError(f"{study.name} has nothing for its starts to learn at this scale: use --scale full.")
+        raise UserError(f"{study.name} has no images for training its starts at this scale: use --scale full.")
     shared = {**call.places.shared, "data": call.places.lesson or rows.shared["data"]}
     for verb in VERBS:
         settings = {}
         for arm in rows.arms:
             start_verb, name = arm.settings[START]
             if start_verb == verb and name not in settings:
-                # Without images of its own, a start uses the split and the label maps of its rows.
+                # Without its own images, a start uses the split and the label maps of its rows.
                 parts = {} if lesson.data else {k: v for k, v in arm.settings.items() if k in ("split", "labels")}
                 settings[name] = {**start_settings(study, study.starts[name], small), **parts}
         if not settings:

@@ -1,4 +1,4 @@
-"""A study: a table or figure of a paper, what each row trains, the published numbers, and the smaller scales."""
+"""A study: a table or figure of a paper, with the runs of its rows, the published numbers, and the smaller scales."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ class DataSet:
         test: Number of test images that the paper uses.
         classes: Number of classes.
         named: Name under which paucal reads it; "" without one.
-        how: Way to get its files if paucal does not fetch them.
+        how: How to get its files if paucal does not fetch them.
         settings: Settings of the verb that reads it.
     """
 
@@ -71,7 +71,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Model:
-    """A model of a row.
+    """A published model that rows name, with its stand-in at the smaller scales.
 
     Attributes:
         full: Published model.
@@ -107,7 +107,7 @@ class Teacher(Architecture):
 
 @dataclass(frozen=True)
 class Lesson:
-    """The training of starts at a smaller scale.
+    """How the weights that rows start from are trained at a smaller scale.
 
     Attributes:
         epochs: Epochs of every start.
@@ -203,7 +203,7 @@ class Row(Part):
         deviations: Published standard deviations; () without any.
         model: Name of the model to train; "" for a row that is quoted from elsewhere.
         args: Further arguments of the model's constructor, each as NAME=VALUE.
-        quoted: Whether the model is known but its training is another paper's.
+        quoted: Whether the row's numbers are from another paper's training.
         maps: Whether it is trained with label maps of a teacher.
         start: Name of its start in the study's `starts`.
         note: Remark.
@@ -228,7 +228,7 @@ class Start:
         model: Name of the model in the study.
         init: Value of `--init` at full scale; "" if a run has to be given.
         tag: Tag of timm's weights if `init` is "timm"; "" for timm's default.
-        verb: Verb that makes its stand-in at a smaller scale, "train" or "pretrain".
+        verb: Verb that trains its stand-in at a smaller scale, "train" or "pretrain".
         set: Settings of the stand-in.
     """
 
@@ -264,7 +264,7 @@ class Study:
         without: Reason for having no smaller scales.
         starts: Starts of its rows by name; none for random weights.
         draws: Names of the columns that its figure shows, by their role in it; none without a figure.
-        see: Where to find a study that is not run, or how to reproduce it.
+        see: Where to find a study that cannot be run, or how to reproduce it.
         note: Remark.
     """
 
@@ -292,7 +292,7 @@ class Study:
 
     @property
     def trains(self) -> bool:
-        """Whether it makes runs."""
+        """Whether it has runs."""
         return self.kind in TRAINED
 
     @property

@@ -1,6 +1,6 @@
-"""Images per second of a study's models on this device, each timed alternately with the model that sets its scale.
+"""Images per second of a study's models on this device, each timed alternately with its reference model.
 
-Passes of the two models alternate, so that whatever slows the machine affects both, and the median of the ratios
+Passes of the two models alternate, so that other load on the machine affects both, and the median of the ratios
 compares them. A pass is the model's forward pass in evaluation mode, in float32, on images on the device.
 """
 
@@ -58,7 +58,7 @@ class Pace:
 
     Attributes:
         rate: Images per second.
-        ratio: Rate over that of the model timed alternately; None for a model that sets the scale.
+        ratio: Rate relative to the reference model's; None for a reference model.
     """
 
     rate: Spread
@@ -87,7 +87,7 @@ def time_models(study: Study, asked: StudySettings, console: Console) -> Timed:
     """Time the models of a study's rows, or only of the rows that `--rows` names.
 
     Raises:
-        UserError: There is no such row or device, or the model that sets the scale does not run on it.
+        UserError: There is no such row or device, or the reference model does not run on it.
     """
     rows = timed_rows(study, asked.rows or ())
     device = usable_device(asked.device or best_device()[0])
@@ -132,8 +132,8 @@ def timed_rows(study: Study, wanted: Sequence[str]) -> list[Row]:
 def timed_value(study: Study, row: Row, column: Column, timed: Timed) -> tuple[Spread | None, str]:
     """Return the value of a row in a column of times, or the reason why there is none.
 
-    "throughput" is images per second. "throughput_scaled" is the published number for the row that others name with
-    `against`; for each other row, it is that number times the ratio of the two rates.
+    "throughput" is images per second. "throughput_scaled" is the published number for the reference row, which other
+    rows name with `against`; for other rows, it is this number times the ratio of the two rates.
     """
     if not row.model:
         return None, "quoted"
@@ -146,7 +146,7 @@ def timed_value(study: Study, row: Row, column: Column, timed: Timed) -> tuple[S
         return pace.rate, ""
     scale = _base(study, row).values[study.columns.index(column)]
     if not isinstance(scale, float):
-        return None, "no published number to set the scale"
+        return None, "no published number of a reference row"
     ratio = pace.ratio or Spread(1.0, 1.0, 1.0)
     return Spread(scale * ratio.low, scale * ratio.median, scale * ratio.high), ""
 
@@ -182,7 +182,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 class _Bench:
-    """Times models of a study alternately with the model that sets their scale; the last such model is kept."""
+    """Times models of a study alternately with their reference model; the last reference model is kept."""
 
     def __init__(self, study: Study, device: torch.device, effort: Effort) -> None:
         self._study, self._device, self._effort = study, device, effort
@@ -200,7 +200,7 @@ class _Bench:
         return (self._effort.pairs + 1) * gmacs / models[base.model].gmacs * seconds
 
     def pace(self, row: Row) -> Pace:
-        """Time a row's model; a model that an earlier row shares is not timed again."""
+        """Time a row's model, unless an earlier row has the same model."""
         base = _base(self._study, row)
         key = (self._key(row), self._key(base))
         if key not in self._known:

@@ -1,4 +1,4 @@
-"""Sentences about the runs of a study: what they are, their cost, and the limits of their scale.
+"""Sentences about the runs of a study: description, cost, and the limits of their scale.
 
 The cost at full scale is estimated from the multiply-adds of the models. Training a network on an image takes three
 times its forward pass: the pass itself, and twice as much for the gradients of activations and of weights. Pre-training
@@ -24,7 +24,7 @@ FORMULA = (
     "training, 12.4 for one of pre-training and 1 for one that is only evaluated: an estimate for one GPU like an A100 "
     "in bfloat16"
 )
-# What is done with a row, by the kind of its study.
+# Verbs in sentences, by the kind of study.
 VERBS = {
     "train": "train",
     "pretrain": "pre-train",
@@ -107,11 +107,13 @@ def caveats(study: Study, small: Scale | None, seeds: int = 1) -> list[str]:
         if seeds == 1:
             has_intervals = study.kind not in ("pretrain", "frozen")
             numbers = "the intervals are for other test images and show" if has_intervals else "the numbers show"
-            lines.append(f"One seed for each row: {numbers} nothing of the variation of training; --seeds 0 1 2 does.")
+            lines.append(
+                f"One seed for each row: {numbers} nothing about the variation of training; use --seeds 0 1 2."
+            )
         columns = study.trained_columns
         if skipped := [column.name for column in columns if column.data != columns[0].data]:
             lines.append(
-                f"One set of images replaces all, so {', '.join(skipped)} are not run: they differ by data alone."
+                f"One set of images replaces all, so {', '.join(skipped)} are not run: they differ only in their data."
             )
         if any(column.metric in COUNTED for column in study.columns):
             lines.append("Parameters and multiply-adds are counted on the published models, not on stand-ins.")
@@ -124,7 +126,7 @@ def caveats(study: Study, small: Scale | None, seeds: int = 1) -> list[str]:
 
 
 def describe_run(run: Planned) -> str:
-    """Return the name of a run, and what it starts from."""
+    """Return the name of a run with its start."""
     return f"{run.name}, started from {run.row.start}" if run.row.start else run.name
 
 

@@ -1,4 +1,4 @@
-"""`paucal.train`: a classifier, or with `target` a regression; each is a task of its own."""
+"""`paucal.train`: trains a classifier or, with `target`, a regression; each is a separate task."""
 
 import os
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def job_of(target: object) -> AnyJob:
 
 
 def stored_target(path: str) -> object:
-    """Return the target of the run to resume; None for a classifier, and if there is no run, which resuming reports."""
+    """Return the target of the run to resume; None for a classifier or a missing run, which resuming reports."""
     try:
         settings = StoredRun(path).read_settings() if is_remote(path) else open_run(path).settings
         return settings.get("target")

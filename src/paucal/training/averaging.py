@@ -22,8 +22,8 @@ Ingredient = tuple[float, float]  # score, and minus the loss, which breaks ties
 class MovingAverage(Callback):
     """Keeps `average = decay * average + (1 - decay) * weights` after every optimizer step.
 
-    The decay is warmed up as (1 + t) / (10 + t), t counting updates, so that the first random weights are soon
-    forgotten; `decay` is its maximum.
+    The decay is warmed up as (1 + t) / (10 + t) after t updates, so that the initial weights soon lose their influence;
+    `decay` is its maximum.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
@@ -130,7 +130,7 @@ class KeptEpochs:
 def greedy_soup(
     files: Sequence[Path], judge: Callable[[Mapping[str, Tensor]], Ingredient]
 ) -> tuple[dict[str, Tensor], list[Path], Ingredient]:
-    """Average states, best first, adding each state that does not make the mean worse.
+    """Average states greedily, best first: add each state that does not lower the score of the mean.
 
     Args:
         files: Files of state dicts with the same entries, best first; at least one.

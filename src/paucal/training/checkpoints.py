@@ -22,7 +22,7 @@ class AtomicCheckpoints(CheckpointIO):
         write_atomically(Path(path), lambda file: torch.save(checkpoint, file))
 
     def load_checkpoint(self, path, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read a checkpoint to the CPU, from where Lightning moves it."""
+        """Read a checkpoint to the CPU; Lightning moves it to the device."""
         return load_checkpoint(Path(path))
 
     def remove_checkpoint(self, path) -> None:
@@ -43,7 +43,7 @@ def checkpoint_step(path: Path) -> int:
 def recount_passes(checkpoint: dict[str, Any], accumulate: int) -> None:
     """Set Lightning's count of forward passes in a checkpoint to that of a run with `accumulate` of them per step.
 
-    A run that goes on with another number of processes may take another number of forward passes per step.
+    A run that is resumed with another number of processes may have another number of forward passes per step.
     """
     counts = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     added = checkpoint["global_step"] * accumulate - counts["current"]["ready"]
@@ -108,6 +108,6 @@ def fitting_state(path: Path) -> Iterator[None]:
             raise
         reason = str(problem).split("\n")[1].strip() if "\n" in str(problem) else str(problem)
         raise UserError(
-            f"{str(path)!r} holds the state of another model ({reason[:200]}): give the run it "
-            "belongs to, or train anew."
+            f"{str(path)!r} holds the state of another model ({reason[:200]}): give the run it belongs to, or "
+            "train again."
         ) from problem

@@ -1,4 +1,4 @@
-"""Keep a run within its time: if steps take longer or shorter than planned, its length is corrected.
+"""Keep a run within its time: if steps are slower or faster than planned, its length is corrected.
 
 A correction is part of the checkpoint of its step, so a resumed run makes the same steps at the same learning rates as
 one that was never stopped.
@@ -18,12 +18,16 @@ from paucal.training.plan import Plan, PlanChange, TimePlan
 from paucal.training.stopping import POLL_EVERY
 from paucal.types import Batch
 
-MARGIN = 0.03  # share of the time kept free, since the work after the last step varies
+MARGIN = 0.03  # share of the time in reserve, since the work after the last step varies
 TOLERANCE, EARLY = 0.03, 0.15  # tolerated error of the expected end, as shares of the whole and the remaining time
-LEAST_SECONDS, LEAST_STEPS, SHARE = 1.0, 2, 0.01  # between two checks; the last is a share of the whole time
+LEAST_SECONDS, LEAST_STEPS, SHARE = (
+    1.0,
+    2,
+    0.01,
+)  # least distance of two checks in seconds, in steps, and as a share of the whole time
 NEWEST = 0.15  # least weight of the newest check in the mean pace
 SHORT_EPOCH = 0.1  # share of an epoch that gets no validation of its own
-SPARE_STEPS, SPARE_SHARE = 6, 0.02  # steps that choosing threads takes; share of the time left that they may take
+SPARE_STEPS, SPARE_SHARE = 6, 0.02  # steps for choosing threads; largest share of the remaining time for them
 
 OnChange = Callable[[Plan, float], None]
 
@@ -51,7 +55,7 @@ class RunClock:
     def start(self, trained: float) -> None:
         """Start the clock; `trained` are the seconds of training before a run was resumed."""
         budget = self._time.budget
-        if not trained:  # the load may have changed before a run is resumed
+        if not trained:  # the load may have changed since the run was stopped
             self._pace, self._checks = self._time.step, 1
         self._deadline = time.monotonic() + (1 - MARGIN) * budget - self._time.spent - trained
 

@@ -1,4 +1,4 @@
-"""Errors of memory and of torch.compile as advice, and the largest batch that fits."""
+"""Advice for errors of memory and of torch.compile, and search for the largest batch that fits."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,8 +27,8 @@ def memory_advice(plan: Plan) -> Iterator[None]:
         precision = "" if plan.hardware.precision != "32-true" else ", use --precision bf16-mixed"
         raise UserError(
             f"the memory of the device ({plan.hardware.accelerator}) is too small: give half the --batch-size "
-            f"with --accumulate {2 * plan.accumulate} (the same effective batch), or let --batch-size auto find what "
-            f"fits, or lower --img-size{precision}. The run folder keeps what was saved before."
+            f"with --accumulate {2 * plan.accumulate} (the same effective batch), or use --batch-size auto, or "
+            f"lower --img-size{precision}. The run folder keeps what was saved before."
         ) from problem
 
 
@@ -113,7 +113,8 @@ def compile_advice(plan: Plan) -> Iterator[None]:
         if plan.hardware.compile_backend is None or is_out_of_memory(problem) or not is_of_compiler(problem):
             raise
         raise UserError(
-            f"--compile failed with {_reason(problem)}: that is torch's compiler, not your data; leave --compile out."
+            f"--compile failed with {_reason(problem)}: the error is in torch's compiler, not in your data; leave "
+            "--compile out."
         ) from problem
 
 

@@ -31,7 +31,7 @@ from paucal.training.sharding import EqualBuffers, ShardedStrategy, WholeCopy
 from paucal.training.stopping import StopSignal, interruptible
 
 ADVICE = (
-    r".*does not have many workers.*",  # their number was chosen
+    r".*does not have many workers.*",  # the number is deliberate
     r".*GPU available but not used.*",
     r".*MPS available but not used.*",
     r".*Checkpoint directory .* exists and is not empty.*",
@@ -73,9 +73,7 @@ class Outcome:
         lengths = [change.total_steps for change in self.plan.changes] if self.plan is not None else []
         if self.plan is None or not lengths or {*lengths} == {self.plan.total_steps}:
             return []
-        return [
-            f"steps took another time than planned: {self.step} were made where {self.plan.total_steps} were planned"
-        ]
+        return [f"steps took more or less time than planned: {self.step} were made instead of {self.plan.total_steps}"]
 
 
 def fit(
@@ -179,8 +177,8 @@ def build_trainer(plan: Plan, folder: Path, callbacks: Sequence[Callback]) -> Tr
 def _alike(module: nn.Module) -> Iterator[nn.Module]:
     """Return a module with the first process's buffers on every process.
 
-    Within a step DDP lets the batch norms of the processes differ, and those of the first are saved: scores of a run
-    that goes on would otherwise differ from those of one that was never stopped.
+    DDP lets the batch norms of the processes differ within a step, and saves those of the first. Without this, scores
+    after resuming would differ from those of an uninterrupted run.
     """
     take_from_first(module.buffers())
     yield module
@@ -188,7 +186,7 @@ def _alike(module: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def _threads(plan: Plan) -> Iterator[None]:
-    """Let torch use the number of threads chosen for the run, which affects the last bits of sums."""
+    """Let torch use the run's number of threads, which affects the last bits of sums."""
     before = torch.get_num_threads()
     if plan.threads is not None and plan.hardware.accelerator == "cpu":
         torch.set_num_threads(min(plan.threads, usable_cores()))

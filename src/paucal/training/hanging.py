@@ -1,4 +1,4 @@
-"""A limit on how long a process waits for the others, so that one that hangs ends a run in time."""
+"""A limit on how long a process waits for the others, so that a hanging process soon ends the run."""
 
 from datetime import timedelta
 from typing import Any
@@ -9,7 +9,7 @@ from torch.distributed import distributed_c10d
 
 
 class HangLimit(Callback):
-    """Limits the wait for other processes while a run trains; afterwards one of them may work alone for long.
+    """Limits the wait for other processes during training only: afterwards the first process works alone for long.
 
     Args:
         seconds: Seconds after which a process that does not answer counts as lost.
@@ -23,9 +23,9 @@ class HangLimit(Callback):
         _limit(self.limit)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Wait as long as torch does again."""
+        """Restore torch's limit."""
         if dist.is_initialized():
-            _limit(distributed_c10d._get_default_timeout(dist.get_backend()))  # shorter for nccl alone
+            _limit(distributed_c10d._get_default_timeout(dist.get_backend()))  # nccl has a shorter default
 
 
 def _limit(limit: timedelta) -> None:

@@ -34,8 +34,8 @@ class Watch:
         validate: Function that returns a model's scores on the validation images; called on every process.
         score: Name of the score to maximise; None if the newest state always counts as the best.
         loss: Name of the value that breaks ties, lower is better.
-        floor: Score of the model that the run already has, which only a better epoch replaces; None without one.
-        keep: Number of best epochs whose weights are kept for averaging; needs a score and a loss.
+        floor: Score of the run's present model, which only a better epoch replaces; None without one.
+        keep: Number of best epochs whose weights are kept for averaging; requires a score and a loss.
     """
 
     validate: Validate
@@ -51,7 +51,7 @@ class Records:
 
     Attributes:
         run: Run folder for checkpoints and metrics.
-        save_model: Function that writes the deployable part of a new best state.
+        save_model: Function that saves the deployable part of a new best state.
         watch: Validation; None keeps the newest state as the best, without its own file.
         on_epoch: Function called on the first process with (epoch, epochs, row of metrics); it may return True to save
             and stop the run.
@@ -133,7 +133,7 @@ class RunKeeper(Callback):
         if trainer.is_global_zero:
             self._drop_lost_epochs()
         if self.step == 0 and self.records.on_start is not None and self.records.watch is not None:
-            # The processes share the validation images, and have joined only now.
+            # The validation images are divided among the processes, which have joined only now.
             with self.evaluated() as judged:
                 scores = self.records.watch.validate(judged, pl_module.device)
             if trainer.is_global_zero:
@@ -142,7 +142,7 @@ class RunKeeper(Callback):
             self.clock.start(self.seconds)
 
     def _find_best(self) -> None:
-        """Use the best of the epochs after the checkpoint, if its files were written before the run was killed."""
+        """Find the best epoch, even if the run was killed between writing its files and the checkpoint."""
         if self._selects and self.records.run.best.exists():
             step, best = checkpoint_best(self.records.run.best)
             self.best = best if step > self.step else self.best
@@ -172,12 +172,12 @@ class RunKeeper(Callback):
             with self.evaluated() as judged:
                 self._finish_epoch(trainer, pl_module, judged)
         stopping = self.stop.requested(trainer) or self._asked_to_stop
-        # A checkpoint from before a correction would resume differently, so save one after it.
+        # Save a checkpoint after a correction: resuming from an older one would repeat the correction differently.
         if stopping or finished or changed or self.health.hopeless or self._save_is_due(trainer, plan):
             self._save(trainer, pl_module)
         if self.clock is not None:
             self.clock.pause(time.monotonic() - begin if evaluates else None)
-        if self.health.hopeless and not stopping:  # a stopping run may return to a better state
+        if self.health.hopeless and not stopping:  # a stopping run may be rolled back
             raise UserError(self.health.hopeless)
         trainer.should_stop = trainer.should_stop or stopping
 
@@ -212,8 +212,8 @@ class RunKeeper(Callback):
             self.best = row
             if trainer.is_global_zero:
                 self.records.save_model(judged)
-            if self._selects:  # otherwise the newest state is the best, and is saved as such
-                # Saved after the model, since a resumed run takes this file as proof of it.
+            if self._selects:  # otherwise the newest state counts as the best
+                # Saved after the model, since this file proves to a resumed run that the model exists.
                 trainer.save_checkpoint(self.records.run.best, weights_only=False)
 
     @property

@@ -11,10 +11,9 @@ from paucal.runs.ledger import LedgerWriter, Start, image_hashes, next_number
 
 
 class Ledger(Callback):
-    """Records the images of each forward pass before it is made, so that every step of a checkpoint is recorded.
+    """Records the images of each forward pass before the pass, so that every step before a checkpoint is recorded.
 
-    A checkpoint of a step is saved after gradients were exchanged in it, to which every process contributes only after
-    its record.
+    A checkpoint is saved after the exchange of gradients, which every process joins only after its record.
 
     Args:
         run: Run folder.

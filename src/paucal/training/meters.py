@@ -1,6 +1,6 @@
-"""Running means of losses and health on the device, between two readings, and a watch for NaN and infinite losses.
+"""Running means of losses and health metrics on the device, and a watch for NaN and infinite losses.
 
-Each process measures its own images. Readings and saved states cover all processes; nothing is sent in between.
+Each process measures its own images. Only readings and saved states are exchanged between processes.
 """
 
 import logging
@@ -86,7 +86,7 @@ class Meters:
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint in the middle of an epoch stores; every process must call this.
 
-        It is the mean over the processes, since each of them resumes with it.
+        It is the mean over the processes, since each resumes with it.
         """
         return {"sums": _joint(self.sums), "counts": _joint(self.counts), "skipped": float(self.skipped)}
 
@@ -151,7 +151,7 @@ class FiniteWatch(Callback):
                 f"{window} {'was' if steps == 1 else 'were all'} skipped because "
                 "the loss or its gradient was not finite "
                 f"(losses concerned: {names}): lower --lr (now {pl_module.meters.rate:.2g}), "
-                "or use --precision 32-true. The run folder keeps the weights of before."
+                "or use --precision 32-true. The run folder keeps the earlier weights."
             )
             return
         what = f"{window} was" if steps == 1 else f"{new:.0f} of {window} {was(int(new))}"

@@ -23,8 +23,8 @@ log = logging.getLogger("paucal")
 class TrainingModule(LightningModule):
     """Runs an objective: seeds each step, sums its losses, clips, schedules and steps.
 
-    To Lightning the whole run is one epoch. Epochs are counted from steps, so that a run can be stopped and resumed in
-    the middle of one, and worker processes are never restarted between epochs.
+    For Lightning the whole run is one epoch. Epochs are counted from steps, so that a run can be stopped and resumed
+    within an epoch, and worker processes are never restarted between epochs.
 
     Nothing in a step waits for the device: losses are summed there and read at the end of an epoch, and a
     non-finite gradient makes the optimizer skip the step by itself (`found_inf`), on all ranks alike because the
@@ -106,14 +106,14 @@ class TrainingModule(LightningModule):
             self._notice_unused()
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
-            # Lightning leaves this to a fused optimizer, which would unscale after the clipping.
+            # Lightning leaves unscaling to a fused optimizer, which would do it after the clipping.
             scaler.unscale_(optimizer)
-        self.objective.before_step(progress)  # may clip in its own way, or remove gradients
+        self.objective.before_step(progress)  # may clip differently, or remove gradients
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         norm = clip_gradients(parameters, self.optimization.clip)
         found_inf = (~torch.isfinite(norm)).float()
         if supports_found_inf(optimizer, norm.device):
-            if scaler is None:  # otherwise the scaler sets it
+            if scaler is None:  # a scaler sets it
                 optimizer.found_inf = found_inf  # type: ignore[attr-defined]
         elif bool(found_inf):
             for parameter in parameters:
@@ -130,13 +130,13 @@ class TrainingModule(LightningModule):
         if not unused:
             return
         names = ", ".join(unused[:3])
-        text = f"no gradient reaches {len(unused)} trainable parameters ({names}, ...): they stay as they are"
+        text = f"no gradient reaches {len(unused)} trainable parameters ({names}, ...): they do not change"
         if self.trainer.world_size > 1:
             raise RuntimeError(f"{text}; on several processes the objective must freeze them.")
         log.warning(text)
 
     def configure_gradient_clipping(self, *args, **kwargs) -> None:
-        """Do nothing: `on_before_optimizer_step` clips, since it needs the norm anyway."""
+        """Do nothing, since `on_before_optimizer_step` clips."""
 
     def _set_rates(self, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
         rate = self.optimization.schedule(self.plan.position(self.trainer.global_step))

@@ -19,7 +19,7 @@ UNDECAYED = re.compile(
     r"|position_embedding\w*|relative_position_bias_table|rel_pos\w*|attention_biases)$"
 )
 TRUST = 1e-3  # LARS' coefficient in EsViT's code
-UNAWARE = ("mps",)  # devices on which torch's fused AdamW makes the step despite `found_inf`
+UNAWARE = ("mps",)  # devices on which torch's fused AdamW ignores `found_inf`
 
 
 def parameter_groups(
@@ -95,7 +95,7 @@ def build_optimizer(groups: Sequence[dict[str, Any]], settings: Optimization) ->
         numbers: Any = {
             "momentum": settings.momentum,
             "trust_coeff": TRUST,
-        }  # typed Any, since timm's defaults look like integers to a type checker
+        }  # Any, since a type checker infers integers from timm's defaults
         return Lars(scaled, lr=0.0, **numbers)
     # The fused version supports `found_inf`, with which non-finite steps are skipped.
     return AdamW(list(groups), lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
@@ -104,7 +104,7 @@ def build_optimizer(groups: Sequence[dict[str, Any]], settings: Optimization) ->
 def supports_found_inf(optimizer: Optimizer, device: torch.device) -> bool:
     """Return whether an optimizer skips a step by itself if `found_inf` is 1.
 
-    SGD and LARS do not. Nor does fused SGD help: torch leaves its momentum undefined if the first step is skipped, and
-    refuses parameters that get gradients later than others, such as EsViT's prototypes.
+    SGD and LARS do not. Fused SGD would not help: torch leaves its momentum undefined if the first step is skipped, and
+    does not support parameters that get gradients later than others, such as EsViT's prototypes.
     """
     return device.type not in UNAWARE and bool(getattr(optimizer, "_step_supports_amp_scaling", False))

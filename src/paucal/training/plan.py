@@ -42,7 +42,7 @@ class Hardware:
         accelerator: "cpu", "cuda", "mps" or "auto".
         devices: Devices per node.
         nodes: Number of machines.
-        strategy: "auto" for one process, "ddp" if each of several keeps the whole model, "fsdp" if each keeps a shard.
+        strategy: "auto" for one process, "ddp" for a full copy on each process, "fsdp" for a shard on each.
         precision: "32-true", "bf16-mixed" or "16-mixed".
         compile_backend: Backend of `torch.compile` for the backbones; None for no compilation.
         hang_seconds: Seconds without an answer after which another process counts as lost; None for torch's.
@@ -148,7 +148,7 @@ class Plan:
         return self.changes[-1].threads if self.changes else self.time and self.time.threads
 
     def position(self, step: int) -> float:
-        """Return the step of the first plan whose learning rate and other scheduled values apply at `step`.
+        """Return the step of the original plan whose learning rate and other scheduled values apply at `step`.
 
         A change spreads the rest of the first plan over the remaining steps, so that every schedule continues without
         a jump and ends with the last step.

@@ -10,8 +10,8 @@ from paucal.types import half_cosine
 class CosineWarmup:
     """Linear warm-up, then one half cosine, evaluated at every step.
 
-    The cosine's position counts from step 0, so it is not restarted after the warm-up, and its horizon is
-    independent of the steps a run makes. Both are as in the published code (DrLoc, section 4 of the paper's
+    The cosine's position counts from step 0, so it is not restarted after the warm-up, and its horizon is independent
+    of the length of the run. Both are as in the published code (DrLoc, section 4 of the paper's
     protocol): its "100 epochs" are the first third of a 300-epoch cosine. Beyond the horizon the rate stays at
     the floor.
 
@@ -141,10 +141,10 @@ class WarmupThenCosine:
 
 @dataclass(frozen=True)
 class LaggingEpochs:
-    """A schedule that is read once an epoch and one epoch late, as in DeiT's code and code derived from it (DHVT's).
+    """A schedule that is applied once per epoch, one epoch late, as in DeiT's code and code derived from it (DHVT's).
 
     The rate is set after an epoch from that epoch's own number, so the first two epochs run at the rate of step 0,
-    and the last does not come down to the floor.
+    and the last does not reach the floor.
 
     Attributes:
         schedule: Learning rate by the number of completed steps.

@@ -1,7 +1,7 @@
 """Weights, gradients and optimizer state sharded over processes, for models too large for one device.
 
 This is torch's `fully_shard` (FSDP2; Zhao et al., "PyTorch FSDP", VLDB 2023): the whole weights of a part of the model
-are gathered when it runs, forward and backward, and dropped afterwards. torch keeps a sharded tensor as a `DTensor`,
+are gathered for its forward and backward pass, and dropped afterwards. torch keeps a sharded tensor as a `DTensor`,
 which only this file handles: states in files, and the model that is evaluated and deployed, are unsharded, so
 checkpoints have the same form with and without sharding.
 """
@@ -106,7 +106,7 @@ class WholeCopy:
     Between uses it is kept in main memory.
 
     Args:
-        source: Function that returns the module, of which only the weights may change between calls.
+        source: Function that returns the module, whose weights, but nothing else, may change between calls.
     """
 
     def __init__(self, source: Callable[[], nn.Module]) -> None:

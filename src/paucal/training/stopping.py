@@ -1,4 +1,4 @@
-"""Stopping a run after a signal or a time limit: the step ends and the state is saved."""
+"""Stopping a run after a signal or a time limit: the step is finished and the state saved."""
 
 import signal
 import threading
@@ -46,7 +46,7 @@ class StopSignal(Callback):
         return self.received or (self.deadline is not None and time.monotonic() >= self.deadline)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Install the signal handlers in place of Lightning's, which would raise in the middle of a step.
+        """Install the signal handlers in place of Lightning's, which would interrupt a step.
 
         Raises:
             KeyboardInterrupt: Lightning caught a SIGTERM before the first step.
@@ -60,7 +60,7 @@ class StopSignal(Callback):
             self._previous[number] = signal.signal(number, handler)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
-        """Let steps end from now on: compilation is done."""
+        """Finish steps from now on: compilation is done."""
         self.slow_start = False
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:

@@ -78,7 +78,7 @@ def test_files_of_other_things__are_passed_over_and_named(tmp_path: Path):
     described = read_boxes(root)[1]
     assert declared(described) == {str(n): part for part, numbers in PARTS.items() for n in numbers}
     assert described.notes == (
-        "3 files beside instances_*.json were passed over: captions_val2017.json, image_info_test2017.json, "
+        "3 files beside instances_*.json were skipped: captions_val2017.json, image_info_test2017.json, "
         "person_keypoints_val2017.json",
     )
 
@@ -90,7 +90,7 @@ def test_a_file_of_all_images__is_passed_over_where_it_says_the_same(tmp_path: P
     (root / "annotations/all.json").write_text(json.dumps(coco(rows, {"red": 3, "blue": 7})))
     described = read_boxes(root)[1]
     assert set(declared(described).values()) == {"train", "val"}
-    assert described.notes == ("annotations/all.json repeats what other files say, and was passed over",)
+    assert described.notes == ("annotations/all.json repeats other files, and was skipped",)
     rows[0] = (*rows[0][:2], [])
     (root / "annotations/all.json").write_text(json.dumps(coco(rows, {"red": 3, "blue": 7})))
     with pytest.raises(
@@ -213,5 +213,5 @@ def test_images_of_parts__by_the_folders_in_one_file(tmp_path: Path):
     for place in (root, root / "boxes.json"):
         assert [one.declared for one in read_boxes(place)[1].images] == ["train"] * 4 + ["val"] * 2
     Image.new("RGB", (8, 8)).save(root / "train" / "new.png")
-    assert read_boxes(root)[1].notes == ("1 image that no annotation describes is left out",)
+    assert read_boxes(root)[1].notes == ("1 image without an annotation is left out",)
     assert read_boxes(root / "boxes.json")[1].notes == ()

@@ -115,7 +115,7 @@ def test_regions__of_all_kinds(tmp_path: Path):
     assert one.boxes[2] == one.boxes[3] == pytest.approx((0.1 * width, 0.1 * height, 0.2 * width, 0.3 * height))
     assert one.tags == ["day"]
     assert sum(one.outlines[0]["counts"][1::2]) == mask.sum()
-    assert "2 shapes without a box of its own were not read: keypointlabels 1, rating 1" in described.notes
+    assert "2 shapes without a box were not read: keypointlabels 1, rating 1" in described.notes
 
 
 def test_brushed_masks__are_unpacked_or_refused():
@@ -124,7 +124,7 @@ def test_brushed_masks__are_unpacked_or_refused():
     for values, size, words in (
         (brush(mask), (7, 12), "not of 12x7 pixels"),
         (brush(mask)[:-4], (7, 13), "ends too early"),
-        ([*brush(mask)[:8], 256], (7, 13), "other than bytes"),
+        ([*brush(mask)[:8], 256], (7, 13), "other values than bytes"),
         (packed([0] * 364, [(400, [0])]), (7, 13), "more values than pixels"),
         (brush(mask), (1 << 20, 1 << 20), "too large"),
     ):
@@ -152,7 +152,7 @@ def test_brushed_masks__without_a_pixel_are_counted(tmp_path: Path):
     ]
     described = read_boxes(write(tmp_path / "set", [task("0.png", results)]))[1]
     assert described.images[0].names == ["b"]
-    assert "1 shape without a box of its own was not read: brushlabels 1" in described.notes
+    assert "1 shape without a box was not read: brushlabels 1" in described.notes
 
 
 def test_annotations__of_several_people_and_of_nobody(tmp_path: Path):
@@ -165,21 +165,21 @@ def test_annotations__of_several_people_and_of_nobody(tmp_path: Path):
     described = read_boxes(write(tmp_path / "set", [several, truth, nobody, cancelled]))[1]
     assert {one.key: one.names for one in described.images} == {"0.png": ["d"], "1.png": ["b"]}
     assert set(described.notes) == {
-        "2 images with several annotations, of which the ground truth counts, or else the last",
+        "2 images with several annotations: used the ground truth, or else the last",
         "2 images without an annotation left out",
-        "2 images that no annotation describes are left out",
+        "2 images without an annotation are left out",
     }
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"rotation": 30}, "that is turned, and turned boxes are not read"),
+        ({"rotation": 30}, "that is rotated, and rotated boxes are not read"),
         ({"x": "far"}, "whose numbers cannot be read: correct it"),
         ({"points": [[1, 2], [3]]}, "whose numbers cannot be read"),
         ({"rectanglelabels": [" "]}, "without a label"),
         ({"rle": [1, 2, 3]}, r"whose mask cannot be read \(it ends too early\)"),
-        ({"x": float("nan")}, "whose corners nan .* are no numbers"),
+        ({"x": float("nan")}, "whose corners nan .* are not numbers"),
         ({"points": [[0, 0], [1e9, 0], [1e9, 1e9]]}, "far outside of it|outside of it"),
     ],
 )
@@ -196,7 +196,7 @@ def test_damaged_regions__are_refused_in_a_sentence(tmp_path: Path, change: dict
     [
         ('[{"data": {"image": "0.png"}, "annotations": [{"result": [{"value": {"choices": ["a"]}}', "cannot be read"),
         ('[{"data": {"x": 1}, "annotations": [{"result": [{"value": {"choices": ["a"]}}]}]}]', "task without an image"),
-        ('["data", {"annotations": [], "data": {"choices": []}}, "choices"]', "is no list of tasks"),
+        ('["data", {"annotations": [], "data": {"choices": []}}, "choices"]', "is not a list of tasks"),
         ('[{"data": {"image": "../9.png"}, "annotations": [{"result": [{"value": {"choices": ["a"]}}]}]}]', "no such"),
     ],
 )

@@ -117,16 +117,12 @@ def test_two_layouts_of_one_set__count_once_and_of_different_images_not_at_all(t
         (root / f"labels/{n}.txt").write_text("0 0.5 0.5 0.1 0.1\n")
     described = read_boxes(root)[1]
     assert len(described.images) == 6
-    assert described.notes == (
-        "the boxes were read as Pascal VOC's XML, and those as YOLO's text files were passed over",
-    )
+    assert described.notes == ("the boxes were read as Pascal VOC's XML, and those as YOLO's text files were skipped",)
     (root / "Annotations/2.xml").unlink()
-    with pytest.raises(
-        UserError, match=r"boxes of 5 images as Pascal VOC's XML and of 5, not all of them the same, as YOLO"
-    ):
+    with pytest.raises(UserError, match=r"boxes of 5 images as Pascal VOC's XML and of 5, which differ, as YOLO"):
         read_boxes(root)
     (root / "labels/0.txt").write_text("damaged\n")
-    assert "YOLO's text files beside Pascal VOC's XML was passed over" in read_boxes(root)[1].notes[0]
+    assert "YOLO's text files beside Pascal VOC's XML was skipped" in read_boxes(root)[1].notes[0]
 
 
 def test_class_folders__stay_classes_whatever_lies_beside(tmp_path: Path):
@@ -156,7 +152,7 @@ def test_annotation_files_alone__give_their_images(tmp_path: Path):
     table.write_text("filename,class,xmin,ymin,xmax,ymax\nimages/0.png,a,1,2,3,4\nimages/1.png,b,1,2,3,4\n")
     images = open_images(table)
     assert images.classes == ("a", "b")
-    assert "the boxes (xmin, ymin, xmax, ymax) are not read: each image has one label here" in images.notes
+    assert "the boxes (xmin, ymin, xmax, ymax) are not read, only one label per image" in images.notes
 
 
 def test_own_roots__are_folders_above_those_of_images_and_labels():

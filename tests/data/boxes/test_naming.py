@@ -81,7 +81,7 @@ def test_an_image_that_lacks_in_its_folder__is_not_taken_from_another():
 
 def test_images_in_two_equal_folders__are_refused():
     known = names(["one/0.png", "one/1.png", "two/0.png", "two/1.png", "all.json"])
-    with pytest.raises(UserError, match=r"images of 'set/all\.json' are in 'one' and in 'two': name them"):
+    with pytest.raises(UserError, match=r"images of 'set/all\.json' are in 'one' and in 'two': include the folder"):
         known.find_images(["0.png", "1.png"], "all.json", "")
     assert known.find_images(["0.png", "1.png"], "boxes_two.json", "") == ["two/0.png", "two/1.png"]
     backup = names(["images/train/0.png", "old/images/train/0.png"])

@@ -53,7 +53,7 @@ def test_labelme__shapes_of_all_kinds(tmp_path: Path):
         ("7", (1, 2, 5, 6)),
     ]
     assert one.outlines[2] == [[10, 10, 30, 10, 20, 40], [50, 50, 60, 50, 60, 60]]
-    assert described.notes == ("1 shape without a box of its own was not read: point 1",)
+    assert described.notes == ("1 shape without a box was not read: point 1",)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_labelme__shapes_of_all_kinds(tmp_path: Path):
         ({"label": "a", "points": [[1, 2]], "shape_type": "rectangle"}, "expected at least two of x and y"),
         ({"label": "a", "points": "all", "shape_type": "polygon"}, "expected at least two of x and y"),
         ({"label": "", "points": [[1, 2], [3, 4]], "shape_type": "rectangle"}, "without a label"),
-        ({"label": "a", "points": [[1, 2], [3, 4]], "shape_type": "rotation"}, "turned boxes are not read"),
+        ({"label": "a", "points": [[1, 2], [3, 4]], "shape_type": "rotation"}, "rotated boxes are not read"),
     ],
 )
 def test_labelme__refuses_damaged_and_turned_shapes(tmp_path: Path, shape: dict, words: str):
@@ -108,19 +108,19 @@ def test_cvat__masks_without_a_pixel_are_counted(tmp_path: Path):
     extra = '<mask label="a" rle="4" left="1" top="1" width="2" height="2"/>'
     described = read_boxes(write_cvat(tmp_path / "set", "mask", extra=extra))[1]
     require_read(described)
-    assert described.notes == ("1 shape without a box of its own was not read: mask 1",)
+    assert described.notes == ("1 shape without a box was not read: mask 1",)
 
 
 def test_cvat__subsets_are_parts_and_other_shapes_are_counted(tmp_path: Path):
     described = read_boxes(write_cvat(tmp_path / "set", subset=True, extra='<points label="a" points="1,2"/>'))[1]
     assert [one.declared for one in described.images] == ["train"] * 4 + ["val"] * 2
-    assert described.notes == ("1 shape without a box of its own was not read: points 1",)
+    assert described.notes == ("1 shape without a box was not read: points 1",)
 
 
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        ('<box label="a" xtl="1" ytl="1" xbr="9" ybr="9" rotation="30"/>', "is turned by 30 degrees"),
+        ('<box label="a" xtl="1" ytl="1" xbr="9" ybr="9" rotation="30"/>', "is rotated by 30 degrees"),
         ('<box label="a" xtl="1" ytl="1" xbr="x" ybr="9"/>', "whose numbers cannot be read"),
         ('<box label="" xtl="1" ytl="1" xbr="9" ybr="9"/>', "without a label"),
         ('<mask label="a" rle="0, 5" left="1" top="1" width="2" height="2"/>', "whose numbers cannot be read"),
@@ -153,7 +153,7 @@ def test_cvat__refuses_videos_and_missing_images(tmp_path: Path):
     root = write_cvat(tmp_path / "set")
     text = (root / "annotations.xml").read_text()
     (root / "annotations.xml").write_text(text.replace('name="3.png"', 'name="9.png"'))
-    with pytest.raises(UserError, match=r"describes '9\.png', and there is no such image"):
+    with pytest.raises(UserError, match=r"describes '9\.png', but there is no such image"):
         read_boxes(root)
     (root / "annotations.xml").write_text(text.replace("<version>", '<track id="0" label="a"/><version>'))
     with pytest.raises(UserError, match="has tracks of objects in a video, which are not read"):
@@ -199,7 +199,7 @@ def test_tables__crowds_columns_of_parts_and_rows_without_a_box(tmp_path: Path):
         ("0.png,96,64,a,1,2,x,4", "line 3 of .* expected names and four numbers"),
         ("0.png,96,64,,1,2,3,4", "line 3 of .* expected names and four numbers"),
         ("0.png,96,64,a,1,2", "line 3 of .* has 6 cells, too few"),
-        ("9.png,96,64,a,1,2,3,4", "describes '9.png', and there is no such image"),
+        ("9.png,96,64,a,1,2,3,4", "describes '9.png', but there is no such image"),
         (
             "0.png,96,64,a,0.1,0.2,0.3,0.4",
             "in line 3 and one with .* in line 2: give all in pixels, or all from 0 to 1",

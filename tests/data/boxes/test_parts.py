@@ -101,7 +101,7 @@ def test_lists_of_no_image__are_refused_or_named(tmp_path: Path):
         read_boxes(root)
     top = write_lists(write_voc(tmp_path / "top"), ".", test=["notes on the test"])
     assert set(parts(top).values()) == {""}
-    assert "and the list is passed over" in read_boxes(top)[1].notes[0]
+    assert "so the list is skipped" in read_boxes(top)[1].notes[0]
 
 
 def test_what_belongs_to_no_part__is_left_out_and_said(tmp_path: Path):

@@ -82,14 +82,14 @@ def test_label_studio__json_of_uploads_with_all_that_people_leave(tmp_path: Path
     assert all(box == pytest.approx(BOX) for image in found.values() for box in image.boxes)
     assert not any(image.tags for image in found.values())
     assert "2 images without an annotation left out" in read_boxes(root)[1].notes
-    assert "1 shape without a box of its own was not read: choices 1" in read_boxes(root)[1].notes
+    assert "1 shape without a box was not read: choices 1" in read_boxes(root)[1].notes
 
 
 def test_label_studio__whose_images_are_gone_is_refused_by_name(tmp_path: Path) -> None:
     rows = [task(f"e97d473{n}-{n} ä.jpg", [result("labels", {**PLACE, "labels": ["x"]})]) for n in range(3)]
     root = photos(tmp_path / "set", "0 ä.jpg", "2 ä.jpg")
     write(root, **{"export.json": rows})
-    words = r"describes '/data/upload/1/e97d4731-1 ä\.jpg', and there is no such image in .*: add it"
+    words = r"describes '/data/upload/1/e97d4731-1 ä\.jpg', but there is no such image in .*: add it"
     with pytest.raises(UserError, match=words):
         read_boxes(root)
     assert recognise(root) == {"detect": "boxes (export.json) as Label Studio's JSON"}

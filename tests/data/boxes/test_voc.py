@@ -53,14 +53,12 @@ def test_folders_of_cameras__and_a_set_in_a_folder_of_its_own(tmp_path: Path):
             assert found[f"JPEGImages/{camera}/{n}.png"] == [row[1:] for row in rows]
     write_voc(root / "backup" / "of_yesterday", 2)
     assert {one.key for one in read_boxes(root)[1].images} == set(found)
-    assert read_boxes(root)[1].notes == (
-        "2 annotation files of another set, in 'backup/of_yesterday', were passed over",
-    )
+    assert read_boxes(root)[1].notes == ("2 annotation files of another set, in 'backup/of_yesterday', were skipped",)
     shutil.rmtree(root / "backup")
     kit = tmp_path / "VOCdevkit"
     kit.mkdir()
     root.rename(kit / "VOC2012")
-    with pytest.raises(UserError, match=r"in folders of their own: did you mean '.*VOCdevkit/VOC2012'"):
+    with pytest.raises(UserError, match=r"in subfolders: did you mean '.*VOCdevkit/VOC2012'"):
         read_boxes(kit)
 
 
@@ -69,11 +67,10 @@ def test_a_twin_of_the_stem__is_not_the_image_that_the_file_names(tmp_path: Path
     Image.new("RGB", (96, 64)).save(root / "JPEGImages/0.bmp")
     described = read_boxes(root)[1]
     assert described.images[0].key == "JPEGImages/0.png"
-    assert described.notes == ("1 image that no annotation describes is left out",)
+    assert described.notes == ("1 image without an annotation is left out",)
     (root / "JPEGImages/3.png").rename(root / "JPEGImages/3.bmp")
     assert read_boxes(root)[1].notes[0] == (
-        "1 annotation file names an image of an ending that is not there, such as Annotations/3.xml: JPEGImages/3.bmp "
-        "was taken"
+        "1 annotation file names an image with another suffix, such as Annotations/3.xml: JPEGImages/3.bmp was used"
     )
     text = (root / "Annotations/0.xml").read_text()
     (root / "Annotations/0.xml").write_text(text.replace("<filename>0.png</filename>", ""))
@@ -88,8 +85,8 @@ def test_names_of_before_a_renaming__are_not_believed_where_several_files_have_t
         path.write_text(path.read_text().replace(f"<filename>{n}.png", "<filename>0.png"))
     assert boxes_by_stem(root) == EXPECTED
     assert read_boxes(root)[1].notes == (
-        "5 annotation files name the image of another file, such as Annotations/1.xml: the image of its own name was "
-        "taken",
+        "5 annotation files name the image of another file, such as Annotations/1.xml: the image with its own name was "
+        "used",
     )
     (root / "JPEGImages/3.png").unlink()
     with pytest.raises(UserError, match=r"'JPEGImages/0\.png' is described twice in .*'Annotations/3\.xml'"):
@@ -122,7 +119,7 @@ def test_undeclared_encodings__are_noted_or_refused(tmp_path: Path):
     for n in range(1, 5):
         other = root / f"Annotations/{n}.xml"
         other.write_bytes(other.read_text().replace("blue", "Käfer").replace("red", "Käfer").encode("cp1252"))
-    assert read_boxes(root)[1].notes[2] == "the same holds for 3 more files"
+    assert read_boxes(root)[1].notes[2] == "and likewise for 3 more files"
     path.write_bytes(text.replace("red", "细胞").replace("blue", "细胞").encode("gbk"))
     with pytest.raises(UserError, match=r"0\.xml is not UTF-8 text .*: save it as UTF-8"):
         read_boxes(root)
@@ -137,7 +134,7 @@ def test_difficult_objects__are_marked_and_turned_boxes_refused(tmp_path: Path):
     assert one.crowd == [True] + [False] * (len(one.boxes) - 1)
     assert one.mark == "difficult"
     path.write_text(text.replace("bndbox", "robndbox"))
-    with pytest.raises(UserError, match=r"a turned box \(robndbox\), and turned boxes are not read"):
+    with pytest.raises(UserError, match=r"a rotated box \(robndbox\), and rotated boxes are not read"):
         read_boxes(root)
 
 

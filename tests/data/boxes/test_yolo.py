@@ -130,7 +130,7 @@ def test_missing_labels__mean_nothing_where_no_yaml_names_the_images(tmp_path: P
     (root / "labels/1.txt").unlink()
     described = read_boxes(root)[1]
     assert [Path(one.key).stem for one in described.images] == ["0", "2", "3", "4", "5"]
-    assert "1 image that no annotation describes is left out" in described.notes
+    assert "1 image without an annotation is left out" in described.notes
 
 
 BAD = {

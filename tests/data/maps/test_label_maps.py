@@ -145,7 +145,7 @@ def test_maps__with_a_damaged_header_are_refused_and_left_alone(tmp_path, old, n
 def test_maps__with_code_in_them_are_refused(tmp_path):
     written(tmp_path, image_set())
     np.save(tmp_path / "values.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    refused(tmp_path, image_set(), "no array")
+    refused(tmp_path, image_set(), "not an array")
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": 2}', '{"format": 1, "keys": []}'])

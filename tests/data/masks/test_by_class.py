@@ -69,7 +69,7 @@ def test_pixels_of_two_classes__are_of_the_last_and_said(tmp_path: Path):
     save(root / "masks/1_dog.png", np.full((6, 8), 255, np.uint8))
     masked = opened(root)
     assert (masked.masks.read(1) == 2).all()
-    assert "1 image has pixels that several classes mark, such as images/1.jpg: the last of them counts" in (
+    assert "1 image has pixels marked by several classes, such as images/1.jpg: the last class is used" in (
         masked.images.notes
     )
     first, second = np.asarray([[1, 0, 255, 1]], np.uint8), np.asarray([[1, 0, 0, 255]], np.uint8)

@@ -204,7 +204,7 @@ def test_palettes_that_differ__are_refused_and_their_colours_may_be_meant():
     [
         (
             (file_facts(0, 0xFF0000, kind=COLOUR), file_facts(0, 1, kind=PALETTE, palette={0: 0, 1: 9})),
-            "with a palette: store all alike, or give",
+            "with a palette: store all in the same way, or give",
         ),
         ((file_facts(0, 0xFF0000, kind=COLOUR), file_facts(0, 1, 2)), "with numbers or grey levels"),
         ((file_facts(0, 0xFF0000, kind=COLOUR), file_facts(0, 255)), "in black and white"),
@@ -239,7 +239,7 @@ def test_blurred_masks__are_named():
     with pytest.raises(UserError, match=r"mask edges\.png has 5 grey levels"):
         find_coding(MaskFacts((edges, clean)))
     colours = [n * 0x010203 for n in range(9)]
-    with pytest.raises(UserError, match=r"mask a\.png has 9 colours, and 7 of the 9 of all masks occur on edges alone"):
+    with pytest.raises(UserError, match=r"mask a\.png has 9 colours, and 7 of the 9 of all masks occur only on edges"):
         find_coding(one_file(*colours, kind=COLOUR, solid=tuple(colours[:2])))
 
 

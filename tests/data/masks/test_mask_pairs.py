@@ -192,4 +192,4 @@ def test_images_outside_of_parts__are_named_and_make_parts_void(tmp_path):
     folder(tmp_path, "train/images/a.png", "train/masks/a.png", "images/b.png", "masks/b.png")
     pairs = find_pairs(tmp_path)
     assert [pair.part for pair in pairs.pairs] == ["", ""]
-    assert "1 image is in no folder of a part" in pairs.notes[0]
+    assert "1 image is outside of the part folders" in pairs.notes[0]

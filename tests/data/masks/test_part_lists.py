@@ -102,7 +102,7 @@ def test_images_that_no_list_names__are_left_out_and_named(tmp_path):
 
 def test_lists_with_other_names_than_the_images__are_refused(tmp_path):
     make_set(lists(tmp_path, train="a\nB-2"), "a", "b")
-    with pytest.raises(UserError, match=r"name 'B-2' in train.txt, and there is no such image, .* 'JPEGImages/b.jpg'"):
+    with pytest.raises(UserError, match=r"name 'B-2' in train.txt, but there is no such image, .* 'JPEGImages/b.jpg'"):
         find_pairs(tmp_path)
 
 

@@ -117,5 +117,5 @@ def test_lists__are_both_there_and_are_bounded_text(scenes, monkeypatch):
         open_images("sun397", root=scenes)
     monkeypatch.undo()
     os.mkfifo(file)
-    with pytest.raises(UserError, match="is no regular file"):
+    with pytest.raises(UserError, match="is not a regular file"):
         open_images("sun397", root=scenes)

@@ -153,7 +153,7 @@ def test_streamed__a_bad_image_is_named_when_its_turn_comes_or_left_out(folders,
     assert len(set(numbers)) == len(numbers) == 59 * 50
     assert 1234 not in numbers
     monkeypatch.setattr(TarStore, "source", lambda self, n: b"P6 4 4 255\n")
-    with pytest.raises(UserError, match="256 of 256 images that were tried cannot be read"):
+    with pytest.raises(UserError, match="256 of 256 images that were tested cannot be read"):
         prepare_images(opened, Reading(side=64))
 
 

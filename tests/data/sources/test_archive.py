@@ -56,7 +56,7 @@ def test_archive__is_the_folder_it_was_made_of(tmp_path, kind, base):
     images = open_images(pack(tmp_path / f"set.{kind}", content))
     same(images, open_images(unpacked(tmp_path / "folder", PICTURES)))
     assert images.name == "set"
-    assert any("passed over" in note for note in images.notes)
+    assert any("skipped" in note for note in images.notes)
 
 
 @KINDS

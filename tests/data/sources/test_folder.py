@@ -129,7 +129,7 @@ def test_image_set__refuses_columns_of_different_length(make_set):
 def test_folders_of_parts_beside_others__are_classes_with_a_note(make_folder):
     images = open_images(make_folder("train/1.png", "val/2.png", "more/3.png"))
     assert images.classes == ("more", "train", "val")
-    assert "'train', 'val' hold no class folders, so they are classes, as the folders beside them are" in images.notes
+    assert "'train', 'val' have no class folders, so they are read as classes" in images.notes
 
 
 @pytest.mark.parametrize(

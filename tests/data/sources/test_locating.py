@@ -129,7 +129,7 @@ def test_table__of_ids_finds_images_of_any_ending(tmp_path):
         "v1.5.webp",
     ]
     images_at(tmp_path, "1.png")
-    with pytest.raises(UserError, match=r"'1' in line 2 of .*l.csv fits 1.jpg and 1.png: name one of the files\."):
+    with pytest.raises(UserError, match=r"'1' in line 2 of .*l.csv matches 1.jpg and 1.png: give one of the files\."):
         open_images(tmp_path / "l.csv")
 
 
@@ -152,11 +152,11 @@ def test_absolute_paths__below_a_given_root(tmp_path):
 def test_absolute_paths__of_another_machine(tmp_path, begin):
     images_at(tmp_path / "photos", "a/0.png", "b/1.png")
     file = table(tmp_path / "labels.csv", [f"{begin}a/0.png", f"{begin}b/1.png"])
-    with pytest.raises(UserError, match=r"which is not on this machine: name what it is here with --data-root\."):
+    with pytest.raises(UserError, match=r"which is not on this machine: give its location with --data-root\."):
         open_images(file)
     images = open_images(file, root=tmp_path / "photos")
     assert images.keys == ["a/0.png", "b/1.png"]
-    assert any("was taken for" in note for note in images.notes)
+    assert any("was replaced by" in note for note in images.notes)
 
 
 def test_paths__that_are_urls_or_climb(tmp_path):

@@ -129,12 +129,12 @@ def test_boxes__in_a_table_are_named(opened):
     unnamed = {"0.png": twice[1:], **{str(n): [5] * 7 for n in range(4)}, "a": AB[1:]}
     with pytest.raises(UserError, match="has boxes as a CSV of boxes, and no classes of images"):
         opened(unnamed)
-    with pytest.raises(UserError, match=r"its rows look like boxes \(0\.png, 0, 1, 2, 3, 4, a\): paucal detect learns"):
+    with pytest.raises(UserError, match=r"its rows look like boxes \(0\.png, 0, 1, 2, 3, 4, a\): use paucal detect"):
         opened({**{name: unnamed[name] for name in ("0.png", "0", "1", "2", "3")}, "4": [5] * 7, "a": AB[1:]})
 
 
 def test_rows__with_more_cells_than_names_are_refused(opened):
-    with pytest.raises(UserError, match=r"line 2 of .* has 3 cells and the first 2: .* quotes around a name"):
+    with pytest.raises(UserError, match=r"line 2 of .* has 3 cells, but the first has 2: .* quotes around names"):
         opened({"image": FILES, "label": ["polar bear, white", "dog"] * 4})
     assert opened({"image": FILES, "label": ["cat,", "dog,"] * 4}).classes == ("cat", "dog")
 

@@ -84,5 +84,5 @@ def test_read_table__of_json_lines(tmp_path):
     with pytest.raises(UserError, match=r"line 2 of .* is '\[1\]'; expected a JSON object"):
         read_table(file)
     file.write_text('{"file_name": "1.png"\n')
-    with pytest.raises(UserError, match=r"line 1 of .* cannot be read: it is no valid JSON"):
+    with pytest.raises(UserError, match=r"line 1 of .* cannot be read: it is not valid JSON"):
         read_table(file)

@@ -72,7 +72,7 @@ def test_judge__without_validation_images_chooses_by_folds_of_the_training_image
     outcomes = evaluate_backbone(subject(), data, ["linear", "logistic", "knn"], OPTIONS)
     linear, logistic = (outcome for outcome in outcomes if outcome.line.protocol in ("linear", "logistic"))
     for outcome in (linear, logistic):
-        assert "by 5-fold cross-validation of the training images, as none are kept for validation" in outcome.note
+        assert "by 5-fold cross-validation of the training images, as there are no validation images" in outcome.note
         assert value_of(outcome.measure, 36) > 0.6
     with_val = evaluate_backbone(subject(), data_of(shades()), ["logistic"], OPTIONS)
     assert "cross-validation" not in with_val[0].note
@@ -235,7 +235,7 @@ def test_table9__has_the_papers_eighteen_sets():
 def test_parts__without_a_test_part_need_consent():
     images = shades()
     bare = replace(images, declared=["train"] * len(images))
-    with pytest.raises(UserError, match="toy has no test part: give a folder with train and test, or let one be cut"):
+    with pytest.raises(UserError, match="toy has no test part: give a folder with train and test, or draw one"):
         with_parts(bare, 0, None, None)
     split = with_parts(bare, 0, None, 0.2)
     assert split.counts()["test"] == 30
@@ -251,7 +251,8 @@ def test_parts__of_a_published_number_per_class_are_drawn_by_the_seed():
     data = evaluation_data(published, with_parts(published, 3, None, None))
     assert [per_class_of(data, part) for part in ("train", "val", "test")] == [[27] * 3, [3] * 3, [20] * 3]
     assert data.how == (
-        "30 images of each class, drawn with seed 3, train, and all others are the test; 9 of those that train validate"
+        "30 training images per class, drawn with seed 3; all others are test images; 9 of the training images "
+        "are used for validation"
     )
     again, other = (with_parts(published, seed, None, None) for seed in (3, 4))
     assert (again.parts == with_parts(published, 3, None, None).parts).all()
@@ -266,7 +267,7 @@ def test_parts__of_a_published_number_per_class_are_drawn_by_the_seed():
 def test_parts__that_are_published_are_asked_for_where_they_are_not_there():
     images = shades((20, 0, 0))
     bare = replace(images, declared=[""] * 60, hints=replace(images.hints, official_parts="put the list into toy"))
-    with pytest.raises(UserError, match="toy has no test part: put the list into toy, or let one be cut from it with"):
+    with pytest.raises(UserError, match="toy has no test part: put the list into toy, or draw one with"):
         with_parts(bare, 0, None, None)
 
 
@@ -282,7 +283,7 @@ def test_limit__keeps_classes_equal_and_is_the_same_again():
     assert sorted(torch.bincount(data.labels[torch.from_numpy(data.parts["train"])]).tolist()) == [3, 3, 4]
     assert (limit(data_of(shades()), 10, 0).used == data.used).all()
     assert "at most 10 images of each part" in data.how
-    with pytest.raises(UserError, match="--max-images is 2, and toy has 3 classes"):
+    with pytest.raises(UserError, match="--max-images is 2, but toy has 3 classes"):
         limit(data_of(shades()), 2, 0)
 
 
@@ -315,7 +316,7 @@ def test_compare__less_distance_wins():
 
 
 def test_compare__refuses_other_test_images():
-    with pytest.raises(UserError, match="same test images only, and these were scored on a: 3, b: 4"):
+    with pytest.raises(UserError, match="same test images, but these were scored on a: 3, b: 4"):
         compare("toy", {"a": [outcome([1, 0, 1])], "b": [outcome([1, 0, 1, 1])]}, DRAWS)
 
 

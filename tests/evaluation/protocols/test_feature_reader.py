@@ -92,7 +92,9 @@ def test_class_and_mean__where_the_class_token_comes_after_the_blocks():
         tokens = backbone.model.forward_features(family.images())
         torch.testing.assert_close(found, torch.cat([tokens[:, 0], tokens[:, 1:].mean(1)], 1))
         reader = FeatureReader(backbone, [FeatureKind("class+mean", 2)])
-        with pytest.raises(UserError, match="needs a class token in each, and cait_xxs24_224 adds its own after them"):
+        with pytest.raises(
+            UserError, match="needs a class token in each, but cait_xxs24_224 adds its class token later"
+        ):
             reader(family.images())
 
 
@@ -101,7 +103,7 @@ def test_class_and_mean__where_the_class_token_comes_after_the_blocks():
     [("resnet18", {}), ("swin_tiny_patch4_window7_224", ESVIT_SWIN), ("esvit_vil_tiny", {})],
 )
 def test_class_and_mean__is_refused_without_a_class_token(name, arguments):
-    with pytest.raises(UserError, match=f"class\\+mean needs a class token, and {name} does not pool by one"):
+    with pytest.raises(UserError, match=f"class\\+mean needs a class token, but {name} does not pool with one"):
         FeatureReader(build(name, **arguments), [FeatureKind("class+mean")])
 
 
@@ -192,7 +194,7 @@ def test_parse__refuses_what_is_no_kind(text):
 
 def test_reader__refuses_more_blocks_or_stages_than_there_are():
     backbone = build("vit_mini", (16, 16), img_size=16, depth=2)
-    with pytest.raises(UserError, match="the last 5 blocks, and vit_mini has 2"):
+    with pytest.raises(UserError, match="the last 5 blocks, but vit_mini has 2"):
         FeatureReader(backbone, [FeatureKind("blocks", 5)])
-    with pytest.raises(UserError, match="the last 9 stages, and vit_mini has 2"), torch.no_grad():
+    with pytest.raises(UserError, match="the last 9 stages, but vit_mini has 2"), torch.no_grad():
         FeatureReader(backbone, [FeatureKind("stages", 9)])(images((16, 16)))

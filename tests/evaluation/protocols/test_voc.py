@@ -55,10 +55,10 @@ def test_voc__says_what_is_missing_or_damaged(folder):
     with pytest.raises(UserError, match=r"200003.jpg is missing: unpack both archives"):
         data_module.open_voc(folder)
     (folder / "ImageSets" / "Main" / "cat_val.txt").write_text("../../secret 1\n")
-    with pytest.raises(UserError, match="names no images as VOC2007 does"):
+    with pytest.raises(UserError, match="does not name images of VOC2007"):
         data_module.open_voc(folder)
     (folder / "ImageSets" / "Main" / "cat_val.txt").write_text("100000 7\n")
-    with pytest.raises(UserError, match="is no list of VOC2007"):
+    with pytest.raises(UserError, match="is not a list of VOC2007"):
         data_module.open_voc(folder)
 
 

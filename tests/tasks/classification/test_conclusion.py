@@ -13,5 +13,7 @@ def test_calibration_line__says_what_the_temperature_did_or_why_there_is_none():
         "confidence: off by 9.0 % on average before, by 2.0 % after a temperature of 1.50, "
         "fitted to 80 validation images"
     )
-    assert line(1.0, FEWEST_IMAGES - 1).endswith(f"{FEWEST_IMAGES - 1} validation images are too few to correct it")
-    assert line(1.0, FEWEST_IMAGES).endswith(f"{FEWEST_IMAGES} validation images show no need to correct it")
+    assert line(1.0, FEWEST_IMAGES - 1).endswith(
+        f"{FEWEST_IMAGES - 1} validation images are too few to fit a temperature"
+    )
+    assert line(1.0, FEWEST_IMAGES).endswith(f"{FEWEST_IMAGES} validation images show no need for a temperature")

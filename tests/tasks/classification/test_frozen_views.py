@@ -112,7 +112,7 @@ def test_most_views__fit_in_a_quarter_of_the_free_memory_and_half_of_the_free_di
 
 def test_run__whose_activations_need_too_much_space_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(frozen_views, "available_memory", lambda: 4000)
-    with pytest.raises(UserError, match="gets at most a quarter of the free memory"):
+    with pytest.raises(UserError, match="may use at most a quarter of the free memory"):
         started(tmp_path / "run")
 
 
@@ -127,7 +127,7 @@ def test_views__of_a_network_with_tiny_logits_are_checked_too(tmp_path, monkeypa
     real = FrozenStages.go_on_from
     monkeypatch.setattr(FrozenStages, "go_on_from", lambda self, kept: real(self, kept.flip(0)))  # another image's
     with (
-        pytest.raises(UserError, match="hand on more than one tensor"),
+        pytest.raises(UserError, match="pass on more than one tensor"),
         keep_views(tmp_path, setup.data, train, fed, setup.settings, objective),
     ):
         pass

@@ -57,7 +57,7 @@ def test_a_start_that_has_been_shown_little__is_not_handled_with_care():
         start = StartFacts("runs/5", "resnet10t", normalise="model", shown=shown)
         settings, reasons = resolve(DetectSettings(data="cells/", init="runs/5"), replace(few, start=start), RULES)
         assert (settings.freeze, settings.backbone_lr, settings.eval_mode) == expected
-        assert ("runs/5 has been shown 2,050 images" in reasons["eval_mode"]) == (shown == 2_050)
+        assert ("runs/5 was trained on only 2,050 images" in reasons["eval_mode"]) == (shown == 2_050)
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_recipes__want_trained_weights_and_a_name_that_exists():
     ("given", "words"),
     [
         ({"head": "4conv"}, r"--head is '4conv' \(did you mean 4conv1fc\?\), expected one of 2fc, 4conv1fc"),
-        ({"cascade_boxes": "per-class"}, "--cascade-boxes is per-class, and only a cascade has several heads"),
-        ({"cascade_average": "logits"}, "--cascade-average is logits, and only a cascade has several heads"),
+        ({"cascade_boxes": "per-class"}, "--cascade-boxes is per-class, but only a cascade has several heads"),
+        ({"cascade_average": "logits"}, "--cascade-average is logits, but only a cascade has several heads"),
         ({"finest": 5}, "--finest is 5"),
     ],
 )

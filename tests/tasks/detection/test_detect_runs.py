@@ -170,7 +170,7 @@ def test_labels__need_a_folder_and_a_layout_for_boxes(finished: Path, images: Pa
     assert main([*words, "--to", "coco"]) == 2
     assert "give --output, a new folder" in " ".join(capsys.readouterr().err.split())
     assert main([*words, "--to", "folders", "--output", str(tmp_path / "out")]) == 2
-    assert "this model gives boxes, which --to folders does not hold" in " ".join(capsys.readouterr().err.split())
+    assert "this model predicts boxes, which --to folders does not support" in " ".join(capsys.readouterr().err.split())
     assert main([*words, "--to", "coco", "--format", "json", "--output", str(tmp_path / "out")]) == 2
 
 
@@ -200,10 +200,10 @@ def test_exported_file__finds_the_same_objects_with_its_runtime_alone(finished, 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--format", "coreml"], "how many regions a detector looks at depends on the image: use --format onnx"),
-        (["--format", "onnx", "--int8"], "--int8 is for classifiers and segmenters, and this model is a detector"),
+        (["--format", "coreml"], "the number of a detector's regions depends on the image: use --format onnx"),
+        (["--format", "onnx", "--int8"], "--int8 is for classifiers and segmenters, but this model is a detector"),
         (["--format", "pt2", "--with-preprocessing"], "this model is a detector: leave it out"),
-        (["--format", "html"], "is a page that classifies pictures"),
+        (["--format", "html"], "--format html is for classifiers"),
     ],
 )
 def test_export__refuses_what_a_detector_cannot_be(finished: Path, tmp_path: Path, capsys, flags, message):
@@ -214,7 +214,7 @@ def test_export__refuses_what_a_detector_cannot_be(finished: Path, tmp_path: Pat
 
 BAD = {
     "no data": ({"data": ""}, "there is no DATA"),
-    "two lengths": ({"steps": 5, "epochs": 3}, "--epochs and --steps all say how long"),
+    "two lengths": ({"steps": 5, "epochs": 3}, "--epochs and --steps all set the length"),
     "a recipe": ({"recipe": "dhvt"}, "'dhvt' is unknown, expected one of detector-coco-1x"),
     "compiled": ({"compile": True}, "--compile has no meaning"),
     "a batch to be tried": ({"batch_size": "auto"}, "--batch-size auto"),

@@ -90,7 +90,7 @@ def test_holes_unused_classes_bare_images_and_empty_boxes__are_kept_or_told(tmp_
     assert boxed.images.notes == (
         "1 box without an area dropped",
         "1 box cut at the edge of the image",
-        "1 box marked as a crowd: neither learnt nor counted",
+        "1 box marked as a crowd: neither trained on nor counted",
         "1 class without a box left out: pieces",
         "1 image without a box: they are used as negatives",
     )
@@ -104,9 +104,9 @@ def test_two_categories_of_one_name__stay_two_classes(tmp_path: Path):
 
 
 BAD_BOXES = {
-    "outside": ([200, 5, 10, 10], "a box of 'red' outside of it"),
+    "outside": ([200, 5, 10, 10], "a box of 'red' outside of the image"),
     "negative size": ([20, 5, -10, 10], "that ends before it begins"),
-    "not a number": ([float("nan"), 5, 10, 10], "are no numbers"),
+    "not a number": ([float("nan"), 5, 10, 10], "are not numbers"),
     "three numbers": ([1, 2, 3], "expected left, top, width and height"),
     "words": (["a", 2, 3, 4], "expected left, top, width and height"),
 }
@@ -157,12 +157,15 @@ BAD_FILES = {
         json.dumps({**coco([], {"red": 1}), "images": named("0.png") + named("0.png", 1)}),
         "is described twice",
     ),
-    "another size": (json.dumps(coco([("0.png", (97 + 9, 64), [])], {"red": 1})), "has 106x64 pixels and it has 96x64"),
-    "turned": (json.dumps(coco([("0.png", (64, 96), [])], {"red": 1})), "once its EXIF tag turns it upright"),
-    "images in words": (json.dumps({"images": "all", "annotations": [], "categories": []}), "that are no list"),
+    "another size": (
+        json.dumps(coco([("0.png", (97 + 9, 64), [])], {"red": 1})),
+        "has 106x64 pixels, but it has 96x64",
+    ),
+    "turned": (json.dumps(coco([("0.png", (64, 96), [])], {"red": 1})), "as after an EXIF rotation"),
+    "images in words": (json.dumps({"images": "all", "annotations": [], "categories": []}), "that are not a list"),
     "category without name": (
         json.dumps({"images": [], "annotations": [], "categories": [{"id": 1}]}),
-        "a category without a name or an id of its own",
+        "a category without a name or its own id",
     ),
 }
 
@@ -193,8 +196,8 @@ def xml_with(entity: str) -> str:
 BAD_XML = {
     "entities": (xml_with('<!ENTITY a "b"><!ENTITY c "&a;&a;">'), "declares a document type"),
     "an outer file": (xml_with('<!ENTITY a SYSTEM "file:///etc/passwd">'), "declares a document type"),
-    "no XML": ("{}", "is no XML"),
-    "empty": ("", "is no XML"),
+    "no XML": ("{}", "is not XML"),
+    "empty": ("", "is not XML"),
     "no name": ("<annotation><object><bndbox/></object></annotation>", "an object without a name"),
     "no corners": ("<annotation><object><name>red</name></object></annotation>", "expected numbers for xmin"),
     "size in words": ("<annotation><size><width>w</width><height>1</height></size></annotation>", "by '1' pixels"),
@@ -214,7 +217,7 @@ def test_voc__refuses_damaged_and_hostile_files(tmp_path: Path, kind: str, encod
 def test_voc__of_a_missing_image_is_refused(tmp_path: Path):
     root = write_voc(tmp_path / "voc")
     (root / "JPEGImages" / "3.png").unlink()
-    with pytest.raises(UserError, match=r"describes '3\.png', and there is no such image"):
+    with pytest.raises(UserError, match=r"describes '3\.png', but there is no such image"):
         open_boxed(root)
 
 
@@ -248,7 +251,7 @@ def test_images_without_a_description__are_counted_and_not_taken_for_empty_ones(
     Image.new("RGB", (96, 64)).save(tmp_path / "set" / "more.png")
     boxed = open_boxed(file.parent)
     assert "more.png" not in boxed.images.keys
-    assert "1 image that no annotation describes is left out" in boxed.images.notes
+    assert "1 image without an annotation is left out" in boxed.images.notes
 
 
 @with_data
@@ -306,7 +309,7 @@ def test_turned_images__whose_size_tells_nothing_are_named(
 def test_boxes_drawn_before_an_image_was_turned__are_refused(tmp_path: Path):
     root = write_voc(tmp_path / "set")
     save_turned(root / "JPEGImages/0.png", (96, 64), 6)
-    with pytest.raises(UserError, match="has 96x64 pixels and it has 64x96 once its EXIF tag turns it upright: store"):
+    with pytest.raises(UserError, match="has 96x64 pixels, but it has 64x96 after its EXIF rotation: store"):
         open_boxed(root)
 
 
@@ -317,7 +320,7 @@ def test_crowds_alone_and_shares_of_sides__are_refused_for_what_they_are(tmp_pat
     with pytest.raises(UserError, match=rf"all {len(rows)} boxes of '.*' are marked as crowds \(iscrowd\)"):
         open_boxed(file)
     change(file, annotations=[{**row, "bbox": [0.1, 0.2, 0.5, 0.6]} for row in rows])
-    with pytest.raises(UserError, match="these are shares of the images' sides, expected pixels"):
+    with pytest.raises(UserError, match="they look like fractions of the images' sides; expected pixels"):
         open_boxed(file)
 
 

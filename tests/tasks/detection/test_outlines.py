@@ -21,7 +21,7 @@ WHERE = "a.json gives 'a.png' an outline of 'disc'"
 
 
 def forms(mask: np.ndarray) -> list[dict[str, Any]]:
-    """Return both forms of lengths of runs."""
+    """Return both forms of run lengths."""
     runs = pack_mask(mask)
     counts = unpack_run_lengths(runs["counts"]).tolist()
     return [{"size": [*SIZE], "counts": counts}, {"size": [*SIZE], "counts": runs["counts"].decode()}]
@@ -53,9 +53,9 @@ def test_polygons__over_the_edge_are_cut_there():
 GOOD = forms(drawn(*DISC))
 HUGE = 10**400
 BAD = {
-    "a word": ("around it", "expected polygons or lengths of runs"),
-    "numbers": ([1, 2, 3, 4, 5, 6], "expected polygons or lengths of runs"),
-    "odd": ([[1, 1, 9, 1, 9, 9, 3]], "a polygon of 7 coordinates, expected x and y in turn"),
+    "a word": ("around it", "expected polygons or run lengths"),
+    "numbers": ([1, 2, 3, 4, 5, 6], "expected polygons or run lengths"),
+    "odd": ([[1, 1, 9, 1, 9, 9, 3]], "a polygon of 7 coordinates, expected x, y, x, y"),
     "two points": ([[1, 1, 9, 9]], "a polygon of 2 points, expected 3 or more"),
     "no points": ([[]], "a polygon of 0 points"),
     "far outside": ([[1, 1, 9, 1, 9, 900]], "a point at 9 900, far outside of it"),
@@ -65,9 +65,9 @@ BAD = {
     "true": ([[1, 1, 9, 1, True, 9]], "expected numbers"),
     "too long": ([[0, 0, 96, 64] * 8000], "more than 1,000,000 pixels in length"),
     "too many": ([[1, 1, 2, 1, 2, 2]] * 10_001, "of 10,001 polygons"),
-    "another size": ({**GOOD[0], "size": [96, 64]}, "an image of the height and width [96, 64]"),
-    "no size": ({"counts": GOOD[0]["counts"]}, "an image of the height and width None"),
-    "a size of true": ({**GOOD[0], "size": [True, 96]}, "an image of the height and width [True, 96]"),
+    "another size": ({**GOOD[0], "size": [96, 64]}, "an image of height and width [96, 64]"),
+    "no size": ({"counts": GOOD[0]["counts"]}, "an image of height and width None"),
+    "a size of true": ({**GOOD[0], "size": [True, 96]}, "an image of height and width [True, 96]"),
     "no counts": ({"size": [*SIZE]}, "expected whole numbers"),
     "empty counts": ({"size": [*SIZE], "counts": []}, "expected whole numbers"),
     "fractions": ({"size": [*SIZE], "counts": [0.5, 6143.5]}, "expected whole numbers"),
@@ -77,7 +77,7 @@ BAD = {
     "huge": ({"size": [*SIZE], "counts": [2**34, 2**34]}, "do not add up"),
     "larger than 64 bits": ({"size": [*SIZE], "counts": [HUGE]}, "too large for any image"),
     "text of nothing": ({"size": [*SIZE], "counts": "xx"}, "invalid character"),
-    "text cut": ({"size": [*SIZE], "counts": GOOD[1]["counts"][:-1]}, "outline of 'disc' as lengths of runs"),
+    "text cut": ({"size": [*SIZE], "counts": GOOD[1]["counts"][:-1]}, "outline of 'disc' with run lengths"),
     "text of another script": ({"size": [*SIZE], "counts": "\ud800é"}, "invalid character"),
     "text of huge numbers": ({"size": [*SIZE], "counts": "oooooo1" * 50}, "do not add up"),
 }
@@ -90,7 +90,7 @@ def test_outlines__that_cannot_be_meant_are_refused_in_one_sentence(kind: str):
         mask_of_outline(form, SIZE, WHERE)
     assert words in str(refused.value)
     assert str(refused.value).startswith(WHERE)
-    assert str(refused.value).endswith("correct it, or leave the outlines unread with --masks off.")
+    assert str(refused.value).endswith("correct it, or ignore the outlines with --masks off.")
     assert "\n" not in str(refused.value)
 
 

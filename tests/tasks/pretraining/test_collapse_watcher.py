@@ -26,11 +26,11 @@ def test_watcher__says_once_what_is_wrong_and_when_it_is_over():
     kinds = [verdict and verdict.kind for verdict in map(seen.look, with_sick_epochs(ONE_PROTOTYPE, range(6, 10)))]
     assert kinds == [None] * 7 + ["constant output"] * 2 + [None] * 3
     assert len(said) == 3
-    assert said[0].startswith("epoch 8: constant output: the teacher's view head gives all images the same answer")
+    assert said[0].startswith("epoch 8: constant output: the teacher's view head gives all images the same output")
     assert said[0].endswith("the last healthy epoch was 5.")
     assert "Raise the teacher temperature" in said[1]
     assert said[1].endswith("The run continues (--on-collapse warn).")
-    assert said[2] == "epoch 10: no sign of constant output any more"
+    assert said[2] == "epoch 10: the signs of constant output are gone"
     assert [(entry["epoch"], entry["kind"]) for entry in seen.history()] == [(8.0, "constant output"), (10.0, None)]
     json.dumps(seen.history())
 

@@ -85,7 +85,7 @@ def test_run__stops_where_it_makes_its_trained_weights_worse(pictures, tmp_path,
     assert json.loads((tmp_path / "run" / "monitor.json").read_text()) == {NAME: 0.9}
     assert len(RunFolder(tmp_path / "run").read_rows()) == (ends or len(scores) - 1)
     assert isinstance(ended, Stopped) == (ends is not None)
-    said = "the run makes its trained weights worse: nearest neighbours are right on 50.0 % of the monitor's images"
+    said = "training makes the weights worse: nearest neighbours classify 50.0 % of the monitor's images"
     assert (said in (tmp_path / "run" / "train.log").read_text()) == (ends is not None)
 
 
@@ -104,7 +104,7 @@ def test_resumed_run__remembers_the_epochs_that_made_its_weights_worse(pictures,
     assert len(RunFolder(tmp_path / "run").read_rows()) == 1
     assert isinstance(resume(PretrainingJob(), tmp_path / "run", SilentConsole()), Stopped)
     assert len(RunFolder(tmp_path / "run").read_rows()) == 2
-    assert "makes its trained weights worse" in (tmp_path / "run" / "train.log").read_text()
+    assert "makes the weights worse" in (tmp_path / "run" / "train.log").read_text()
 
 
 @pytest.mark.parametrize(

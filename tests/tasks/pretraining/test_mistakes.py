@@ -38,7 +38,7 @@ def test_print_config__can_be_given_back(pictures, tmp_path, capsys):
 
 
 WRONG = {
-    "batch": ({"batch_size": 32}, "a step takes 32 images and there are 24"),
+    "batch": ({"batch_size": 32}, "a step needs 32 images, but there are 24"),
     "crop": ({"model": "vit_tiny_patch16_224", "model_args": None, "local_size": [6]}, "does not run at"),
     "counts": ({"local_crops": [2, 2]}, "give one number for each size"),
     "pair": ({"global_crops": 1, "local_crops": [0]}, "give no pair"),
@@ -64,7 +64,7 @@ def test_one_image__is_too_few(pictures, tmp_path):
     folder = tmp_path / "one"
     folder.mkdir()
     (folder / "a.png").write_bytes(next(pictures.rglob("*.png")).read_bytes())
-    with pytest.raises(UserError, match="there is 1 image"):
+    with pytest.raises(UserError, match="there is only 1 image"):
         start(folder, tmp_path / "run")
 
 

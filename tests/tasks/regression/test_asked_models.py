@@ -121,13 +121,13 @@ def test_a_classifier__may_start_from_the_weights_of_a_regression(run, tmp_path:
         (["eval", "RUN", "--protocol", "knn"], "frozen features are evaluated with classes: give DATA with classes"),
         (["label", "CLASSES", "--teacher", "RUN", "--output", "OUT"], "predicts a number"),
         (["explain", "RUN", "IMAGE", "--explain-class", "a"], "predicts a number"),
-        (["export", "RUN", "--format", "html", "--output", "OUT"], "is a page that classifies pictures"),
+        (["export", "RUN", "--format", "html", "--output", "OUT"], "--format html is for classifiers"),
         (
             ["export", "RUN", "--format", "safetensors", "--output", "OUT"],
             "model.safetensors has these weights",
         ),
         (["export", "RUN", "--format", "hub", "--output", "OUT"], "is for classifiers that timm can build"),
-        (["predict", "RUN", "IMAGE", "--top-k", "2"], "--top-k is for models that classify or find objects"),
+        (["predict", "RUN", "IMAGE", "--top-k", "2"], "--top-k is for classifiers and detectors"),
     ],
 )
 def test_verbs_of_classes__refuse_numbers_in_a_sentence(run, tmp_path: Path, capsys, arguments: list[str], words: str):

@@ -95,7 +95,7 @@ def test_cards__come_back_and_damaged_grades_are_refused():
             RegressionCard.from_dict(stored)
     stored = card.to_dict()
     del stored["grades"]["slope"]
-    with pytest.raises(UserError, match="is no model card"):
+    with pytest.raises(UserError, match="is not a model card"):
         RegressionCard.from_dict(stored)
 
 

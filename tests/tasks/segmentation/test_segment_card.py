@@ -82,7 +82,7 @@ def test_damaged_cards__are_refused(place, value, words):
 def test_cards_without_an_entry__are_refused():
     for name in ("head", "masks", "classes", "preprocessing", "backbone", "overlap"):
         content = {key: value for key, value in card().to_dict().items() if key != name}
-        with pytest.raises(UserError, match="no model card for segmentation"):
+        with pytest.raises(UserError, match="not a model card for segmentation"):
             SegmentationCard.from_dict(content)
 
 

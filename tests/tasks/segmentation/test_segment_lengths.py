@@ -53,7 +53,7 @@ def test_a_start_that_has_been_shown_little__is_not_handled_with_care():
         assert (settings.freeze, settings.backbone_lr) == (freeze, rate)
     start = StartFacts("runs/5", "resnet10t", normalise="model", shown=2_050)
     reasons = chosen(DataAndMachine(21, 2, 512, start=start))[1]
-    assert "runs/5 has been shown 2,050 images: too little to be careful with" in reasons["freeze"]
+    assert "runs/5 was trained on only 2,050 images: not worth preserving" in reasons["freeze"]
 
 
 def test_many_images_on_a_gpu__get_the_papers_sizes():

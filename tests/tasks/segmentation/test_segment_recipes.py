@@ -80,5 +80,5 @@ def test_joint_norms__need_gpus_where_there_are_several_processes():
     joint = with_joint_norms(SegmentSettings(sync_bn=True, devices=2, device="cuda"), card(head=Head(8, 0.1)).build())
     assert norms(joint.head) == {"SyncBatchNorm"}
     assert joint.state_dict().keys() == network.state_dict().keys()
-    with pytest.raises(UserError, match="only on GPUs, and --device is cpu"):
+    with pytest.raises(UserError, match="only on GPUs, but --device is cpu"):
         with_joint_norms(SegmentSettings(sync_bn=True, devices=2, device="cpu"), network)

@@ -226,7 +226,7 @@ def test_a_sentence_with_values__is_not_torn_at_a_colon(tmp_path: Path):
     file = write_coco(tmp_path / "set")
     change(file, categories=[{"id": 3, "name": "red"}, {"id": 7}])
     (finding,) = [one for one in paucal.check(file).findings if one.name == "bad-boxes"]
-    assert finding.text.endswith("has a category without a name or an id of its own: {'id': 7}; correct it")
+    assert finding.text.endswith("has a category without a name or its own id: {'id': 7}; correct it")
     assert finding.advice == ""
 
 
@@ -245,6 +245,6 @@ def test_names_alike_difficult_boxes_and_turned_images__are_said(tmp_path: Path)
     total = sum(file.read_text().count("<object>") for file in (root / "Annotations").iterdir())
     assert texts(found, "boxes")[0].startswith(f"8 images with {total - 1} boxes of ")
     assert open_boxed(root).count_boxes() == total - 1
-    assert "1 box marked as difficult: neither learnt nor counted" in notes
+    assert "1 box marked as difficult: neither trained on nor counted" in notes
     assert any(note.startswith("classes have names that look the same ('Red' and 'red')") for note in notes)
     assert any(note.startswith("1 image is turned by its EXIF tag (JPEGImages/4.png), and the size") for note in notes)

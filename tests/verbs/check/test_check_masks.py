@@ -99,7 +99,7 @@ def test_small_images__get_a_crop_that_segment_would_take(tmp_path):
     for side in ("images", "masks"):
         (tmp_path / f"small/{side}/00.png").rename(root / side / "small.png")
     found = [one for one in paucal.check(root).findings if one.name == "small-crops"]
-    assert [one.advice for one in found] == ["train with crops that they fill: --img-size 192"]
+    assert [one.advice for one in found] == ["train with smaller crops: --img-size 192"]
     assert found[0].text.startswith("1 image fills less than half the side of the 256-pixel crops")
 
 

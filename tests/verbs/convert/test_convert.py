@@ -114,7 +114,7 @@ def test_outlines__become_masks_as_the_detector_draws_them(tmp_path: Path):
         for place in sorted(range(len(drawn)), key=lambda place: -int(drawn[place].sum())):
             expected[drawn[place]] = names.index(image.names[place])
         assert masked.masks.read(number).tolist() == expected.tolist()
-    with pytest.raises(UserError, match="has no outline, and masks need one of each object"):
+    with pytest.raises(UserError, match="has no outline, but masks need one for each object"):
         paucal.convert(write_label_studio(tmp_path / "boxes"), to="masks", output=tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
@@ -264,7 +264,7 @@ def test_several_labels_and_built_in_images(tmp_path: Path):
         out = tmp_path.parent / f"{tmp_path.name}-{to}"
         paucal.convert(tmp_path / "labels.csv", to=to, output=out)
         assert _labels(open_images(out)) == _labels(first)
-    with pytest.raises(UserError, match=r"'0\.png' has 2 classes, and folders hold one class"):
+    with pytest.raises(UserError, match=r"'0\.png' has 2 classes, but folders need one class"):
         paucal.convert(tmp_path / "labels.csv", to="folders", output=tmp_path.parent / "never")
     digits = paucal.convert("digits", to="folders", output=tmp_path.parent / f"{tmp_path.name}-digits")
     assert open_images(digits.folder).class_counts().tolist() == open_images("digits").class_counts().tolist()
@@ -285,7 +285,7 @@ def test_the_command__says_what_is_lost_and_refuses_what_the_layout_cannot_hold(
     assert f"lost: {OUTLINES}: {count}" in said
     assert "6 images as voc in" in said
     for arguments, words in (
-        ([str(root), str(tmp_path / "a"), "--to", "folders"], "and --to folders takes classes of images"),
+        ([str(root), str(tmp_path / "a"), "--to", "folders"], "but --to folders takes classes of images"),
         ([str(root), str(tmp_path / "voc"), "--to", "coco"], "is not empty"),
         ([str(root), str(root / "out"), "--to", "coco"], "lies within the images"),
         ([str(root), str(tmp_path / "a")], "there is no --to: give the layout to write, one of yolo, coco"),

@@ -151,8 +151,8 @@ def test_images_beside_those_of_the_run__are_judged_and_the_count_is_told(photos
     assert names(given, found.positions) == left
     count = 20 - len(left)
     assert found.notes == (
-        f"left out {count} of the 20 images: {run.path}, or a run that it started from, was trained on "
-        f"them or chosen by them; {len(left)} remain",
+        f"left out {count} of the 20 images: {run.path}, or a run that it started from, used them for training or "
+        f"selection; {len(left)} remain",
     )
     with pytest.raises(UserError, match="--part val: more has no parts: leave --part out"):
         choose_images(run, given, "val", "more")
@@ -215,7 +215,7 @@ def test_run_without_digests__knows_its_images_by_their_place(photos: Path, tmp_
     found = choose_images(run, open_images("copy"), None, "copy")
     assert len(found.positions) == 20
     assert "12 images have the names" in found.notes[0]
-    assert found.notes[0].endswith("if they are the same images, the score means little")
+    assert found.notes[0].endswith("if they are the same images, the score is too optimistic")
 
 
 def test_runs_that_a_run_began_with__count_too(photos: Path, tmp_path: Path):

@@ -74,7 +74,7 @@ def test_nothing_that_fits__is_one_sentence_with_the_closest_file_and_leaves_not
 ):
     words = ["export", run, "--format", "onnx", "--images", "40", "--max-size", "9KB", "--output", tmp_path / "none"]
     message = failure(capsys, *words)
-    assert "no file keeps to 0.009 MB: the closest is model.int8.onnx" in message
+    assert "no file is within 0.009 MB: the closest is model.int8.onnx" in message
     assert "give a larger --max-size or --max-ms" in message
     assert not (tmp_path / "none").exists()
 
@@ -89,7 +89,7 @@ def test_smaller_model__that_fails_after_all_leaves_no_untrained_file_as_the_clo
     monkeypatch.setattr(fitting, "teach", lambda teacher, *rest: teacher)
     monkeypatch.setattr(fitting.Limits, "excess", lambda self, found: 0.5 if found.images == fitting.TIMED else 2.0)
     console, settings = RecordingConsole(), ExportSettings(format=["onnx"], images=40, max_size="5MB")
-    with pytest.raises(UserError, match=r"no file keeps to 5 MB: the closest is model\.onnx with"):
+    with pytest.raises(UserError, match=r"no file is within 5 MB: the closest is model\.onnx with"):
         export_all(str(run), replace(settings, output=str(tmp_path / "out")), console)
     assert len(opened) == 1  # the untrained student is timed on the images that were read for the run's own files
     assert [line for line in console.said if "down as a graph" in line and TINY in line] == []
@@ -142,7 +142,7 @@ def test_data__is_judged_on_where_the_images_are_missing_and_then_no_smaller_mod
     found = export(copy, tmp_path / "out", max_size="1GB", data=str(photos))
     assert any(f"on 12 images of {photos}" in line for line in found.said if "kept" not in line)
     words = ["--format", "onnx", "--max-size", "9KB", "--data", photos, "--output", tmp_path / "none"]
-    assert "no file keeps to 0.009 MB: the closest is model.onnx" in failure(capsys, "export", copy, *words)
+    assert "no file is within 0.009 MB: the closest is model.onnx" in failure(capsys, "export", copy, *words)
 
 
 def test_smaller_model__averages_mirror_images_as_asked(run, tmp_path, monkeypatch):

@@ -111,7 +111,7 @@ def test_damaged_tail__keeps_what_can_be_read(minute, run, tmp_path, monkeypatch
     (tmp_path / "cut.mp4").write_bytes(content[: len(content) * 2 // 3])
     words = ["predict", str(run), "cut.mp4", "--output", "answers.csv"]
     assert main(words) == 2
-    assert "is not whole" in capsys.readouterr().err
+    assert "is incomplete" in capsys.readouterr().err
     assert main([*words, "--on-bad-image", "skip"]) == 0
     frames = [int(row["frame"]) for row in read(tmp_path / "answers.csv")]
     assert frames == list(range(0, RATE * len(frames), RATE))
@@ -273,7 +273,7 @@ def test_sources__that_do_not_go_together_are_refused(run, tmp_path, monkeypatch
         (["a.mp4", "b.png"], "videos and images"),
         (["a.mp4", "--watch", "x"], "leave the other PATHS out"),
         (["a.mp4", "--idle", "1s"], "--idle is for --watch"),
-        (["a.mp4", "--format", "json"], "table in CSV"),
+        (["a.mp4", "--format", "json"], "CSV table"),
         (["a.mp4", "--annotated", "b.mp4"], "--annotated is a copy"),
         ([], "paths"),
         (["a.png", "--every", "2s"], "--every"),

@@ -90,7 +90,7 @@ def test_list__is_filtered_and_sorted(runs):
     assert ask(where=["init=none", "test<0.75"]) == ["grid/cells/a/run"]
     with pytest.raises(paucal.UserError, match=r"no run has 'methud' \(did you mean method\?\)"):
         ask(where=["methud=drloc"])
-    with pytest.raises(paucal.UserError, match="which is no number"):
+    with pytest.raises(paucal.UserError, match="which is not a number"):
         ask(where=["test>much"])
     with pytest.raises(paucal.UserError, match="expected conditions such as"):
         ask(where=["drloc"])
@@ -114,8 +114,8 @@ def test_leftovers__are_what_nobody_needs(tmp_path):
     assert {name: reason for name, reason in told.items() if reason} == {
         "empty": "nothing was saved",
         "old": "stopped 31 days ago",
-        "twice": "the same as again, which is newer",
-        "given_up": "the same as again, which is newer",
+        "twice": "same settings as again, which is newer",
+        "given_up": "same settings as again, which is newer",
     }
 
 
@@ -125,7 +125,7 @@ def test_leftovers__no_run_of_a_comparison_is_one(tmp_path):
     (tmp_path / "grid" / "grid.json").write_text("{}")
     assert [run.deletable for run in with_leftovers(list_runs(tmp_path))] == ["", ""]
     (tmp_path / "grid" / "grid.json").unlink()
-    assert [run.deletable for run in with_leftovers(list_runs(tmp_path))] == ["the same as 1, which is newer", ""]
+    assert [run.deletable for run in with_leftovers(list_runs(tmp_path))] == ["same settings as 1, which is newer", ""]
 
 
 def test_command__shows_and_writes_and_deletes_nothing(runs, tmp_path, capsys):
@@ -136,7 +136,7 @@ def test_command__shows_and_writes_and_deletes_nothing(runs, tmp_path, capsys):
     assert "80.0 %" in said
     assert "the same for all: model vit_mini, data photos" in said
     assert "2 runs can be deleted" in said
-    assert "the same as 4, which is newer" in said
+    assert "same settings as 4, which is newer" in said
     rows = table(tmp_path / "table.csv")
     assert [row["run"] for row in rows] == ["grid/cells/a/run", "1", "2", "3", "4"]
     assert rows[1]["deletable"]

@@ -76,7 +76,7 @@ def test_tabs__get_different_images_and_the_first_label_stays(images: Path, tmp_
         assert page.next("one")["image"]["number"] == one  # after a reload
         page.save("one", 0, "cat")
         page.save("two", 0, "cat")  # the same label again is no conflict
-        with pytest.raises(Conflict, match="was labelled cat elsewhere"):
+        with pytest.raises(Conflict, match="was labelled cat in another tab"):
             page.save("two", 0, HOSTILE)
         assert saved.labels == {str(images / "000 ü, 猫.png"): "cat"}
         for _ in range(4):
@@ -152,7 +152,7 @@ def test_file__is_written_by_one_page_and_no_other_table_is_touched(tmp_path: Pa
     other = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdin=pipe, stdout=pipe, text=True)
     assert other.stdout is not None
     assert other.stdout.readline() == "held\n"
-    with pytest.raises(UserError, match="another page writes"), LabelFile(path):
+    with pytest.raises(UserError, match="another page is writing"), LabelFile(path):
         pass
     other.kill()  # a killed page does not keep the file locked
     other.communicate()
@@ -161,7 +161,10 @@ def test_file__is_written_by_one_page_and_no_other_table_is_touched(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []  # nothing is left where no label was given
     for content in ("image_path,label,unsure\na,b,1\n", "x\n", "image_path,label\na\n"):
         path.write_text(content)
-        with pytest.raises(UserError, match="is no table of image_path,label as this page writes it"), LabelFile(path):
+        with (
+            pytest.raises(UserError, match="is not a table of image_path,label as this page writes it"),
+            LabelFile(path),
+        ):
             pass
         assert path.read_text() == content
     with pytest.raises(UserError, match=r"must end in \.csv"):

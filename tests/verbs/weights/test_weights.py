@@ -94,7 +94,7 @@ def test_added_weights__are_used_by_name_alone_where_the_licence_has_terms(file)
     assert starts.choose(None, "cpu", 64).candidates == ()
     choice = starts.choose("test_resnet", "cpu", 64)
     assert choice.candidates == ("test_resnet",)
-    assert "CC-BY-NC-4.0, has terms of its own" in choice.remark
+    assert "CC-BY-NC-4.0, has special terms" in choice.remark
     assert [one.use for one in list_weights()] == ["train --model"]
 
 
@@ -116,7 +116,7 @@ def test_add__refuses_what_is_not_the_model(file, tmp_path, capsys):
     assert "running_var" in said
     state["fc.weight"] = state["fc.weight"] * float("nan")
     torch.save(state, tmp_path / "nan.pth")
-    assert "no finite numbers" in refused(
+    assert "not finite numbers" in refused(
         capsys, "add", tmp_path / "nan.pth", "--model", NAME, "--licence", "Apache-2.0"
     )
     assert not weights_folder().exists()

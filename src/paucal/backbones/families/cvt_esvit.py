@@ -124,7 +124,7 @@ def _places(call: Call, weights: Tensor, image_size: Grid) -> Places:
 class WindowAttention(nn.Module):
     """Attention within windows; queries, keys and values share a depthwise convolution that crosses windows.
 
-    Padding, where a grid is no multiple of the window:
+    Padding, where a grid is not a multiple of the window:
     - "published": as in the published code, zeros are added at the right and bottom before the convolution, attended to
       like cells, and included in the batch norm's statistics.
     - "masked": the same windows, but padded cells are neither attended to nor included in the statistics.

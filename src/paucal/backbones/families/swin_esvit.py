@@ -166,7 +166,7 @@ class EsvitSwin(SwinTransformer):
 
     Windows and shifts are fixed when the model is built, from `img_size`: where a stage's grid is no larger than its
     window, the window becomes the grid and nothing is shifted. Images of any other size can then be given; windows are
-    padded where the map ends, and an image that is no multiple of the patch is padded with zeros.
+    padded where the map ends, and an image that is not a multiple of the patch is padded with zeros.
 
     Args:
         padding: Treatment of padded cells. "published": they take part in attention like others, with the bias of the

@@ -162,7 +162,7 @@ class VisionLongformer(StagedBackbone):
         """Resize the tables of full attention and of absolute positions for images of another size, in pixels.
 
         Raises:
-            ValueError: a side is no multiple of the reduction.
+            ValueError: a side is not a multiple of the reduction.
         """
         size = height_and_width(img_size)
         require_multiple(size, self.reduction)
@@ -180,7 +180,7 @@ class VisionLongformer(StagedBackbone):
         """Return the normed map (B, C, H, W) of the last stage, or tokens (B, g + H * W, C) if it has global tokens.
 
         Raises:
-            ValueError: a side is no multiple of the reduction.
+            ValueError: a side is not a multiple of the reduction.
         """
         require_multiple(x.shape[2:], self.reduction)
         return super().forward_features(x)

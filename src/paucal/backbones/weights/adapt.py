@@ -92,7 +92,7 @@ def is_computed(name: str) -> bool:
 
 
 def position_grid(model: nn.Module) -> Size | None:
-    """Return (rows, columns) of the cells that a model's position embedding stands for, where timm tells it."""
+    """Return (rows, columns) of the grid of a model's position embedding, if timm states it."""
     grid: Any = getattr(getattr(model, "patch_embed", None), "grid_size", None)
     return (int(grid[0]), int(grid[1])) if grid is not None else None
 

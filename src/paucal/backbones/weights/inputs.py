@@ -84,7 +84,7 @@ def program_of(tree: Mapping[str, Any]) -> str:
 
 
 def input_of_scratch(model: str) -> ImageInput:
-    """Return the preprocessing for testing a model trained from scratch, that of its family's original code.
+    """Return the preprocessing of a family's original code, for testing models trained from scratch.
 
     timm's configuration only describes the weights that timm publishes.
 

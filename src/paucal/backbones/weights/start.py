@@ -286,7 +286,7 @@ def _require_finite(state: Mapping[str, Tensor], source: str, setting: str = "--
     for name, value in state.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise UserError(
-                f"{setting}{source} has values in {name!r} that are no finite numbers: choose another checkpoint."
+                f"{setting}{source} has values in {name!r} that are not finite numbers: choose another checkpoint."
             )
 
 

@@ -1,4 +1,4 @@
-"""Images with boxes as annotation files describe them, before any check against the image files."""
+"""Images with boxes from annotation files, before any check against the image files."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from paucal.types import UserError
 from paucal.wording import counted, was
 
 MOST_CLASSES = 10_000
-MOST_PIXELS = 1 << 28  # of a mask that is drawn from a file of labels
+MOST_PIXELS = 1 << 28  # pixels of a mask from an annotation file
 ELLIPSE_POINTS = 72
 ROUNDING = 0.5  # pixels by which edges of a box may differ between two files if one file rounds them
 # COCO's text of run lengths: each character code, minus that of "0", has 5 bits and a flag that the number continues.
@@ -75,7 +75,7 @@ class AnnotationSet:
 
     Attributes:
         images: Annotated images, each once.
-        numbers: Number that the files give each class, by class name.
+        numbers: Number of each class in the files, by class name.
         notes: Sentences on what was left out or assumed.
     """
 
@@ -89,13 +89,13 @@ class Layout:
     """A file format for boxes.
 
     Attributes:
-        name: Name of the layout for people.
+        name: Name of the layout for messages.
         expected: Description of its files, for the list of supported layouts.
-        suffixes: Suffixes of the files that a user can pass alone, without their folder.
+        suffixes: Suffixes of files that can be given without their folder.
         find: Function that returns the annotation files of this layout among some files of a set.
         read: Function that reads annotation files.
         roots: Function that returns the folders to search for the images of an annotation file passed without a folder.
-        tree: Function that returns the images of such a file where it names all of them by absolute paths, else None.
+        tree: Function that returns the images of such a file if all have absolute paths, else None.
     """
 
     name: str
@@ -123,7 +123,7 @@ def add_image(images: dict[str, AnnotatedImage], image: AnnotatedImage, place: s
 
 def shorten_notes(notes: Sequence[str]) -> list[str]:
     """Return the first two of the notes on single files, and a note on the number of the others."""
-    return [*notes[:2], *([f"the same holds for {counted(len(notes) - 2, 'more file')}"] if len(notes) > 2 else [])]
+    return [*notes[:2], *([f"and likewise for {counted(len(notes) - 2, 'more file')}"] if len(notes) > 2 else [])]
 
 
 def unread_shapes_notes(counts: Counter[str]) -> list[str]:
@@ -131,11 +131,11 @@ def unread_shapes_notes(counts: Counter[str]) -> list[str]:
     if not counts:
         return []
     kinds = ", ".join(f"{name} {count}" for name, count in counts.most_common())
-    return [f"{counted(counts.total(), 'shape')} without a box of its own {was(counts.total())} not read: {kinds}"]
+    return [f"{counted(counts.total(), 'shape')} without a box {was(counts.total())} not read: {kinds}"]
 
 
 def number_classes(images: Iterable[AnnotatedImage], place: str) -> dict[str, int]:
-    """Number the classes in alphabetical order from 1, for files that give their classes no numbers.
+    """Number the classes in alphabetical order from 1, for files without class numbers.
 
     Raises:
         UserError: There are too many classes.
@@ -175,10 +175,10 @@ def points_of_ellipse(
     Args:
         centre: x and y in pixels.
         radii: Half of the width and of the height in pixels.
-        turned: Degrees by which it is turned to the right around its centre.
+        turned: Degrees of clockwise rotation around its centre.
     """
     angles = np.arange(ELLIPSE_POINTS) * 2 * np.pi / ELLIPSE_POINTS
-    with np.errstate(invalid="ignore"):  # points of an infinite ellipse are refused as no numbers
+    with np.errstate(invalid="ignore"):  # points of an infinite ellipse are refused later
         x, y, turn = radii[0] * np.cos(angles), radii[1] * np.sin(angles), np.deg2rad(turned)
         across, down = x * np.cos(turn) - y * np.sin(turn), x * np.sin(turn) + y * np.cos(turn)
     return list(zip((centre[0] + across).tolist(), (centre[1] + down).tolist(), strict=True))

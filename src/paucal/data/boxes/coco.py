@@ -28,7 +28,7 @@ from paucal.wording import counted, was
 _NAMED = re.compile(r".*\.coco\.json|instances_.*\.json")
 MOST_BYTES = 1 << 29  # instances_train2017.json, of 118,000 images, has 449 MB
 BOXES = "instances"  # first word of the names of COCO's own files of boxes
-HEAD = 1 << 16  # bytes at the start of a file that contain one of the entries below
+HEAD = 1 << 16  # bytes at the start of a file that are searched for the entries below
 ENTRIES = ("images", "annotations", "categories")
 SEGMENTS = "segments_info"  # entry of panoptic files, which paucal segment reads
 # First words of the names of COCO's other files, some of which have boxes too.
@@ -62,7 +62,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
             add_image(images, image, tree.shown)
     if len(files) > 1 and chosen is not files:
         others = [PurePosixPath(file).name for file in tree.ending(".json") if _starts_with(file, *OTHERS)]
-        words = f"{counted(len(others), 'file')} beside {BOXES}_*.json {was(len(others))} passed over"
+        words = f"{counted(len(others), 'file')} beside {BOXES}_*.json {was(len(others))} skipped"
         notes += [f"{words}: {', '.join(others)}"] if others else []
     numbers = _merge_numbers([content.numbers for content in kept], tree)
     return AnnotationSet(
@@ -72,7 +72,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
 
 LAYOUT = Layout(
     name="COCO's JSON",
-    expected="COCO's JSON beside the images, above them or in annotations/, a file for each part where there are parts",
+    expected="COCO's JSON beside the images, above them or in annotations/, a file for each part if there are parts",
     suffixes=(".json",),
     find=find,
     read=read,
@@ -93,7 +93,7 @@ def _without_repetition(contents: Sequence[AnnotationSet]) -> tuple[list[Annotat
         ):
             repeated.append(content)
         images.update({image.key: image for image in content.images})
-    notes = [f"{content.images[0].source} repeats what other files say, and was passed over" for content in repeated]
+    notes = [f"{content.images[0].source} repeats other files, and was skipped" for content in repeated]
     return [content for content in contents if not any(content is other for other in repeated)], notes
 
 
@@ -135,7 +135,7 @@ class _File:
     def _rows(self, content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
         rows = content[name]
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise UserError(f"{self._shown!r} has {name!r} that are no list of entries: give COCO's JSON of boxes.")
+            raise UserError(f"{self._shown!r} has {name!r} that are not a list of entries: give COCO's JSON of boxes.")
         return rows
 
     def _categories(self, content: Mapping[str, Any]) -> tuple[dict[Any, str], dict[str, int]]:
@@ -148,7 +148,7 @@ class _File:
             number, name = _id(row.get("id")), row.get("name")
             if number is None or not isinstance(name, str) or not name.strip() or number in categories:
                 raise UserError(
-                    f"{self._shown!r} has a category without a name or an id of its own: {_short(row)}; correct it."
+                    f"{self._shown!r} has a category without a name or its own id: {_short(row)}; correct it."
                 )
             categories[number] = unicodedata.normalize("NFC", name)
         names = unique_class_names(categories)
@@ -166,9 +166,7 @@ class _File:
                     f"{self._shown!r} has an image without an id or a file_name: {_short(row)}; correct it."
                 )
             if number in images:
-                raise UserError(
-                    f"{self._shown!r} has two images with the id {number!r}: give each image an id of its own."
-                )
+                raise UserError(f"{self._shown!r} has two images with the id {number!r}: give each image its own id.")
             images[number] = AnnotatedImage("", size=_size(row), declared=self._part, source=self._file)
         keys = self._names.find_images([row["file_name"] for row in rows], self._file, self._part)
         for row, key, image in zip(rows, keys, images.values(), strict=True):
@@ -177,7 +175,7 @@ class _File:
                 if problem := explain_foreign_path(name):
                     raise MissingImage(f"{self._shown!r} names the image {name[:120]!r}, {problem}.")
                 raise MissingImage(
-                    f"{self._file} describes {name[:120]!r}, and there is no such image in {self._tree.shown!r}: add "
+                    f"{self._file} describes {name[:120]!r}, but there is no such image in {self._tree.shown!r}: add "
                     "it, or give the folder above both as DATA."
                 )
             image.key = key
@@ -261,7 +259,7 @@ def _merge_numbers(numbers: Sequence[Mapping[str, int]], tree: Tree) -> dict[str
     if all(sorted(of_file.values()) == list(range(1, len(of_file) + 1)) for of_file in numbers):
         return {name: number for number, name in enumerate(sorted(merged), 1)}
     raise UserError(
-        f"the files of {tree.shown!r} give one number to several classes: give each class one number in all."
+        f"the files of {tree.shown!r} give several classes the same number: give each class one number in all files."
     )
 
 

@@ -39,7 +39,7 @@ from paucal.wording import counted
 MOST_BYTES = 1 << 29  # brushed masks take a megabyte per image
 LABELS = ("rectanglelabels", "polygonlabels", "brushlabels", "ellipselabels", "labels")
 _VALUE, _COUNTS = 8, (3, 4, 8, 16)  # bits of a value and of counts, as Label Studio writes them
-CHOICES = ("choice", "choices", "class", "category")  # usual names of labels of whole images in the short form
+CHOICES = ("choice", "choices", "class", "category")  # usual names of image-level labels in the short form
 _MARKS = re.compile(rb'"(?:result|rectanglelabels|polygonlabels|brushlabels|ellipselabels|choices?|completions)"\s*:')
 _LONG = re.compile(rb'(?=.*"data"\s*:)(?=.*"(?:annotations|completions)"\s*:)', re.DOTALL)
 _LOCAL = re.compile(r".*/local-files/\?d=")
@@ -70,7 +70,8 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     Of several annotations of an image, the one marked as ground truth counts, or else the last.
 
     Raises:
-        UserError: A file is not such JSON, an image is missing or is described twice, or a region is turned or damaged.
+        UserError: A file is not such JSON, an image is missing or is described twice, or a region is rotated or
+            damaged.
     """
     names = ImageNames(tree.images, tree)
     images: dict[str, AnnotatedImage] = {}
@@ -118,7 +119,7 @@ def _tasks(text: str, place: str, tally: Counter[str]) -> Iterator[_Task]:
     except ValueError as problem:
         raise UserError(f"{place!r} cannot be read ({problem}): export Label Studio's JSON again.") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{place!r} is no list of tasks: export Label Studio's JSON again.")
+        raise UserError(f"{place!r} is not a list of tasks: export Label Studio's JSON again.")
     for row in rows:
         data = row.get("data")
         is_long = isinstance(data, dict)
@@ -148,20 +149,20 @@ def _annotated(task: Mapping[str, Any], tally: Counter[str]) -> list[Mapping[str
     if not rows:
         return None
     if len(rows) > 1:
-        tally["with several annotations, of which the ground truth counts, or else the last"] += 1
+        tally["with several annotations: used the ground truth, or else the last"] += 1
     chosen = next((row for row in rows if row.get("ground_truth")), rows[-1])
     values = [
         {**result, **result["value"], "kind": result.get("type")}
         for result in chosen["result"]
         if isinstance(result, dict) and isinstance(result.get("value"), dict)
     ]
-    # A region drawn by one control and labelled by another has two results; the second repeats its shape.
+    # A region that is drawn with one control and labelled with another has two results with the same shape.
     labelled = [value["id"] for value in values if value.get("id") and value.keys() & set(LABELS)]
     return [value for value in values if value.keys() & {*LABELS, "choices"} or value.get("id") not in labelled]
 
 
 def _short_values(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the values in a row of the short form, where each control has an entry of its own name."""
+    """Yield the values in a row of the short form, where each control has an entry with its name."""
     for name, value in row.items():
         if isinstance(value, list):
             yield from (one for one in value if isinstance(one, dict))
@@ -179,7 +180,7 @@ def _find_images(named: Sequence[_Task], names: ImageNames, tree: Tree, file: st
     """
     part = part_of_file(file)
     local = [_LOCAL.sub("", task.image) for task in named]
-    # Addresses may be percent-encoded; a file of that very name comes first.
+    # Addresses may be percent-encoded; a file of exactly that name is preferred.
     as_named = names.find_images(local, file, part)
     plain = [name if key is not None else unquote(name) for name, key in zip(local, as_named, strict=True)]
     keys: list[str] = []
@@ -188,7 +189,7 @@ def _find_images(named: Sequence[_Task], names: ImageNames, tree: Tree, file: st
         chosen = key or next(iter(names.find_images([task.uploaded], file, part)), None)
         if chosen is None:
             raise MissingImage(
-                f"{tree.place_of(file)!r} describes {task.image[:120]!r}, and there is no such image in "
+                f"{tree.place_of(file)!r} describes {task.image[:120]!r}, but there is no such image in "
                 f"{tree.shown!r}: add it, or give the folder above both as DATA."
             )
         keys.append(chosen)
@@ -224,7 +225,7 @@ def _add(image: AnnotatedImage, value: Mapping[str, Any], place: _Place, unread:
         return
     for turned in ("rotation", "image_rotation"):
         if value.get(turned) and "rle" not in value and (turned == "image_rotation" or "points" not in value):
-            what = "turned, and turned boxes" if turned == "rotation" else "of a turned image, and those"
+            what = "rotated, and rotated boxes" if turned == "rotation" else "of a turned image, and those"
             raise place.problem(kind, f"that is {what} are not read: draw it upright, or as a polygon")
     box, outline = outlined
     for label in labels:
@@ -245,7 +246,7 @@ def _outline(value: Mapping[str, Any], place: _Place, kind: str) -> tuple[Corner
         try:
             runs = run_lengths_of(decode_brush(value["rle"], place.size))
         except ValueError as problem:
-            raise place.problem(kind, f"whose mask cannot be read ({problem}): draw it anew") from None
+            raise place.problem(kind, f"whose mask cannot be read ({problem}): draw it again") from None
         box = box_of_runs(runs)
         return None if box is None else (box, runs)
     if isinstance(value.get("points"), list):
@@ -276,18 +277,18 @@ def decode_brush(values: Sequence[Any], size: tuple[int, int]) -> NDArray[np.boo
 
     The bits hold the number of values (32), the bits of a value less 1 (5), four lengths of counts less 1 (4 each), and
     then blocks: whether the block repeats one value (1), which length its count has (2), the count less 1, and the
-    value or values. Values are the red, green, blue and alpha of each pixel in turn; alpha says what is marked.
+    value or values. Values are the red, green, blue and alpha of each pixel in turn; alpha marks the region.
 
     Args:
         values: Packed bytes.
         size: (height, width) of the mask.
 
     Raises:
-        ValueError: The bytes are no such mask of this size; the message says why.
+        ValueError: The bytes are not a mask of this size; the message says why.
     """
     total = 4 * math.prod(size)
     if total > 4 * MOST_PIXELS or not all(type(value) is int and 0 <= value < 256 for value in values):
-        raise ValueError("it is too large, or holds something other than bytes")
+        raise ValueError("it is too large, or has other values than bytes")
     bits = _Bits(bytes(values))
     if bits.read(32) != total:
         raise ValueError(f"it is not of {size[1]}x{size[0]} pixels")

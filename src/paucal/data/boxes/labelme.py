@@ -1,4 +1,4 @@
-"""Boxes and outlines from LabelMe's JSON: one file for each image."""
+"""Boxes and outlines from LabelMe's JSON: one file per image."""
 
 import math
 from collections import Counter
@@ -99,14 +99,15 @@ def _objects(shapes: Sequence[Mapping[str, Any]], place: str, unread: Counter[st
         kind = shape.get("shape_type") or "polygon"
         if kind in ROTATED:
             raise UserError(
-                f"{place!r} has a turned box ({kind}), and turned boxes are not read: draw it upright, or as a polygon."
+                f"{place!r} has a rotated box ({kind}), and rotated boxes are not read: draw it upright, or as a "
+                "polygon."
             )
         if kind not in AREAS:
             unread[str(kind)] += 1
             continue
         entry = _entry(shape, str(kind), place)
         group = shape.get("group_id")
-        # Shapes of one group and class are one object, for example one whose middle is hidden.
+        # Shapes of one group and class are one object, for example an object with a hidden middle.
         key = (entry[0], f"group {group}" if group is not None else number)
         groups[key] = _unite(groups[key], entry) if key in groups else entry
     return list(groups.values())

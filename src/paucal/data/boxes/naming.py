@@ -1,4 +1,4 @@
-"""Finds the image that a name in an annotation file refers to; names may come from other machines and folders."""
+"""Find the image that a name in an annotation file refers to; names may come from other machines and folders."""
 
 import re
 import unicodedata
@@ -38,7 +38,7 @@ class Match(NamedTuple):
 
 
 def normalise_name(name: str) -> str:
-    """Return the form of a name used in comparisons, the same for all spellings that file systems use."""
+    """Return the form of a name for comparisons, independent of spellings in file systems."""
     return unicodedata.normalize("NFC", name).casefold().strip()
 
 
@@ -89,10 +89,10 @@ class ImageNames:
             self._in_folder[path.rpartition("/")[0]] += 1
 
     def matches(self, name: str, by_stem: bool = False) -> list[Match]:
-        """Return the files that a name may refer to: of the files so called, those that share most of its folders.
+        """Return the files that a name may refer to: of the files with this name, those with most of its folders.
 
-        A file is excluded if the name has a different folder of the set in its path: "train/1.jpg" is not "val/1.jpg".
-        The mark of an upload before a name, as Label Studio writes it, may be lacking.
+        A file in another folder of the set is excluded: "train/1.jpg" is not "val/1.jpg". Label Studio's prefix of an
+        upload may be missing.
 
         Args:
             name: Path or file name.
@@ -149,7 +149,7 @@ class ImageNames:
         return paths
 
     def _main_base(self, matches_of: Sequence[Sequence[Match]], file: str, part: str) -> str | None:
-        """Return the base folder of the names: of the folders with half of the images, the nearest to the file."""
+        """Return the base folder of the names: the nearest folder to the file with at least half of the images."""
         counts = Counter(match.base for matches in matches_of for match in matches)
         if not counts:
             return None
@@ -163,8 +163,8 @@ class ImageNames:
         rivals = [base for *rank, base in ranked if tuple(rank) == ranked[0][:2]]
         if any(len([match for match in matches if match.base in rivals]) > 1 for matches in matches_of):
             raise UserError(
-                f"the images of {self._tree.place_of(file)!r} are in {rivals[0]!r} and in {rivals[1]!r}: name them "
-                "with their folder, or move one of the folders away."
+                f"the images of {self._tree.place_of(file)!r} are in {rivals[0]!r} and in {rivals[1]!r}: include "
+                "the folder in their names, or move one of the folders away."
             )
         return ranked[0][2]
 
@@ -195,7 +195,7 @@ class ImageNames:
                 if len(best) > 1:
                     raise UserError(
                         f"{self._tree.place_of(file)!r} may describe {best[0]!r} or {best[1]!r}: remove one of the two "
-                        "images, or name the right one in the file."
+                        "images, or give the correct name in the file."
                     )
                 if best:
                     return best[0]
@@ -218,7 +218,7 @@ def _apart(path: str, file: str) -> int:
 
 
 def _distance(base: str, file: str, part: str) -> int:
-    """Return a rank of how likely an annotation file describes the images of a folder; 0 is the likeliest."""
+    """Return a rank of a folder as the location of an annotation file's images; 0 is the likeliest."""
     here, stem = file.rpartition("/")[0], normalise_name(PurePosixPath(file).stem)
     above, name = here.rpartition("/")[0], normalise_name(base.rpartition("/")[2])
     if base == here:
@@ -269,12 +269,10 @@ def assign_images(tree: Tree, named: Mapping[str, Sequence[str]]) -> tuple[dict[
     notes = []
     if moved:
         files = counted(len(moved), "annotation file names", "annotation files name")
-        notes.append(f"{files} the image of another file, such as {moved[0]}: the image of its own name was taken")
+        notes.append(f"{files} the image of another file, such as {moved[0]}: the image with its own name was used")
     if others:
         files = counted(len(others), "annotation file names", "annotation files name")
-        notes.append(
-            f"{files} an image of an ending that is not there, such as {others[0]}: {keys[others[0]]} was taken"
-        )
+        notes.append(f"{files} an image with another suffix, such as {others[0]}: {keys[others[0]]} was used")
     return keys, notes
 
 
@@ -294,7 +292,7 @@ def assign_keys(images: Iterable[AnnotatedImage], named: Mapping[str, Sequence[s
         if file not in keys:
             name = next((split_path(path)[-1] for path in given if split_path(path)), file.rpartition("/")[2])
             raise MissingImage(
-                f"{tree.place_of(file)!r} describes {name!r}, and there is no such image beside it or in a folder such "
+                f"{tree.place_of(file)!r} describes {name!r}, but there is no such image beside it or in a folder such "
                 "as JPEGImages or images: add it."
             )
     for image in images:

@@ -1,6 +1,6 @@
 """The table of layouts of boxes; finds the layout of a folder, an archive or a file, and reads its annotation files.
 
-A few other layouts are recognised but not read, so that a message can name them.
+Some other layouts are recognised but not read, so that messages can name them.
 """
 
 import re
@@ -100,7 +100,7 @@ class AnnotationFiles:
 
 
 def find_boxes(place: Path) -> AnnotationFiles | None:
-    """Return annotation files of a folder, an archive or a file; None if there seem to be none."""
+    """Return annotation files of a folder, an archive or a file; None if none are recognised."""
     is_set = place.is_dir() or is_archive(place)
     if not place.exists() or not (is_set or place.suffix.lower() in SUFFIXES):
         return None
@@ -152,7 +152,7 @@ def read_boxes(place: Path) -> tuple[Tree, AnnotationSet]:
     notes = (*annotations.notes, *_undescribed_notes(tree, annotations))
     if others := [file for one in found for file in one.files if root_of_set(file)]:
         count = counted(len(others), "annotation file")
-        notes = (*notes, f"{count} of another set, in {root_of_set(others[0])!r}, {was(len(others))} passed over")
+        notes = (*notes, f"{count} of another set, in {root_of_set(others[0])!r}, {was(len(others))} skipped")
     return tree, with_parts(replace(annotations, notes=notes), tree)
 
 
@@ -180,7 +180,7 @@ def open_tagged_images(place: Path) -> ImageSet | None:
         return None
     several = any(len(set(names)) > 1 for names in tags)
     kept = [place for place, names in enumerate(tags) if names or several]
-    labels = from_names([tags[place] for place in kept], several, f"as {found.name} has them")
+    labels = from_names([tags[place] for place in kept], several, f"from {found.name}")
     images = without_labels(tree, annotations).select(np.asarray(kept, dtype=np.int64))
     bare = len(tags) - len(kept)
     notes = [f"{counted(bare, 'image')} without a label {was(bare)} left out"] if bare else []
@@ -238,16 +238,16 @@ def _read_fullest(found: Sequence[AnnotationFiles], tree: Tree) -> AnnotationSet
         except UserError as problem:
             if one is found[0]:
                 raise
-            notes.append(f"{one.name} beside {found[0].name} was passed over, as it cannot be read: {problem}")
+            notes.append(f"{one.name} beside {found[0].name} was skipped, as it cannot be read: {problem}")
     keys = {name: {image.key for image in each.images} for name, each in annotations.items()}
     most = max(keys, key=lambda name: len(keys[name]))
     for name in [name for name in keys if name != most]:
         if not keys[name] <= keys[most]:
             raise UserError(
                 f"{tree.shown!r} has boxes of {counted(len(keys[most]), 'image')} as {most} and of {len(keys[name])}, "
-                f"not all of them the same, as {name}: move one of them away, or give an annotation file as DATA."
+                f"which differ, as {name}: move one of them away, or give an annotation file as DATA."
             )
-        notes.append(f"the boxes were read as {most}, and those as {name} were passed over")
+        notes.append(f"the boxes were read as {most}, and those as {name} were skipped")
     return replace(annotations[most], notes=(*annotations[most].notes, *notes))
 
 
@@ -256,7 +256,7 @@ def _undescribed_notes(tree: Tree, annotations: AnnotationSet) -> list[str]:
     keys = {image.key for image in annotations.images}
     folders = {key.rpartition("/")[0] for key in keys}
     left = sum(image.rpartition("/")[0] in folders and image not in keys for image in tree.images)
-    words = f"{counted(left, 'image')} that no annotation describes {'is' if left == 1 else 'are'} left out"
+    words = f"{counted(left, 'image')} without an annotation {'is' if left == 1 else 'are'} left out"
     return [words] if left else []
 
 
@@ -269,7 +269,7 @@ def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
     layouts = [layout for layout in LAYOUTS if file.suffix.lower() in layout.suffixes]
     _refuse_unsupported(folder_tree(file.parent, [file.name]))
     if not layouts:
-        raise NoLabelsError(f"{str(file)!r} is no folder, no archive and no file of boxes: expected {EXPECTED}.")
+        raise NoLabelsError(f"{str(file)!r} is neither a folder, an archive nor a file of boxes: expected {EXPECTED}.")
     # A damaged file has no layout; reading it in the first layout reports the damage.
     here = folder_tree(file.parent)
     layout = next((layout for layout in layouts if layout.find(here, [file.name])), layouts[0])
@@ -287,7 +287,7 @@ def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
             if problem is None or root == file.parent:
                 raise
         else:
-            if len({image.declared for image in annotations.images}) == 1:  # the whole set is then in one part
+            if len({image.declared for image in annotations.images}) == 1:  # all images are then in the same part
                 images = [replace(image, declared="") for image in annotations.images]
                 annotations = replace(annotations, images=images)
             return tree, annotations
@@ -298,11 +298,11 @@ def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
 def _refuse_without_boxes(tree: Tree, found: Sequence[AnnotationFiles]) -> NoReturn:
     if roots := sorted({root_of_set(file) for one in found for file in one.files}):
         places = " or ".join(repr(tree.place_of(root)) for root in roots[:3])
-        raise UserError(f"{tree.shown!r} holds sets with boxes in folders of their own: did you mean {places}?")
+        raise UserError(f"{tree.shown!r} has several sets with boxes in subfolders: did you mean {places}?")
     _refuse_unsupported(tree)
     files = tree.ending(".json")
     if len(files) == 1:
-        coco.read(tree, files)  # raises with the reason why this file has no boxes
+        coco.read(tree, files)  # raises an error with the reason why this file has no boxes
     raise NoLabelsError(f"{tree.shown!r} has no annotations of boxes: expected {EXPECTED}.")
 
 

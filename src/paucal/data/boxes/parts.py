@@ -13,7 +13,7 @@ from paucal.types import UserError
 from paucal.wording import counted, was
 
 LIST_FOLDERS = ("imagesets/main", "imagesets", "")
-_SIGN = re.compile(r"\s+-?[01]$")  # sign in Pascal VOC's lists of the images that show a class
+_SIGN = re.compile(r"\s+-?[01]$")  # sign in Pascal VOC's lists of a class
 _WITH_ANNOTATION = re.compile(r"\s+(?=\S.*\.(?:xml|json|txt)$)", re.IGNORECASE)
 
 
@@ -41,13 +41,13 @@ def with_parts(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
 
 
 def _parts_of_folders(images: Sequence[AnnotatedImage]) -> dict[str, str]:
-    """Return each image's part from its folder; empty if only one of several folders has the name of a part."""
+    """Return each image's part from its folder; empty if only one of several folders is named after a part."""
     parts = {image.key: part_of_folders(image.key) for image in images}
     return {} if len(set(parts.values()) - {""}) < 2 and "" in parts.values() else parts
 
 
 def _parts_of_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict[str, str], list[str]]:
-    """Return the part of each image that a list names, and notes on the lines that name no image."""
+    """Return the part of each listed image, and notes on lines that match no image."""
     names = _ListedNames(images, tree)
     parts: dict[str, str] = {}
     notes: list[str] = []
@@ -61,7 +61,7 @@ def _parts_of_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict[
             words = f"no line of {place!r} names an image with annotations; the first is {first!r}"
             if "/" in file:
                 raise UserError(f"{words}: correct the list, or remove it.")
-            notes.append(f"{words}, and the list is passed over")
+            notes.append(f"{words}, so the list is skipped")
             continue
         if unknown:
             lacking = counted(len(unknown), "line")
@@ -79,7 +79,7 @@ def _parts_of_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict[
 
 
 def _find_lists(tree: Tree) -> list[str]:
-    """Return the lists in the first folder that has lists of train, val or test; "trainval" is last."""
+    """Return the lists in the first folder that has lists of train, val or test; "trainval" comes last."""
     lists = [file for file in tree.ending(".txt") if _stem(file) in PARTS]
     for folder in LIST_FOLDERS:
         here = [file for file in lists if file.rpartition("/")[0].lower() == folder]
@@ -104,7 +104,7 @@ class _ListedNames:
         self._tree = tree
         self._keys = ImageNames([image.key for image in images], tree)
         key_of_file = {image.source: image.key for image in images}
-        # A file that describes several images names none of them.
+        # The name of a file for several images identifies none of them.
         self._key_of_file = key_of_file if len(key_of_file) == len(images) else {}
         self._files = ImageNames(self._key_of_file, tree)
 

@@ -30,9 +30,9 @@ from paucal.types import NoLabelsError, UserError
 
 TABLES = (".csv", ".tsv")
 MOST_BYTES = 1 << 30
-HEAD = 1 << 14  # bytes that hold the column names
-HEAD_ROWS = 20  # rows that are searched for a complete one if there are no column names
-ROUNDING = 1.02  # share of a side that the edge of a box may reach
+HEAD = 1 << 14  # bytes that contain the column names
+HEAD_ROWS = 20  # rows that are searched for a complete row without column names
+ROUNDING = 1.02  # largest coordinate of an edge, relative to the side
 ONE_CLASS = "object"  # class of all boxes in a table without classes
 DELIMITERS = ",;\t|"
 # Column names in lower case, without "_", "-", "." and spaces.
@@ -51,7 +51,7 @@ COLUMNS = {
     "part": ("split", "part", "subset", "set"),
     "crowd": ("isgroupof", "iscrowd", "difficult"),
 }
-# Sets of columns that give a box, the surest first. Spans are a corner, and the width and height of the box.
+# Sets of columns that define a box, the most reliable first. Spans are a corner, and the width and height of the box.
 EDGES, SPANS, LISTS = ("left", "top", "right", "bottom"), ("left", "top", "across", "down"), ("bbox",)
 FORMS = (EDGES, SPANS, LISTS)
 # Tables without column names: kinds of the cells (i image, n number, p part, w another word, - empty), and columns.
@@ -148,8 +148,8 @@ def tree_of_paths(file: Path) -> Tree | None:
     here = [path for path in images if ".." not in PurePath(path).parts and os.path.isfile(path)]
     if not here or len(images) < len(paths):
         return None
-    if lost := sorted({*images} - {*here}):  # its boxes might go to an image of the same name elsewhere
-        problem = "a path with '..' in it" if ".." in PurePath(lost[0]).parts else "and there is no such file"
+    if lost := sorted({*images} - {*here}):  # its boxes could match an image of the same name elsewhere
+        problem = "a path with '..' in it" if ".." in PurePath(lost[0]).parts else "but there is no such file"
         raise MissingImage(f"{str(file)!r} names {lost[0][:120]!r}, {problem}: correct the path.")
     root = Path(os.path.commonpath([os.path.dirname(path) for path in here]))
     tree = folder_tree(root, sorted(PurePath(path).relative_to(root).as_posix() for path in here))
@@ -202,7 +202,7 @@ def _kind_of_cell(cell: str) -> str:
     return "p" if cell.lower() in PARTS or cell.lower() == "unassigned" else "w"
 
 
-def _cells(text: str, file: str) -> Any:  # the type of csv's reader has no name
+def _cells(text: str, file: str) -> Any:  # csv's reader has no public type
     first = text.partition("\n")[0]
     delimiter = "\t" if file.lower().endswith(".tsv") else max(DELIMITERS, key=first.count)
     return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
@@ -273,7 +273,7 @@ def _with_edges(box: Corners) -> Corners:
 
 
 def _form_of_lists(rows: Sequence[_Row], sizes: Sequence[tuple[int, int]], file: str) -> tuple[tuple[str, ...], str]:
-    """Return whether boxes in lists are edges or spans, by what keeps all of them within their images, and a note."""
+    """Return whether boxes in lists are edges or spans, whichever keeps all boxes within their images, and a note."""
     boxes = [(row.box, size) for row, size in zip(rows, sizes, strict=True) if row.box is not None]
     are_spans = all(_is_within(_with_edges(box), size) for box, size in boxes)
     are_edges = all(_is_within(box, size) for box, size in boxes)
@@ -305,17 +305,17 @@ def _keys(tree: Tree, names: ImageNames, file: str, rows: Sequence[_Row]) -> lis
     for row in rows:
         if keys[row.image] is None:
             raise MissingImage(
-                f"{tree.place_of(file)!r} describes {row.image[:120]!r}, and there is no such image in {tree.shown!r}: "
+                f"{tree.place_of(file)!r} describes {row.image[:120]!r}, but there is no such image in {tree.shown!r}: "
                 "add it, or give the folder above both as DATA."
             )
     return [key for row in rows if (key := keys[row.image]) is not None]
 
 
 def _are_shares(rows: Sequence[_Row], place: str) -> bool:
-    """Return whether all boxes are given as shares of the sides of their images instead of in pixels.
+    """Return whether all boxes are given relative to the sides of their images instead of in pixels.
 
     Raises:
-        UserError: Only some boxes are given as shares.
+        UserError: Only some boxes are relative.
     """
     kinds: dict[bool, _Row] = {}
     for row in rows:

@@ -23,7 +23,7 @@ class Tree:
 
     Attributes:
         shown: Location as the user wrote it, for messages.
-        name: Short name of the set for people.
+        name: Short name of the set for messages.
         location: Resolved location, as in `ImageSet.location`.
         files: Paths relative to the location, with forward slashes, sorted.
         read: Function that returns the bytes of a file, up to a given number.
@@ -109,7 +109,7 @@ def _archive_tree(file: Path) -> Tree:
 
     def read(path: str, most: int) -> bytes:
         if files[path].size > most:
-            raise UserError(f"{path!r} in {str(file)!r} has more than {most:,} bytes, the most that are read.")
+            raise UserError(f"{path!r} in {str(file)!r} has more than {most:,} bytes, the limit.")
         return ArchiveStore(file, [files[path]]).source(0)
 
     def peek(path: str, count: int) -> bytes:

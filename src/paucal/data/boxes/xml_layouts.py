@@ -1,4 +1,4 @@
-"""Boxes from XML: Pascal VOC's files, one for each image, and CVAT's, one for many images."""
+"""Boxes from XML: Pascal VOC's files, one per image, and CVAT's, one for many images."""
 
 import re
 from collections import Counter
@@ -126,7 +126,7 @@ def parse_xml(tree: Tree, file: str) -> tuple[ElementTree.Element, str]:
     place = tree.place_of(file)
     content = tree.read(file, MOST_BYTES)
     if not ascii_bytes(content).strip():
-        raise UserError(f"{place!r} is no XML (it is empty): give annotations as XML.")
+        raise UserError(f"{place!r} is not XML (it is empty): give annotations as XML.")
     encoding = _ENCODING.match(content.lstrip())
     declared = encoding[1].decode() if encoding else None
     if declared is not None and declared.lower().startswith(_WIDE):
@@ -135,7 +135,7 @@ def parse_xml(tree: Tree, file: str) -> tuple[ElementTree.Element, str]:
     builder, parser = ElementTree.TreeBuilder(), expat.ParserCreate("utf-8")
 
     def refuse(*_: object) -> None:
-        raise UserError(f"{place!r} declares a document type, which annotations have no need of: remove it.")
+        raise UserError(f"{place!r} declares a document type, which annotations do not need: remove it.")
 
     def end(name: str) -> None:
         builder.end(name)
@@ -148,7 +148,7 @@ def parse_xml(tree: Tree, file: str) -> tuple[ElementTree.Element, str]:
         parser.Parse(text.text.encode(errors="surrogatepass"), True)
         return builder.close(), text.note
     except (expat.ExpatError, ValueError, AssertionError) as problem:
-        raise UserError(f"{place!r} is no XML ({problem}): give annotations as XML.") from None
+        raise UserError(f"{place!r} is not XML ({problem}): give annotations as XML.") from None
 
 
 def _voc_image(content: ElementTree.Element, file: str, place: str) -> AnnotatedImage:
@@ -171,7 +171,7 @@ def _voc_image(content: ElementTree.Element, file: str, place: str) -> Annotated
 
 
 def _points_of_labelme(corners: Sequence[ElementTree.Element], place: str) -> list[tuple[float, float]]:
-    """Return the points of a polygon, as LabelMe's XML has them."""
+    """Return the points of a polygon in LabelMe's XML."""
     points = [tuple(parse_number(corner.findtext(side) or "") for side in ("x", "y")) for corner in corners]
     if any(None in point for point in points):
         raise UserError(f"{place!r} has a polygon with the points {str(points)[:80]}, expected numbers: correct it.")
@@ -181,7 +181,7 @@ def _points_of_labelme(corners: Sequence[ElementTree.Element], place: str) -> li
 def _voc_box(item: ElementTree.Element, place: str) -> Corners:
     if item.find("robndbox") is not None and item.find("bndbox") is None:
         raise UserError(
-            f"{place!r} has a turned box (robndbox), and turned boxes are not read: write upright ones (bndbox)."
+            f"{place!r} has a rotated box (robndbox), and rotated boxes are not read: write upright ones (bndbox)."
         )
     texts = [item.findtext(f"bndbox/{name}") for name in VOC_EDGES]
     left, top, right, bottom = (parse_number(text or "") for text in texts)
@@ -217,7 +217,7 @@ def _cvat_images(
     items = content.findall("image")
     part = part_of_file(file)
     named = [item.get("name", "") for item in items]
-    # The images of a project lie in a folder for each subset.
+    # A project has a folder of images for each subset.
     keys = names.find_images([f"{item.get('subset', '')}/{item.get('name', '')}" for item in items], file, part)
     if lost := [number for number, key in enumerate(keys) if key is None]:
         for number, key in zip(lost, names.find_images([named[n] for n in lost], file, part), strict=True):
@@ -226,7 +226,7 @@ def _cvat_images(
     for item, key in zip(items, keys, strict=True):
         if key is None:
             raise MissingImage(
-                f"{place!r} describes {item.get('name', '')!r}, and there is no such image in {tree.shown!r}: add it."
+                f"{place!r} describes {item.get('name', '')!r}, but there is no such image in {tree.shown!r}: add it."
             )
         size = _cvat_size(item, key, place)
         image = AnnotatedImage(key, size=size, declared=part_of_name(item.get("subset") or "") or part, source=file)
@@ -272,8 +272,8 @@ def _add_cvat_shape(image: AnnotatedImage, shape: ElementTree.Element, place: st
         raise UserError(f"{place!r} has a {shape.tag} without a label in {image.key!r}: correct it.")
     if angle % 360 and shape.tag != "ellipse":
         raise UserError(
-            f"{place!r} has a {shape.tag} of {name!r} in {image.key!r} that is turned by {angle:g} degrees, and turned "
-            "boxes are not read: draw it upright, or as a polygon."
+            f"{place!r} has a {shape.tag} of {name!r} in {image.key!r} that is rotated by {angle:g} degrees, and "
+            "rotated boxes are not read: draw it upright, or as a polygon."
         )
     image.add(box, name, outline=outline)
 

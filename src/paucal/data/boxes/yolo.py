@@ -175,7 +175,7 @@ def _names_of_yaml(value: Any, tree: Tree, place: str) -> dict[int, str] | None:
     if isinstance(value, str):
         file = next((file for file in tree.files if split_path(file)[-1:] == split_path(value)[-1:]), None)
         if file is None:
-            raise UserError(f"{place!r} gives {value!r} as its names, and there is no such file: add it.")
+            raise UserError(f"{place!r} gives {value!r} as its names, but there is no such file: add it.")
         return _checked_names(dict(enumerate(map(plain_name, tree.lines(file)[0]))), place)
     pairs = enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
     names: dict[int, str] = {}
@@ -228,7 +228,7 @@ def _images_by_part(config: Config, tree: Tree, names: ImageNames) -> tuple[dict
                     "correct it."
                 )
             if images is None:
-                notes.append(f"{value!r}, the images of {part}, is not there and was passed over")
+                notes.append(f"{value!r}, the images of {part}, is not there and was skipped")
             keys |= images or set()
         same = next((other for other, images in of_part.items() if keys & images), None)
         if keys and same and of_part[same] == keys:

@@ -15,7 +15,7 @@ from paucal.wording import counted, percent
 
 Level = Literal["misleads", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("misleads", "warning", "note")
-FEW = 10  # training images; with fewer, the score of a class says little
+FEW = 10  # training images; with fewer, the score of a class is unreliable
 UNBALANCED, VERY_UNBALANCED = 3.0, 20.0  # ratio of the largest to the smallest class
 _SHOWN = 5
 _ENLARGED = 2.0  # least enlargement at which an image has too little detail for the network
@@ -30,8 +30,8 @@ class Finding:
         name: Kind of the finding, with dashes.
         level: "misleads" if a score would be wrong or a run could not start, "warning" if accuracy suffers, "note" for
             other facts.
-        text: Sentence on what was found.
-        advice: Sentence on what to do; "" for nothing.
+        text: Description of the finding.
+        advice: Advice; "" for none.
         groups: Positions of the images concerned; images that belong together are in one group.
     """
 
@@ -78,12 +78,12 @@ def refusal_finding(name: str, problem: UserError, begin: str = "") -> Finding:
 
 
 def sort_findings(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings, the gravest first; findings of the same level keep their order."""
+    """Return findings, the most serious first; findings of the same level keep their order."""
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
 def misleads(findings: Sequence[Finding]) -> bool:
-    """Return whether training on the set would mislead."""
+    """Return whether scores on the set would be misleading."""
     return any(finding.level == "misleads" for finding in findings)
 
 
@@ -122,7 +122,7 @@ def size_findings(sizes: np.ndarray, wanted: int, positions: np.ndarray) -> list
             "warning" if share < 0.5 else "note",
             f"{counted(len(small), f'image {among} is', f'images {among} are')} less than half as large as "
             f"--img-size {wanted}, which paucal train would choose (the smallest is {int(short.min())} pixels); "
-            "they are enlarged, and show less than the grid could tell",
+            "they are enlarged, and have less detail than the network could use",
             "take larger copies if there are any",
             groups,
         )
@@ -147,7 +147,7 @@ def _odd_names(images: ImageSet) -> list[Finding]:
         text = f"{_named(missing)} {are} learnt as a class, and may mean images without a label"
         findings.append(Finding("missing-labels", "warning", text, "leave the label of such images empty"))
     if are_measurements(images.classes, 0.0):
-        text = f"the classes look like measurements ({_named(list(images.classes))}), and classes are learnt here"
+        text = f"the classes look like measurements ({_named(list(images.classes))}), but are used as classes"
         findings.append(Finding("measurements", "warning", text, "join them to ranges, such as 'low' and 'high'"))
     return findings
 

@@ -167,7 +167,7 @@ def _modes(survey: Survey) -> list[Finding]:
         odd = tuple((i,) for i, mode in enumerate(survey.modes) if mode and mode != usual)
         kinds = ", ".join(f"{mode}: {count}" for mode, count in counts.most_common())
         text = f"the files have pixels of {len(counts)} kinds ({kinds}); all are read as RGB"
-        findings.append(Finding("modes", "note", text, "make sure that no class has a kind of its own", odd))
+        findings.append(Finding("modes", "note", text, "make sure that no class has its own kind", odd))
     if any(mode.startswith(_DEEP) for mode in counts):
         deep = sum(count for mode, count in counts.items() if mode.startswith(_DEEP))
         text = f"{counted(deep, 'image')} have more than 8 bits a channel"
@@ -215,14 +215,15 @@ def giveaway_findings(checked: CheckedSet, survey: Survey) -> list[Finding]:
     if not clues:
         return []
     text = (
-        f"classes can be told by {' and by '.join(clues)}: a model may learn that instead of the content of the images"
+        f"classes can be predicted from {' and from '.join(clues)}: a model may learn that instead of the content "
+        "of the images"
     )
     advice = "save the images of all classes in the same way, or make sure that new images differ in the same way"
     return [Finding("giveaway", "note", text, advice)]
 
 
 def format_of(key: str) -> str:
-    """Return the image format that the suffix of a name stands for; "" for any other suffix.
+    """Return the image format of a file suffix; "" for other suffixes.
 
     Example:
         >>> format_of("cat/1.JPEG"), format_of("train.parquet#7")
@@ -236,7 +237,7 @@ def classes_given_away(values: Sequence[Hashable], labels: NDArray[np.int64]) ->
     """Return the classes that can be predicted from a value such as the file format, ascending.
 
     The prediction for an image is the most frequent class of the other images with its value, or no class if there are
-    no others, so sizes that all differ predict nothing. A class is given away if the prediction is right for 95 % of
+    no others, so unique sizes predict nothing. A class is given away if the prediction is right for 95 % of
     its images and of the images predicted as it, and if 95 % of the images of other classes are not predicted as it.
 
     Args:

@@ -1,4 +1,4 @@
-"""The preparation of a set, once for all runs: every image is verified, measured and stored decoded.
+"""The preparation of a set, once for all runs: verify, measure, and store every image decoded.
 
 Files are recognised by path, size and time of change, and images by their bytes, so that a set that was moved, copied
 or extended is not decoded again.
@@ -223,7 +223,7 @@ def stream_images(
     if bad:
         key = image_set.keys[int(tried[min(bad)])]
         raise UserError(
-            f"{len(bad)} of {counted(len(tried), 'image')} that were tried cannot be read ({key}); {bad[min(bad)]}; "
+            f"{len(bad)} of {counted(len(tried), 'image')} that were tested cannot be read ({key}); {bad[min(bad)]}; "
             "make the shards again, or leave such images out with --on-bad-image skip, which decodes all of them first."
         )
     return seen, []

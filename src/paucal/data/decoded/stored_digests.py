@@ -30,7 +30,7 @@ def read_encoded(source: bytes | Path) -> bytes | Path:
         return source
     status = source.stat()
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.ENODEV, "it is no regular file (a pipe or a device, for instance)")
+        raise OSError(errno.ENODEV, "it is not a regular file (a pipe or a device, for instance)")
     return source.read_bytes() if status.st_size <= _MOST_IN_MEMORY else source
 
 

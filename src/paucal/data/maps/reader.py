@@ -51,7 +51,7 @@ class LabelMaps:
                 raise KeyError(f"covered {self.facts.covered!r}")
             for name in ("classes", "keys", "hashes", "trained_on"):
                 if not isinstance(index[name], list) or not all(type(one) is str for one in index[name]):
-                    raise TypeError(f"{name} are no list of names")
+                    raise TypeError(f"{name} are not a list of names")
             if len(index["keys"]) != len(index["hashes"]):
                 raise TypeError(f"{len(index['keys'])} keys and {len(index['hashes'])} hashes")
             self._row = {key: row for row, key in enumerate(index["keys"])}
@@ -63,11 +63,11 @@ class LabelMaps:
         if not done.all():
             raise UserError(
                 f"the label maps in {str(folder)!r} are unfinished ({int(done.sum())} of {len(done)}): run the same "
-                "'paucal label' again, which goes on."
+                "'paucal label' again to continue."
             )
 
     def __contains__(self, key: str) -> bool:
-        """Say whether the image of this key has a map."""
+        """Return whether the image of this key has a map."""
         return key in self._row
 
     def rows(self, images: ImageSet, positions: NDArray[np.int64], advance: Advance | None = None) -> "MapReader":
@@ -193,7 +193,8 @@ def _class_order(facts: MapFacts, images: ImageSet) -> NDArray[np.int64]:
         )
     if doubled := next((name for name in ours if theirs[name] > 1), None):
         raise UserError(
-            f"--labels: the maps have {theirs[doubled]} classes called {doubled!r}: name the teacher's classes apart."
+            f"--labels: the maps have {theirs[doubled]} classes called {doubled!r}: give the teacher's classes "
+            "distinct names."
         )
     beyond = count(len(ours))
     return np.array([ours[name] if name in ours else next(beyond) for name in facts.classes], dtype=np.int64)

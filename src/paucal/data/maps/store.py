@@ -40,12 +40,12 @@ class MapFacts:
     """Facts about all maps of a folder.
 
     Attributes:
-        teacher: Name of the teacher, for people.
+        teacher: Name of the teacher, for messages.
         classes: Names of the teacher's outputs.
         grid: (rows, columns) of a map.
         top: Number k of classes kept at each cell.
-        trained_on: Keys of the images of the same set that the teacher was trained on: a model trained on the
-            teacher's maps has in effect seen them too.
+        trained_on: Keys of the images of the same set that the teacher was trained on: a model trained on the teacher's
+            maps has indirectly seen them too.
         covered: Region of an image that its map covers: all of it, or the largest square about its centre.
     """
 
@@ -72,7 +72,7 @@ class MapWriter:
         hashes: Hash of each image, from `content_hash`.
 
     Raises:
-        UserError: The folder holds anything else.
+        UserError: The folder has other content.
     """
 
     def __init__(self, folder: Path, facts: MapFacts, keys: Sequence[str], hashes: Sequence[str]) -> None:
@@ -110,7 +110,7 @@ class MapWriter:
 
 
 def content_hash(image: Image.Image) -> str:
-    """Return a hash of an image's pixels, whatever file they came from."""
+    """Return a hash of an image's pixels, independent of the file."""
     digest = hashlib.blake2b(f"{image.mode}{image.size}".encode(), digest_size=16)
     digest.update(image.tobytes())
     return digest.hexdigest()
@@ -122,7 +122,9 @@ def open_array(path: Path, mode: Any) -> np.memmap:
         whole = np.lib.format.open_memmap(require_regular(path), "r")  # "r" first: "r+" lengthens a short file
         return whole if mode == "r" else np.lib.format.open_memmap(path, mode)
     except (OSError, ValueError, EOFError, OverflowError, SyntaxError, TokenError) as problem:
-        raise UserError(f"{str(path)!r} is missing, cut short or no array ({problem}): make the maps anew.") from None
+        raise UserError(
+            f"{str(path)!r} is missing, cut short or not an array ({problem}): make the maps again."
+        ) from None
 
 
 def require_shapes(folder: Path, count: int, facts: MapFacts, arrays: Sequence[np.memmap]) -> None:

@@ -31,7 +31,7 @@ from paucal.reading import read_decoded
 from paucal.types import UserError
 
 Coding = Literal["index", "binary", "grey", "colour"]
-IGNORED = 255  # class number of unlabelled pixels, which do not count
+IGNORED = 255  # class number of unlabelled pixels, which are ignored
 MOST_CLASSES = 255
 SPREAD, FEW_LEVELS = 8, 32  # least distance between the grey levels of classes, and their largest number
 MIDDLE = 128  # lowest grey level that counts as marked
@@ -88,7 +88,7 @@ class MaskCoding:
         """Return the (H, W) class numbers of a mask's values; `IGNORED` for unlabelled pixels.
 
         Raises:
-            UserError: A value belongs to no class.
+            UserError: A value does not belong to a class.
         """
         if self.kind == "binary":
             labelled = values if self.ignore is None else values[values != self.ignore]
@@ -161,12 +161,12 @@ def read_class_names(path: Path) -> NamedClasses:
     try:
         rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(_with_commas(text), newline=""))]
     except csv.Error as problem:
-        raise UserError(f"--classes: {str(path)!r} cannot be read ({problem}); give one name a line.") from None
+        raise UserError(f"--classes: {str(path)!r} cannot be read ({problem}); give one name per line.") from None
     rows = [row for row in rows if any(row)]
     if rows and rows[0] and len(rows) > 1 and {cell.lower() for cell in rows[0]} <= HEADINGS:
         rows = rows[1:]
     if not rows:
-        raise UserError(f"--classes: {str(path)!r} names no class; expected one name a line.")
+        raise UserError(f"--classes: {str(path)!r} names no class; expected one name per line.")
     classes = [_read_row(row, path) for row in rows]
     widths = {len(numbers) for _, numbers in classes}
     if len(widths) > 1:
@@ -226,7 +226,7 @@ def find_coding(
 
     Raises:
         UserError: The values contradict the user's settings, files of the set have different codings, or the values
-            cannot stand for classes.
+            cannot represent classes.
     """
     has_named_colours = named is not None and named.colours
     if given is None and not has_named_colours:

@@ -13,7 +13,7 @@ HIGH = 64  # grey values of at least this mean "marked" rather than the number o
 RARE = 0.1  # files with both codings are mistakes if fewer than this share of the files with one coding
 SPECKS = 200  # a value is a speck if the others have this many times more pixels
 NEAR, APART = 7, 16  # grey levels: values this close belong to one class, values this far apart to two
-ENDS = 15  # values this close to black or white were once black or white
+ENDS = 15  # values this close to black or white count as black or white
 FEW_EDGES = 3  # number of colours that may occur only on edges, as thin objects do
 NOISY, NOISY_TOP = 32, 200  # a file with more than NOISY grey levels, some above NOISY_TOP, was blurred or resized
 WHITE = 255
@@ -55,8 +55,8 @@ def _two_ways(
 ) -> UserError:
     """Return the error for two groups of files, which says when to use `--mask-values colour`."""
     return UserError(
-        f"the masks are stored in two ways: {list_files(files)} {way}, {list_files(others)} {other_way}: store all "
-        f"alike, or give --mask-values colour if {meant}."
+        f"the masks are stored in two ways: {list_files(files)} {way}, {list_files(others)} {other_way}: store "
+        f"all in the same way, or give --mask-values colour if {meant}."
     )
 
 
@@ -180,7 +180,7 @@ def refuse_blurred_colours(facts: MaskFacts) -> None:
         worst = max(facts.files, key=lambda file: len(file.values))
         raise UserError(
             f"mask {worst.name} has {len(worst.values)} colours, and {len(edges)} of the {len(facts.values)} of all "
-            "masks occur on edges alone, as after blurring or resizing: store masks as PNG with one colour for each "
+            "masks occur only on edges, as after blurring or resizing: store masks as PNG with one colour for each "
             "class, or give --classes with the colours."
         )
 

@@ -1,4 +1,4 @@
-"""Mask files: their stored values without any conversion, and counts that tell different codings apart."""
+"""Mask files: their stored values without any conversion, and counts that distinguish codings."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -64,10 +64,10 @@ class RawMask:
 
 
 def read_mask(path: Path, name: str, most: int | None = None) -> RawMask:
-    """Read a mask file and turn it upright; its values stay as they are stored.
+    """Read a mask file and rotate it upright; its values are not changed.
 
     A colour image whose channels are equal everywhere counts as grey, as does an image with one bit per pixel (0 and
-    1). Transparency is dropped, unless it alone says what is marked, since all pixels have one colour.
+    1). Transparency is dropped, unless all pixels have the same colour, so that only transparency marks a region.
 
     Args:
         path: Path of the file.

@@ -16,7 +16,7 @@ MASK_COLUMNS = ("mask", "mask_path", "mask_file", "mask_name", "segmentation", "
 
 
 class MaskTable(NamedTuple):
-    """What a table says: the folder of all images; key, masks and part of each image; and notes."""
+    """Content of a table: the folder of all images; key, masks and part of each image; and notes."""
 
     root: Path
     rows: list[tuple[str, tuple[Path, ...], str]]
@@ -67,7 +67,7 @@ def read_mask_table(file: Path) -> MaskTable:
 
 
 def plain_column(cell: str) -> str:
-    """Return the form of the name of a column in which it is compared with the usual names."""
+    """Return a column name in the form that is compared with the usual names."""
     return cell.strip().lower().replace(" ", "_").replace("-", "_")
 
 
@@ -88,5 +88,5 @@ def _resolve(cell: str, file: Path, where: str) -> str:
         raise UserError(f"{where} leads out of the folder of the table ({path[:80]!r}): give paths below it.")
     whole = os.path.join(os.path.abspath(file.parent), path)
     if not os.path.isfile(whole):
-        raise UserError(f"{where} names {path[:80]!r}, and there is no such file: correct the path.")
+        raise UserError(f"{where} names {path[:80]!r}, but there is no such file: correct the path.")
     return whole

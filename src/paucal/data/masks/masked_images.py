@@ -1,4 +1,4 @@
-"""Images with a class for every pixel; all masks are read and checked once, and kept if they fit in memory."""
+"""Images with a class for every pixel; all masks are read and checked once, and stay in memory if they fit."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ class MaskStore:
         files: Mask files of each image; several are joined.
         sizes: (N, 2) heights and widths of the upright images.
         coding: Meaning of the values.
-        numbers: Class that each file of each image marks; None if the values in the files tell the classes.
+        numbers: Class marked by each file of each image; None if the values in the files define the classes.
         kept: Decoded masks by position; None if they are read from their files.
     """
 
@@ -71,7 +71,7 @@ class MaskStore:
         return self.read_files(index)[0]
 
     def read_files(self, index: int) -> tuple[NDArray[np.uint8], bool]:
-        """Return the class numbers of an image from its files, and whether files of two classes mark one pixel."""
+        """Return the class numbers of an image from its files, and whether two classes mark the same pixel."""
         masks = [self._read_file(file, index) for file in self._files[index]]
         if self._numbers is None:
             return join_masks(masks), False
@@ -169,7 +169,7 @@ def read_masks(
     masks, pixels, overlaps = _decode_all(store, sizes, coding.count, lambda done: report(total + done, 2 * total))
     if overlaps:
         have = counted(len(overlaps), "image has pixels", "images have pixels")
-        more.append(f"{have} that several classes mark, such as {images.keys[overlaps[0]]}: the last of them counts")
+        more.append(f"{have} marked by several classes, such as {images.keys[overlaps[0]]}: the last class is used")
     notes = [*images.notes, f"masks: {coding.describe()}", *more]
     if smaller:
         text = counted(len(smaller), "mask is smaller than its image", "masks are smaller than their images")
@@ -284,7 +284,7 @@ def join_masks(masks: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
 
 
 def join_classes(masks: Sequence[NDArray[np.uint8]], numbers: Sequence[int]) -> tuple[NDArray[np.uint8], bool]:
-    """Join masks of one class each; a pixel that several mark is of the last of these classes.
+    """Join masks of one class each; a pixel marked by several gets the last of these classes.
 
     Args:
         masks: (H, W) masks: 1 for marked, 0 for not, `IGNORED` for unlabelled.

@@ -1,4 +1,4 @@
-"""What masks mean: the classes of their values, named by the set itself, or the class that each file marks."""
+"""Meaning of masks: the classes of their values, named by the set itself, or the class marked by each file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ MOST_ABOVE = 5  # folders above a file that are searched
 
 
 class GivenMasks(NamedTuple):
-    """What is known of masks before the meaning of their values: facts of all files, and arguments of `read_masks`."""
+    """Masks before their values are interpreted: facts of all files, and arguments of `read_masks`."""
 
     facts: MaskFacts
     pairs: Pairs
@@ -58,7 +58,7 @@ def meaning_by_class(masks: GivenMasks, marked: Sequence[tuple[str, ...]]) -> Me
     """Return the meaning of masks with a file for each class.
 
     Args:
-        masks: What is known of the masks.
+        masks: Facts of the masks.
         marked: Classes that the files of each image mark.
 
     Raises:
@@ -101,7 +101,7 @@ def _find_names(
             named = read_class_names(file)
             if _fits(named, facts, ignore, coding):
                 return named, [*notes, f"the names of the classes are those in {file.name}"]
-        except UserError:  # a file of this name may hold anything
+        except UserError:  # a file of this name may have other content
             pass
         notes.append(f"{file.name} does not name the classes of these masks, and is not used")
     return None, notes

@@ -112,7 +112,7 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
         if not sides.masks and (twins := twin_folders(keys, FileStore(data.resolve(), keys))):
             photos, drawn = twins
             pairs = find_pairs(data, data / photos, data / drawn)
-            note = f"the files of {drawn} have few colours, and count as masks of those of {photos}"
+            note = f"the files of {drawn} have few colours, and are used as masks of those of {photos}"
             return replace(pairs, notes=(note, *pairs.notes))
         if not sides.images or not sides.masks:
             raise NoLabelsError(_lacking(data, sides))
@@ -219,7 +219,7 @@ def _paired(root: Path, mask_root: Path, sides: Sides, bases: Iterable[Path]) ->
         raise UserError(
             f"none of the {counted(len(sides.images), 'image')} has a mask of its name: the first image is "
             f"{sides.images[0].key if sides.images else 'missing'!r}, the first mask "
-            f"{sides.masks[0].key if sides.masks else 'missing'!r}; name both alike but for the suffix."
+            f"{sides.masks[0].key if sides.masks else 'missing'!r}; give both the same name except for the suffix."
         )
     above = {_above(file.key) for file in sides.images} - {""}
     within = {_above(file.key, below=1) for file in sides.masks} - {""}
@@ -242,7 +242,7 @@ def _matched(sides: Sides) -> tuple[Matches, dict[str, str]]:
     """Return the masks of each image, and the class of each mask if there is a file for each class.
 
     Raises:
-        UserError: Masks match in neither way.
+        UserError: The masks do not match.
     """
     problem: UserError | None = None
     try:
@@ -279,7 +279,7 @@ def _parts(matches: Matches, sides: Sides, bases: Iterable[Path]) -> tuple[dict[
         unlisted = [key for key in folders if key not in lists.parts]
         if unlisted and lists.missing:
             raise UserError(
-                f"the lists of parts name {lists.missing[0]}, and there is no such image, while they do not name "
+                f"the lists of parts name {lists.missing[0]}, but there is no such image, while they do not name "
                 f"{unlisted[0]!r}: correct the lists, or move them away."
             )
         notes += describe_left_out(
@@ -289,8 +289,8 @@ def _parts(matches: Matches, sides: Sides, bases: Iterable[Path]) -> tuple[dict[
     bare = [key for key, part in folders.items() if not part]
     if bare and len(bare) < len(folders):
         notes.append(
-            f"{counted(len(bare), 'image is', 'images are')} in no folder of a part, so the folders of parts do not "
-            f"count: {', '.join(bare[:3])}"
+            f"{counted(len(bare), 'image is', 'images are')} outside of the part folders, so part folders are "
+            f"ignored: {', '.join(bare[:3])}"
         )
         folders = dict.fromkeys(folders, "")
     return folders, notes
@@ -307,6 +307,6 @@ def _lacking(data: Path, sides: Sides) -> str:
 
 def _require_folder(path: Path, flag: str) -> None:
     if not path.is_dir():
-        problem = "is no folder" if path.exists() else "does not exist"
+        problem = "is not a folder" if path.exists() else "does not exist"
         kind = NoLabelsError if path.exists() else UserError  # a file may have labels of another kind
         raise kind(f"{flag}: {str(path)!r} {problem}; give a folder of image files.")

@@ -128,7 +128,7 @@ def _plan(tree: Tree, file: str, content: Mapping[str, Sequence[Mapping[str, Any
     for row, name, key, png in zip(rows, wanted, keys, found, strict=True):
         if key is None or png is None:
             raise UserError(
-                f"{place!r} describes {name if key is None else str(row['file_name'])!r}, and there is no such image "
+                f"{place!r} describes {name if key is None else str(row['file_name'])!r}, but there is no such image "
                 f"in {tree.shown!r}{'' if key is None else f', in a folder such as {stem}/'}: add it."
             )
     return [(str(key), str(png), row[SEGMENTS], part) for row, key, png in zip(rows, keys, found, strict=True)]

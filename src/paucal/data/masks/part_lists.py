@@ -30,7 +30,7 @@ class ListedParts:
 
     Attributes:
         parts: Part of each listed image by key; empty without lists.
-        missing: Lines that name no image, each with the name of its list, for messages.
+        missing: Lines that match no image, each with the name of its list, for messages.
         notes: Sentences on the lists.
     """
 

@@ -18,7 +18,7 @@ from paucal.data.stores import Store
 from paucal.types import UserError
 from paucal.wording import counted, was
 
-LEAST = 0.1  # least share of files named like masks; below it, the names mean something else
+LEAST = 0.1  # least share of files named like masks; below it, the names are a coincidence
 SAMPLE = 4096  # names that are checked first
 MOST_READ = 5  # files that are read to count their colours
 MOST_COLOURS = 256  # most colours of a mask; photographs have more
@@ -45,11 +45,11 @@ class MasksAmong:
 
 
 def masks_among(keys: Sequence[str], store: Store) -> MasksAmong | None:
-    """Return the masks in a set of images; None if there are none, or so few that their names must mean something else.
+    """Return the masks in a set of images; None without masks, or if so few names match that it is a coincidence.
 
     The names of folders suffice if all folders are named after images or masks (`images/`, `masks/`, `trainannot/`).
     If only files are named so (`x.png`, `x_mask.png`), or there are other folders, the colours in a few masks are
-    counted as well. Two folders of other names with files of the same names are told apart by colours alone.
+    counted as well. Two folders of other names with files of the same names are distinguished only by colours.
 
     Args:
         keys: Paths of all images, with forward slashes.

@@ -1,4 +1,4 @@
-"""Photographs and masks in two folders of any names, whose files have the same names, told apart by colours."""
+"""Photographs and masks in two folders of any names, whose files have the same names, distinguished by colours."""
 
 from collections.abc import Sequence
 from pathlib import PurePosixPath

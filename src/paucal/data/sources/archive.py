@@ -68,11 +68,11 @@ class ArchiveStore(Reopened, EncodedStore):
         """Return the bytes of an image.
 
         Raises:
-            UnreadableImage: They are damaged, encrypted, or longer than the archive says.
+            UnreadableImage: They are damaged, encrypted, or longer than the archive states.
         """
         entry = self._entries[index]
         if entry.size > MOST_IMAGE:
-            raise UnreadableImage(f"image {entry.name} has more than {MOST_IMAGE:,} bytes, the most that are read")
+            raise UnreadableImage(f"image {entry.name} has more than {MOST_IMAGE:,} bytes, the limit")
         try:
             with self._lock:
                 content = self._from_zip(entry) if self._zipped else self._from_tar(entry)
@@ -80,12 +80,12 @@ class ArchiveStore(Reopened, EncodedStore):
             raise UnreadableImage(f"image {entry.name} cannot be read from {self._file.name}: {problem}") from None
         if len(content) != entry.size:
             raise UnreadableImage(
-                f"image {entry.name} has {len(content)} bytes, and {self._file.name} says {entry.size}"
+                f"image {entry.name} has {len(content)} bytes, but {self._file.name} states {entry.size}"
             )
         return content
 
     def _from_zip(self, entry: _Entry) -> bytes:
-        if self._archive is None or self._owner != os.getpid():  # forked processes would share the file position
+        if self._archive is None or self._owner != os.getpid():  # a forked process must not share the file position
             self._archive, self._owner = zipfile.ZipFile(self._file), os.getpid()
         with self._archive.open(entry.stored) as file:
             return file.read(entry.size + 1)
@@ -202,15 +202,15 @@ def checked_name(file: Path | str, name: str) -> str:
 
 def _refuse_many(file: Path, count: int) -> None:
     if count > MOST_ENTRIES:
-        raise UserError(f"{file} has more than {MOST_ENTRIES:,} entries, the most that are read")
+        raise UserError(f"{file} has more than {MOST_ENTRIES:,} entries, the limit")
 
 
 def shared_folder(names: list[str], depth: int) -> str:
-    """Return the folders that all files share, as a prefix that ends before a folder named "train" or the like.
+    """Return the prefix of folders that all files share, up to any folder named "train" or the like.
 
     Args:
         names: Paths of the files.
-        depth: Number of folders that every path must have beyond the prefix for the first of them to join it.
+        depth: Number of folders that every path must keep after the prefix.
     """
     base = ""
     while names:

@@ -30,7 +30,7 @@ class Place:
     """A container of images that are laid out as folders: a folder, or an archive of one.
 
     Attributes:
-        name: Name for people.
+        name: Name for messages.
         location: Location as in `ImageSet.location`.
         store: Function that makes the store of the images with given keys.
         subfolders: Function that takes a folder relative to the root ("" for the root) and lists its subfolders.
@@ -47,11 +47,11 @@ def open_folder(root: Path, labelled: bool = True) -> ImageSet:
 
     If `labelled`, `root` holds class folders, or `train`, `val` (also `valid`, `validation`, `dev`) and `test`
     (also `testing`) in any case with class folders inside. Images may be nested deeper below a class folder.
-    Classes are numbered in lexicographic order over the union of all parts, so a class missing from
-    one part shifts no label. Otherwise every image below `root` counts, and its part is still known.
+    Classes are numbered in lexicographic order over the union of all parts, so labels do not depend on classes that are
+    missing in a part. Otherwise all images below `root` are read, still with their parts.
 
     Raises:
-        UserError: There are no images, a part without class folders, an empty class folder, or folders beside the
+        UserError: There are no images, a part without class folders, an empty class folder, or other folders beside the
             parts.
     """
     passed_over: Counter[str] = Counter()
@@ -67,7 +67,9 @@ def open_folder(root: Path, labelled: bool = True) -> ImageSet:
         ),
     )
     images = open_place(place, keys, passed_over, labelled, shown=root)
-    notes = [f"the folder {link} is {folder} again, and was read once" for link, folder in sorted(links.items())]
+    notes = [
+        f"the folders {link} and {folder} are the same, and were read once" for link, folder in sorted(links.items())
+    ]
     return replace(images, notes=(*images.notes, *notes))
 
 
@@ -99,7 +101,7 @@ def open_place(
     if _has_parts(root, tops, parts, keys):
         return _open_parts(place, root, parts, keys, notes)
     if len(parts) > 1:
-        notes.append(f"{_quoted(parts)} hold no class folders, so they are classes, as the folders beside them are")
+        notes.append(f"{_quoted(parts)} have no class folders, so they are read as classes")
     if not tops:
         raise NoLabelsError(
             f"{root} has images but no class folders; expected {root.name}/<class>/<image> "
@@ -153,7 +155,9 @@ def _refuse_empty_classes(root: Path, folders: list[str], names: list[str]) -> N
     for folder in empty:
         twin = next((other for other in folders if other != folder and _is_same(root / folder, root / other)), None)
         if twin is not None:
-            raise UserError(f"the class folders '{folder}' and '{twin}' of {root} are one folder: remove the link.")
+            raise UserError(
+                f"the class folders '{folder}' and '{twin}' of {root} are the same folder: remove the link."
+            )
     if empty:
         raise UserError(f"class folder {_quoted(empty)} in {root} has no images; add some or remove the folder")
 
@@ -255,7 +259,7 @@ def ignored(name: str) -> bool:
 
 
 def _note_on_passed_over(counts: Counter[str]) -> list[str]:
-    """Return a note on files that are not images, the commonest kinds first; an empty list if there are none.
+    """Return a note on files that are not images, the most frequent kinds first; empty without such files.
 
     Kinds that are equally common are sorted by name, files without a suffix last: folders are walked in no fixed order.
     """
@@ -267,7 +271,7 @@ def _note_on_passed_over(counts: Counter[str]) -> list[str]:
     total = sum(counts.values())
     help = sorted({words for suffix in counts if (words := advice(suffix))})
     return [
-        f"{counted(total, 'file')} {was(total)} passed over, being of no known image format ({', '.join(kinds)})"
+        f"{counted(total, 'file')} {was(total)} skipped, as they have no known image format ({', '.join(kinds)})"
         + (f"; to read them: {', '.join(help)}" if help else "")
     ]
 

@@ -25,7 +25,7 @@ def roots_of(location: str | Path) -> list[str]:
         ['digits']
     """
     text = str(location)
-    if "://" in text:  # a URL, whose ":" separates nothing
+    if "://" in text:  # the ":" of a URL is no separator
         return [text]
     pieces = text.split(SEPARATOR)
     if len(pieces) < 2 or _exists(text) or not any(_exists(piece) for piece in pieces):
@@ -40,7 +40,7 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
     joined set is multi-label.
 
     Raises:
-        UserError: One set has classes and another has none.
+        UserError: Only some sets have classes.
     """
     if any(image_set.multi_hot is not None for image_set in sets) and all(image_set.classes for image_set in sets):
         sets = [image_set.as_multi_hot() for image_set in sets]

@@ -1,4 +1,4 @@
-"""Labels as tables write them: a name in a cell, several names in a cell, or a column of 1 and 0 for each class."""
+"""Labels in tables: a name in a cell, several names in a cell, or a column of 1 and 0 for each class."""
 
 import ast
 import re
@@ -24,13 +24,13 @@ _ITEM = re.compile(r"'([^']*)'|\"([^\"]*)\"|([^\s,'\"]+)")  # an item of an arra
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels of N images, in the terms of `ImageSet`.
+    """Labels of N images, with the fields of `ImageSet`.
 
     Attributes:
         classes: K names, in lexicographic order if they come from cells.
-        numbers: (N,) int64 numbers of the classes, all -1 for unlabelled images and beside `multi_hot`.
+        numbers: (N,) int64 numbers of the classes, all -1 for unlabelled images or with `multi_hot`.
         multi_hot: (N, K) int8 of 1, 0 and -1 (unknown), or None.
-        notes: Sentences for people.
+        notes: Sentences for the user.
     """
 
     classes: tuple[str, ...]
@@ -47,8 +47,8 @@ class Labels:
 def find_separator(cells: Sequence[str], given: str | None = None) -> str:
     """Return the separator between several labels in the cells of a column; "" if each cell is one label.
 
-    A sign is a separator if it stands between names in some cell and splitting at it gives fewer distinct names than
-    there are distinct cells. ";" and "|", which are rare in names, also count if some name is in several cells and
+    A character is a separator if it is between names in some cell and splitting at it gives fewer distinct names than
+    distinct cells. ";" and "|", which are rare in names, also count if some name is in several cells and
     either the number of names varies over the cells (even empty ones), or some name changes its position.
 
     Args:
@@ -101,7 +101,7 @@ def _items(cell: str) -> list[str] | None:
 def _separates(sign: str, different: Collection[str]) -> bool:
     cells = [cell for cell in different if cell]
     pieces = [_names(cell, sign) for cell in cells]
-    if not all(pieces) or all(len(set(names)) == 1 for names in pieces):  # a cell of only signs is a name
+    if not all(pieces) or all(len(set(names)) == 1 for names in pieces):  # a cell of only separators is a name
         return False
     names = [name for cell_names in pieces for name in set(cell_names)]
     if len(set(names)) < len(cells):
@@ -128,12 +128,12 @@ def from_cells(cells: Sequence[str], separator: str) -> Labels:
 
 
 def divided(cell: str, separator: str) -> list[str]:
-    """Return the names in a cell; the whole cell without a separator."""
+    """Return the names in a cell; without a separator, the whole cell."""
     return _names(cell, separator) if separator else [cell]
 
 
 def separator_words(cells: Sequence[str], separator: str) -> str:
-    """Describe for people how cells with a separator name labels; "" without a separator."""
+    """Describe the separator of labels in cells; "" without a separator."""
     example = max(cells, key=lambda cell: cell.count(separator)) if separator and cells else ""
     return f"such as {example[:_MOST_SHOWN]!r}, divided at {separator!r}" if separator else ""
 
@@ -144,7 +144,7 @@ def from_names(rows: Sequence[Sequence[str]], several: bool, where: str) -> Labe
     Args:
         rows: Names of the classes of each image.
         several: Whether images may have several labels, or none; otherwise each has one.
-        where: Description of how the labels are given, for people.
+        where: Description of how the labels are given, for notes.
     """
     classes = tuple(sorted({name for row in rows for name in row}))
     number = {name: place for place, name in enumerate(classes)}
@@ -189,7 +189,7 @@ def from_columns(classes: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Lab
     if not (marks == 0).any():
         marks[np.asarray([[not cell for cell in row] for row in rows])] = 0
     if (marks != UNKNOWN).all() and (marks.sum(1) == 1).all():
-        how = f"one label for each image, from {_described(classes)}"
+        how = f"one label per image, from {_described(classes)}"
         return Labels(classes, marks.argmax(1).astype(np.int64), notes=(how,))
     return _several(classes, marks, f"in {_described(classes)}")
 
@@ -205,7 +205,7 @@ def _several(classes: tuple[str, ...], multi_hot: NDArray[np.int8], where: str) 
 
 
 def several_notes(multi_hot: NDArray[np.int8], where: str) -> tuple[str, ...]:
-    """Return notes for people on a set whose images may have several labels.
+    """Return notes on a set whose images may have several labels.
 
     Args:
         multi_hot: (N, K) of 1, 0 and -1 (unknown).
@@ -215,7 +215,7 @@ def several_notes(multi_hot: NDArray[np.int8], where: str) -> tuple[str, ...]:
     bare, unknown = int((shown == 0).sum()), int((multi_hot == UNKNOWN).sum())
     notes = [f"images carry several labels ({where}): {shown.mean():.2g} on average, up to {shown.max()}"]
     if bare:
-        notes.append(f"{counted(bare, 'image')} without a label: of none of the classes")
+        notes.append(f"{counted(bare, 'image')} without a label: in none of the classes")
     if unknown:
         notes.append(f"{counted(unknown, 'label')} unknown: left out of loss and scores")
     return tuple(notes)

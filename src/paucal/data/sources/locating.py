@@ -1,4 +1,4 @@
-"""Where the images of a table or list are: the folder its paths are relative to, and files whose spelling differs."""
+"""Location of the images of a table or list: the folder that paths are relative to, and files with other spellings."""
 
 import os
 import re
@@ -25,7 +25,7 @@ FOLDERS_OF_TABLES = (
 _ESCAPED_BYTE = re.compile(r"\\udc([89a-f][0-9a-f])")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/+\S", re.IGNORECASE)
 _OUTSIDE = re.compile(r"/|[A-Za-z]:|(?:.*/)?\.\.(?:/|$)|[^\0]*\0", re.DOTALL)
-# How Label Studio names files: an upload has a mark before its name, and a local file its path in an address.
+# Label Studio's file names: uploads have a prefix, and local files a path in a URL.
 UPLOADED = re.compile(r"[0-9a-f]{8}-(?=.)")
 _LABEL_STUDIO = re.compile(r"/data/(?:upload/\d+/|local-files/\?d=)")
 _SAMPLED_ROWS = 32  # number of rows that decide which folder the paths are relative to
@@ -42,9 +42,9 @@ class ListedImage(NamedTuple):
         file: Table or list.
         label: Cell of the class.
         others: Cells of further columns.
-        marks: Cells of the columns that stand for one class each.
-        names: Names of its classes, once the cell is divided.
-        key: Path of its file below the common folder, once the file is found.
+        marks: Cells of the columns of single classes.
+        names: Names of its classes, after splitting the cell.
+        key: Path of its file below the common folder, after locating it.
     """
 
     path: str
@@ -67,7 +67,7 @@ class Located(NamedTuple):
 
 
 def locate(listed: Sequence[ListedImage], root: Path | None) -> Located:
-    """Find the files of listed images; the images of each part may have a folder of their own.
+    """Find the files of listed images; each part may have its own folder of images.
 
     Args:
         listed: All images of a set.
@@ -87,7 +87,7 @@ def locate(listed: Sequence[ListedImage], root: Path | None) -> Located:
         rows = [listed[place] for place in places]
         finder, prefix = _choose_folder(rows, list(_candidates(file, part, root, finders)), root)
         if prefix:
-            notes.append(f"paths in {file.name} begin with {prefix!r}, which was taken for {finder.root}")
+            notes.append(f"paths in {file.name} begin with {prefix!r}, which was replaced by {finder.root}")
         begins = _absolute_prefixes(finder.root, root)
         for place, row in zip(places, rows, strict=True):
             path = _relative(row.path, begins).removeprefix(prefix)
@@ -96,8 +96,8 @@ def locate(listed: Sequence[ListedImage], root: Path | None) -> Located:
             files = finder.find(path)
             if len(files) > 1:
                 raise UserError(
-                    f"{row.path[:_SHOWN]!r} in line {row.line} of {row.file} fits {files[0]} and {files[1]}: name one "
-                    "of the files."
+                    f"{row.path[:_SHOWN]!r} in line {row.line} of {row.file} matches {files[0]} and {files[1]}: "
+                    "give one of the files."
                 )
             folders[place], keys[place] = finder.root, files[0] if files else path
             respelt += not keys[place].startswith(path)
@@ -148,7 +148,7 @@ def _below(folder: Path, file: Path, part: str, finders: dict[Path, "FileFinder"
 def _choose_folder(
     rows: Sequence[ListedImage], candidates: Sequence["FileFinder"], root: Path | None
 ) -> tuple["FileFinder", str]:
-    """Return the folder with most of the sampled images, and the path prefix that means it on another machine.
+    """Return the folder with most of the sampled images, and the corresponding path prefix on another machine.
 
     Raises:
         UserError: No folder has any of these images.
@@ -210,7 +210,7 @@ def _refuse_outside(row: ListedImage, rows: Sequence[ListedImage]) -> NoReturn:
     shared = "/".join(os.path.commonprefix(folders)) if all_outside else ""  # noqa: RUF071 (of lists of names)
     advice = "give paths relative to one folder, and name it with --data-root"
     if shared and ".." not in shared.split("/"):
-        advice = f"all paths lie in {shared}, which is not on this machine: name what it is here with --data-root"
+        advice = f"all paths lie in {shared}, which is not on this machine: give its location with --data-root"
         if os.path.isdir(shared):
             advice = f"all paths lie in {shared}: give --data-root {shlex.quote(shared)}"
     raise UserError(
@@ -221,9 +221,9 @@ def _refuse_outside(row: ListedImage, rows: Sequence[ListedImage]) -> NoReturn:
 class FileFinder:
     """Finds files below a folder by relative paths, which may have been written on another system.
 
-    A path means the file of exactly that name if there is one. Otherwise it means the files whose names differ from it
-    only in Unicode form, in case or in bytes that are not UTF-8, and failing that the images of that name with any
-    suffix. The mark of an upload before a name, as Label Studio writes it, may be lacking.
+    A path refers to the file of exactly that name if it exists. Otherwise it refers to files whose names differ only in
+    Unicode form, in case or in bytes that are not UTF-8, or else to images of that name with any suffix. Label Studio's
+    prefix of an upload may be missing.
     """
 
     def __init__(self, root: Path) -> None:
@@ -232,7 +232,7 @@ class FileFinder:
         self._folders: dict[str, str | None] = {"": ""}
 
     def find(self, path: str) -> list[str]:
-        """Return the relative paths of the files that a path may mean; empty if there are none."""
+        """Return the relative paths of the files that a path may refer to."""
         above, _, name = path.rpartition("/")
         folder = self._folder(above)
         if folder is None:
@@ -253,7 +253,7 @@ class FileFinder:
         return [] if names is None else sorted(name for name in names.folders if not name.startswith("."))
 
     def _folder(self, path: str) -> str | None:
-        """Return the folder that a path means; None if there is none, or several match."""
+        """Return the folder that a path refers to; None if none or several match."""
         if path not in self._folders:
             above, _, name = path.rpartition("/")
             folder = self._folder(above)

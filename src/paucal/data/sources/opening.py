@@ -68,7 +68,8 @@ def open_images(  # noqa: PLR0913 (a caller may choose any of them)
         labelled: False opens the images of any nested folders without labels, for pre-training and prediction.
         label_column: Column of a table or Parquet file that holds the class; None finds it.
         image_column: Column that holds the path or the image; None finds it.
-        root: Folder of all published sets (None for `named.data_root`), which makes a name win over a path; or, for a
+        root: Folder of all published sets (None for `named.data_root`), which makes a name take precedence over a path;
+            or, for a
             table or list file, the folder that its paths are relative to.
         download: Whether a published set may be downloaded.
         label_separator: Separator between several labels in a cell of a table, "none" for one label per cell; None
@@ -144,10 +145,10 @@ def _open_piece(location: str | Path, options: SourceOptions) -> ImageSet:
 
 
 def _with_classes_of_files(piece: str, images: ImageSet) -> ImageSet:
-    """Return the images of a location, labelled by its annotation files where its folders are no classes.
+    """Return the images of a location; if its folders are not classes, label them by its annotation files.
 
     Raises:
-        UserError: Its folders are no classes, and no file labels its images.
+        UserError: Its folders are not classes, and no file labels its images.
     """
     path, names = Path(piece).expanduser(), images.classes
     if len(names) < 2 or {name.lower() for name in names} & set(STRUCTURE) or are_parts(names):
@@ -157,7 +158,7 @@ def _with_classes_of_files(piece: str, images: ImageSet) -> ImageSet:
 
 
 def _open_otherwise(path: Path) -> ImageSet | None:
-    """Open a place that is no folder of classes by the labels of whole images in its annotation files, or refuse it.
+    """Open a location by the labels of whole images in its annotation files, or refuse it.
 
     Raises:
         UserError: It has boxes or masks.
@@ -168,7 +169,7 @@ def _open_otherwise(path: Path) -> ImageSet | None:
 
 
 def _open_named(name: str, _: Any, options: SourceOptions) -> ImageSet:
-    # Imported here, because torchvision takes seconds and most data does not need it.
+    # Imported late: torchvision takes seconds, and most data does not need it.
     from paucal.data.named.store import open_named
 
     return open_named(name, options.root, options.download, options.labelled)
@@ -200,13 +201,13 @@ def _open_image(path: Path, _: Any, options: SourceOptions) -> ImageSet:
 
 
 def _open_tables_of(path: Path, _: Any, options: SourceOptions) -> ImageSet:
-    """Open the tables of a folder, because the options name columns."""
+    """Open the tables of a folder if the options name columns."""
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in TABLE_SUFFIXES)
     tables = tables_of_set(files[0], options) if len(files) == 1 else find_tables(path, options)
     if not tables:
         raise UserError(
-            f"--image-column, --label-column and --label-separator are for tables, and {path} has none: give a CSV "
-            "file."
+            f"--image-column, --label-column and --label-separator are for tables, but {path} has none: give a "
+            "CSV file."
         )
     return open_tables(tables, options)
 
@@ -320,7 +321,7 @@ def _subfolders(path: Path) -> list[str]:
 
 
 def _deeper(path: Path) -> str:
-    """Suggest the only subfolder if it holds several folders, since these may be the classes."""
+    """Suggest the only subfolder if it holds several folders, which may be the classes."""
     below = [entry for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
     if len(below) == 1 and sum(entry.is_dir() for entry in below[0].iterdir()) > 1:
         return f"; did you mean {below[0]}?"
@@ -333,7 +334,7 @@ def open_digits(labelled: bool = True) -> ImageSet:
     The hints ask for 16 pixels (8 would leave a patch model too few tokens), no mirroring, and few epochs, so that a
     first run takes about a minute.
     """
-    from sklearn.datasets import load_digits  # a second to import, which one picture should not wait for
+    from sklearn.datasets import load_digits  # imported late, since it takes a second
 
     data: Any = load_digits()
     pixels = np.rint(data.images * (255 / _BRIGHTEST)).astype(np.uint8)

@@ -68,7 +68,7 @@ def open_parquet(root: Path, files: Sequence[Path], options: SourceOptions) -> I
     """Open Parquet or Arrow files as one set; the parts come from names such as `train-00000-of-00002.parquet`.
 
     If the name of a file has no part, the name of its folder may have one (`train/0000.parquet`). A single file
-    declares no part: opening it means all of it. Rows without a label (null or -1, as in the hidden test labels
+    declares no part: all of it is opened. Rows without a label (null or -1, as in the hidden test labels
     of some sets) are left out of a labelled set, with a note. If rows have lists of labels, images may have several
     labels, or none.
 
@@ -147,7 +147,7 @@ def _open(files: list[RowFile], name: str, location: str, options: SourceOptions
 def _further_columns(files: Sequence[RowFile], columns: Columns, kept: NDArray[np.int64]) -> dict[str, list[str]]:
     """Return the columns of numbers and texts beside the image and its label, as a CSV would have them.
 
-    Damaged ones are left out, since most runs need none of them.
+    Damaged columns are left out, since most runs do not need them.
     """
     found: dict[str, list[str]] = {}
     schemas = [file.schema() for file in files]
@@ -192,7 +192,9 @@ def _read(files: Sequence[RowFile], columns: Columns) -> tuple[list[list[int]], 
         if columns.label is not None:
             names = class_names(features_of(schema), columns.label)
             if names and columns.names and names != columns.names:
-                raise UserError(f"{file} numbers its classes differently from the other files; write them alike.")
+                raise UserError(
+                    f"{file} numbers its classes differently from the other files; write them consistently."
+                )
         try:
             rows = file.rows(columns.label)
         except (pa.ArrowException, OSError) as error:
@@ -285,13 +287,13 @@ def _hub_files(location: str, download: bool) -> tuple[Path, list[Path]]:
     owner, name, *configuration = [*location.removeprefix(PREFIX).split("/", 2), "", ""][:3]
     if not all(map(_NAME.fullmatch, (owner, name, configuration[0] or name))):
         raise UserError(
-            f"{location!r} names no data set of the hub; expected hf:OWNER/NAME, as in hf:uoft-cs/cifar100."
+            f"{location!r} is not a data set of the hub; expected hf:OWNER/NAME, as in hf:uoft-cs/cifar100."
         )
     repository, problem = f"{owner}/{name}", ""
     for revision in (None, CONVERTED):
         try:
             root = _download(repository, revision, download)
-        except Exception as error:  # no network, no such set, no permission: each has its own type
+        except Exception as error:  # missing network, set or permission: each has its own error
             problem = str(error).split("\n")[0].strip() or type(error).__name__
             continue
         files = sorted(root.rglob("*.parquet"))
@@ -303,7 +305,7 @@ def _hub_files(location: str, download: bool) -> tuple[Path, list[Path]]:
 
 
 def _download(repository: str, revision: str | None, download: bool) -> Path:
-    from huggingface_hub import snapshot_download  # imported here: it takes a second, and most data does not need it
+    from huggingface_hub import snapshot_download  # imported late: it takes a second, and most data does not need it
 
     options: dict[str, Any] = {"repo_type": "dataset", "revision": revision, "allow_patterns": ["*.parquet"]}
     return Path(snapshot_download(repository, local_files_only=not download, **options))

@@ -1,4 +1,4 @@
-"""Columns of Parquet and Arrow files: which of them hold images and labels, and how labels are encoded."""
+"""Columns of Parquet and Arrow files: those with images and labels, and the encoding of labels."""
 
 import json
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ def is_plain(kind: pa.DataType) -> bool:
 
 
 def cells_of(column: Any) -> list[str]:
-    """Return plain values as the cells of a CSV, "" for those that are missing.
+    """Return plain values as CSV cells, "" for missing ones.
 
     Example:
         >>> cells_of(pa.array([1.5, None, 3.0]))
@@ -114,7 +114,7 @@ def label_column_of(schema: pa.Schema, features: Features) -> str | None:
 
 
 def found_in(schema: pa.Schema) -> str:
-    """Return a list of the columns for people."""
+    """Return a list of the columns for messages."""
     return ", ".join(f"'{field.name}' ({field.type})" for field in schema)
 
 
@@ -139,7 +139,7 @@ def _holds_bytes(kind: pa.DataType) -> bool:
 
 @dataclass(frozen=True)
 class Values:
-    """Labels of N rows as the file has them.
+    """Labels of N rows as stored in the file.
 
     Attributes:
         values: (N,) int64, -1 for no label; (N,) text, "" for no label; or the members of all lists, one after another.
@@ -156,7 +156,7 @@ class Values:
 
     @property
     def kind(self) -> str:
-        """Type of the labels, for people."""
+        """Type of the labels, for messages."""
         inner = "text" if self.values.dtype == object else "numbers"
         return inner if self.lengths is None else f"lists of {inner}"
 
@@ -186,12 +186,12 @@ def read_values(column: pa.ChunkedArray, name: str, shown: str) -> Values:
 
 def _plain(column: pa.ChunkedArray, whole: pa.DataType, name: str, shown: str) -> NDArray[Any]:
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if pa.types.is_integer(kind):  # unsigned types have no -1
+    if pa.types.is_integer(kind):  # unsigned types cannot represent -1
         return column.cast(kind).cast(pa.int64()).fill_null(-1).to_numpy()
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         texts = column.cast(kind).fill_null("").to_pylist()
         return np.asarray(["" if is_missing(text.strip()) else text for text in texts], dtype=object)
-    if pa.types.is_floating(kind):  # pandas stores whole numbers this way if some are missing
+    if pa.types.is_floating(kind):  # pandas stores integers with missing values as floats
         values = column.cast(kind).cast(pa.float64()).fill_null(np.nan).to_numpy()
         numbers = np.where(np.isnan(values), -1, values)
         if (numbers == np.floor(numbers)).all() and (np.abs(numbers) < _LARGEST).all():
@@ -288,7 +288,7 @@ def _from_lists(cells: Values, columns: Columns, shown: str) -> Labels:
 
 
 def _repeats_marks(values: NDArray[Any], lengths: NDArray[np.int64], rows: NDArray[np.int64]) -> bool:
-    """Return whether lists have a mark per class, not class numbers: equally long, with 0 or 1 repeated."""
+    """Return whether lists have a 0 or 1 per class, not class numbers: equally long, with 0 or 1 repeated."""
     if values.dtype == object or not _are_equally_long(lengths) or not np.isin(values, (0, 1)).all():
         return False
     ones = np.bincount(rows, weights=values, minlength=len(lengths))[lengths >= 0]

@@ -22,9 +22,9 @@ from paucal.data.stores import EncodedStore, Reopened, Stamp
 from paucal.types import UserError
 
 PARQUET_SUFFIX, ARROW_SUFFIX = ".parquet", ".arrow"
-_DAMAGED_FOOTER = "deserialize thrift"  # in the text of the OSError that Arrow raises for one
+_DAMAGED_FOOTER = "deserialize thrift"  # part of Arrow's OSError for a damaged footer
 _KEPT_BYTES = 1 << 30
-_STREAMED_BYTES = 2 * WINDOW_BYTES  # kept bytes when streaming; all but one window will soon be dropped
+_STREAMED_BYTES = 2 * WINDOW_BYTES  # kept bytes when streaming
 _MOST_OPEN = 16  # most open files; a downloaded file must be closed before its space can be freed
 
 
@@ -42,7 +42,7 @@ class Rows:
 
 
 class RowFile:
-    """A Parquet or Arrow file; it is opened anew for each query, so that a set may have thousands of files."""
+    """A Parquet or Arrow file; it is reopened for each query, so that a set may have thousands of files."""
 
     def __init__(self, place: ShardFolder, shard: Shard) -> None:
         self.place, self.shard = place, shard
@@ -108,7 +108,7 @@ class RowFile:
             raise
         except FileNotFoundError:
             raise UserError(f"{self} no longer exists; check the address.") from None
-        except Exception as problem:  # every storage has its own exception types
+        except Exception as problem:  # every storage has its own errors
             reason = str(problem).split("\n")[0].strip() or type(problem).__name__
             raise UserError(f"{self} cannot be read ({reason}); check the network.") from None
 
@@ -253,7 +253,7 @@ class ParquetStore(RowStore):
             return pq.ParquetFile(self._place.local_path(self._files[file]), memory_map=True)
 
     def _read_group(self, reader: pq.ParquetFile, group: int) -> pa.Array:
-        # One thread: Arrow's pool does not survive the fork of a loader worker in every version.
+        # One thread, since Arrow's thread pool does not survive a fork in every version.
         table = reader.read_row_group(group, columns=[self._column], use_threads=False)
         images = table[self._column].combine_chunks()
         if isinstance(images, pa.ChunkedArray):

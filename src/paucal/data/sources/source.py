@@ -42,11 +42,12 @@ class Source:
 
     Attributes:
         noun: Term for such a location in messages, such as "a list (.txt)".
-        kind: Type of the location: "name" for a name that wins over a path, "address" for a remote location, or "file"
+        kind: Type of the location: "name" for a name that takes precedence over a path, "address" for a remote
+            location, or "file"
             or "folder" for a path.
-        find: Function (location, options) that recognises a location; it returns what it found there (True, or files
-            that `open` then need not search for again), or a false value if the location is not of this kind.
-        open: Function (location, what `find` returned, options) that opens the images.
+        find: Function (location, options) that recognises a location; it returns a true value (True, or files for
+            `open`), or a false value if the location is not of this kind.
+        open: Function (location, result of `find`, options) that opens the images.
     """
 
     noun: str

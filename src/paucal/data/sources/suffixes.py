@@ -9,7 +9,7 @@ _ALWAYS = (
     *(".jfif", ".jpe", ".mpo", ".apng", ".pgm", ".pbm", ".pnm"),
     ".npy",  # an array of channels
 )
-# Requirement of each suffix: a feature that Pillow was built with, or a package.
+# Requirement of each suffix: a feature of Pillow's build, or a package.
 _BUILT_IN = {".jp2": "jpg_2000", ".j2k": "jpg_2000", ".jpx": "jpg_2000", ".j2c": "jpg_2000", ".avif": "avif"}
 _HEIF = (".heic", ".heif", ".hif")
 

@@ -25,7 +25,7 @@ LABEL_COLUMNS = (
 SURE_NAME_COLUMNS = ("class_name", "classname", "label_name", "category_name")
 NAME_COLUMNS = (*SURE_NAME_COLUMNS, "class", "category", "species", "breed")
 SPLIT_COLUMNS = ("split", "part", "subset", "set")
-# fastai writes the first of these.
+# The first is fastai's.
 FLAG_COLUMNS = {"is_valid": "val", "is_val": "val", "is_validation": "val", "is_test": "test"}
 FOLD_COLUMNS = ("fold", "folds", "kfold", "cv_fold")
 BOX_COLUMNS = (
@@ -48,10 +48,10 @@ class Columns:
         image: Column of the paths.
         label: Column of the classes; None if there is none.
         split: Column of the parts; None if there is none.
-        names: Names of all columns; empty if the first row already describes an image.
+        names: Names of all columns; empty without a header.
         marks: Columns of 1 and 0, one for each class.
-        flags: Columns that say whether an image belongs to a certain part, each with that part.
-        notes: Sentences on columns that were chosen among several, or are not read.
+        flags: Columns that mark the images of a part, each with its part.
+        notes: Sentences on columns that were chosen from several, or are not read.
     """
 
     image: int
@@ -64,7 +64,7 @@ class Columns:
 
     @property
     def classes(self) -> list[str]:
-        """Names of the columns that stand for one class each."""
+        """Names of the columns of single classes."""
         return [self.names[place] for place in self.marks]
 
     @property
@@ -103,7 +103,7 @@ def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -
         label_column = "class"
     if image is None:
         raise UserError(
-            f"{file} has no column of paths that is known (its columns: {_listed(first)}): name it by --image-column."
+            f"{file} has no known column of paths (its columns: {_listed(first)}): name it by --image-column."
         )
     cells = [row.cells for row in rows[1:]]
     split, flags, notes = _parts(plain, first, cells)
@@ -120,9 +120,9 @@ def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -
         return replace(columns, label=named, notes=tuple(notes))
     marks = class_columns(cells, len(first), (image, split, *(place for place, _ in flags)))
     if not marks or columns.boxes:
-        what = f"; {columns.boxes} describe boxes, which paucal detect learns" if columns.boxes else ""
+        what = f"; {columns.boxes} describe boxes, use paucal detect" if columns.boxes else ""
         raise UserError(
-            f"{file} has no column of classes that is known, and no column of 1 and 0 for each class (its columns: "
+            f"{file} has no known column of classes, and no column of 1 and 0 for each class (its columns: "
             f"{_listed(first)}{what}): name it by --label-column, or in paucal train a column of numbers by --target."
         )
     return replace(columns, marks=marks)
@@ -165,10 +165,10 @@ def _find_table(folder: Path, options: SourceOptions) -> Path | None:
 
 
 def tables_of_set(file: Path, options: SourceOptions) -> dict[str, Path]:
-    """Return a table and the tables of other parts beside it, by part; the key is "" for a table on its own.
+    """Return a table and the tables of other parts beside it, by part; the key is "" for a single table.
 
     Raises:
-        UserError: Two tables are of one part, or one cannot be read.
+        UserError: Two tables are of the same part, or one cannot be read.
     """
     # The test table of a competition has no labels.
     return files_of_set(file, lambda other: describes_images(other, options, refuse=True), "tables")
@@ -215,8 +215,8 @@ def _of_unnamed(file: Path, rows: Sequence[TableRow], labelled: bool) -> Columns
     numbers = [cell for cell in first[1:] if re.fullmatch(r"-?\d+(\.\d+)?", cell)]
     if labelled and len(first) >= 6 and len(numbers) >= 4:
         raise UserError(
-            f"{file} has no names of columns, and its rows look like boxes ({', '.join(first)[:_SHOWN]}): paucal "
-            "detect learns boxes; to classify, write rows of a path and a class."
+            f"{file} has no column names, and its rows look like boxes ({', '.join(first)[:_SHOWN]}): use paucal "
+            "detect, or write rows of a path and a class."
         )
     return Columns(0, 1 if len(first) > 1 and labelled else None, None)
 
@@ -234,9 +234,11 @@ def _parts(
     read = [place for place, _ in flags if split is None]
     notes = [f"the parts are in the column {names[place]!r}" for place in read]
     unread = [names[place] for place, name in enumerate(plain) if name in FLAG_COLUMNS and place not in read]
-    notes += [f"the column {name!r} is not read: expected true and false, and no column of parts" for name in unread]
+    notes += [
+        f"the column {name!r} is not read: expected true and false, without another column of parts" for name in unread
+    ]
     folds = [names[place] for place, name in enumerate(plain) if name in FOLD_COLUMNS]
-    notes += [f"the column {name!r} is not read: --folds cuts folds" for name in folds]
+    notes += [f"the column {name!r} is not read: use --folds" for name in folds]
     return split, () if split is not None else tuple(flags), notes
 
 

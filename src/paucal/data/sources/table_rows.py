@@ -46,7 +46,7 @@ def read_table(file: Path, most: int | None = None, exact: bool = False) -> Tabl
     Args:
         file: Path of the table.
         most: Largest number of rows to return; None for all.
-        exact: Whether white space at the ends of cells belongs to them, as in a file that a program has written.
+        exact: Whether to keep white space at the ends of cells, as in files written by programs.
 
     Raises:
         UserError: The file is not text, or it has an unclosed quote or a line that is not a JSON object.
@@ -91,7 +91,7 @@ def _csv_rows(file: Path, text: str, exact: bool) -> Iterator[TableRow]:
     """Yield the rows of a CSV file; an unclosed quote, which would join many lines to one cell, is refused."""
     first, _, rest = text.partition("\n")
     delimiter = first.strip().lower()
-    if delimiter.startswith("sep=") and len(delimiter) == 5:  # a line that Excel adds for its own use
+    if delimiter.startswith("sep=") and len(delimiter) == 5:  # a line that Excel adds
         delimiter, text = delimiter[4], f"\n{rest}"
     else:
         delimiter = _delimiter(file, text)
@@ -109,7 +109,7 @@ def _csv_rows(file: Path, text: str, exact: bool) -> Iterator[TableRow]:
                     rows.append(TableRow(begin, cells if exact else [cell.strip() for cell in cells]))
                 begin = lines.line_num + 1
         except csv.Error as problem:
-            if strict and "expected after" in str(problem):  # white space after a quote, or a quote left open before
+            if strict and "expected after" in str(problem):  # white space after a quote, or an earlier unclosed quote
                 strict = False
                 continue
             if "unexpected end" not in str(problem):
@@ -122,7 +122,7 @@ def _csv_rows(file: Path, text: str, exact: bool) -> Iterator[TableRow]:
 
 
 def _delimiter(file: Path, text: str) -> str:
-    """Return the separator for which most sampled rows are as wide as the first, if that has several cells."""
+    """Return the separator for which most sampled rows have as many cells as the first row, if more than one."""
     order = "\t,;|" if file.suffix.lower() == ".tsv" else _DELIMITERS
 
     def fit(delimiter: str) -> tuple[int, int]:
@@ -133,7 +133,7 @@ def _delimiter(file: Path, text: str) -> str:
             return 0, 0
         return (widths.count(widths[0]), widths[0]) if widths and widths[0] > 1 else (0, 0)
 
-    return max(order, key=fit)  # the first of those that fit equally well
+    return max(order, key=fit)  # the first of equally good ones
 
 
 def _json_rows(file: Path, text: str) -> Iterator[TableRow]:

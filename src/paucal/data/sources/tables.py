@@ -1,4 +1,4 @@
-"""Images that files describe row by row: tables such as `image_path,label`, and lists such as `cat/1.jpg 0`.
+"""Images described row by row: tables such as `image_path,label`, and lists such as `cat/1.jpg 0`.
 
 A list is a table without a header; its two columns are a path and a class number.
 """
@@ -75,7 +75,7 @@ def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
     placed = _place(tables.rows, options.root, columns.boxes)
     rows, notes = _with_parts_of_folders(placed.rows)
     if columns.boxes:
-        notes.append(f"the boxes ({columns.boxes}) are not read: each image has one label here")
+        notes.append(f"the boxes ({columns.boxes}) are not read, only one label per image")
     labels = Labels.none(len(rows))
     if columns.marks:
         labels = from_columns(tuple(columns.classes), [row.marks for row in rows])
@@ -114,8 +114,8 @@ def _read(file: Path, options: SourceOptions, own_part: str, notes: list[str]) -
     for row in rows:
         if len(row.cells) < width or any(row.cells[width:]):
             raise UserError(
-                f"line {row.line} of {file} has {len(row.cells)} cells and the first {width}: correct it, and put "
-                "quotes around a name that holds the separator."
+                f"line {row.line} of {file} has {len(row.cells)} cells, but the first has {width}: correct it, "
+                "and put quotes around names that contain the separator."
             )
     columns = find_columns(file, rows, options)
     notes += [text for text in (note, *columns.notes) if text]
@@ -129,7 +129,9 @@ def _listed(file: Path, row: TableRow, columns: Columns, others: Sequence[int], 
     if not path:
         raise UserError(f"line {row.line} of {file} has no path: give one, or remove the line.")
     if "\n" in path or "\n" in label:
-        raise UserError(f'line {row.line} of {file} has a quote (") that is closed lines later: close it in its line.')
+        raise UserError(
+            f'line {row.line} of {file} has a quote (") that is only closed lines later: close it in its line.'
+        )
     part = own_part
     if columns.split is not None and (word := cells[columns.split].lower()):
         if word not in PARTS and word != "unused":
@@ -176,8 +178,9 @@ def open_list(file: Path, options: SourceOptions) -> ImageSet:
 
     A line holds a path, which may contain spaces, and the number of its class. A train list (`real_train.txt`,
     `train.txt`) is opened together with the val and test lists of the same name beside it, which are then the parts;
-    any other list stands for all of its own images and declares no part. Classes are numbered once over all lists, in
-    the order of the numbers in the lists, so a class missing from one part shifts no label. A class has the name of
+    any other list has all of its images and declares no part. Classes are numbered once over all lists, in
+    the order of the numbers in the lists, so labels do not depend on classes that are missing in a part. A class has
+    the name of
     its image folder if there is one folder per class and one class per folder; otherwise its name is its number.
 
     Raises:
@@ -200,7 +203,7 @@ def open_list(file: Path, options: SourceOptions) -> ImageSet:
 
 
 def _classes_of_numbers(rows: Sequence[ListedImage], numbers: Sequence[int]) -> tuple[str, ...]:
-    """Return the folders of the classes if each class has one of its own, otherwise the numbers of the classes."""
+    """Return the folders of the classes if each class has its own, otherwise the numbers of the classes."""
     folders: dict[str, set[str]] = {}
     for row in rows:
         folders.setdefault(row.names[0], set()).add(row.key.rpartition("/")[0].rpartition("/")[2])
@@ -239,10 +242,10 @@ def _is_list(file: Path, root: Path | None, labelled: bool = True) -> bool:
 
 
 def hold_out_listed(images: ImageSet, folder: Path, root: Path | None = None) -> ImageSet:
-    """Return an unlabelled set of a folder's images, where the images of the folder's test lists are declared "test".
+    """Return an unlabelled set of a folder's images, in which the images of its test lists are declared "test".
 
     As in `open_list` and `make_split`, the val list beside a train list counts as a test list if there is no other. All
-    sets of lists count, whichever of them a later run is trained on.
+    sets of lists are used, since a later run may be trained on any of them.
 
     Raises:
         UserError: A line of such a list is not a path.
@@ -294,8 +297,8 @@ def _place(rows: Sequence[ListedImage], root: Path | None, boxes: str = "") -> _
 def _conflict(key: str, first: ListedImage, second: ListedImage, boxes: str) -> UserError:
     if boxes:
         return UserError(
-            f"{second.file} has several rows for {key[:_SHOWN]!r}, and columns of boxes ({boxes}): paucal "
-            "detect learns boxes; to classify, give each image one row."
+            f"{second.file} has several rows for {key[:_SHOWN]!r}, and columns of boxes ({boxes}): use paucal "
+            "detect, or give each image one row."
         )
     lines = f"lines {first.line} and {second.line} of {second.file}"
     if first.file != second.file:

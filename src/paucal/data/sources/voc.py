@@ -62,7 +62,7 @@ def open_voc(root: Path, labelled: bool = True) -> ImageSet:
     files = {image: _file_of(finder, image, root) for image in kept}
     missing = [image for image in kept if not files[image]]
     if missing or not kept:
-        problem = f"lack {missing[0]!r}, which the lists name" if missing else "have no class in the lists"
+        problem = f"lack {missing[0]!r}, which is in the lists" if missing else "have no class in the lists"
         raise UserError(f"the images of {root / IMAGES} {problem}; restore them.")
     classes = tuple(sorted({name for image in kept for name in shown[image]})) if labelled else ()
     number = {name: place for place, name in enumerate(classes)}
@@ -122,5 +122,5 @@ def _file_of(finder: FileFinder, image: str, root: Path) -> str:
     files = finder.find(image)
     files = [file for file in files if file.lower().endswith((".jpg", ".jpeg"))] or files
     if len(files) > 1:
-        raise UserError(f"{image!r} in the lists of {root} fits {files[0]} and {files[1]}: remove one of the files.")
+        raise UserError(f"{image!r} in the lists of {root} matches {files[0]} and {files[1]}: remove one of the files.")
     return files[0] if files else ""

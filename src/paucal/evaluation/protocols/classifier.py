@@ -1,4 +1,4 @@
-"""A linear classifier on frozen features, checks of what it is fitted to, and folds for cross-validation."""
+"""A linear classifier on frozen features, checks of its data, and folds for cross-validation."""
 
 from dataclasses import dataclass
 
@@ -21,9 +21,9 @@ class LinearClassifier:
 
     Attributes:
         weight: (K, D) weights.
-        bias: (K,) biases; minus infinity for a class that was not among the training labels.
+        bias: (K,) biases; minus infinity for a class without training images.
         iterations: Iterations of the solver.
-        converged: Whether the solver stopped because of a small gradient and not at its limit of iterations.
+        converged: Whether the solver reached its tolerance before its limit of iterations.
     """
 
     weight: Tensor
@@ -39,7 +39,7 @@ class LinearClassifier:
 
 
 def validation_score(classifier: LinearClassifier, features: Tensor, labels: Tensor, metric: MetricName) -> float:
-    """Return the score of a classifier on (N, D) features; NaN where it has diverged."""
+    """Return the score of a classifier on (N, D) features; NaN if it has diverged."""
     scores = classifier.scores(features).cpu()
     trained = ~classifier.bias.isneginf().cpu()
     if not bool(torch.isfinite(scores[:, trained]).all()):
@@ -61,18 +61,18 @@ def draw_folds(labels: Tensor, seed: int = 0, folds: int = FOLDS) -> list[tuple[
     Args:
         labels: (N,) int64 classes; or (N, K) for several labels, then the folds are drawn without regard to classes.
         seed: Seed of the draw.
-        folds: Number of folds; fewer where there are fewer images.
+        folds: Number of folds; fewer with fewer images.
 
     Raises:
-        UserError: Fewer than two classes have two images, so that a fold could hold a single class.
+        UserError: Fewer than two classes have two images, so that a fold could have a single class.
     """
     if labels.ndim == 1 and int((labels.unique(return_counts=True)[1] > 1).sum()) < 2:
         raise UserError(
-            "without validation images the training images are cross-validated, which takes two classes of two images "
-            "or more: give more images, or --val-fraction 0.1."
+            "without validation images the training images are cross-validated, which needs two classes with two "
+            "images or more: give more images, or --val-fraction 0.1."
         )
     order = np.random.default_rng(derive_seed(seed, len(labels))).permutation(len(labels))
-    if labels.ndim == 1:  # class by class, so that the images of each class are dealt out in turn
+    if labels.ndim == 1:  # class by class, so that each class is spread over the folds
         order = order[np.argsort(labels.cpu().numpy()[order], kind="stable")]
     turn = torch.empty(len(labels), dtype=torch.int64)
     turn[torch.from_numpy(order)] = torch.arange(len(labels)) % min(folds, len(labels))
@@ -83,7 +83,7 @@ def even_folds(labels: Tensor, most: int) -> int:
     """Return the number of folds, at least 2: `most`, or the median number of images of a class if that is smaller.
 
     With more folds than images of a class, a fit would see fewer images of a held-out image's class than of the others,
-    and its biases would speak against the right answer: with two images per class, all answers can be wrong.
+    and its biases would favour wrong classes: with two images per class, all predictions can be wrong.
     """
     return max(2, min(most, int(labels.unique(return_counts=True)[1].median())))
 
@@ -103,13 +103,13 @@ def require_classes(labels: Tensor, what: str = "the training images") -> None:
     count = len(labels.unique())
     if count < 2:
         raise UserError(
-            f"{what} have {counted(count, 'class', 'classes')}, and a classifier needs at least two: "
-            "add images of others."
+            f"{what} have {counted(count, 'class', 'classes')}, but a classifier needs at least two: add images "
+            "of others."
         )
 
 
 def rows_at_once(dim: int) -> int:
-    """Return how many rows of `dim` channels are handled at once."""
+    """Return how many rows of `dim` channels are processed at once."""
     return max(1, CHUNK // max(1, dim))
 
 
@@ -145,6 +145,6 @@ def require_same_width(train: Tensor, test: Tensor) -> None:
     """
     if train.shape[1] != test.shape[1]:
         raise UserError(
-            f"the training features have {train.shape[1]} channels and the test features {test.shape[1]}: they are of "
-            "different models; extract both with one."
+            f"the training features have {train.shape[1]} channels and the test features {test.shape[1]}: they "
+            "come from different models; extract both with one model."
         )

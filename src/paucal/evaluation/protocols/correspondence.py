@@ -1,4 +1,4 @@
-"""How well the cells of two views of an image are matched, as EsViT measures it.
+"""EsViT's measure of how well the cells of two views of an image are matched.
 
 Each cell of the first view is matched with the cell of the second that has the highest cosine. The most certain pairs
 are scored: accuracy is the share of pairs with the true cell, the distance error is the distance in pixels between the
@@ -66,7 +66,7 @@ def true_positions(first: Tensor, second: Tensor, grid: Size) -> Tensor:
         grid: (rows, columns) of the first views' cells.
 
     Returns:
-        (B, N, 2) positions (x, y) in the second view; outside [-1, 1] where it does not show the place.
+        (B, N, 2) positions (x, y) in the second view; outside [-1, 1] if the view does not show the position.
     """
     centres = cell_centres(*grid).to(first)
     source = centres @ first[:, :, :2].transpose(1, 2) + first[:, None, :, 2]
@@ -131,7 +131,7 @@ def correspond(
         UserError: the backbone's grid is a single cell, its features are not finite, or there are no images.
     """
     if backbone.grid == (1, 1):
-        raise UserError("the last grid is a single cell, so there is nothing to match: give a larger --img-size.")
+        raise UserError("the last grid has a single cell, so there is nothing to match: give a larger --img-size.")
     accuracy, distance, done = [], [], 0
     with torch.inference_mode():
         for batch in loader:
@@ -181,7 +181,7 @@ def second_view(change: Change, first: EvalTransform) -> ViewTransform:
 
 
 class MirroredView:
-    """The first view mirrored, in other colours; randomness from torch's global generator."""
+    """The first view, mirrored, with jittered colours; randomness from torch's global generator."""
 
     def __init__(self, first: EvalTransform) -> None:
         self._first, self._colours = first, _colours(grey=1.0)
@@ -194,7 +194,7 @@ class MirroredView:
 
 
 class CroppedView:
-    """A crop of the image, mirrored or not, in other colours; randomness from torch's global generator."""
+    """A crop of the image, possibly mirrored, with jittered colours; randomness from torch's global generator."""
 
     def __init__(self, first: EvalTransform) -> None:
         self._first, self._colours = first, _colours(grey=0.2)
@@ -211,7 +211,7 @@ def _colours(grey: float) -> v2.Compose:
 
 
 def _reduced(image: Image.Image, first: EvalTransform) -> Image.Image:
-    """Shrink a large photo to twice the size of the view: changing its colours then takes a tenth of the time."""
+    """Shrink a large photo to twice the size of the view: colour jitter then takes a tenth of the time."""
     height, width = cover_size(image, (2 * first.size[0], 2 * first.size[1]))
     if height >= image.height:
         return image

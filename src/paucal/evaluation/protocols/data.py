@@ -70,8 +70,8 @@ class EvaluationData:
 def with_parts(images: ImageSet, seed: int, val_fraction: float | None, test_fraction: float | None) -> Split:
     """Split a set that does not belong to a run; the test images must be declared, published or requested.
 
-    A model may have been trained on any of a folder's images. Test images cut from it without a request could be
-    training images. For a set without official splits but with a published number of training images per class
+    A model may have been trained on any of a folder's images. Test images drawn from it could therefore be training
+    images. For a set without official splits but with a published number of training images per class
     (Caltech-101: 30), that number is drawn, and all other images are the test images.
 
     Raises:
@@ -84,8 +84,8 @@ def with_parts(images: ImageSet, seed: int, val_fraction: float | None, test_fra
             return _few_train(images, images.hints.train_per_class, seed, known)
         own = images.hints.official_parts or "give a folder with train and test"
         raise UserError(
-            f"{images.location} has no test part: {own}, or let one be cut from it with "
-            "--test-fraction 0.2 (only where the model has not seen these images)."
+            f"{images.location} has no test part: {own}, or draw one with --test-fraction 0.2 (only if the model "
+            "has not seen these images)."
         )
     return make_split(images, seed, **known)  # type: ignore[arg-type]  # only shares
 
@@ -96,9 +96,11 @@ def _few_train(images: ImageSet, per_class: int, seed: int, shares: dict[str, fl
     drawn = take_few(every, images.labels, per_class, seed).parts == "train"
     declared = np.where(drawn, "train", "test").tolist()
     split = make_split(replace(images, declared=declared), seed, **shares)  # type: ignore[arg-type]  # only shares
-    words = f"{per_class} images of each class, drawn with seed {seed}, train, and all others are the test"
+    words = f"{per_class} training images per class, drawn with seed {seed}; all others are test images"
     kept = len(split.indices("val"))
-    return replace(split, description=f"{words}; {kept} of those that train validate" if kept else words)
+    return replace(
+        split, description=f"{words}; {kept} of the training images are used for validation" if kept else words
+    )
 
 
 def evaluation_data(images: ImageSet, split: Split, metric: MetricName | None = None) -> EvaluationData:
@@ -111,15 +113,15 @@ def evaluation_data(images: ImageSet, split: Split, metric: MetricName | None = 
     labels = torch.from_numpy(images.targets).long()
     for part in ("train", "test"):
         if not len(parts[part]):
-            raise UserError(f"{images.name} has no {part} images: give a data set that has, or check its folders.")
+            raise UserError(f"{images.name} has no {part} images: give a data set that has some, or check its folders.")
     if labels.ndim == 2:
         return _data_of_several(images, labels, parts, split, metric)
     require_classes(labels[torch.from_numpy(parts["train"])], f"the training images of {images.name}")
     chosen = metric or metric_of(images.name)
     if chosen in ("map", "map11") or (chosen == "roc_auc" and len(images.classes) != 2):
         raise UserError(
-            f"--metric {chosen} does not suit {images.name}, whose {len(images.classes)} classes exclude each other; "
-            "use accuracy or mean_per_class."
+            f"--metric {chosen} does not suit {images.name}, which has one label per image; use accuracy or "
+            "mean_per_class."
         )
     return EvaluationData(images.name, images, labels, parts, len(images.classes), chosen, split.description)
 
@@ -129,8 +131,8 @@ def _data_of_several(
 ) -> EvaluationData:
     if metric not in (None, "map", "map11"):
         raise UserError(
-            f"--metric {metric} needs one label for each image, and those of {images.name} have several: leave it out "
-            "for the mean average precision."
+            f"--metric {metric} needs one label per image, but {images.name} has several: leave it out to use the "
+            "mean average precision."
         )
     return EvaluationData(
         images.name, images, labels, parts, len(images.classes), metric or "map", split.description
@@ -145,8 +147,8 @@ def limit(data: EvaluationData, most: int, seed: int) -> EvaluationData:
     """
     if most < data.n_classes:
         raise UserError(
-            f"--max-images is {most}, and {data.name} has {counted(data.n_classes, 'class', 'classes')}: "
-            "give at least that."
+            f"--max-images is {most}, but {data.name} has {counted(data.n_classes, 'class', 'classes')}: give at "
+            "least this number."
         )
     parts = {part: balanced(data.labels, indices, most, seed) for part, indices in data.parts.items()}
     return replace(data, parts=parts, how=f"{data.how}; at most {counted(most, 'image')} of each part (seed {seed})")
@@ -239,7 +241,7 @@ def open_voc(folder: Path) -> EvaluationData:
         rows.append(np.asarray([[column[name] for column in columns] for name in names], dtype=np.int64))
     absent = next((key for key in keys if not (folder / key).is_file()), None)
     if absent is not None:
-        raise UserError(f"{folder / absent} is missing: unpack both archives, trainval and test, over each other.")
+        raise UserError(f"{folder / absent} is missing: unpack both archives, trainval and test, into the same folder.")
     declared = [part for part, indices in parts.items() for _ in indices]
     images = ImageSet(
         name=VOC_NAME,
@@ -261,7 +263,7 @@ def _read_voc_list(file: Path) -> dict[str, int]:
         pairs = [line.split() for line in text.splitlines() if line.strip()]
         labels = {name: _VOC_LABELS[label] for name, label in pairs}
     except (OSError, ValueError, KeyError) as problem:
-        raise UserError(f"{file} is no list of VOC2007 ({problem}): unpack both archives again.") from problem
+        raise UserError(f"{file} is not a list of VOC2007 ({problem}): unpack both archives again.") from problem
     if not labels or any(not name.isalnum() for name in labels):
-        raise UserError(f"{file} names no images as VOC2007 does: unpack both archives again.")
+        raise UserError(f"{file} does not name images of VOC2007: unpack both archives again.")
     return labels

@@ -1,6 +1,6 @@
-"""The 18 data sets of EsViT's Table 9 (the public sets of CLIP's linear evaluation), and where each comes from.
+"""The 18 data sets of EsViT's Table 9 (the public sets of CLIP's linear evaluation), with their sources.
 
-Counts are from the paper, with the true number beside each wrong count. All sets open by name: VOC2007 through
+Counts are from the paper; a note gives the true number if the paper's is wrong. All sets open by name: VOC2007 through
 `voc.py`, since its images have several classes each, the others as published sets of `data/named.py`.
 """
 
@@ -14,12 +14,12 @@ class Table9Set:
     """One of the data sets.
 
     Attributes:
-        title: Name for people.
+        title: Name for messages.
         classes: Number of classes, as the paper counts them.
         train: Number of training images, including validation images.
         test: Number of test images.
         metric: Reported metric.
-        source: Place to get the data set from.
+        source: Where to get the data set.
         note: Difference from the paper.
     """
 
@@ -48,7 +48,7 @@ TABLE9: dict[str, Table9Set] = {
         note="the first of ten official partitions, of 50 + 50 images per class",
     ),
     "cars": Table9Set(
-        "Stanford Cars", 196, 8_144, 8_041, "accuracy", "the data set's page", note="cannot be fetched any more"
+        "Stanford Cars", 196, 8_144, 8_041, "accuracy", "the data set's page", note="no longer available"
     ),
     "aircraft": Table9Set("FGVC Aircraft (variants)", 100, 6_667, 3_333, "mean_per_class", "torchvision, Oxford VGG"),
     "voc2007": Table9Set(
@@ -84,7 +84,13 @@ TABLE9: dict[str, Table9Set] = {
     ),
     "stl10": Table9Set("STL-10", 10, 5_000, 8_000, "accuracy", "torchvision, Stanford"),
     "gtsrb": Table9Set(
-        "GTSRB", 43, 26_728, 12_630, "accuracy", "torchvision, Ruhr-Universität Bochum", note="26,640 to train here"
+        "GTSRB",
+        43,
+        26_728,
+        12_630,
+        "accuracy",
+        "torchvision, Ruhr-Universität Bochum",
+        note="26,640 training images here",
     ),
     "pcam": Table9Set("PatchCamelyon", 2, 294_912, 32_768, "accuracy", "torchvision, Zenodo"),
     "ucf101": Table9Set(

@@ -1,4 +1,4 @@
-"""One backbone evaluated on one data set by any of the protocols."""
+"""Evaluation of a backbone on a data set by any of the protocols."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -77,9 +77,9 @@ class Outcome:
 
     Attributes:
         line: Line of the table.
-        measure: Score as a function of how often each test image counts.
+        measure: Score as a function of weights of the test images.
         n_images: Number of test images.
-        note: Value that was chosen on validation images, or the spread over repeats.
+        note: Hyperparameter chosen on validation images, or the spread over repeats.
     """
 
     line: Line
@@ -126,8 +126,8 @@ def evaluate_backbone(
     """Evaluate a backbone on a data set.
 
     Validation images choose lambda (logistic regression) and the learning rate (linear probe). Afterwards they are
-    training images like the others. Without validation images, cross-validation within the training images chooses.
-    Test images choose nothing.
+    added to the training images. Without validation images, cross-validation within the training images chooses. Test
+    images are never used for choices.
 
     Args:
         subject: Backbone.
@@ -181,7 +181,7 @@ def _knn(parts: dict[str, Rows], data: EvaluationData, options: ProtocolOptions)
     (pool, labels), (test, truth) = parts[POOL], parts["test"]
     votes = knn_scores(pool, labels, test, data.n_classes, options.neighbours)
     headline = min(clamped(options.neighbours, len(pool)), key=lambda k: abs(k - HEADLINE))
-    plain = data.metric == "accuracy"  # with another metric, accuracy is stored but not printed
+    plain = data.metric == "accuracy"  # for other metrics, accuracy is stored but not printed
     outcomes = []
     for k, scores in votes.items():
         line = Line("knn", f"k = {k}", "top-1", headline=plain and k == headline)
@@ -239,7 +239,7 @@ def _logistic(parts: dict[str, Rows], data: EvaluationData, options: ProtocolOpt
 def _of_classifier(
     protocol: Literal["linear", "logistic"], scores: Tensor, truth: Tensor, data: EvaluationData, note: str
 ) -> list[Outcome]:
-    """Return the data set's metric, by which the classifier was chosen, and top-5 accuracy for more than 5 classes."""
+    """Return the data set's metric, and top-5 accuracy for more than 5 classes."""
     measure = measure_of(data.metric, scores, truth)
     outcomes = [Outcome(Line(protocol, "", METRIC_TITLES[data.metric]), measure, len(truth), note)]
     if truth.ndim == 1 and data.n_classes > WIDE:
@@ -252,7 +252,7 @@ def _selection_note(parts: dict[str, Rows]) -> str:
     """Return a note if a value was chosen by cross-validation; "" if on validation images, as usual."""
     if len(parts["val"][1]):
         return ""
-    return f" by {FOLDS}-fold cross-validation of the training images, as none are kept for validation"
+    return f" by {FOLDS}-fold cross-validation of the training images, as there are no validation images"
 
 
 def _few_labels(

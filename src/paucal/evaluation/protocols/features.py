@@ -125,9 +125,7 @@ class FeatureReader(nn.Module):
         for kind in self.kinds:
             if kind.levels == "pooled":
                 features.append(last.pooled)
-            elif (
-                kind.levels == "class+mean" and kind.count == 1
-            ):  # works for families whose blocks lack the class token
+            elif kind.levels == "class+mean" and kind.count == 1:  # for families whose blocks lack the class token
                 features.append(torch.cat([last.pooled, last.grids[-1].mean((2, 3))], 1))
             elif kind.levels == "stages":
                 features.append(self._stages(kind, stages[0].grids, last.pooled))
@@ -145,8 +143,8 @@ class FeatureReader(nn.Module):
     def _reads_blocks(self, kind: FeatureKind) -> bool:
         if kind.levels == "class+mean" and not self.backbone.plan.class_token:
             raise UserError(
-                "--features class+mean needs a class token, and "
-                f"{model_name(self.backbone.model)} does not pool by one: use pooled, blocks:4 or stages:2."
+                f"--features class+mean needs a class token, but {model_name(self.backbone.model)} does not pool "
+                "with one: use pooled, blocks:4 or stages:2."
             )
         return kind.levels == "blocks" or (kind.levels == "class+mean" and kind.count > 1)
 
@@ -162,7 +160,7 @@ class FeatureReader(nn.Module):
     def _require_enough(self, available: int, count: int, level: str) -> None:
         if available < count:
             raise UserError(
-                f"--features asks for the last {counted(count, level)}, and {model_name(self.backbone.model)} has "
+                f"--features asks for the last {counted(count, level)}, but {model_name(self.backbone.model)} has "
                 f"{available} that can be read: use fewer, or pooled."
             )
 
@@ -174,14 +172,14 @@ class FeatureReader(nn.Module):
         grid = to_grid(output, size, plan.prefixes, hints)
         if layout is None or grid is None:
             raise ValueError(f"no grid for images of {size} pixels in a block of {model_name(self.backbone.model)}")
-        # A token that is missing from the final grid belongs to its stage alone and summarises it (ViL's global token).
+        # A token of a stage that is missing in the final output summarises that stage (ViL's global token).
         own_token = layout.prefix > 0 and (plan.class_token or plan.prefixes[0] == 0)
         same_width = grid.shape[1] == last.shape[1] and plan.norm is not None
         norm = self.backbone.model.get_submodule(plan.norm) if same_width and plan.norm else nn.Identity()
         if both and not layout.prefix:
             raise UserError(
-                "--features class+mean of several blocks needs a class token in each, and "
-                f"{model_name(self.backbone.model)} adds its own after them: use class+mean for the last block alone."
+                "--features class+mean of several blocks needs a class token in each, but "
+                f"{model_name(self.backbone.model)} adds its class token later: use class+mean of only the last block."
             )
         if own_token and not both:
             return _normed_tokens(norm, output[:, 0])
@@ -198,7 +196,7 @@ def _normed_grid(norm: nn.Module, grid: Tensor) -> Tensor:
 
 
 def _is_2d(norm: nn.Module) -> bool:
-    """Tell whether a norm takes (B, C, H, W): the names of such norms in timm contain "2d"."""
+    """Return whether a norm takes (B, C, H, W): the names of such norms in timm contain "2d"."""
     return "2d" in type(norm).__name__.lower() or isinstance(norm, nn.GroupNorm)
 
 
@@ -206,7 +204,7 @@ class FeatureCache:
     """A folder of features, one file per key.
 
     Args:
-        folder: Folder of the files, created when it is missing; None stores nothing.
+        folder: Folder of the files, created when it is missing; None to store nothing.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -224,7 +222,7 @@ class FeatureCache:
             order: (N,) rows of the result, for the images in ascending order of their positions.
 
         Raises:
-            UserError: The file holds features of a different model or of different images than its name says.
+            UserError: The file has features of another model or of other images than its name says.
         """
         path = self.path(key)
         if path is None or not path.is_file():
@@ -263,7 +261,7 @@ class FeatureCache:
 
 
 def _place_rows(stored: Any, rows: Tensor, dim: int) -> Tensor | None:
-    """Return stored features with each row placed where `rows` says; None if a value is not finite."""
+    """Return stored features with each row at its position in `rows`; None if a value is not finite."""
     features, step = None, rows_at_once(dim)
     for start in range(0, len(rows), step):
         part = stored[start : start + step]
@@ -303,12 +301,12 @@ def feature_key(subject: str, images: str, kind: str, dtype: torch.dtype) -> str
 
 @dataclass(frozen=True)
 class Extraction:
-    """How features are computed and kept.
+    """How to compute and store features.
 
     Attributes:
         batch_size: Images per forward pass.
         workers: Processes that load images.
-        dtype: Precision of the kept features, `torch.float32` or `torch.float16`; the forward pass is in float32.
+        dtype: Precision of the stored features, `torch.float32` or `torch.float16`; the forward pass is in float32.
         cache: Cache on disk.
     """
 

@@ -1,4 +1,4 @@
-"""How good features are when labels are few: accuracy against the number of labelled images per class."""
+"""Accuracy of features against the number of labelled images per class."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

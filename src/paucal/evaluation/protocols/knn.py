@@ -1,8 +1,8 @@
 """Weighted k-nearest-neighbour classification of frozen features (Wu et al. 2018), as in EsViT's evaluation.
 
 Features are scaled to unit length; each of the k most similar training images votes for its class with weight
-exp(cosine / 0.07). Neither the matrix of all similarities nor a second copy of the training features is ever held in
-memory, so a million training images fit, and sets of any size work (the published code needs at least 100 test images,
+exp(cosine / 0.07). Neither the matrix of all similarities nor a second copy of the training features is ever in memory,
+so a million training images fit, and sets of any size work (the published code needs at least 100 test images,
 and 1000 classes).
 """
 
@@ -16,8 +16,8 @@ from paucal.evaluation.protocols.classifier import to_double
 
 TEMPERATURE = 0.07
 NEIGHBOURS = (10, 20, 100, 200)
-HEADLINE = 20  # "usually works best" according to the published code; never chosen by the test images
-CHUNK = 1 << 24  # similarities held at once: 64 MB
+HEADLINE = 20  # "usually works best" according to the published code; never selected on test images
+CHUNK = 1 << 24  # similarities in memory at once: 64 MB
 TRAIN_ROWS = 1 << 14
 
 
@@ -67,7 +67,7 @@ def clamped(neighbours: Sequence[int], n_train: int) -> list[int]:
 
 
 def nearest(train: Tensor, test: Tensor, k: int, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
-    """Return the k largest cosines of each test row and the training rows they belong to, the largest first.
+    """Return the k largest cosines of each test row and their training rows, the largest first.
 
     Of equal cosines, the earlier training row comes first and is kept, whatever the chunk size.
 
@@ -75,7 +75,7 @@ def nearest(train: Tensor, test: Tensor, k: int, chunk: int = CHUNK) -> tuple[Te
         train: (N, D) features, with k <= N.
         test: (M, D) features.
         k: Number of neighbours.
-        chunk: Similarities held at once.
+        chunk: Similarities in memory at once.
 
     Returns:
         (M, k) float32 cosines and (M, k) int64 rows.
@@ -111,7 +111,7 @@ def _merge(best: Tensor, rows: Tensor, similarity: Tensor, start: int, k: int) -
 
 def _first(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k largest of each row; ties go to the earlier column, which torch's topk does not guarantee."""
-    # One value more than needed shows whether ties were cut off, without another pass over all similarities.
+    # One extra value shows whether ties were cut off, without another pass over all similarities.
     values, columns = similarity.topk(min(k + 1, similarity.shape[1]), dim=1)
     crowded = (values[:, k - 1 : k] == values[:, k:]).any(1).nonzero()[:, 0]
     values, columns = values[:, :k], columns[:, :k]

@@ -227,7 +227,7 @@ def fit_probe_by_folds(
 
 
 def _part_of(progress: Advance | None, number: int, trainings: int) -> Advance | None:
-    """Return the progress function of one of several trainings, which adds the trainings before it."""
+    """Return the progress function of one of several trainings, which includes the earlier ones."""
     return progress and (lambda done, total: progress(number * total + done, trainings * total))
 
 

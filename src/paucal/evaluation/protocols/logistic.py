@@ -2,8 +2,8 @@
 
 The objective is the sum of cross-entropies + lambda / 2 * |W|^2 with an unpenalised bias, minimised by L-BFGS with at
 most 1000 iterations: by scikit-learn on the CPU (its C is 1 / lambda), or by torch, which can run on a GPU and reaches
-the same minimum. The torch solver divides the loss by the number of images, as scikit-learn does, so that a tolerance
-means the same in both. With two classes both solvers fit one vector of weights, since two vectors would be penalised
+the same minimum. The torch solver divides the loss by the number of images, as scikit-learn does, so that tolerances
+agree. With two classes both solvers fit one vector of weights, since two vectors would be penalised
 differently.
 
 Lambda is chosen by the parametric binary search of the paper. The grid has 8 points per decade from 1e-6 to 1e6, 97 in
@@ -195,7 +195,9 @@ def fit_softmax(features: Tensor, labels: Tensor, strength: float, max_iteration
         (K, D) weights and (K,) biases in float64, the number of iterations, and whether the tolerance was reached.
     """
     shared = labels.ndim == 2
-    n_classes = labels.shape[1] if shared else int(labels.max()) + 1  # before they move: it would wait for the device
+    n_classes = (
+        labels.shape[1] if shared else int(labels.max()) + 1
+    )  # read before moving to the device, to avoid waiting for it
     features = to_double(features)
     labels = labels.to(features.device)
     if shared or n_classes > 2:
@@ -266,7 +268,7 @@ def _minimise(
 
     with torch.enable_grad():
         optimizer.step(closure)  # type: ignore[arg-type]
-        closure()  # for the gradient at the final point
+        closure()  # computes the gradient at the final point
     steepest = max(float(p.grad.abs().max()) for p in (weight, bias))  # type: ignore[union-attr]
     iterations = int(optimizer.state[weight]["n_iter"])
     return weight.detach(), bias.detach(), iterations, steepest <= tolerance

@@ -55,7 +55,7 @@ class Row:
     gains: Mapping[str, Score]
 
     def verdict(self, other: str) -> Verdict:
-        """Return whether the first model wins against another, compared at the printed digits, as in papers."""
+        """Return whether the first model wins against another, compared at the printed precision, as in papers."""
         first, *_ = self.scores.values()
         digits = _DIGITS[self.line.unit]
         gain = round(first.value, digits) - round(self.scores[other].value, digits)
@@ -86,7 +86,7 @@ class Row:
         """Rebuild a row from the result of `to_dict`.
 
         Raises:
-            UserError: the value is something else.
+            UserError: the value is invalid.
         """
         try:
             return cls(
@@ -115,7 +115,7 @@ def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], bootstrap: Boo
 
     Args:
         data: Name of the data set.
-        outcomes: Outcomes by model; the model with which the others are compared comes first.
+        outcomes: Outcomes by model; the baseline of comparisons comes first.
         bootstrap: Bootstrap of the intervals; all models share the resampled sets.
 
     Raises:
@@ -129,7 +129,7 @@ def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], bootstrap: Boo
         here = {name: lines[line] for name, lines in by_line.items() if line in lines}
         if any(other.n_images != count for other in here.values()):
             numbers = ", ".join(f"{name}: {other.n_images}" for name, other in here.items())
-            raise UserError(f"models are compared on the same test images only, and these were scored on {numbers}.")
+            raise UserError(f"models can only be compared on the same test images, but these were scored on {numbers}.")
         rows.append(
             Row(
                 data,
@@ -197,7 +197,7 @@ def format_score(score: Score, unit: str, sign: bool = False) -> str:
 def protocol_table(rows: Sequence[Row], level: float) -> Table:
     """Return the printed lines as a table: a column per model, and the first model's gain over each of the others."""
     sets = list(dict.fromkeys(row.data for row in rows))
-    several = len(sets) > 1  # a column with a single name would waste room on narrow terminals
+    several = len(sets) > 1  # a single name does not need a column
     what = "" if several else f" of {escape(''.join(sets))}"
     table = Table(title=f"frozen features{what}; in brackets {percent(level, 'g')} intervals", title_justify="left")
     names = list(rows[0].scores) if rows else []

@@ -1,7 +1,7 @@
-"""The attention of single heads: its entropy, and the few cells that hold most of it.
+"""The attention of single heads: its entropy, and the few cells with most of it.
 
 EsViT's view of a network (Li et al. 2022, section 4 and appendix): the heads of the last layer by falling entropy, each
-with the mask of the largest weights that hold 60 % of its attention, for a query of the grid. The authors' code marks
+with the mask of the largest weights, which have 60 % of its attention, for a query of the grid. The authors' code marks
 the query with row and column exchanged, and its entropy is NaN if a weight underflows; this module does neither.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from paucal.explain.attention.maps import AttentionMap
 from paucal.explain.attention.reading import read_attention
 
-MASS = 0.6  # share of a head's attention that its mask holds, in EsViT's figures
+MASS = 0.6  # share of a head's attention within its mask, in EsViT's figures
 
 
 def entropy(weights: Tensor) -> Tensor:
@@ -30,9 +30,9 @@ def entropy(weights: Tensor) -> Tensor:
 
 
 def mass_mask(weights: Tensor, mass: float = MASS) -> Tensor:
-    """Return a mask of the largest of (..., K) weights that together hold `mass` of their sum, bool (..., K).
+    """Return a mask of the largest of (..., K) weights, with a share `mass` of their sum, bool (..., K).
 
-    As in EsViT's code, the weights that are left out hold at most 1 - mass.
+    As in EsViT's code, the other weights have at most 1 - mass.
 
     Example:
         >>> mass_mask(torch.tensor([0.1, 0.5, 0.05, 0.35]))

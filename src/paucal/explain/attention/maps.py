@@ -1,4 +1,4 @@
-"""The attention of one layer, with the place in the image of every query and key."""
+"""The attention of one layer, with the position of every query and key in the image."""
 
 from dataclasses import dataclass, replace
 
@@ -40,7 +40,7 @@ class AttentionMap:
         return self.weights.shape[2]
 
     def with_weights(self, weights: Tensor) -> "AttentionMap":
-        """Return a copy with other weights (B, groups, heads, Q, K) at the same places."""
+        """Return a copy with other weights (B, groups, heads, Q, K) at the same positions."""
         return replace(self, weights=weights)
 
     def asks(self) -> Tensor:
@@ -53,11 +53,11 @@ class AttentionMap:
         """Return how much a token attends to every key, (B, heads, keys); padded keys are left out.
 
         Raises:
-            UserError: there is no such token, or it is no query in this layer.
+            UserError: there is no such token, or it is not a query of this layer.
         """
         places = (self.queries == self.tokens.place(token)).nonzero()
         if not len(places):
-            raise UserError(f"{token!r} is no query of the layer {self.layer!r}: choose another layer or token.")
+            raise UserError(f"{token!r} is not a query of the layer {self.layer!r}: choose another layer or token.")
         group, query = places[0].tolist()
         return self._scatter(self.weights[:, group, :, query], self.keys[group])
 
@@ -87,18 +87,18 @@ class AttentionMap:
         return whole
 
     def flow(self, share: Tensor) -> Tensor:
-        """Return where the shares (B, queries) of the tokens come from, (B, keys), by the mean attention of the heads.
+        """Propagate shares (B, queries) of the tokens back to (B, keys) by the mean attention of the heads.
 
         The result is `share @ dense().mean(1)`, without a matrix between all tokens.
         """
         weights = self.weights.mean(2)
-        asked = share.new_zeros(share.shape[0], len(self.tokens) + 1)  # the last place stands for padding
+        asked = share.new_zeros(share.shape[0], len(self.tokens) + 1)  # the last position is padding
         asked[:, :-1] = share
         sent = torch.einsum("bgq,bgqk->bgk", asked[:, self.queries], weights)
         return self._scatter(sent.flatten(1), self.keys.flatten())
 
     def _scatter(self, values: Tensor, keys: Tensor) -> Tensor:
-        """Add up values (..., K) at the places (K,) of their keys."""
+        """Add up values (..., K) at the positions (K,) of their keys."""
         count = len(self.key_tokens)
         places = torch.where(keys < 0, count, keys)
         whole = values.new_zeros(*values.shape[:-1], count + 1)
@@ -127,12 +127,12 @@ def head_token_maps(attention: AttentionMap) -> Tensor:
 
 
 def fold_head_tokens(attention: AttentionMap, average: bool) -> AttentionMap:
-    """Return a layer between the tokens that outlive it: head tokens are replaced by their sources and targets.
+    """Return a layer without head tokens, which are replaced by their sources and targets.
 
-    As a source, a head token stands for the mean of all tokens. As a target, its row belongs to the class token,
+    As a source, a head token represents the mean of all tokens. As a target, its row belongs to the class token,
     which takes the mean of these rows if they are shares of attention (`average`), since the layer takes the mean, and
-    their sum if they are relevances, which were already divided on the way back. A layer without head tokens stays as
-    it is.
+    their sum if they are relevances, which were already divided on the way back. A layer without head tokens is
+    unchanged.
 
     Args:
         attention: One group of all tokens; weights may have any number of heads.

@@ -1,6 +1,6 @@
-"""Read the attention maps of any layer of a transformer, each with its place in the image.
+"""Read the attention maps of any layer of a transformer, with the positions of its tokens in the image.
 
-A layer shows only (batch, heads, queries, keys). The rest is known from the layout that its family declares
+A layer shows only (batch, heads, queries, keys). The rest follows from the layout that its family declares
 (`AttentionLayout`) and from the inputs of its module and the block around it: in full attention the number of queries
 is the number of tokens in the input.
 """
@@ -61,7 +61,7 @@ class Recorded(NamedTuple):
 
     Attributes:
         logits: (B, K); features if the model has no classifier.
-        maps: The layers whose places are known, shallow to deep.
+        maps: The layers with known positions, shallow to deep.
         raw: Their weights as used in the forward pass, for gradients with respect to them; `maps` hold views.
         layers: Modules that computed the weights.
     """
@@ -81,7 +81,7 @@ class Recorded(NamedTuple):
 
 
 def run_recorded(module: nn.Module, images: Tensor) -> Recorded:
-    """Run a model and keep its attention, with gradients where they are enabled.
+    """Run a model and record its attention, with gradients if they are enabled.
 
     Args:
         module: Module as `explainable` yields it.
@@ -110,7 +110,7 @@ def run_recorded(module: nn.Module, images: Tensor) -> Recorded:
     maps = [one for one in found.values() if one is not None]
     if not maps:
         raise UserError(
-            f"the attention of {model_name(module)} is not between places of the image: use integrated-gradients or "
+            f"the attention of {model_name(module)} is not between positions of the image: use integrated-gradients or "
             "grad-cam."
         )
     read = [one.layer for one in maps]
@@ -125,8 +125,7 @@ def require_attention(module: nn.Module) -> None:
     """
     if not attention_layers(module):
         raise UserError(
-            f"{model_name(module)} has no attention that can be read, as convolutional networks: use grad-cam or "
-            "integrated-gradients."
+            f"{model_name(module)} has no attention that can be read: use grad-cam or integrated-gradients."
         )
 
 
@@ -153,7 +152,7 @@ def _keep_call(
 
 
 def place(name: str, weights: Tensor, call: Call, images: Tensor) -> AttentionMap | None:
-    """Return the attention with the places of its queries and keys, or None if these are unknown.
+    """Return the attention with the positions of its queries and keys, or None if these are unknown.
 
     Args:
         name: Name of the layer.
@@ -225,10 +224,10 @@ def tokens_of(
 
     Args:
         count: Number of all tokens.
-        model: Model that tells how many tokens stand before the cells.
+        model: Model, which determines the number of tokens before the cells.
         image_size: (height, width) in pixels.
         suffix: Names of the tokens behind the cells.
-        prefix: Number of tokens before the cells; None where it is unknown.
+        prefix: Number of tokens before the cells; None if unknown.
     """
     said = int(getattr(model, "num_prefix_tokens", 0) or 0)
     for before in (said, *range(MOST_PREFIX)) if prefix is None else (prefix,):

@@ -1,4 +1,4 @@
-"""Attention rollout: where the information in the last tokens came from, followed back through all layers.
+"""Attention rollout: sources of the information in the last tokens, traced back through all layers.
 
 Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers": each layer mixes tokens by its mean attention,
 half of every token stays by the shortcut, and the layers are multiplied. Here the product is applied to the requested
@@ -63,7 +63,7 @@ def follow_back(start: Flow, layers: Sequence[AttentionMap], keep: float = 1.0, 
     """Follow shares from the end of a network to its first layer.
 
     In each layer a token's share stays with the factor `keep`, by the shortcut, and moves with the factor `move` to the
-    tokens it attends to. The share of a token that is no query (a cell, if only the class token attends) is unchanged.
+    tokens it attends to. The share of a token without a query (a cell, if only the class token attends) is unchanged.
 
     Args:
         start: Shares of the last tokens.

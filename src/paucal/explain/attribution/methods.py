@@ -136,7 +136,7 @@ def family_of(model: nn.Module) -> str:
 def best_method(model: nn.Module, among: Collection[str] = METHODS) -> tuple[str, str]:
     """Return the method that scored best for a model's family, and the reason as the end of a sentence.
 
-    Methods that need captum are passed over where it is not installed.
+    Methods that need captum are skipped where it is not installed.
 
     Args:
         model: A timm model.

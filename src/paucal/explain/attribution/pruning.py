@@ -1,8 +1,9 @@
-"""Gradients that flow evenly: LibraGrad's pruning and scaling, for any model.
+"""LibraGrad's pruning and scaling of gradients, for any model.
 
 Mehri et al. 2025, "LibraGrad: Balancing Gradient Flow for Universally Better Vision Transformer Attributions" (CVPR,
-arXiv 2411.16760). Gradient times input adds up to the output only where an operation is linear in what the gradient
-passes. So the gradient is stopped through the divisor of a norm (the path through the mean stays) and through the gate
+arXiv 2411.16760). Gradient times input adds up to the output only if an operation is linear in the inputs that get a
+gradient. So the gradient is stopped through the divisor of a norm (the path through the mean stays) and through the
+gate
 of GELU and similar functions (x times a gate of x). In a product of two tensors either each factor gets half, or the
 attention weights get nothing. Values do not change. Written from the paper; the authors' code was not read.
 """

@@ -5,8 +5,8 @@ propagated back to every attention matrix (`relevance_mode`), weighted with the 
 layers' matrices are multiplied as in rollout, without normalising rows.
 
 Differences from the authors' code: any number of images at once; models that average their cells start from the cells'
-relevance before the mean instead of a class token; DHVT's head tokens are folded into the tokens that outlive the
-layer. As in that code, LV-ViT's class logit is explained without the auxiliary maximum.
+relevance before the mean instead of a class token; DHVT's head tokens are folded into the tokens that leave the layer.
+As in that code, LV-ViT's class logit is explained without the auxiliary maximum.
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ class LayerRelevance:
 
 
 def has_relevance(model: nn.Module) -> bool:
-    """Tell whether the rules are known for a model."""
+    """Return whether the rules are known for a model."""
     return relevance_family(getattr(model, "_orig_mod", model)) is not None
 
 
@@ -72,8 +72,8 @@ def layer_relevances(model: nn.Module, images: Tensor, classes: Tensor) -> Relev
     """
     if not has_relevance(model):
         raise UserError(
-            f"the rules of relevance are known for ViT, DeiT, LV-ViT and DHVT, and {model_name(model)} is none: use "
-            "--method gradient-rollout."
+            f"the rules of relevance are known for ViT, DeiT, LV-ViT and DHVT, but not for {model_name(model)}: "
+            "use --method gradient-rollout."
         )
     require_classifier(model)
     with explainable(model) as module, _class_head_alone(module), torch.enable_grad():
@@ -119,7 +119,7 @@ def rolled_out(layers: list[AttentionMap], start: Flow) -> Tensor:
 
 @contextmanager
 def _class_head_alone(module: nn.Module) -> Iterator[None]:
-    """Leave the maximum over an auxiliary classifier (LV-ViT's) out of the logits meanwhile."""
+    """Remove the maximum over an auxiliary classifier (LV-ViT's) from the logits within the block."""
     weight = getattr(module, "aux_weight", None)
     if weight is None:
         yield

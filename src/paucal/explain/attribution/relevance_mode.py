@@ -1,11 +1,12 @@
-"""Let autograd carry relevance instead of gradients through a model that knows nothing of it.
+"""Propagate relevance instead of gradients by autograd, through an unmodified model.
 
 While the mode is on, every torch function that a model calls is looked up by its name and replaced by a rule. So timm's
 models and ours need no second version of their layers, unlike the authors' code.
 
 The rules are those of Chefer et al. 2021, "Transformer Interpretability Beyond Attention Visualization", section 3, as
 implemented in its code and LV-ViT's (alpha = 1). Each is the backward pass of an autograd function: it computes the
-relevance of the inputs from that of the output, with the same sum if the original keeps it. Operations that only move
+relevance of the inputs from that of the output, with the same sum if the original rule preserves it. Operations that
+only move
 values (views, indices, concatenation) need no rule, and the relevances of a tensor that is used twice add up.
 Parameters do not count as inputs: if one of two summands or factors is a parameter, the other takes all.
 """
@@ -183,7 +184,7 @@ def explicit_attention(
     """Compute `scaled_dot_product_attention` in single operations, without dropout.
 
     Raises:
-        ValueError: the attention is causal, or shares keys among heads, which no backbone of images does.
+        ValueError: the attention is causal, or shares keys among heads, which image backbones do not.
     """
     if is_causal or others.get("enable_gqa"):
         raise ValueError("causal attention and shared keys are not written out")
@@ -206,10 +207,10 @@ _MEANS = {"mean", "sum", "avg_pool2d", "adaptive_avg_pool2d"}
 
 
 class RelevanceMode(TorchFunctionMode):
-    """Mode in which `backward` gives relevance by the rules of Chefer et al. 2021, for all that is computed under it.
+    """Mode in which `backward` returns relevance by the rules of Chefer et al. 2021.
 
     Only tensors that require gradients carry relevance; freeze the parameters. Functions without a rule keep their
-    gradient, which is right for functions that only move values.
+    gradient, which is correct for functions that only move values.
     """
 
     def __torch_function__(
@@ -226,7 +227,7 @@ class RelevanceMode(TorchFunctionMode):
 
 
 def carries(value: Any) -> bool:
-    """Tell whether a value carries relevance."""
+    """Return whether a value carries relevance."""
     return isinstance(value, Tensor) and value.requires_grad
 
 

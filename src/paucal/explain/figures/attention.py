@@ -26,8 +26,8 @@ from paucal.explain.figures.pictures import (
     title,
 )
 
-# Colours of classes: matplotlib's tab10 without its grey, which would not show on a grey picture. Further classes are
-# grey.
+# Colours of classes: matplotlib's tab10 without its grey, which would be invisible on a grey picture. Further classes
+# are grey.
 TOKEN_COLOURS = [*colormaps["tab10"].colors[:7], "#fff35c", *colormaps["tab10"].colors[8:]]  # type: ignore[attr-defined]
 WEAKEST, STRONGEST = 0.3, 0.8  # opacity of a colour at a probability of 0 and of 1
 
@@ -52,7 +52,7 @@ def maps_figure(
 
 
 def matrices_figure(matrices: Sequence[Tensor], tokens: Tokens, titles: Sequence[str]) -> Figure:
-    """Draw averaged attention between all tokens, layer by layer, with lines where the kinds of tokens meet.
+    """Draw averaged attention between all tokens, layer by layer, with lines between the kinds of tokens.
 
     DHVT's Figures 3 (a) and 7: rows attend to columns; class token, cells, head tokens.
     """
@@ -76,7 +76,7 @@ def matrices_figure(matrices: Sequence[Tensor], tokens: Tokens, titles: Sequence
 
 
 HEAT_OF_MATRICES = "viridis"
-MOST_SMALL, ENLARGED = 100, 1.9  # tokens of a small panel; scale of a larger panel, where few columns show
+MOST_SMALL, ENLARGED = 100, 1.9  # tokens of a small panel; scale of a larger panel
 
 
 def features_figure(picture: Picture, colours: Tensor) -> Figure:
@@ -88,7 +88,7 @@ def features_figure(picture: Picture, colours: Tensor) -> Figure:
     axes[0][1].imshow(colours.numpy(), interpolation="nearest", extent=extent)
     title(axes[0][0], "image")
     title(axes[0][1], "features as colours")
-    figure.supxlabel("alike colours: alike features (three main components)", fontsize=8, x=0.02, ha="left")
+    figure.supxlabel("similar colours: similar features (three principal components)", fontsize=8, x=0.02, ha="left")
     return figure
 
 
@@ -97,7 +97,7 @@ SMALL = 0.6  # factor on the usual side of a panel if all heads are in one row
 
 
 def heads_figure(picture: Picture, view: HeadView, token: Token, layer: str, mass: float) -> Figure:
-    """Draw all heads of a layer for one query, by falling entropy, with an outline of the cells that hold most mass.
+    """Draw all heads of a layer for one query, by falling entropy, with an outline of the cells with most of the mass.
 
     Args:
         picture: (H, W, 3).
@@ -121,7 +121,9 @@ def heads_figure(picture: Picture, view: HeadView, token: Token, layer: str, mas
         title(panel, f"head {head + 1}, {bits:.1f} bits")
     _mark(flat[: count + 1], token, (view.maps.shape[1], view.maps.shape[2]), picture)
     colour_bar(figure, flat, 0.0, top, "attention", 0.6)
-    figure.supxlabel(f"{layer}; outlined: the cells that hold {mass:.0%} of a head", fontsize=8, x=0.02, ha="left")
+    figure.supxlabel(
+        f"{layer}; outlined: the cells with {mass:.0%} of a head's attention", fontsize=8, x=0.02, ha="left"
+    )
     return figure
 
 
@@ -155,7 +157,7 @@ def queries_figure(
         _mark(row, token, (view.maps.shape[1], view.maps.shape[2]), picture)
     colour_bar(figure, [panel for row in axes for panel in row], 0.0, top, "attention", 0.6)
     figure.supxlabel(
-        f"{layer}; a row for each query; heads by mean entropy; outlined: the cells that hold {mass:.0%}",
+        f"{layer}; a row for each query; heads by mean entropy; outlined: the cells with {mass:.0%}",
         fontsize=8,
         x=0.02,
         ha="left",
@@ -182,7 +184,7 @@ def entropy_figure(entropies: Mapping[str, Tensor], most: Mapping[str, float], i
     axes.set(
         xlabel="attention layer, first to last", ylabel="entropy in bits", ylim=(0.9 * low, 1.05 * max(most.values()))
     )
-    axes.set_title(f"how widely heads look, mean over {images} images", fontsize=9, loc="left")
+    axes.set_title(f"spread of the heads' attention, mean over {images} images", fontsize=9, loc="left")
     axes.legend(fontsize=8, frameon=False)
     return figure
 
@@ -241,7 +243,7 @@ def _said(token: Token) -> str:
 
 
 def tokens_figure(picture: Picture, maps: Sequence[tuple[str, Tensor]], classes: Sequence[str]) -> Figure:
-    """Draw an image, and beside it a grey copy with each cell's predicted class as a colour, stronger if surer.
+    """Draw an image, and beside it a grey copy with each cell's predicted class as a colour, stronger with confidence.
 
     Args:
         picture: (H, W, 3).

@@ -1,4 +1,4 @@
-"""Attribution beside its image: for the likeliest classes, on a sheet of many images, and for wrong answers."""
+"""Attribution beside its image: for the likeliest classes, on a sheet of many images, and for mistakes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ def attribution_figure(explained: Explained, method: str, asks_class: bool = Tru
     for panel, values, name, share in zip(axes[0][1:], maps, explained.classes, explained.shares, strict=False):
         heat(panel, explained.picture, values, low, high)
         answer = explained.says or f"{name}\nprobability {share:.0%}"
-        title(panel, answer if asks_class else "where it looks, for any class")
+        title(panel, answer if asks_class else "for any class")
     colour_bar(figure, axes[0], low, high, "attribution")
     figure.supxlabel(f"method: {method}", fontsize=8, x=0.02, ha="left")
     return figure
@@ -73,14 +73,16 @@ def contact_sheet(explained: Sequence[Explained], method: str, asks_class: bool 
         heat(pair[1], one.picture, one.maps[0], *scale_of(one.maps[:1]))
         answer = one.says or f"{one.classes[0]}, {one.shares[0]:.0%}"
         title(pair[1], answer if asks_class else "for any class", 8)
-    figure.supxlabel(f"method: {method}; dark to bright: least to most of each image", fontsize=8, x=0.01, ha="left")
+    figure.supxlabel(
+        f"method: {method}; dark to bright: lowest to highest value of each image", fontsize=8, x=0.01, ha="left"
+    )
     return figure
 
 
 def scale_of(maps: Tensor) -> tuple[float, float]:
     """Return the ends of the colour scale: 0, or the minimum if it is above 0, and the 99.5th percentile.
 
-    Evidence against a class is drawn like 0, since on a photograph it is hard to tell from weak evidence for it.
+    Evidence against a class is drawn like 0, since on a photograph it is hard to distinguish from weak evidence for it.
     """
     values = maps.float().flatten().cpu().numpy()
     low = max(0.0, float(values.min()))
@@ -95,7 +97,7 @@ def mistakes_attribution_figure(mistakes: Sequence[Explained], method: str) -> F
     """Draw each image with the attribution for the predicted class and for its label, on one scale.
 
     Args:
-        mistakes: Images with their maps for two classes, the answer first.
+        mistakes: Images with their maps for two classes, the predicted class first.
         method: Title of the method.
 
     Raises:
@@ -114,5 +116,5 @@ def mistakes_attribution_figure(mistakes: Sequence[Explained], method: str) -> F
         ):
             heat(panel, one.picture, values, *scale_of(one.maps))
             title(panel, f"{word}: {name}, {share:.0%}", 8)
-    figure.supxlabel(f"bright: what speaks for the class; method: {method}", fontsize=8, x=0.01, ha="left")
+    figure.supxlabel(f"bright: evidence for the class; method: {method}", fontsize=8, x=0.01, ha="left")
     return figure

@@ -59,7 +59,7 @@ def matches_figure(
 
 
 def matches_sheet(pairs: Sequence[MatchedPair]) -> Figure:
-    """Draw several pairs of images below each other; true matches have yellow lines, wrong ones dashed red lines."""
+    """Draw several pairs of images below each other; correct matches have yellow lines, wrong ones dashed red lines."""
     return _sheet(pairs, "lines: most similar cells, broken and red where wrong")
 
 
@@ -156,7 +156,7 @@ class OffsetView:
         return float((self.predicted - self.true).abs().sum(2).mean())
 
     def chance_error(self) -> float:
-        """Return the mean error of the best constant answer, the median of the true offsets, which needs no image."""
+        """Return the mean error of the best constant prediction, the median of the true offsets."""
         flat = self.true.flatten(0, 1)
         return float((flat - flat.median(0).values).abs().sum(1).mean())
 
@@ -177,12 +177,12 @@ def all_pairs(grid: tuple[int, int]) -> Tensor:
 
 
 def offsets_figure(picture: Picture, view: OffsetView, first: tuple[int, int], second: tuple[int, int]) -> Figure:
-    """Draw where the head places one cell relative to another, and its mean error for every cell.
+    """Draw the predicted position of one cell relative to another, and the mean error for every cell.
 
     Args:
         picture: (H, W, 3).
         view: All pairs of the image.
-        first: The cell (row, column) whose place is predicted.
+        first: The cell (row, column) whose position is predicted.
         second: The cell from which it is predicted.
     """
     figure, axes = panels(1, 2, picture.shape[:2], extra=0.55)
@@ -199,7 +199,7 @@ def offsets_figure(picture: Picture, view: OffsetView, first: tuple[int, int], s
     cell_heat(axes[0][1], picture, errors, 0.0, worst)
     title(axes[0][1], f"mean error {view.mean_error():.2f} cells\n(best constant {view.chance_error():.2f})")
     colour_bar(figure, axes[0], 0.0, worst, "error in cells")
-    note = "" if view.signed else ";\nthe head guesses sizes only, so the arrow takes the true direction"
+    note = "" if view.signed else ";\nthe head predicts only distances, so the arrow has the true direction"
     figure.supxlabel(f"error: rows and columns added, mean over a cell's partners{note}", fontsize=7, x=0.02, ha="left")
     return figure
 

@@ -1,4 +1,4 @@
-"""What all figures share: the image as the model sees it, panels of a sensible size, colour bars, names of classes."""
+"""Common parts of figures: the image as the model sees it, panels, colour bars, names of classes."""
 
 import io
 import math
@@ -39,7 +39,7 @@ def seen(image: Image.Image, geometry: Tensor, size: tuple[int, int]) -> Picture
     scale = SHOWN / max(size)
     height, width = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
     image = image.convert("RGB")
-    image.thumbnail((3 * SHOWN, 3 * SHOWN))  # smooths an image that is much larger than the picture
+    image.thumbnail((3 * SHOWN, 3 * SHOWN))  # first reduces images that are much larger than the picture
     pixels = torch.from_numpy(np.asarray(image, dtype=np.float32) / 255).permute(2, 0, 1)[None]
     grid = F.affine_grid(geometry[None].float(), [1, 3, height, width], align_corners=False)
     view = F.grid_sample(pixels, grid, mode="bilinear", padding_mode="border", align_corners=False)

@@ -1,4 +1,4 @@
-"""DIET: every image is a class of its own, which a linear classifier names from any view of it."""
+"""DIET: every image is its own class, which a linear classifier predicts from any view of it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,18 +20,18 @@ SCRATCH_RATE = 1e-3
 
 
 def diet_classes(facts: DataAndMachine) -> Choice:
-    """One class for each image, as far as a classifier can have so many."""
+    """One class per image, up to the limit of a classifier."""
     chosen = max(2, min(max(facts.n_images, facts.n_train), MOST_CLASSES))
     return chosen, f"one for each image, at most {MOST_CLASSES}"
 
 
 def local_crops(local_size: Sequence[int] | None) -> Choice:
     """No local crops: a classifier needs no second view of an image."""
-    return [0] * len(local_size or [0]), "each view is judged by itself"
+    return [0] * len(local_size or [0]), "each view is classified separately"
 
 
 def lr(facts: DataAndMachine, batch_size: int, accumulate: int, devices: int | None, nodes: int | None) -> Choice:
-    """DIET-CP's rate from trained weights, DIET's from random ones."""
+    """DIET-CP's rate from pretrained weights, DIET's from random ones."""
     if continued.goes_on(facts):
         return continued.continued_rate(effective_batch(batch_size, accumulate, devices, nodes))
     return SCRATCH_RATE, "DIET's value"
@@ -46,11 +46,14 @@ OWN = rules_by_name((diet_classes, local_crops, lr))
 SHARED = ("min_lr", "warmup_epochs", "weight_decay", "clip", "drop_path", "pipeline", "local_size", "epochs", "freeze")
 METHOD = PretrainingMethod(
     name="diet",
-    summary="every image is a class of its own: DIET, and DIET-CP from trained weights",
+    summary="every image is its own class: DIET, and DIET-CP from pretrained weights",
     settings=DietSettings,
-    rules={**OWN, **{name: lejepa.RULES[name] for name in SHARED}},  # in this order: the last rate depends on the peak
+    rules={
+        **OWN,
+        **{name: lejepa.RULES[name] for name in SHARED},
+    },  # the order matters: the last rate depends on the peak
     advice="with --method {method}: leave it out, or give --method diet",
-    title=lambda settings: "DIET: every image is a class of its own",
+    title=lambda settings: "DIET: every image is its own class",
     build=_build,
     weight_decay=lambda settings: settings.weight_decay,
     clip=lambda settings: settings.clip,

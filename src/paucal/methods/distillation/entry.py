@@ -32,7 +32,7 @@ def _card(name: str) -> ModelCard:
         return published_card(found)
     card = read_card(found)
     if card.several or not card.classes:
-        raise UserError(f"--teacher {name} does not name one class for an image: give a classifier that does.")
+        raise UserError(f"--teacher {name} does not predict one class per image: give a classifier that does.")
     return card
 
 
@@ -42,7 +42,7 @@ def _build(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term
     card, weight = _card(settings.teacher), settings.distillation_weight
     answer_apart = getattr(backbone.model, "set_distilled_training", None)
     if callable(answer_apart):
-        answer_apart(True)  # the class token and the distillation token
+        answer_apart(True)  # separate logits of class token and distillation token
     own = card.backbone
     arguments = {**own.arguments, **fit_to_image_size(own.name, own.image_size, own.arguments).arguments}
     fits = takes_sizes(own.name, [own.image_size, spec.image_size], arguments)
@@ -60,13 +60,13 @@ def _settle(settings: Any, term: Distillation, run_images: RunImages) -> None:
     """Give the teacher its own normalisation, and put its classes in the order of the run.
 
     Raises:
-        UserError: The images have several labels, or the teacher lacks a class or was trained on images that this run
-            validates or tests with.
+        UserError: The images have several labels, or the teacher lacks a class or was trained on validation or test
+            images of this run.
     """
     card, images = _card(settings.teacher), run_images.images
     if images.multi_hot is not None:
         raise UserError(
-            "--add distillation learns one class for each image, and these images have several labels: leave it out."
+            "--add distillation learns one class per image, but these images have several labels: leave it out."
         )
     unknown = [name for name in images.classes if name not in card.classes]
     if unknown:
@@ -82,7 +82,7 @@ def _settle(settings: Any, term: Distillation, run_images: RunImages) -> None:
 
 TERM = ExtraLoss(
     name="distillation",
-    summary="the class or the probabilities that a teacher gives for the same view, --teacher",
+    summary="learn a teacher's class or probabilities for the same view, --teacher",
     settings=DistillationSettings,
     paths=("teacher",),
     advice="without --add distillation: add it, or leave {flag} out",

@@ -11,10 +11,10 @@ class DistillationSettings:
     """Options of distillation (Touvron et al., ICML 2021; Hinton et al., 2015)."""
 
     teacher: str | None = option(
-        "run or timm model with published weights whose classes are learnt with --add distillation", group="method"
+        "teacher of --add distillation: a run or a timm model with published weights", group="method"
     )
     distillation_weight: float | None = option(
-        "weight of the loss of --add distillation, beside 1 for that of the labels", group="method", low=0
+        "weight of the loss of --add distillation, relative to 1 for the labels", group="method", low=0
     )
     distillation_targets: Literal["class", "probabilities"] = option(
         "what --add distillation learns from the teacher: its likeliest class, or its probabilities",

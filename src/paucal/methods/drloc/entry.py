@@ -26,14 +26,14 @@ def drloc_weight(model: str | None) -> Choice:
 def drloc_pairs(
     model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None, drloc_sampling: str
 ) -> Choice:
-    """The paper's number of pairs, fewer on a small grid; open for a permutation, which pairs all cells."""
+    """The paper's number of pairs, fewer on a small grid; None for a permutation, which pairs all cells."""
     if drloc_sampling == "permutation":
         return None, ""
     rows, columns = backbone_shape(model, model_args, img_size).grid
     cells = rows * columns
     if 2 * cells >= PAPER_PAIRS:
         return PAPER_PAIRS, PAPER
-    return 2 * cells, f"two for each of the {cells} cells; the paper has {PAPER_PAIRS} on 49"
+    return 2 * cells, f"two for each of the {cells} cells; the paper has {PAPER_PAIRS} for 49 cells"
 
 
 def drloc_hidden(model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None) -> Choice:
@@ -58,7 +58,7 @@ def _build(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term
 
 TERM = ExtraLoss(
     name="drloc",
-    summary="tell from two cells of the grid how far apart they are",
+    summary="predict the offset between two cells of the grid",
     settings=DrLocSettings,
     rules=rules_by_name((drloc_weight, drloc_pairs, drloc_hidden)),
     check=check_options,
@@ -70,5 +70,5 @@ METHOD = TrainingMethod(
     summary="cross-entropy with dense relative localization",
     terms=("drloc",),
     build=build_supervised,
-    contrast=("supervised", "the same without the extra loss, to see what it gives"),
+    contrast=("supervised", "the same without the extra loss"),
 )

@@ -9,7 +9,7 @@ from paucal.objectives.drloc_options import PRESETS
 from paucal.settings.options import flag
 from paucal.types import UserError
 
-# Words of settings whose option is true or false. Not "on" and "off", which YAML reads as true and false in a config.
+# Words for options that are true or false. Not "on" and "off", which YAML reads as true and false in a config.
 SWITCHES = {
     "drloc_shift": {"side_minus_1": True, "none": False},
     "drloc_extra_layer": {"linear": True, "none": False},
@@ -33,8 +33,8 @@ class Needs(NamedTuple):
     why: str
 
 
-_OFFSETS = Needs("drloc_mode", ("l1", "signed"), "ce and reg tell offsets as classes")
-_CLASSES = Needs("drloc_mode", ("ce", "reg"), "l1 and signed tell offsets as numbers")
+_OFFSETS = Needs("drloc_mode", ("l1", "signed"), "ce and reg predict offsets as classes")
+_CLASSES = Needs("drloc_mode", ("ce", "reg"), "l1 and signed predict offsets as numbers")
 _VARIANCE = Needs("drloc_mode", ("reg",), "only reg has a variance term")
 _RAMP = Needs("drloc_schedule", ("ramp",), "the weight is constant")
 NEEDS = {

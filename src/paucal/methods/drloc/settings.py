@@ -1,6 +1,6 @@
 """The flags of dense relative localization.
 
-`--drloc-preset` or a rule sets a flag that is not given. The allowed words repeat those of `objectives.drloc_options`,
+`--drloc-preset` or a rule sets flags that are not given. The allowed words repeat those of `objectives.drloc_options`,
 which takes seconds to import; a test checks that the two agree.
 """
 
@@ -21,11 +21,11 @@ class DrLocFormulaSettings:
     )
     drloc_mode: Literal["l1", "signed", "ce", "reg"] | None = option("variant of the DrLoc loss", group=_GROUP)
     drloc_scale: Literal["side", "side_minus_1", "none"] | None = option(
-        "l1, signed: what offsets are divided by: the grid's side, the largest offset, or nothing, which leaves cells",
+        "l1, signed: divisor of offsets: the grid's side, the largest offset, or none",
         group=_GROUP,
     )
     drloc_shift: Literal["side_minus_1", "none"] | None = option(
-        "signed: what offsets are moved by: the largest one, so that none is negative, or nothing", group=_GROUP
+        "signed: shift of offsets: the largest offset, so that none is negative, or none", group=_GROUP
     )
     drloc_coordinates: Literal["mean", "sum"] | None = option(
         "l1, signed: mean or sum of the losses of rows and columns", group=_GROUP
@@ -35,10 +35,10 @@ class DrLocFormulaSettings:
         group=_GROUP,
     )
     drloc_extra_layer: Literal["linear", "none"] | None = option(
-        "ce, reg: one more layer before the last of the localization MLP", group=_GROUP
+        "ce, reg: an additional layer before the last layer of the localization MLP", group=_GROUP
     )
     drloc_log_of: Literal["sigma", "variance"] | None = option(
-        "reg: what the variance term takes the logarithm of", group=_GROUP
+        "reg: argument of the logarithm in the variance term", group=_GROUP
     )
     drloc_alpha: float | None = option("reg: factor of the variance term", group=_GROUP, low=0)
     drloc_hidden: int = option("width of the localization MLP", group=_GROUP, low=1, high=1 << 16)
@@ -49,7 +49,7 @@ class DrLocGridSettings:
     """Options of the grids that the loss reads, and of the pairs of their cells."""
 
     drloc_levels: Literal["last", "stages", "merged", "blocks"] | None = option(
-        "grids the DrLoc loss reads: the last one, one per stage, those behind Swin's merging layers, or one per block",
+        "grids for the DrLoc loss: the last one, one per stage, those after Swin's merging layers, or one per block",
         group=_GROUP,
     )
     drloc_norm: Literal["after", "before"] | None = option(
@@ -59,7 +59,7 @@ class DrLocGridSettings:
         "pooling of the grid before the DrLoc loss: a rule, or the side to pool to", group=_GROUP, low=1, high=MAX_SIDE
     )
     drloc_sampling: Literal["random", "permutation"] = option(
-        "pairs of cells: random ones, or every cell with one of a random permutation of all", "random", group=_GROUP
+        "pairs of cells: random ones, or every cell paired by a random permutation", "random", group=_GROUP
     )
     drloc_pairs: int | None = option("random pairs of cells per image", group=_GROUP, low=1, high=1 << 16, chosen=True)
 
@@ -74,5 +74,8 @@ class DrLocSettings(DrLocGridSettings, DrLocFormulaSettings):
     )
     drloc_warmup_epochs: int | None = option("ramp: epochs of the rise", group=_GROUP, low=0, high=MOST_EPOCHS)
     drloc_horizon_epochs: int | None = option(
-        "ramp: epoch at which the weight is 0 again, also beyond the run's end", group=_GROUP, low=1, high=MOST_EPOCHS
+        "ramp: epoch at which the weight is 0 again; may be after the end of the run",
+        group=_GROUP,
+        low=1,
+        high=MOST_EPOCHS,
     )

@@ -1,4 +1,4 @@
-"""LeJEPA: views predict their common centre, and embeddings stay normally distributed."""
+"""LeJEPA: views predict their common centre, and embeddings are kept normally distributed."""
 
 import math
 from collections.abc import Sequence
@@ -75,7 +75,7 @@ def local_size(
     local_crops: Sequence[int] | None, model: str | None, model_args: Sequence[str] | None,
     img_size: Sequence[int] | None,
 ) -> Choice:  # fmt: skip
-    """The authors' 98 pixels for 224 where the backbone takes both, as with 14-pixel patches."""
+    """The authors' 98 pixels for 224 if the backbone takes both sizes, as with 14-pixel patches."""
     if set(img_size or [PAPER_SIDE]) == {PAPER_SIDE}:
         if takes_sides(model, model_args, (PAPER_SIDE, LOCAL_SIDE)):
             return [LOCAL_SIDE] * len(local_crops or [0]), AUTHORS
@@ -120,7 +120,7 @@ def _build(settings: Any, spec: BackboneSpec, groups: Sequence[Crops]) -> Object
 
 
 def still_stages(settings: Any) -> FineTuning:
-    """Return what stays as it is: with frozen stages the running statistics of the whole network too."""
+    """Return the frozen parts: frozen stages, and then the running statistics of the whole network."""
     return FineTuning(freeze=settings.freeze, eval_mode=True) if settings.freeze else FineTuning()
 
 
@@ -138,7 +138,7 @@ RULES = rules_by_name(
 )
 METHOD = PretrainingMethod(
     name="lejepa",
-    summary="views predict their common centre, embeddings stay normally distributed: LeJEPA, without a teacher",
+    summary="views predict their common centre, with normally distributed embeddings: LeJEPA, without a teacher",
     settings=LeJepaSettings,
     rules=RULES,
     advice="with --method {method}: leave it out, or give --method lejepa",

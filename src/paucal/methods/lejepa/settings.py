@@ -7,10 +7,10 @@ from paucal.settings.options import option
 
 @dataclass(frozen=True)
 class ContinuedSettings:
-    """What stays as it is where pre-training goes on from trained weights."""
+    """Frozen parts for pre-training that continues from pretrained weights."""
 
     freeze: int = option(
-        "first stages that never change, with the stem and the running statistics of the whole network; 0 for none",
+        "number of first stages that are frozen, together with the stem and all running statistics; 0 for none",
         group="fine-tuning",
         low=0,
         high=64,

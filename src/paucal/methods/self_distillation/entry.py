@@ -1,4 +1,4 @@
-"""Self-distillation of views and regions (EsViT), or of views alone (DINO)."""
+"""Self-distillation of views and regions (EsViT), or only of views (DINO)."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -60,15 +60,15 @@ def _check(settings: Any) -> None:
     """
     if settings.mixup and settings.tasks not in ("view", None):
         raise UserError(
-            "--mixup mixes crops, and a mixed cell has no single counterpart: give --tasks view, or leave it out."
+            "--mixup mixes crops, but a mixed cell has no single counterpart: give --tasks view, or leave it out."
         )
     if settings.region_after is None:
         return
     if settings.tasks == "view":
-        raise UserError("--region-after starts the region task, and --tasks view leaves it out: give one of them.")
+        raise UserError("--region-after starts the region task, but --tasks view leaves it out: give one of them.")
     if settings.epochs is not None and settings.region_after >= settings.epochs:
         raise UserError(
-            f"{flag('region_after')} {settings.region_after} leaves no epoch of {settings.epochs} to the region "
+            f"{flag('region_after')} {settings.region_after} leaves no epoch of {settings.epochs} for the region "
             "task: give fewer, or more --epochs."
         )
 
@@ -83,8 +83,9 @@ def _judge(settings: Any, rows: Sequence[Row], scale: HealthScale, patience: int
 def calmer(settings: Any, kind: str) -> dict[str, float]:
     """Return the settings to change after a collapse.
 
-    Sharpening works against uniform answers and centring against a constant one, so these two need opposite changes of
-    the teacher's temperature (DINO, section 5.3). All but uniform answers need a calmer student and teacher.
+    Sharpening counteracts uniform outputs and centring a constant output, so these two need opposite changes of the
+    teacher's temperature (DINO, section 5.3). All failures except uniform outputs need slower updates of student and
+    teacher.
     """
     temperature = settings.teacher_temperature
     if kind == "uniform output":
@@ -111,7 +112,7 @@ def _superseded(settings: Any, given: Mapping[str, str]) -> Collection[str]:
 
 METHOD = PretrainingMethod(
     name="self-distillation",
-    summary="a student learns to answer as its own moving average does: EsViT, and DINO with --tasks view",
+    summary="a student learns the outputs of its own moving average: EsViT, and DINO with --tasks view",
     settings=SelfDistillationSettings,
     rules=rules_by_name(RULES),
     check=_check,
@@ -119,12 +120,12 @@ METHOD = PretrainingMethod(
     superseded=_superseded,
     title=lambda settings: f"self-distillation of {settings.tasks.replace('+', 's and ')}s",
     build=_build,
-    # The highest weight decay; the objective scales it down to that of the step.
+    # The highest weight decay; the objective scales it down in each step.
     weight_decay=lambda settings: max(settings.weight_decay, settings.weight_decay_end),
     judge=_judge,
     calmer=calmer,
     prototypes=lambda settings: settings.out_dim,
     stage=_stage,
     changes_after=lambda settings: settings.region_after,
-    stage_news="the region task joins: its head begins anew, all else goes on as it was",
+    stage_news="the region task starts: its head is new, everything else continues",
 )

@@ -20,8 +20,8 @@ DROP_PATHS = {
 PAPER_BATCH, PAPER_MOMENTUM, PAPER_PROTOTYPES = 512, 0.996, 65536
 NARROW = 256  # channels below which a backbone counts as small
 LONG = 100  # epochs from which a run's settings are the published ones
-MANY = 100_000  # images from which the published heads are left as they are
-QUICKEST = 0.98  # teachers that follow faster let small runs collapse
+MANY = 100_000  # number of images from which the published heads are used unchanged
+QUICKEST = 0.98  # with a lower momentum of the teacher, small runs collapse
 Words = Sequence[str] | None
 Sides = Sequence[int] | None
 
@@ -59,15 +59,15 @@ def weight_decay() -> Choice:
 
 
 def clip() -> Choice:
-    """The clipping of the authors' code, of each tensor's gradient by itself."""
-    return 3.0, "EsViT's, each tensor's gradient by itself"
+    """The clipping of the authors' code, separately for each tensor's gradient."""
+    return 3.0, "EsViT's, separately for each tensor's gradient"
 
 
 def tasks(region_after: int | None, epochs: int | None) -> Choice:
-    """The paper's two tasks for long runs; in short ones the region task was tried and found to harm."""
+    """The paper's two tasks for long runs; only the view task for short runs, where the region task did harm."""
     if region_after or (epochs or 0) >= LONG:
         return "view+region", PAPER
-    return "view", f"under {LONG} epochs the region task made features worse where it was tried (docs/lab/)"
+    return "view", f"the region task made features worse in runs under {LONG} epochs (docs/lab/)"
 
 
 def out_dim(facts: DataAndMachine) -> Choice:
@@ -92,9 +92,9 @@ def bottleneck_dim(model: str | None, model_args: Words, img_size: Sides) -> Cho
 
 
 def head_norm(facts: DataAndMachine) -> Choice:
-    """No norm for many images, as in the paper; for few, batch statistics keep the answers to them apart."""
+    """No norm for many images, as in the paper; for few, batch statistics keep their outputs different."""
     if facts.n_train < MANY:
-        return "batch", "few images: without it small runs ended with the same answer to all of them"
+        return "batch", "few images: without it small runs collapsed to the same output for all images"
     return "none", PAPER
 
 
@@ -102,7 +102,7 @@ def teacher_temperature(epochs: int | None, warmup_teacher_temperature: float) -
     """The paper's temperature for long runs; a short run keeps the cooler initial one."""
     if (epochs or 0) >= LONG:
         return 0.07, PAPER
-    return warmup_teacher_temperature, "a short run keeps the teacher as sharp as at its beginning"
+    return warmup_teacher_temperature, "a short run keeps the initial temperature"
 
 
 def warmup_teacher_epochs(epochs: int | None) -> Choice:
@@ -113,7 +113,7 @@ def warmup_teacher_epochs(epochs: int | None) -> Choice:
 def momentum(
     facts: DataAndMachine, epochs: int | None, batch_size: int, accumulate: int, devices: int | None, nodes: int | None
 ) -> Choice:
-    """The paper's momentum for 512 images, the same average over images for other batches, less in a short run."""
+    """The paper's momentum for 512 images, adjusted to other batches; less in a short run."""
     batch = effective_batch(batch_size, accumulate, devices, nodes)
     steps = (epochs or 1) * steps_per_epoch(facts.n_train, batch)
     scaled, quick = PAPER_MOMENTUM ** (batch / PAPER_BATCH), max(QUICKEST, 1 - 20 / max(steps, 20))
@@ -128,7 +128,7 @@ def drop_path(model: str | None) -> Choice:
     for beginning, rate in DROP_PATHS.items():
         if name.startswith(beginning):
             return rate, PAPER
-    return 0.0, "no backbone for which EsViT has a rate"
+    return 0.0, "EsViT has no rate for this backbone"
 
 
 RULES = (

@@ -21,7 +21,7 @@ class SelfDistillationSettings:
         "compare crops (view), or crops and their cells (view+region)", group="method"
     )
     region_after: int | None = option(
-        "epochs of the view task alone, after which the region task joins; the optimizer's state goes on",
+        "epochs of only the view task, before the region task starts; the optimizer's state continues",
         group="method",
         low=1,
         high=MOST_EPOCHS,
@@ -29,12 +29,14 @@ class SelfDistillationSettings:
     similarity: Literal["cosine", "dot"] = option("how a cell's counterpart is found", "cosine", group="method")
     out_dim: int = option("prototypes of each head", group="method", low=2, high=1 << 20)
     hidden_dim: int = option("width of the heads' MLP", group="method", low=1, high=1 << 16)
-    bottleneck_dim: int = option("width of what is compared with prototypes", group="method", low=1, high=1 << 16)
+    bottleneck_dim: int = option(
+        "width of the vectors that are compared with prototypes", group="method", low=1, high=1 << 16
+    )
     head_layers: int = option("linear layers of the heads' MLP", 3, group="method", low=1, high=16)
     head_norm: Literal["none", "batch"] = option("normalisation in the heads' MLP", group="method")
-    learn_lengths: bool = option("learn the lengths of prototypes too (less stable)", False, group="method")
+    learn_lengths: bool = option("also learn the lengths of prototypes (less stable)", False, group="method")
     freeze_last_layer: int = option(
-        "epochs at the beginning in which prototypes stay as they are", 1, group="method", low=0, high=MOST_EPOCHS
+        "epochs at the beginning in which prototypes are frozen", 1, group="method", low=0, high=MOST_EPOCHS
     )
     student_temperature: float = option("temperature of the student", 0.1, group="method", above=0)
     teacher_temperature: float = option("temperature of the teacher", group="method", above=0)

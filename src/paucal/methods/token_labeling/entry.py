@@ -31,7 +31,7 @@ def _build(settings: Any, backbone: FeatureBackbone, terms: Mapping[str, Term]) 
 
 def mixup(method: str) -> Choice:
     """No mixup: mixed images would need mixed labels of their parts."""
-    return 0.0, f"{method} has labels for parts of images instead"
+    return 0.0, f"{method} uses labels for parts of images instead"
 
 
 def cutmix(method: str) -> Choice:
@@ -56,11 +56,11 @@ _TOKENS: dict[str, Any] = {
     "advice": "with --method {method}: give --method token-labeling",
     "build": _build,
     "label_maps": True,
-    "contrast": ("supervised", "the same on plain labels, to see what the teacher's give"),
+    "contrast": ("supervised", "the same with plain labels, without the teacher"),
 }
 METHODS = (
     TrainingMethod(name="token-labeling", summary="a teacher's label for every token, from --labels", **_TOKENS),
     TrainingMethod(
-        name=RELABEL, summary="a teacher's label for the part of the image that is seen, from --labels", **_TOKENS
+        name=RELABEL, summary="a teacher's label for the visible part of the image, from --labels", **_TOKENS
     ),
 )

@@ -10,9 +10,11 @@ from paucal.settings.options import option
 class TokenLabelingSettings:
     """Options of token labeling (Jiang et al., NeurIPS 2021) and ReLabel."""
 
-    labels: str | None = option("folder of label maps that 'paucal label' has made", group="method")
+    labels: str | None = option("folder of label maps from 'paucal label'", group="method")
     token_preset: Literal["paper", "reference"] = option(
         "reading of token labeling: the paper's formula or the published program's", "paper", group="method"
     )
-    token_weight: float | None = option("weight of the tokens' part of the loss", group="method", low=0)
-    no_mix_token: bool = option("do not exchange boxes of cells between images", False, group="method")
+    token_weight: float | None = option("weight of the token loss", group="method", low=0)
+    no_mix_token: bool = option(
+        "switch off MixToken, which exchanges boxes of cells between images", False, group="method"
+    )

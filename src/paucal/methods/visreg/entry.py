@@ -1,4 +1,4 @@
-"""VISReg: views predict their mean, and sorted projections of the embeddings stay those of a normal sample."""
+"""VISReg: views predict their mean, and sorted projections keep the embeddings normally distributed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +31,7 @@ def _build(settings: Any, spec: BackboneSpec, groups: Sequence[Crops]) -> Object
 
 METHOD = PretrainingMethod(
     name="visreg",
-    summary="as lejepa, with sorted projections in the place of its test: VISReg",
+    summary="as lejepa, with sorted projections instead of its test: VISReg",
     settings=VisRegSettings,
     rules=lejepa.RULES,
     advice="with --method {method}: leave it out, or give --method visreg",

@@ -25,7 +25,7 @@ from paucal.types import UserError, height_and_width
 from paucal.wording import did_you_mean
 
 VIEWS = 4  # crops of each sample photograph that outputs are compared on
-USUAL_SIDE = 224  # pixels, of models without an image size in timm
+USUAL_SIDE = 224  # pixels, for models without an image size in timm
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def checked_licence(name: str, licence: str) -> str:
         licence: Name of the licence, as given.
 
     Raises:
-        UserError: timm does not know the model or the tag, the licence is no line of text, or timm states another one
-            for the weights of this tag.
+        UserError: timm does not know the model or the tag, the licence is not a line of text, or timm states another
+            licence for the weights of this tag.
     """
     require_name(name)
     try:
@@ -101,7 +101,7 @@ def check_weights(
         name: timm name of the model.
         licence: Name of their licence.
         licence_text: Text of the licence; "" if unknown.
-        fed: Preprocessing of images; None for what the file tells, or else timm's.
+        fed: Preprocessing of images; None for the file's own, or else timm's.
 
     Raises:
         UserError: the tensors are not those of the model, a value or an output is not finite, or timm states another
@@ -111,7 +111,7 @@ def check_weights(
     state, report = take_whole(build_empty(name, {}), weights)
     if fed is None:
         fed = input_of_file(report.program, name) if "." not in name else input_of_timm(name)
-    Preprocessing.as_tested((1, 1), fed)  # refuses values out of range
+    Preprocessing.as_tested((1, 1), fed)  # raises an error for values out of range
     checked = CheckedWeights(state, name, licence, weights.source, fed, report, licence_text)
     if not torch.isfinite(outputs(checked, checked.state)).all():
         raise UserError(f"{weights.source} gives outputs that are not finite numbers: choose another file.")

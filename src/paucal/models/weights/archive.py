@@ -22,7 +22,7 @@ from paucal.types import UserError
 WEIGHTS, CARD, LICENCE = "weights.safetensors", "card.json", "LICENCE.txt"
 ENDING = ".weights.zip"
 _LIMITS = {WEIGHTS: MAX_BYTES, CARD: MOST_CARD, LICENCE: MOST_LICENCE}
-_DATE = (1980, 1, 1, 0, 0, 0)  # so that equal weights give equal archives
+_DATE = (1980, 1, 1, 0, 0, 0)  # fixed, so that equal weights give equal archives
 
 
 def is_archive(path: Path) -> bool:
@@ -51,19 +51,21 @@ def read_archive(path: Path) -> CheckedWeights:
     """Read an archive from elsewhere, which may be damaged or hostile, and check its weights by loading them.
 
     Raises:
-        UserError: it is damaged, holds something else, or its weights are not those of its model.
+        UserError: it is damaged or not an archive of weights, or the weights do not fit its model.
     """
     try:
         with zipfile.ZipFile(require_regular(path)) as archive:
             parts = {name: _entry(archive, name, path) for name in _LIMITS}
     except (zipfile.BadZipFile, KeyError, EOFError, OSError, NotImplementedError, RuntimeError) as problem:
-        raise UserError(f"{str(path)!r} is damaged, cut short or no archive of weights: copy it again.") from problem
+        raise UserError(
+            f"{str(path)!r} is damaged, cut short or not an archive of weights: copy it again."
+        ) from problem
     try:
         stored = parse_json(parts[CARD])
         licence_sum = stored.pop("licence_sha256")
         card = parse_card(json.dumps(stored))
         fed = ImageInput.from_dict(card.input)
-        Preprocessing.as_tested((1, 1), fed)  # refuses values out of range
+        Preprocessing.as_tested((1, 1), fed)  # raises an error for values out of range
     except (ValueError, TypeError, AttributeError, KeyError) as problem:
         raise UserError(f"{str(path)!r} has a card that is invalid ({problem}): pack the weights again.") from problem
     sums = [hashlib.sha256(parts[name]).hexdigest() for name in (WEIGHTS, LICENCE)]
@@ -72,13 +74,17 @@ def read_archive(path: Path) -> CheckedWeights:
     try:
         tree, text = safetensors.torch.load(parts[WEIGHTS]), parts[LICENCE].decode()
     except (SafetensorError, UnicodeDecodeError, ValueError) as problem:
-        raise UserError(f"{str(path)!r} holds no safetensors file ({problem}): pack the weights again.") from problem
+        raise UserError(
+            f"{str(path)!r} has no valid safetensors file ({problem}): pack the weights again."
+        ) from problem
     return check_weights(StartWeights(tree, card.source), card.name, card.licence, text, fed)
 
 
 def _entry(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
-    """Return the bytes of an entry; compressed ones are refused, since a few bytes could stand for gigabytes."""
+    """Return the bytes of an entry; compressed ones are refused, since they could unpack to gigabytes."""
     entry = archive.getinfo(name)
     if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > min(_LIMITS[name], path.stat().st_size):
-        raise UserError(f"{str(path)!r} is no archive of 'paucal weights pack': its {name} is compressed or too large.")
+        raise UserError(
+            f"{str(path)!r} is not an archive of 'paucal weights pack': its {name} is compressed or too large."
+        )
     return archive.read(entry)

@@ -1,4 +1,4 @@
-"""Which trained weights are on this machine: added by the user, in packages, or in the cache of timm and the hub.
+"""Pretrained weights on this machine: added by the user, in packages, or in the cache of timm and the hub.
 
 A package's file is verified by its checksum. Its tensors have the order of timm's model and are given the model's
 names; nothing of the package is imported or run.
@@ -18,7 +18,7 @@ from paucal.models.weights.store import AddedWeights, file_digest, find_added, l
 from paucal.models.weights.table import Package, Trained
 from paucal.types import UserError
 
-ADDED = "file that you added"  # where weights lie, as text
+ADDED = "file that you added"  # location of weights, for messages
 
 
 def added(model: str) -> AddedWeights | None:
@@ -27,13 +27,13 @@ def added(model: str) -> AddedWeights | None:
 
 
 def input_of_weights(model: str) -> ImageInput:
-    """Return the preprocessing of a model's weights: of those that were added, else in timm's configuration."""
+    """Return the preprocessing of a model's weights: from added weights, else from timm's configuration."""
     card = added(model)
     return input_of_timm(model) if card is None else ImageInput.from_dict(card.input)
 
 
 def checked_path(package: Package) -> Path:
-    """Return where the file of a package is.
+    """Return the path of a package's file.
 
     Raises:
         UserError: the file is missing or differs from the published one.
@@ -42,7 +42,7 @@ def checked_path(package: Package) -> Path:
     if path is None or not path.is_file() or path.stat().st_size != package.size or file_digest(path) != package.sha256:
         raise UserError(
             f"the weights in the package {package.distribution} are damaged, or not those that were published "
-            f"({package.file}): install it anew with pip install --force-reinstall {package.distribution}."
+            f"({package.file}): reinstall it with pip install --force-reinstall {package.distribution}."
         )
     return path
 
@@ -54,7 +54,7 @@ def packaged(model: str) -> Trained | None:
 
 
 def licence_of(model: str) -> str | None:
-    """Return the licence of a timm model's weights, added or published; None where none is stated."""
+    """Return the licence of a timm model's weights, added or published; None if none is stated."""
     own = added(model)
     if own is not None:
         return own.licence
@@ -66,7 +66,7 @@ def licence_of(model: str) -> str | None:
 
 
 def at_hand(one: Trained) -> str | None:
-    """Return where weights lie on this machine; None where they would have to be fetched."""
+    """Return the location of weights on this machine; None if they would have to be fetched."""
     if find_added(one.name) is not None:
         return ADDED
     if one.package is not None and one.package.path() is not None:
@@ -75,16 +75,16 @@ def at_hand(one: Trained) -> str | None:
 
 
 def suited(device: str) -> list[Trained]:
-    """Return the weights of the table that a run may choose on a device, in order: free of terms, and fast enough."""
+    """Return the weights of the table that a run may choose on a device, in order: free to use, and fast enough."""
     kinds = dict.fromkeys((device, "cpu"))
     return [one for kind in kinds for one in table.TRAINED if one.device == kind and not one.has_terms]
 
 
 def ready_weights(device: str) -> dict[Trained | AddedWeights, str]:
-    """Return the weights on this machine that a run may choose, in order, each with where it is.
+    """Return the weights on this machine that a run may choose, in order, each with its location.
 
-    Those of the table come first, since they are known to be fast; then what the user has added. Weights with terms
-    of their own are used only when they are named.
+    Weights of the table come first, since they are known to be fast; then weights added by the user. Weights with
+    special terms are only used when named.
     """
     named = {one.name for one in table.TRAINED}
     free = [card for card in list_added() if card.name not in named and not card.has_terms]

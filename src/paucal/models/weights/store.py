@@ -29,7 +29,7 @@ class AddedWeights:
     """The card of weights that the user has added.
 
     Attributes:
-        name: timm name of the model, with its tag where timm knows the weights.
+        name: timm name of the model, with its tag if timm knows the weights.
         licence: Name of their licence.
         source: Where they come from.
         sha256: SHA-256 of the file of tensors.
@@ -56,7 +56,7 @@ class AddedWeights:
         require_words(self.licence, "licence")
         require_words(self.source, "source")
         if not _NAME.fullmatch(self.name):
-            raise ValueError(f"{self.name[:80]!r} is no name of a model")
+            raise ValueError(f"{self.name[:80]!r} is not the name of a model")
         if not _DIGEST.fullmatch(self.sha256) or self.size <= 0 or self.classes < 0:
             raise ValueError("its checksum or a number is out of range")
         if len(self.licence_text.encode(errors="replace")) > MOST_LICENCE:
@@ -64,7 +64,7 @@ class AddedWeights:
 
     @property
     def has_terms(self) -> bool:
-        """Whether the licence has terms of its own; such weights are used only when they are named."""
+        """Whether the licence has special terms; such weights are only used when named."""
         return has_terms(self.licence)
 
     @property
@@ -87,7 +87,7 @@ class AddedWeights:
         return path
 
     def describe(self) -> str:
-        """Return one line for people."""
+        """Return a one-line description."""
         return f"{self.name}, {self.size / 1e6:.0f} MB, {self.licence}, {self.source}"
 
 
@@ -120,14 +120,14 @@ def find_added(name: str) -> AddedWeights | None:
 
 
 def parse_card(text: str) -> AddedWeights:
-    """Read a card, which may come from elsewhere.
+    """Read a card, which may be untrusted.
 
     Raises:
-        ValueError: it is no valid card.
+        ValueError: it is not a valid card.
     """
     stored = parse_json(text)
     if not isinstance(stored, dict):
-        raise ValueError("it is no card of weights")
+        raise ValueError("it is not a card of weights")
     try:
         return AddedWeights(**stored)
     except TypeError:
@@ -142,7 +142,7 @@ def _read_card(path: Path) -> AddedWeights:
             f"the card {str(path)!r} is damaged ({problem}): remove it, and add the weights again."
         ) from None
     if card.name != path.stem:
-        raise UserError(f"the card {str(path)!r} is of {card.name}: remove it, and add the weights again.")
+        raise UserError(f"the card {str(path)!r} belongs to {card.name}: remove it, and add the weights again.")
     return card
 
 
@@ -152,7 +152,7 @@ def write_card(card: AddedWeights) -> None:
 
 
 def remove_added(card: AddedWeights) -> int:
-    """Remove weights; return the number of bytes that this freed, 0 where another card has the same content."""
+    """Remove weights; return the number of freed bytes, 0 if another card has the same content."""
     (weights_folder() / f"{card.name}.json").unlink(missing_ok=True)
     if any(other.sha256 == card.sha256 for other in list_added()):
         return 0

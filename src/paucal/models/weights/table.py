@@ -1,6 +1,6 @@
-"""The table of trained weights that suit few images, with their location, size, licence and terms.
+"""The table of pretrained weights that suit few images, with their location, size, licence and terms.
 
-It is the one place that decides what `--init auto` may take, and in which order. Neither torch nor timm is loaded.
+Only this table decides which weights `--init auto` may take, and in which order. Neither torch nor timm is loaded.
 """
 
 import importlib.util
@@ -31,7 +31,7 @@ class Package:
     size: int
 
     def path(self) -> Path | None:
-        """Return where the file should be; None where the package is not installed."""
+        """Return the expected path of the file; None if the package is not installed."""
         try:
             spec = importlib.util.find_spec(self.module)
         except (ImportError, ValueError):  # ValueError: an odd entry in sys.modules
@@ -43,7 +43,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Trained:
-    """Trained weights by their timm name.
+    """Pretrained weights by their timm name.
 
     Attributes:
         name: Model and tag.
@@ -63,16 +63,16 @@ class Trained:
 
     @property
     def has_terms(self) -> bool:
-        """Whether the licence has terms of its own; such weights are used only when they are named."""
+        """Whether the licence has special terms; such weights are only used when named."""
         return has_terms(self.licence)
 
     def describe(self) -> str:
-        """Return one line for people."""
+        """Return a one-line description."""
         return f"{self.name}, {self.megabytes} MB, {self.licence}, {self.source}"
 
 
 def has_terms(licence: str) -> bool:
-    """Return whether a licence is not known to allow any use.
+    """Return whether a licence may restrict use.
 
     Example:
         >>> has_terms("MIT"), has_terms("cc-by-nc-4.0")
@@ -88,7 +88,7 @@ def _lite(number: int, file: str, sha256: str, size: int) -> Trained:
     return Trained(f"tf_efficientnet_lite{number}.in1k", APACHE, round(size / 1e6), source, "cpu", package)
 
 
-# Of the weights that are available the first is taken; in a comparison of several it wins ties.
+# The first available weights are taken; in a comparison, earlier entries win ties.
 TRAINED = (
     _lite(
         0,

@@ -1,4 +1,4 @@
-"""A command that makes a run, started on other machines again and again until the run has ended."""
+"""The command of a run, started on other machines again and again until the run has ended."""
 
 import ctypes
 import os
@@ -15,23 +15,23 @@ from paucal.runs.folder import is_taken, next_numbered, open_run
 from paucal.runs.lock import is_locked
 from paucal.types import UserError
 
-# Flags that the started command does not get, and whether they take several words.
+# Flags that are not passed to the started command, and whether they take several words.
 _OWN = {"--on": False, "--slurm": True, "--print-script": False, "--output": False, "--out": False, "--resume": False}
-_PROCESSES = {"--devices": False, "--nodes": False}  # taken from what starts the processes
+_PROCESSES = {"--devices": False, "--nodes": False}  # set by the program that starts the processes
 JOBS = ".jobs"  # suffix of the folder with the logs, beside the run
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command of paucal that makes one run, and resumes it where it was started before.
+    """A command of paucal that starts one run, or resumes it if it was started before.
 
     Attributes:
-        verb: Verb that makes the run.
-        words: Its arguments, without those that say where it runs and is written.
+        verb: Verb of the run.
+        words: Its arguments, without the machines and the run folder.
         run: Full path of the run folder, which all machines see.
         folder: Folder in which it is called.
-        resumes: Whether the run exists already, so that it is only resumed.
+        resumes: Whether the run exists already and is only resumed.
     """
 
     verb: str
@@ -46,7 +46,7 @@ class Command:
         return Path(self.run + JOBS)
 
     def arguments(self) -> list[str]:
-        """Return the arguments of the next start: a run that has saved a state is resumed, else it begins anew."""
+        """Return the arguments of the next start: a run with a saved state is resumed, else it begins again."""
         is_resumed = self.resumes or RunFolder(Path(self.run)).last.exists()
         return self.resume_words() if is_resumed else self.begin_words()
 
@@ -80,7 +80,7 @@ def command_of(verb: str, argv: Sequence[str], output: str | None, resumed: str 
     """Return the command for other machines, and reserve its run folder.
 
     Args:
-        verb: Verb that makes the run.
+        verb: Verb of the run.
         argv: Arguments of the call.
         output: Run folder as given.
         resumed: Run to resume; None for a new one.
@@ -109,7 +109,7 @@ def command_of(verb: str, argv: Sequence[str], output: str | None, resumed: str 
 
 
 def _has_saved_nothing(path: Path) -> bool:
-    """Return whether a run was killed before it saved anything, so that it may begin anew."""
+    """Return whether a run was killed before it saved anything, so that it may begin again."""
     run = RunFolder(path)
     return run.config.is_file() and not (run.last.exists() or run.card.exists() or run.finished or is_locked(path))
 
@@ -143,6 +143,6 @@ def without_flags(argv: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
 
 
 def _end_with_parent() -> None:
-    """Let the system kill a child whose parent was killed, so that no process of a lost job goes on."""
+    """Let the system kill a child whose parent was killed, so that no process of a lost job continues."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)

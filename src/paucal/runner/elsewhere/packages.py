@@ -1,4 +1,4 @@
-"""The packages that start processes on clusters, and what they are asked for."""
+"""The packages that start processes on clusters, and the resources requested from them."""
 
 import importlib
 import importlib.util
@@ -37,7 +37,7 @@ def import_package(on: str) -> Any:
     except (ImportError, OSError) as problem:
         reason = " ".join(str(problem).split()) or type(problem).__name__
         raise UserError(
-            f'--on {on}: the package {PACKAGES[on]} cannot be imported ({reason}): pip install "paucal[{on}]" anew.'
+            f'--on {on}: the package {PACKAGES[on]} cannot be imported ({reason}): pip install "paucal[{on}]".'
         ) from problem
 
 

@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster: Ray Train starts the processes, and starts all of them again where one was lost."""
+"""Runs on a Ray cluster: Ray Train starts the processes, and restarts all of them if one is lost."""
 
 import os
 import socket
@@ -15,16 +15,16 @@ from paucal.runs import RunFolder
 from paucal.runs.lock import BEAT, SILENCE, is_locked
 from paucal.types import UserError
 
-MOST_FAILURES = 20  # starts after failures of one call
+MOST_FAILURES = 20  # restarts after failures within one call
 CODE = "code"  # file of the logs with the last exit code of the first process
 _FAILED = 2  # exit code for invalid data or settings, and for a process whose partner was lost
 
 
 def train_on_ray(command: Command, processes: int, device: str | None, threads: int | None = None) -> bool:
-    """Make a run on the cluster at RAY_ADDRESS, or on this machine; return whether it has finished.
+    """Train on the cluster at RAY_ADDRESS, or on this machine; return whether the run has finished.
 
     Args:
-        command: Command that makes the run; its folder is on a disk that all machines share.
+        command: Command of the run, whose folder is on a shared disk.
         processes: Processes that train together.
         device: Device of the run; None for the best one of the cluster.
         threads: CPUs of each process; None for an equal share of this machine's.
@@ -46,7 +46,7 @@ def train_on_ray(command: Command, processes: int, device: str | None, threads: 
     for kind, each in (("CPU", wanted["num_cpus"]), ("GPU", wanted["num_gpus"])):
         if processes * each > (there := cluster.get(kind, 0)):
             print(
-                f"{processes * each} {kind}s are needed, and the cluster has {there:.0f}: waiting for more", flush=True
+                f"{processes * each} {kind}s are needed, but the cluster has {there:.0f}: waiting for more", flush=True
             )
     resources = {"CPU": wanted["num_cpus"], **({"GPU": 1} if wanted["num_gpus"] else {})}
     caches = {name: value for name, value in os.environ.items() if name.startswith(("PAUCAL_", "HF_HUB_"))}
@@ -63,7 +63,7 @@ def train_on_ray(command: Command, processes: int, device: str | None, threads: 
     )
     try:
         trainer.fit()
-    except Exception as problem:  # Ray has many types of its own
+    except Exception as problem:  # Ray has many types of errors
         reason = " ".join(str(problem).split())[-300:]
         raise UserError(f"--on ray: the run failed ({reason}); the logs are in {command.logs}.") from problem
     finally:
@@ -93,11 +93,11 @@ def work(config: dict[str, Any]) -> None:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
     if world > 1:
         address: list[Any] = [_free_address() if rank == 0 else None]
-        dist.broadcast_object_list(address)  # in the group that Ray has opened; the run opens its own
+        dist.broadcast_object_list(address)  # in the process group of Ray; the run opens its own
         numbers = {
             "RANK": rank,
             "WORLD_SIZE": world,
-            # Each counts as a machine of its own, since a new start may place them otherwise.
+            # Each process counts as a separate machine, since a restart may place them differently.
             "LOCAL_RANK": 0,
             "LOCAL_WORLD_SIZE": 1,
             "GROUP_RANK": rank,
@@ -112,13 +112,13 @@ def work(config: dict[str, Any]) -> None:
     if rank == 0:
         (command.logs / CODE).write_text(str(code))
     if code == _FAILED and not RunFolder(Path(command.run)).last.exists():
-        return  # invalid data or settings, which another start would not change
+        return  # restarting would not help with invalid data or settings
     if code not in (0, STOPPED):
         raise RuntimeError(f"paucal {command.verb} ended with exit code {code}; see {rank}.log in {command.logs}")
 
 
 def _wait_for_the_dead(run: Path) -> None:
-    """Wait until the lock of a process on a machine that was lost no longer counts."""
+    """Wait until the lock of a process on a lost machine expires."""
     end = time.monotonic() + SILENCE + BEAT
     while is_locked(run) and time.monotonic() < end:
         time.sleep(1.0)

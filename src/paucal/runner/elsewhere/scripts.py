@@ -1,4 +1,4 @@
-"""Scripts that make a run on a cluster: a batch script for SLURM, and a RayJob for KubeRay (`ray.io/v1`)."""
+"""Scripts for a run on a cluster: a batch script for SLURM, and a RayJob for KubeRay (`ray.io/v1`)."""
 
 import hashlib
 import re
@@ -14,23 +14,23 @@ from paucal.runs.folder import SUMMARY
 from paucal.types import UserError
 
 STOP_SIGNAL = "USR1@120"  # two minutes before the limit: the step ends, and its state is saved
-# Words of sbatch where submitit has others.
+# Options that have other names in sbatch than in submitit.
 _SBATCH = {"timeout-min": "time", "mem-gb": "mem", "tasks-per-node": "ntasks-per-node", "name": "job-name"}
 
 _CPUS, _MEMORY = 4, "16Gi"  # of each process
 _IMAGE = "rayproject/ray:latest"
 _TO_CHANGE = {
-    f"image: {_IMAGE}": "an image with Python, paucal[ray] and what the data needs",
-    "claimName: shared": "a volume that all machines can write, with the images and the runs",
+    f"image: {_IMAGE}": "an image with Python, paucal[ray] and packages for the data",
+    "claimName: shared": "a volume with the images and the runs, writable from all machines",
     f"memory: {_MEMORY}": "the memory of a machine",
 }
 
 
 def slurm_script(command: Command, devices: int, nodes: int, on_gpu: bool, options: Mapping[str, str | int]) -> str:
-    """Return a batch script that starts a run, or resumes it, and is requeued where the run was stopped.
+    """Return a batch script that starts or resumes a run, and is requeued if the run was stopped.
 
     Args:
-        command: Command that makes the run.
+        command: Command of the run.
         devices: Processes on each machine.
         nodes: Machines.
         on_gpu: Whether each process has a GPU.
@@ -66,10 +66,10 @@ def slurm_script(command: Command, devices: int, nodes: int, on_gpu: bool, optio
 
 
 def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str:
-    """Return a RayJob that makes a run on a cluster of its own, or resumes it; lines to change are marked.
+    """Return a RayJob that starts or resumes a run on its own cluster; lines to change are marked.
 
     Args:
-        command: Command that makes the run.
+        command: Command of the run.
         devices: Processes on each machine.
         nodes: Machines.
         on_gpu: Whether each process has a GPU.
@@ -80,7 +80,7 @@ def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str
     if not Path(command.run).is_relative_to(command.folder):
         raise UserError(
             f"--output: {command.run!r} is not below the current folder, which the machines of the cluster mount: "
-            "choose another, or call this in the folder that they share."
+            "choose another, or run this command in the folder that they share."
         )
     amounts = {"cpu": str(_CPUS * devices), "memory": _MEMORY, **({"nvidia.com/gpu": devices} if on_gpu else {})}
     machines = {
@@ -103,7 +103,7 @@ def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str
         "kind": "RayJob",
         "metadata": {"name": _job_name(command)},
         "spec": {
-            "entrypoint": shlex.join(["bash", "-c", "; ".join(lines)]),  # KubeRay takes it apart and joins it
+            "entrypoint": shlex.join(["bash", "-c", "; ".join(lines)]),  # KubeRay splits and rejoins the words
             "shutdownAfterJobFinishes": True,
             "ttlSecondsAfterFinished": 600,
             "rayClusterSpec": {"headGroupSpec": head, "workerGroupSpecs": [machines]},
@@ -116,14 +116,14 @@ def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str
 
 
 def _job_name(command: Command) -> str:
-    """Return a name for Kubernetes that other runs do not have: lower-case letters, digits and dashes."""
+    """Return a unique name for Kubernetes: lower-case letters, digits and dashes."""
     words = re.sub("[^a-z0-9]+", "-", Path(command.run).name.lower()).strip("-")[:20]
     digest = hashlib.blake2b(command.run.encode(), digest_size=4).hexdigest()
     return "-".join(word for word in ("paucal", command.verb, words, digest) if word)
 
 
 def _begin_or_go_on(command: Command, begin: list[str], program: list[str], last: Sequence[str] = ()) -> list[str]:
-    """Return the lines of a shell that resume a run which has saved a state, and else begin it."""
+    """Return lines of a shell script that resume a run with a saved state, or else begin it."""
     go_on = shlex.join([*program, *command.resume_words(), *last])
     if command.resumes:
         return [go_on]

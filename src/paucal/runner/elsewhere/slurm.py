@@ -14,14 +14,14 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 STOPPED = 130  # exit code of a run that a signal or its time limit has stopped
-_MOST_TIMEOUTS = 1000  # limits that a job may reach before submitit gives it up, after 3 by default
+_MOST_TIMEOUTS = 1000  # time limits that a job may reach before submitit gives up; its default is 3
 
 
 class RequeuedCommand:
-    """A command that submitit calls on each task of a job, and asks to save its state before it is requeued.
+    """The function that submitit calls in each task of a job; its state is saved before the job is requeued.
 
     Args:
-        command: Command that makes the run.
+        command: Command of the run.
     """
 
     def __init__(self, command: Command) -> None:
@@ -30,7 +30,7 @@ class RequeuedCommand:
         self._end: threading.Thread | None = None
 
     def __call__(self) -> int:
-        """Start or resume the run; return 0 where it has finished, 130 where it was stopped.
+        """Start or resume the run; return 0 if it has finished, 130 if it was stopped.
 
         Raises:
             RuntimeError: The command failed.
@@ -38,7 +38,7 @@ class RequeuedCommand:
         if RunFolder(Path(self.command.run)).finished:  # some runs end without a checkpoint, and would begin anew
             return 0
         self._process = self.command.start()
-        # submitit's handler of signals interrupts this call, and waits for the process too; only threads may do both.
+        # submitit's signal handler interrupts this call and also waits for the process; only threads allow both.
         self._end = threading.Thread(target=self._process.wait, daemon=True)
         self._end.start()
         self._end.join()
@@ -69,7 +69,7 @@ def submit(
     """Submit a run, and return submitit's job.
 
     Args:
-        command: Command that makes the run.
+        command: Command of the run.
         devices: Processes on each machine.
         nodes: Machines.
         on_gpu: Whether each process has a GPU.
@@ -94,8 +94,8 @@ def submit(
 
 
 def describe(job: Any, command: Command) -> str:
-    """Return what was submitted, and where it is written."""
+    """Return a line on the submitted job and its folders."""
     return (
-        f"submitted job {job.job_id} ({counted(job.num_tasks, 'process', 'processes')}), which goes on by itself when "
+        f"submitted job {job.job_id} ({counted(job.num_tasks, 'process', 'processes')}), which is requeued when "
         f"it is preempted or reaches its limit; the run will be in {command.run}, the logs are in {command.logs}"
     )

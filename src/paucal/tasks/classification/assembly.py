@@ -161,7 +161,7 @@ def assemble(
 def _needs_test_part(
     settings: TrainSettings, data: SplitImages, tune_record: TuneRecord | None, objective: Objective
 ) -> bool:
-    """Return whether all images train although there will be no probe whose score could be cross-validated."""
+    """Return whether all images would train in a run without a probe, which leaves no score to cross-validate."""
     if len(data.part("test")) or not too_few_for_test(settings, data.images):
         return False
     return tune_record is None or not tune_record.candidates or linear_classifier(objective.deployable()) is None
@@ -216,12 +216,13 @@ def _check_new(settings: TrainSettings, tune_record: TuneRecord | None, whole: b
             "out and let a run that has them answer for these images ('paucal predict RUN "
             f"{shlex.quote(settings.unlabelled)} --to csv --output ANSWERS', then give "
             f"{shlex.quote(f'{settings.data}{SEPARATOR}ANSWERS')} with --val-fraction 0, where {settings.data} has a "
-            "'test' folder: answers must not judge), or learn from them first with 'paucal pretrain'."
+            "'test' folder: predicted labels must not be used for evaluation), or learn from them first with "
+            "'paucal pretrain'."
         )
     if settings.epochs == 0 and (tune_record is None or not tune_record.candidates):
         raise UserError(
-            "--epochs 0 keeps the linear probe of pretrained weights, and this run does not look for any or has "
-            "found none: give at least 1."
+            "--epochs 0 keeps the linear probe of pretrained weights, and this run starts from random weights: "
+            "give at least 1."
         )
 
 
@@ -249,7 +250,7 @@ def head_file(sides: Sequence[int]) -> str:
 
 
 def load_head(run: RunFolder, objective: Objective, sides: Sequence[int] | None) -> None:
-    """Load the head that the run has fitted for an image size into the deployed network, if there is one.
+    """Load the head fitted at an image size, if the run has one, into the deployed network.
 
     Raises:
         UserError: The file does not fit the model.
@@ -280,7 +281,7 @@ def _look_for_start(
     is_open = "method" not in given and not unused_by(replace(settings, method=TUNING)) & set(given)
     if choice.candidates and is_open:
         settings = replace(settings, method=TUNING)
-        given["method"] = "auto: tuned from trained weights, where the paper's gain over it is not shown"
+        given["method"] = "auto: starts from pretrained weights, for which the paper's method has shown no gain"
     return settings, given, choice
 
 

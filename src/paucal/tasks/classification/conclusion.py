@@ -64,7 +64,7 @@ class Result(JudgedRun):
 
     @property
     def predictions(self) -> "DataFrame":
-        """The answers for each test image as a DataFrame: `evaluation/test/predictions.csv`.
+        """The predictions for the test images as a DataFrame: `evaluation/test/predictions.csv`.
 
         Raises:
             UserError: The file is missing or damaged, or pandas is not installed.
@@ -90,7 +90,7 @@ class FinalEvaluation:
 def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Console) -> Result:
     """Evaluate the kept model on the test images, which were not used before, and write the results.
 
-    All processes share the test images and get the result; the first one writes it.
+    The test images are divided among all processes; each returns the result, and the first writes it.
     """
     finish = finish_model(run, setup, outcome, console)
     if not len(setup.data.part("test")) and (run.path / HELD_OUT).is_file():
@@ -206,11 +206,11 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
 def closing_lines(
     run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: FinalEvaluation, page: Path
 ) -> list[str]:
-    """Return the last lines to print: the test score, what was trained, where it is, and what to do next."""
+    """Return the last lines to print: the test score, what was trained, where it is, and the next commands."""
     report, score = evaluation.report, score_lines(evaluation.report)[0]
     several = isinstance(report, MultiLabelReport)
     usual = percent(report.chance) if several else percent(report.majority.top1)
-    baseline = "a random order" if several else f"always answering {report.majority.name!r}"
+    baseline = "a random order" if several else f"always predicting {report.majority.name!r}"
     kept = describe_kept_model(setup.tune_record, outcome, evaluation.finish, _selected(setup))
     due = due_line(report, setup.data.images.name)
     return [
@@ -240,7 +240,7 @@ def calibration_line(found: Calibration) -> str:
     """Return a line on the effect of temperature scaling."""
     (before, after), images = found.error, counted(found.images, "validation image")
     if found.temperature == 1.0:
-        why = "are too few to correct it" if found.images < FEWEST_IMAGES else "show no need to correct it"
+        why = "are too few to fit a temperature" if found.images < FEWEST_IMAGES else "show no need for a temperature"
         return f"confidence: off by {percent(before)} on average; {images} {why}"
     return (
         f"confidence: off by {percent(before)} on average before, by {percent(after)} after a temperature of "
@@ -252,7 +252,9 @@ def next_steps(run: RunFolder, setup: TrainingSetup) -> list[str]:
     """Return commands to run next."""
     settings = setup.settings
     steps = [f"paucal predict {run.path} new_images/     # classify images with this model"]
-    if not len(setup.data.part("val")) and (run.path / HELD_OUT).is_file():  # more training cannot be judged
+    if (
+        not len(setup.data.part("val")) and (run.path / HELD_OUT).is_file()
+    ):  # without validation images longer training cannot be compared
         return [*steps, f"paucal next {run.path} more_images/     # which images to label next"]
     contrast = method_of(settings).contrast
     if contrast is not None:

@@ -1,4 +1,4 @@
-"""The score of a run without test images, from the cross-validated answers of its first model."""
+"""The score of a run without test images, from the cross-validated predictions of its first model."""
 
 import torch
 from torch import Tensor
@@ -15,11 +15,11 @@ FILE = "held_out.safetensors"
 
 
 def store_held_out(run: RunFolder, held_out: HeldOut, fitted: Tensor) -> None:
-    """Store the answers of a cross-validation in the run.
+    """Store the predictions of a cross-validation in the run.
 
     Args:
         run: Run folder.
-        held_out: Answers, whose rows are positions among the images of the cross-validation.
+        held_out: Predictions, whose rows are positions among the images of the cross-validation.
         fitted: (N,) positions of these images among all training images.
     """
     values = {"rows": fitted[held_out.rows], "logits": held_out.logits, "labels": held_out.labels}
@@ -27,7 +27,7 @@ def store_held_out(run: RunFolder, held_out: HeldOut, fitted: Tensor) -> None:
 
 
 def read_held_out(run: RunFolder) -> HeldOut:
-    """Read the answers of a cross-validation, whose rows are positions among all training images.
+    """Read the predictions of a cross-validation, whose rows are positions among all training images.
 
     Raises:
         UserError: The file is missing or damaged.
@@ -37,7 +37,7 @@ def read_held_out(run: RunFolder) -> HeldOut:
 
 
 def record_cross_validated(run: RunFolder, setup: TrainingSetup) -> Report:
-    """Write the report on the cross-validated answers of the run's first model, and return it.
+    """Write and return the report on the cross-validated predictions of the run's first model.
 
     Accuracy is the mean over all repeats; tables and pictures show the first repeat.
     """

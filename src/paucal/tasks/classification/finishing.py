@@ -39,9 +39,9 @@ class Finish:
         images: Number of validation images that the temperature was fitted to; 0 for none.
         thresholds: Probability above which each class is predicted, chosen on the validation images; None for single
             labels or without validation images.
-        mirrored: Sentence on what averaging over mirror images gains; "" where the validation images show no gain.
-        by_loss: Whether these weights replaced the first model by their lower losses, with no higher accuracy.
-        head: Name of the head that was fitted anew to the features of these weights; "" for the tuned one.
+        mirrored: Sentence on what averaging over mirror images gains; "" if the validation images show no gain.
+        by_loss: Whether these weights replaced the first model for their lower losses, not for a higher accuracy.
+        head: Name of the head that was refitted to the features of these weights; "" for the tuned head.
     """
 
     epochs: tuple[int, ...] = ()
@@ -65,8 +65,8 @@ def watch_of(setup: TrainingSetup) -> Watch:
 def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Console) -> Finish:
     """Average epochs if that improves validation, fit the temperature or the thresholds, and store the model again.
 
-    All processes share the validation images and get the result; the first one writes. A run that is killed here
-    repeats this when it is resumed.
+    The validation images are divided among all processes; each returns the result, and the first writes. A run that is
+    killed here repeats this when it is resumed.
     """
     if not len(setup.data.part("val")):
         return Finish()
@@ -88,7 +88,7 @@ def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console
     if rank() == 0:
         save_trained(run, model.module, model.card.at_temperature(temperature))
     mirrored = ""
-    if setup.settings.hflip:  # else a mirror image means something else
+    if setup.settings.hflip:  # otherwise mirroring changes the meaning of an image
         both = _predict_validation(model.mirrored(), setup, console)
         mirrored = mirror_sentence(predictions.logits / temperature, both.logits / temperature, predictions.labels)
     return replace(done, temperature=temperature, images=len(predictions), mirrored=mirrored)
@@ -97,8 +97,7 @@ def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console
 def mirror_sentence(plain: Tensor, mirrored: Tensor, labels: Tensor) -> str:
     """Return what averaging over mirror images gains on the validation images; "" for no more than a standard error.
 
-    It is judged by the cross-entropy, since the accuracies of few images cannot be told apart; fewer right ones are no
-    gain all the same.
+    The cross-entropy decides, since few images cannot separate accuracies; but a lower accuracy is no gain.
 
     Args:
         plain: (N, K) calibrated logits.
@@ -113,8 +112,8 @@ def mirror_sentence(plain: Tensor, mirrored: Tensor, labels: Tensor) -> str:
         return ""
     before, after = map(percent, shares)
     return (
-        f"averaging over mirror images helps: {after} of the validation images are right and {before} without; give "
-        "--mirror to predict, eval, export or serve, which then take twice the time"
+        f"averaging over mirror images helps: {after} of the validation images are right, {before} without; "
+        "give --mirror to predict, eval, export or serve, which doubles their time"
     )
 
 
@@ -137,11 +136,11 @@ def clear_epochs(run: RunFolder, setup: TrainingSetup) -> None:
 
 @dataclass(frozen=True)
 class _Tuned:
-    """The best weights that tuning has found, averaged or not, whether they are the run's model or not.
+    """The best tuned weights, averaged or not, even if the run keeps another model.
 
     Attributes:
         module: Network with these weights.
-        epochs: Epochs whose weights they are.
+        epochs: Epochs that the weights come from.
         score: Score on the validation images.
     """
 
@@ -187,7 +186,7 @@ def _averaged(
 
 
 def _is_better_than_first(setup: TrainingSetup, tuned: _Tuned) -> bool:
-    """Return whether a tuned network is better than the first model, by its losses where accuracy cannot tell."""
+    """Return whether a tuned network is better than the first model, by its losses if the accuracies are too close."""
     first = None if setup.tune_record is None else setup.tune_record.first_model
     if first is None or not first.details.get(LOSSES):
         return False

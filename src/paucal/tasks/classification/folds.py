@@ -24,7 +24,7 @@ from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
 
 RECORD = "folds.json"
-_OWN = ("folds", "fold", "output", "overwrite", "time_limit", "hang_after")  # each run's own, not compared
+_OWN = ("folds", "fold", "output", "overwrite", "time_limit", "hang_after")  # may differ between the runs
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def cross_validate(data: Data | None = None, *, folds: int = 5, **settings: Any)
     """Train once per fold, each time tested on another fold; the same as `paucal train --folds`.
 
     Args:
-        data: Images, as in `paucal.train`; a split that they come with is ignored.
+        data: Images, as in `paucal.train`; a split of their own is ignored.
         folds: Number of folds.
         **settings: Settings as in `paucal.train`; `output` is the folder of all runs.
 
@@ -101,7 +101,7 @@ def train_folds(settings: TrainSettings, given: Mapping[str, str], console: Cons
     """
     folds = settings.folds
     if folds is None or settings.fold is not None:
-        raise UserError("--folds trains all folds and --fold one of them: give one of the two.")
+        raise UserError("--folds trains all folds and --fold only one: give one of the two.")
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise UserError("--folds uses one process: with several, train each fold separately, such as --fold 1/5.")
     folder, found = _folder(settings), []
@@ -157,7 +157,7 @@ def _folder(settings: TrainSettings) -> Path:
         stored = RunFolder(folder).read_json(RECORD).get("settings") if record.is_file() else None
         if stored != _comparable(settings):
             raise UserError(
-                f"--output: {str(folder)!r} holds something else than folds with these settings: choose another "
+                f"--output: {str(folder)!r} holds other files than folds with these settings: choose another "
                 "folder, or replace it with --overwrite."
             )
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""Training of the last stages alone: the activations of the frozen stages are computed once for a few views.
+"""Train only the last stages: the activations of the frozen stages are computed once for a few views.
 
-A view is what augmentation makes of an image in one epoch: view v is that of epoch v, and later epochs show the views
-again in turn. The activations lie in a file that is mapped into memory and disappears with the process. A resumed run
-computes them again, in the same batches, and so continues with the same numbers.
+A view is an image as augmented in one epoch: view v is that of epoch v, and later epochs cycle through the views. The
+activations are in a memory-mapped file, which disappears with the process. A resumed run computes them again in the
+same batches, and so continues with the same numbers.
 """
 
 import os
@@ -33,8 +33,8 @@ from paucal.tasks.classification.loaders import view_dataset
 from paucal.training import Plan
 from paucal.types import Batch, Progress, UserError
 
-MEMORY_SHARE = 0.25  # of the free memory, from which the file is then read without waiting for the disk
-TOLERANCE = 1e-2  # of the logits, and of their standard deviation
+MEMORY_SHARE = 0.25  # largest share of the free memory, so that the file stays cached
+TOLERANCE = 1e-2  # allowed difference of logits, relative to them and to their standard deviation
 _START = Progress(0, 1, 1)
 
 Advance = Callable[[int, int], None]
@@ -45,8 +45,8 @@ class FrozenViews:
     """Activations of the frozen stages for some views of each training image.
 
     Attributes:
-        stages: Frozen stages, which the network goes on from.
-        kept: (V * N, ...) activations, view by view.
+        stages: Number of frozen stages, after which the network continues.
+        kept: (V * N, ...) activations, all images of a view after each other.
         rows: (images of the set,) position of each training image among the N; -1 for others.
         count: V.
     """
@@ -59,7 +59,7 @@ class FrozenViews:
     def loader(self, data: SplitImages, settings: TrainSettings, plan: Plan, start: int) -> TrainLoader:
         """Return a training loader of activations, from forward pass `start` on."""
         dataset = _ActivationDataset(self, data.images.targets)
-        alone = replace(settings, workers=0)  # other processes would only copy
+        alone = replace(settings, workers=0)  # worker processes would only copy
         return step_loader(dataset, data, alone, plan, start, settings.repeats, settings.sampling == "balanced")
 
     def samples(self, keys: list[SampleKey], targets: Targets) -> list[Sample]:
@@ -72,7 +72,7 @@ class FrozenViews:
 
     @contextmanager
     def read_by(self, objective: Objective) -> Iterator[None]:
-        """Let an objective go on from the activations that its batches hold in place of images."""
+        """Let an objective continue from activations, which its batches contain in place of images."""
 
         def begin(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             batch: Batch = inputs[0]
@@ -106,15 +106,15 @@ def count_frozen(settings: TrainSettings) -> int:
 
 
 def why_not_kept(settings: TrainSettings, objective: Objective) -> str | None:
-    """Return why activations cannot be kept with these settings; None where they can."""
+    """Return why activations cannot be kept with these settings; None if they can."""
     if settings.freeze in (None, "backbone", "weights"):
         return "it needs frozen stages (--freeze with their number) and trained ones behind them"
     if type(objective) is not Supervised or objective.names:
-        return "only --method supervised without extra losses reads nothing of the frozen stages"
+        return "only --method supervised without extra losses never reads the frozen stages"
     if settings.mixup or settings.cutmix:
         return "mixup and cutmix make new images in each step: give --mixup 0 --cutmix 0"
     if settings.processes > 1 or settings.compile:
-        return "it is for one process, without --compile"
+        return "it needs one process, without --compile"
     return None
 
 
@@ -169,7 +169,7 @@ def keep_views(
 
 
 def _activations(stages: FrozenStages, objective: Objective, batch: Batch, settings: TrainSettings) -> Tensor:
-    """Return the activations of a batch in the precision of training; the frozen stages never change their mode."""
+    """Return the activations of a batch in the precision of training; frozen stages are always in evaluation mode."""
     assert isinstance(objective, Supervised)
     objective.train()
     objective.tuner.set_modes(_START)
@@ -184,10 +184,10 @@ def autocast(settings: TrainSettings) -> torch.autocast:
 
 
 def _check(stages: FrozenStages, objective: Objective, batch: Batch, found: Tensor, settings: TrainSettings) -> None:
-    """Refuse networks whose frozen stages draw random numbers, or hand on more than one tensor.
+    """Refuse networks whose frozen stages draw random numbers, or pass on more than one tensor.
 
     Raises:
-        UserError: The network is such a one.
+        UserError: The network is not supported.
     """
     again = _activations(stages, objective, batch, settings)
     model = objective.deployable().eval()
@@ -200,13 +200,13 @@ def _check(stages: FrozenStages, objective: Objective, batch: Batch, found: Tens
     near = TOLERANCE * float(whole.std(correction=0))  # the logits of an untrained head may be tiny
     if not torch.equal(found, again) or not torch.allclose(whole, resumed, rtol=TOLERANCE, atol=near):
         raise UserError(
-            f"--frozen-views is not supported for {settings.model}, whose frozen stages hand on more than one "
+            f"--frozen-views is not supported for {settings.model}, whose frozen stages pass on more than one "
             "tensor, or draw random numbers: leave it out."
         )
 
 
 def most_views(folder: Path, images: int, n_bytes: int) -> int:
-    """Return how many views may be kept: in a quarter of the free memory, and half of the free disk.
+    """Return how many views fit in a quarter of the free memory and half of the free disk.
 
     Args:
         folder: Folder for the file.
@@ -218,7 +218,7 @@ def most_views(folder: Path, images: int, n_bytes: int) -> int:
 
 
 def _mapped(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return a tensor in a file that is removed when the tensor is.
+    """Return a tensor in a memory-mapped file that is removed together with the tensor.
 
     Raises:
         UserError: There is not enough space for it.
@@ -227,8 +227,8 @@ def _mapped(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     size = shape[0] * each
     if not most_views(folder, shape[0], each):
         raise UserError(
-            f"--frozen-views needs {size / 1e9:.1f} GB, and gets at most a quarter of the free memory and half of the "
-            "free disk: give fewer views, or leave it out."
+            f"--frozen-views needs {size / 1e9:.1f} GB, but may use at most a quarter of the free memory and half "
+            "of the free disk: give fewer views, or leave it out."
         )
     handle, name = tempfile.mkstemp(prefix="activations-", suffix=".tmp", dir=folder)
     try:

@@ -16,13 +16,13 @@ from paucal.runner.images import SplitImages
 from paucal.runs import RunFolder
 from paucal.types import UserError
 
-FEW_PER_CLASS = 10  # with fewer images per class, a test part would be too small to say anything
-READING_SECONDS = 5.0  # limit of reading files to compare them; a run must start soon
+FEW_PER_CLASS = 10  # with fewer images per class, a test part would be too small for a useful score
+READING_SECONDS = 5.0  # time limit of comparing files, since a run must start soon
 FINDINGS = "check.json"
 
 
 def too_few_for_test(settings: TrainSettings, images: ImageSet) -> bool:
-    """Return whether all images should train, and the score be cross-validated, unless the settings say otherwise."""
+    """Return whether to train on all images and cross-validate the score, unless the settings request a test part."""
     given = (settings.split, settings.fold, settings.group_by, settings.val_fraction, settings.test_fraction)
     return (
         all(value is None for value in given)
@@ -84,7 +84,7 @@ def quick_check(data: SplitImages, seconds: float = READING_SECONDS) -> list[Fin
             f"{len(images)} images were not compared with each other, which would have taken longer than {seconds:g} s"
         )
         return sort_findings(
-            [*findings, Finding("not-compared", "note", text, f"paucal check {images.location} does so")]
+            [*findings, Finding("not-compared", "note", text, f"run 'paucal check {images.location}' to compare them")]
         )
     return sort_findings([*findings, *exact_findings(checked, exact_groups(digests))])
 

@@ -1,4 +1,4 @@
-"""`paucal train`: the steps of a run of a classifier that differ from other tasks."""
+"""`paucal train`: the steps of a run that are specific to classifiers."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -48,7 +48,7 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
             raise UserError("--ordinal says that the numbers of --target are grades: give --target, or leave it out.")
         if settings.folds is not None:
             raise UserError("--folds makes several runs: in Python call paucal.cross_validate, or give --fold 1/5.")
-        terms_of(settings)  # checks the names before the recipe changes them
+        terms_of(settings)  # reports unknown names before the recipe changes them
         settings, origin = with_recipe(settings, given)
         check_used(settings, origin)
         check_ranges(settings)
@@ -95,7 +95,7 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
 
     @contextmanager
     def prepared(self, run: RunFolder, setup: TrainingSetup, console: Console) -> Iterator[TrainingSetup]:
-        """Compute the activations of frozen stages where training is to read them in place of images."""
+        """Compute the activations of frozen stages if training reads them in place of images."""
         if not setup.settings.frozen_views:
             yield setup
             return
@@ -120,7 +120,7 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         return optimization(setup.settings, setup.plan)
 
     def validation(self, setup: TrainingSetup) -> Watch | None:
-        """Return the scores on the validation images; without them the newest state is kept."""
+        """Return the function that scores validation images; None without them, so that the newest state is kept."""
         return watch_of(setup) if len(setup.data.part("val")) else None
 
     def conclude(
@@ -131,10 +131,10 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
 
 
 def one_length(settings: TrainSettings, origin: Mapping[str, str]) -> TrainSettings:
-    """Return settings in which either the time or the epochs decide the length of the run.
+    """Return settings in which only one of time and epochs decides the length of the run.
 
-    Flags take precedence over a config, and a config over a recipe; within a config the epochs win, since they were
-    planned from the config's time.
+    Flags take precedence over a config, and a config over a recipe; within a config the epochs take precedence, since
+    they were planned from the config's time.
 
     Raises:
         UserError: Both were given, or the time is invalid.

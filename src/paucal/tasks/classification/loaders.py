@@ -46,7 +46,7 @@ def run_preprocessing(
     """
     stored = stored_preprocessing(run)
     if stored is not None and stored.image_size == height_and_width(settings.img_size):
-        return stored  # otherwise it belongs to the probe at another image size
+        return stored  # a card with another image size belongs to the probe
     statistics = normalisation(settings, data, start)
     reading = data.images.reading
     fed = preprocessing(settings, statistics, start, reading.value_range)
@@ -59,7 +59,7 @@ def preprocessing(
     start: ImageInput | None = None,
     value_range: tuple[float, float] | None = None,
 ) -> Preprocessing:
-    """Return the preprocessing of the trained model: the whole image if training shows it whole, else a crop.
+    """Return the preprocessing of the trained model: the whole image if training shows whole images, else a crop.
 
     The crop and its interpolation are those of the pretrained weights, or else of the recipe or the model.
     """

@@ -45,9 +45,9 @@ def draw_mistakes(
             return
     except Exception as problem:  # any error, since the run is finished and evaluated
         reason = str(problem).split("\n")[0].rstrip(".") or type(problem).__name__
-        say(f"note: what the model saw in its mistakes is not drawn ({reason}).")
+        say(f"note: attribution maps of the mistakes are not drawn ({reason}).")
     with suppress(OSError):
-        path.unlink(missing_ok=True)  # a picture of an earlier model would be taken for this model's
+        path.unlink(missing_ok=True)  # a picture of an earlier model would be mistaken for this one's
 
 
 def _figure(mistakes: list[Mistake], predictions: Predictions, images: ImageSet, model: TrainedModel) -> Figure:
@@ -80,10 +80,10 @@ def _maps(model: TrainedModel, batch: Tensor, asked: list[Tensor]) -> tuple[str,
     """
     problem = None
     for method in ranked_methods(model.module):
-        if method in OF_CAPTUM:  # needs an extra, and is slower
+        if method in OF_CAPTUM:  # needs an optional package, and is slower
             continue
         try:
             return method, [attribute(model.module, batch, classes, method).float().cpu() for classes in asked]
-        except UserError as found:  # for example, if the blocks keep no grid
+        except UserError as found:  # for example, if the blocks have no grid of tokens
             problem = problem or found
     raise problem or UserError(f"there is no method for {model.card.backbone.name}.")

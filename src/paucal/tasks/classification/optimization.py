@@ -49,10 +49,10 @@ def optimization(settings: TrainSettings, plan: Plan) -> Optimization:
 
 
 def check_plan(settings: TrainSettings, n_train: int) -> list[str]:
-    """Return remarks on plans that may give poor results."""
+    """Return warnings about a plan that may give poor results."""
     alone = settings.sync_bn and settings.processes == 1
     return [
-        *(["--sync-bn has no effect on one device"] if alone else []),
+        *(["--sync-bn has no effect on a single device"] if alone else []),
         *check_length(settings, n_train),
     ]
 

@@ -1,4 +1,4 @@
-"""The images without labels of a supervised run: opened, cleared of copies, and remembered in the run."""
+"""The images without labels of a supervised run: open them, remove copies, and list them in the run."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +23,11 @@ from paucal.settings.groups import DataSettings
 from paucal.types import UserError
 from paucal.wording import counted
 
-MOST_IMAGES = 5000  # more were not measured, and take long
+MOST_IMAGES = 5000  # larger numbers were not measured, and take long
 
 
 def open_unlabelled(settings: TrainSettings) -> ImageSet:
-    """Open the images that `--unlabelled` names, without their own test images and without reading pixels.
+    """Open the images of `--unlabelled`, without their test images and without reading pixels.
 
     Raises:
         UserError: There are no images, or only test images, or they are streamed from shards.
@@ -46,13 +46,13 @@ def open_unlabelled(settings: TrainSettings) -> ImageSet:
 
 
 def usable_images(settings: TrainSettings, data: SplitImages, most: int, console: Console) -> ImageSet:
-    """Return images without labels, decoded as those of a run, without copies of the run's images.
+    """Return decoded images without labels, without copies of the run's images.
 
     Args:
         settings: Settings of the run.
         data: Images of the run.
         most: Largest number of images.
-        console: Console for progress, and for what is left out.
+        console: Console for progress and for notes on images that are left out.
 
     Raises:
         UserError: There are no images, or none can be read.
@@ -82,13 +82,13 @@ def usable_images(settings: TrainSettings, data: SplitImages, most: int, console
 
 
 def remember(run: RunFolder, images: ImageSet) -> None:
-    """Store which images without labels a run learned from, so that an evaluation can say whether it saw its images."""
+    """Store which images without labels a run learned from, so that an evaluation can detect them."""
     parts = np.full(len(images), "train", dtype="<U6")
     write_split(run.path / UNLABELLED_IMAGES, images, Split(parts, ""), image_digests(images))
 
 
 def _source(settings: TrainSettings) -> DataSettings:
-    """Return where the images are; --image-column, given for the labelled ones, is not for folders without a table."""
+    """Return the location of the images; --image-column does not apply to folders without a table."""
     folders = [path for piece in roots_of(settings.unlabelled or "") if (path := Path(piece).expanduser()).is_dir()]
     plain = any(not _has_table(folder) for folder in folders)
     return DataSettings(

@@ -1,4 +1,4 @@
-"""A detection run put together from its settings and its images, with nothing written yet."""
+"""Assembly of a detection run from its settings and images, without writing anything."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -50,7 +50,7 @@ UNUSED = ("image_column", "data_root", "download", "channels", "compile")
 
 @dataclass(frozen=True)
 class DetectionSetup(RunSetup[DetectSettings]):
-    """Everything a detection run needs, checked, with nothing written yet.
+    """The checked parts of a detection run; nothing is written yet.
 
     Attributes:
         boxed: Images and their boxes.
@@ -78,7 +78,7 @@ class DetectionSetup(RunSetup[DetectSettings]):
         return self.detector_card.resize_to
 
     def describe(self) -> str:
-        """Return one line: kind of detector, backbone, weights and image size."""
+        """Return kind of detector, backbone, weights and image size as one line."""
         shorter, longer = self.sides
         size = f"{longer}" if shorter == longer else f"{shorter}x{longer}"
         name = detector_name(self.settings)
@@ -89,7 +89,7 @@ def check(settings: DetectSettings) -> None:
     """Refuse settings that contradict each other or that detection does not support.
 
     Raises:
-        UserError: A setting is refused.
+        UserError: A setting is invalid.
     """
     if not settings.data:
         raise UserError("there is no DATA: give a folder of images with boxes, such as 'paucal detect bccd/'.")
@@ -107,7 +107,7 @@ def check(settings: DetectSettings) -> None:
     lengths = [name for name in ("time", "epochs", "steps") if getattr(settings, name) is not None]
     # A length that was planned for a time is stored together with the time.
     if len(lengths) > 1 and not (set(lengths) == {"time", "steps"} and settings.judge_every is not None):
-        raise UserError(f"{' and '.join(map(flag, lengths))} all say how long the run is: give one of them.")
+        raise UserError(f"{' and '.join(map(flag, lengths))} all set the length of the run: give one of them.")
     if settings.time is not None:
         seconds_of(settings.time, "--time")
     falls = settings.milestones or []
@@ -127,8 +127,8 @@ def _check_structure(settings: DetectSettings) -> None:
     for name, single in CASCADE_DEFAULTS.items():
         if not settings.cascade and getattr(settings, name) != single:
             raise UserError(
-                f"{flag(name)} is {getattr(settings, name)}, and only a cascade has several heads: give --cascade, or "
-                "leave it out."
+                f"{flag(name)} is {getattr(settings, name)}, but only a cascade has several heads: give "
+                "--cascade, or leave it out."
             )
 
 
@@ -217,14 +217,14 @@ def _facts(boxed: BoxedImages, data: SplitImages, start: StartFacts | None) -> B
 
 
 def _with_chosen_masks(settings: DetectSettings, boxed: BoxedImages) -> BoxedImages:
-    """Return the images with masks, or without them if the detector learns none.
+    """Return the images, without masks if the detector learns none.
 
     Raises:
         UserError: Masks are on and a box has no outline, or copy-paste is on without masks.
     """
     if settings.masks == "on" and boxed.without_outline:
         raise UserError(
-            f"--masks on takes an outline of every box, and {boxed.without_outline} of "
+            f"--masks on needs an outline for every box, but {boxed.without_outline} of "
             f"{counted(boxed.count_boxes(), 'box', 'boxes')} have none: give COCO's JSON with a 'segmentation' for "
             "each, or leave --masks out."
         )
@@ -232,8 +232,8 @@ def _with_chosen_masks(settings: DetectSettings, boxed: BoxedImages) -> BoxedIma
         return boxed
     if settings.copy_paste:
         raise UserError(
-            f"--copy-paste {settings.copy_paste:g} cuts objects out by their masks, and there are none: masks are off, "
-            "or boxes lack an outline; give each box an outline and leave --masks out, or leave --copy-paste out."
+            f"--copy-paste {settings.copy_paste:g} cuts objects out by their masks, but masks are off or boxes "
+            "lack an outline: give each box an outline and leave --masks out, or leave --copy-paste out."
         )
     return boxed.without_masks()
 
@@ -241,7 +241,7 @@ def _with_chosen_masks(settings: DetectSettings, boxed: BoxedImages) -> BoxedIma
 def _decode(
     settings: DetectSettings, boxed: BoxedImages, data: SplitImages, bars: Bars, run: RunFolder | None
 ) -> tuple[BoxedImages, SplitImages]:
-    """Decode the images no larger than necessary, and split them again if some cannot be read."""
+    """Decode the images at the size needed, and split them again if some cannot be read."""
     reading = reading_for([max(settings.img_size)], WHOLE)
     with bars("reading images") as advance:
         images = decoded(boxed.images, settings, reading, advance)
@@ -270,7 +270,7 @@ def _build(
 ) -> tuple[Detection, DetectorCard, list[str]]:
     """Return the objective with its detector, the detector's card, and notes."""
     sides = settings.img_size
-    # Random weights must neither depend on earlier draws nor change later ones.
+    # Random weights must not depend on earlier random numbers, nor change later ones.
     with torch.random.fork_rng(devices=[]), explain_memory_errors():
         torch.manual_seed(settings.seed)
         spec, notes = detector_backbone(settings)
@@ -314,6 +314,6 @@ def _warnings(data: SplitImages) -> list[str]:
     if 0 < counts["val"] < 10:
         warnings.append(
             f"{counts['val']} validation images are too few to select a model reliably; the interval on the test "
-            "images shows how uncertain its score is"
+            "images shows the uncertainty"
         )
     return warnings

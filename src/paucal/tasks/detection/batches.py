@@ -20,7 +20,7 @@ from paucal.tasks.detection.masks import stack_masks
 from paucal.tasks.detection.model import DetectorCard
 from paucal.tasks.detection.views import CopyPaste, Target, View, evaluation_view
 
-EVAL_BATCH = 4  # images, padded to the largest of them
+EVAL_BATCH = 4  # images, padded to the largest in the batch
 
 
 class BoxSample(NamedTuple):
@@ -69,7 +69,7 @@ class BoxBatch:
         return len(self.ids)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "BoxBatch":
-        """Return the batch on another device, the sizes on the CPU so that reading them does not block."""
+        """Return the batch on another device; the sizes stay on the CPU so that reading them does not block."""
         ahead = non_blocking and str(device).startswith("cuda")
         return self._map(lambda tensor: tensor.to(device, non_blocking=ahead))
 
@@ -88,12 +88,12 @@ class BoxBatch:
 
 
 class BoxedDataset(Dataset[BoxSample]):
-    """Reads an image and its boxes by key, and applies the same changes to both.
+    """Reads an image and its boxes by key, and applies the same transforms to both.
 
     Args:
         boxed: Images and boxes. Images may be stored smaller than they were annotated.
-        view: Function that changes an image and its boxes. It draws from torch's global generator, which is seeded from
-            (seed, epoch, index, repeat) as for all other images.
+        view: Transform of an image and its boxes. It draws from torch's global generator, seeded from (seed, epoch,
+            index, repeat) as for all other images.
         seed: Seed of the run.
         pasting: Copy-paste, drawn from the same generator; None for no copy-paste.
         least: Shortest side of a box that is kept, in pixels of the annotated image.

@@ -1,4 +1,4 @@
-"""The end of a detection run: one evaluation on the test images, pictures, and the result files."""
+"""The end of a detection run: evaluation on the test images, pictures, and result files."""
 
 import json
 from collections.abc import Mapping
@@ -185,16 +185,16 @@ def closing_lines(run: RunFolder, setup: DetectionSetup, outcome: Outcome, resul
     masks = [f"mask {title} {format_score(scores[name])}" for name, title in MASK_TITLES if name in scores]
     shown = [(name, value) for name, value in result.per_class.items() if value is not None]
     by_class = ", ".join(f"{name} {value:.3f}" for name, value in sorted(shown, key=lambda item: item[1])[:12])
-    kept = "the last state, since there are no validation images to select with"
+    kept = "the last state, as there are no validation images to select with"
     if not outcome.best and setup.first is not None and setup.first.score is not None:
         kept = f"the first detector, which validation prefers (AP {setup.first.score:.3f})"
     if len(setup.data.part("val")) and outcome.best:
-        kept = f"step {outcome.best['step']:.0f}, the best of the validation images (AP {outcome.best[SCORE]:.3f})"
+        kept = f"step {outcome.best['step']:.0f}, the best on the validation images (AP {outcome.best[SCORE]:.3f})"
     return [
         "",
         f"test AP: {ap}; AP50: {ap50} ({len(test)} images, {setup.images.count_boxes(test)} objects)",
-        *([f"of the same objects' pixels: {'; '.join(masks)}"] if masks else []),
-        f"AP by class, the weakest first: {by_class}",
+        *([f"masks of these objects: {'; '.join(masks)}"] if masks else []),
+        f"AP by class, lowest first: {by_class}",
         f"trained: {setup.describe()}, {outcome.step} steps, {outcome.seconds:.0f} s; kept: {kept}",
         f"results are in {run.path}: report.html (open it in a browser), {run.weights.name}, "
         f"evaluation/{EVALUATION}/detections.json (COCO), plots/detections.png (objects with a score from {SHOWN:g}), "

@@ -20,12 +20,12 @@ def detector_cost(
 ) -> dict[str, PartCost]:
     """Count a detector by its parts: "backbone", "pyramid", "proposals", "heads", and "masks" if it predicts them.
 
-    The choice of proposals and the pooling of regions need few multiplications and are not counted.
+    Selecting proposals and pooling regions take few multiplications and are not counted.
 
     Args:
         spec: Backbone; its image size is that of the image, in pixels.
         classes: Number of classes of objects.
-        options: Options of the detector, or the settings that they follow from.
+        options: Options of the detector, or the settings that determine them.
         regions: Proposals per image that each head scores.
 
     Raises:

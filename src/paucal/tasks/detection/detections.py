@@ -52,7 +52,7 @@ class Detections:
             UserError: The detector predicts no masks.
         """
         if self.masks is None:
-            raise UserError("this detector answers boxes only: train one with --masks on.")
+            raise UserError("this detector predicts boxes only: train one with --masks on.")
         return unpack_mask(self.masks[place]).astype(bool)
 
 
@@ -84,7 +84,7 @@ def detect_all(
 
 
 def rescale(answer: Mapping[str, Tensor], sides: tuple[int, int], size: tuple[int, int]) -> Detections:
-    """Return a detector's output for one image in the pixels of another size of this image.
+    """Return a detector's output for one image, rescaled to another size of the image.
 
     Args:
         answer: Output of `Detector`.
@@ -106,9 +106,9 @@ def coco_document(
     classes: Sequence[str],
     category_ids: Sequence[int],
 ) -> str:
-    """Return detections as COCO's JSON with a "score" in each, which programs that show annotations can open.
+    """Return detections as COCO's JSON with a "score" each; annotation viewers can open it.
 
-    Masks are written as packed run lengths, and the area of an object with a mask is that of its mask.
+    Masks are written as packed run lengths, and the area of an object with a mask is the mask's area.
 
     Args:
         keys: Path of each image.

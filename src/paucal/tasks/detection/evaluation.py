@@ -1,6 +1,6 @@
 """COCO's scores of detections: average precision by torchmetrics, and its intervals and curves by our own matching.
 
-The matching is kept per image, so that resampled images need no new matching; on the whole set it agrees with
+Matches are stored per image, so that resampled images need no new matching; on the whole set they agree with
 torchmetrics.
 """
 
@@ -136,7 +136,7 @@ def require_metrics() -> None:
         UserError: The extra is not installed.
     """
     if find_spec(BACKEND) is None:
-        raise UserError(f"detectors are judged by faster-coco-eval, which is not installed: {EXTRA}.")
+        raise UserError(f"detectors are scored by faster-coco-eval, which is not installed: {EXTRA}.")
 
 
 def evaluate_detections(
@@ -186,7 +186,7 @@ def coco_scores(detections: Sequence[Detections], truth: Sequence[Boxes], n_clas
         100 detections per image), "ap_small", "ap_medium" and "ap_large" if there are objects of this size (area in
         pixels of the annotated image: under 32 x 32, under 96 x 96, above; as in COCO, of the mask if known), and
         "per_class", a list of K average precisions, None for classes without an object. If all detections and objects
-        have masks, also "mask_ap" and so on, with overlaps of masks.
+        have masks, also "mask_ap" and so on, from overlaps of masks.
 
     Raises:
         UserError: faster-coco-eval is not installed.

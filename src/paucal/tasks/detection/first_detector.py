@@ -1,8 +1,8 @@
-"""The first detector of a run: the new layers are trained while the backbone stays as it came.
+"""The first detector of a run: only the new layers are trained; the backbone is frozen.
 
-The grids of the backbone are computed once for each image, as in a linear probe of a classifier, so images are neither
-mirrored nor resized in this stage. Whatever is read of them passes through half precision, and every image goes through
-the backbone alone: a run that was stopped computes the same grids anew.
+The backbone's grids are computed once per image, as in a linear probe of a classifier, so images are neither mirrored
+nor resized in this stage. Grids are rounded to half precision and computed one image at a time, so that a resumed run
+computes exactly the same grids again.
 """
 
 import math
@@ -37,7 +37,7 @@ from paucal.types import LossTerms, Progress
 
 FOLDER = "first_detector"  # folder in the run for the checkpoints of the stage
 SHARE = 0.2  # share of a run's time for the steps of the stage
-PASSES = 12  # over the training images, after which the frozen backbone is the limit
+PASSES = 12  # over the training images; more do not help while the backbone is frozen
 FEWEST_STEPS = 20
 WARMUP = 0.1  # share of the steps
 RATE = 4.0  # factor on the learning rate of tuning
@@ -58,7 +58,7 @@ class GridCache:
         self._kept: dict[int, list[Tensor]] = {}
 
     def maps(self, batch: BoxBatch) -> list[Tensor]:
-        """Return the maps of a batch; only layers behind the backbone get a gradient."""
+        """Return the maps of a batch; only layers after the backbone get a gradient."""
         images = batch.images
         per_image = [
             self._of(key, image[:, :height, :width])
@@ -87,7 +87,7 @@ def _stack(grids: Sequence[Tensor]) -> Tensor:
 
 
 class HeadsAlone(Detection):
-    """The losses of a detector whose backbone is frozen and read once per image.
+    """The losses of a detector with a frozen backbone, which sees each image once.
 
     Args:
         detector: Detector whose other layers learn.
@@ -132,7 +132,7 @@ def fit_heads_steps(setup: DetectionSetup, seconds: float) -> int:
     batches, accumulate = loader(setup, TIMED_STEPS + 1), settings.accumulate
     with trial_steps(objective.train(), device):
         first = seconds_per_step(objective, batches, device, settings.precision, accumulate, threads=True)
-        later = seconds_per_step(objective, batches, device, settings.precision, accumulate)  # from kept grids
+        later = seconds_per_step(objective, batches, device, settings.precision, accumulate)  # from cached grids
     each_pass = max(1, len(setup.data.part("train")) // settings.effective_batch)
     more = max(0.0, seconds - each_pass * first) / later
     steps = min(int(min(seconds / first, each_pass) + more), PASSES * each_pass)

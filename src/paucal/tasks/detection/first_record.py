@@ -1,4 +1,4 @@
-"""What a run stores of its first detector: the layers that were trained on the frozen backbone, and their score."""
+"""Storage of a run's first detector: the layers trained on the frozen backbone, and their score."""
 
 from dataclasses import asdict, dataclass
 
@@ -34,7 +34,7 @@ class FirstDetector:
 
 
 def save_layers(run: RunFolder, detector: nn.Module) -> None:
-    """Store the layers of a detector behind its backbone."""
+    """Store the layers of a detector that follow its backbone."""
     state = detector.state_dict()
     save_weights(run.path / WEIGHTS, {name: value for name, value in state.items() if not name.startswith(BACKBONE)})
 

@@ -24,7 +24,7 @@ from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted
 
 SMALLEST = 1e-3  # pixels; a box with a shorter side has no area
-OFF_BY_ONE = 1  # pixels by which sizes may differ, since some programs count from 0 and others from 1
+OFF_BY_ONE = 1  # allowed difference of sizes in pixels, since some programs count from 0 and others from 1
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def open_boxed(location: str | Path, outlines: bool = True) -> BoxedImages:
     with other_kinds_named(path, "detect"):
         tree, annotations = read_boxes(path)
         if not any(image.boxes for image in annotations.images) and any(image.tags for image in annotations.images):
-            raise NoLabelsError(f"{path} has labels of whole images, and no boxes: `paucal train` learns classes.")
+            raise NoLabelsError(f"{path} has labels of whole images, and no boxes: use `paucal train`.")
     if not outlines:
         annotations = replace(annotations, images=[replace(image, outlines=[]) for image in annotations.images])
     return check_annotations(tree, annotations)
@@ -127,7 +127,7 @@ def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
     for image in annotated:
         if not tree.is_inside(image.key):
             raise UserError(
-                f"{image.source} names {image.key!r}, which lies outside of {tree.shown!r}: give the image there."
+                f"{image.source} names {image.key!r}, which lies outside of {tree.shown!r}: move the image into it."
             )
     keys = [image.key for image in annotated]
     store = tree.store(keys)
@@ -136,8 +136,8 @@ def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
     edges = [edge for image in annotated for box in image.boxes for edge in box]
     if edges and 0 < max(edges) <= 1:
         raise UserError(
-            f"no box of {tree.shown!r} reaches beyond 1: these are shares of the images' sides, expected pixels: "
-            "multiply them by width and height."
+            f"no box of {tree.shown!r} reaches beyond 1: they look like fractions of the images' sides; expected "
+            "pixels: multiply them by width and height."
         )
     tally: Counter[str] = Counter()
     cut = [_cut_boxes(image, size, tally) for image, size in zip(annotated, sizes, strict=True)]
@@ -172,7 +172,7 @@ def _refuse_without_objects(tree: Tree, count: int, tally: Counter[str]) -> NoRe
     if tally["crowd"]:
         raise UserError(
             f"all {counted(tally['crowd'], 'box', 'boxes')} of {tree.shown!r} are marked as crowds (iscrowd) or as "
-            "difficult, which are neither learnt nor counted: remove the marks from those that are single objects."
+            "difficult, which are neither trained on nor counted: remove the mark from single objects."
         )
     raise UserError(f"{tree.shown!r} has no box in {counted(count, 'image')}: annotate some objects first.")
 
@@ -184,7 +184,8 @@ def _true_size(image: AnnotatedImage, store: EncodedStore, index: int, ambiguous
         image: Annotated image.
         store: Images of the set.
         index: Position of the image.
-        ambiguous: Collects images whose size does not show whether boxes were drawn before an EXIF tag turned them.
+        ambiguous: Collects images whose size does not show whether their boxes were drawn before or after the EXIF
+            rotation.
     """
     shape, is_turned = array_shape(store.source(index), image.key), False
     if shape is not None:
@@ -197,19 +198,20 @@ def _true_size(image: AnnotatedImage, store: EncodedStore, index: int, ambiguous
     stated = image.size
     if stated is None or all(abs(a - b) <= OFF_BY_ONE for a, b in zip(stated, size, strict=True)):
         return size
-    problem = f"{image.source} says {image.key!r} has {stated[1]}x{stated[0]} pixels and it has {size[1]}x{size[0]}"
+    problem = (
+        f"{image.source} says that {image.key!r} has {stated[1]}x{stated[0]} pixels, but it has {size[1]}x{size[0]}"
+    )
     if stated == size[::-1] and is_turned:
         raise UserError(
-            f"{problem} once its EXIF tag turns it upright: store the image upright, or without the tag, so that its "
-            "boxes fit."
+            f"{problem} after its EXIF rotation: store the image upright, or without the tag, so that its boxes fit."
         )
     if stated == size[::-1]:
-        problem += ", as an image has once its EXIF tag turns it upright, and it has no such tag"
+        problem += ", as after an EXIF rotation, but it has no EXIF tag"
     raise UserError(f"{problem}: give the image that its boxes were drawn on.")
 
 
 class _Box(NamedTuple):
-    """A box within its image; `where` is the beginning of messages about its outline."""
+    """A box within its image; messages about its outline begin with `where`."""
 
     corners: Corners
     name: str
@@ -229,7 +231,7 @@ def _cut_boxes(image: AnnotatedImage, size: tuple[int, int], tally: Counter[str]
         where = f"{subject} a box of {name!r}"
         corners = " ".join(f"{value:g}" for value in box)
         if not np.isfinite(box).all():
-            raise UserError(f"{where} whose corners {corners} are no numbers: correct it.")
+            raise UserError(f"{where} whose corners {corners} are not numbers: correct it.")
         if right < left or bottom < top:
             raise UserError(f"{where} that ends before it begins ({corners}, left top right bottom): correct it.")
         if right - left < SMALLEST or bottom - top < SMALLEST:
@@ -237,10 +239,10 @@ def _cut_boxes(image: AnnotatedImage, size: tuple[int, int], tally: Counter[str]
             continue
         inside = (max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height)))
         if inside[2] - inside[0] < SMALLEST or inside[3] - inside[1] < SMALLEST:
-            raise UserError(f"{where} outside of it ({corners}, left top right bottom): correct it.")
+            raise UserError(f"{where} outside of the image ({corners}, left top right bottom): correct it.")
         tally["cut"] += max(abs(a - b) for a, b in zip(box, inside, strict=True)) > OFF_BY_ONE
         tally["crowd"] += crowd
-        tally[f"marked as {image.mark}: neither learnt nor counted"] += crowd
+        tally[f"marked as {image.mark}: neither trained on nor counted"] += crowd
         kept.append(_Box(inside, name, crowd, outline, f"{subject} an outline of {name!r}"))
     return kept
 

@@ -1,4 +1,4 @@
-"""`paucal detect`: the steps of a detection run that differ from other tasks, and the function for Python."""
+"""`paucal detect`: the task-specific steps of a run, and the function for Python."""
 
 import os
 import time
@@ -48,7 +48,7 @@ from paucal.training.failures import memory_advice
 from paucal.training.schedules import WarmupThenSteps
 from paucal.types import UserError
 
-MISSED = "val_missed"  # share of the objects that are not found; breaks ties
+MISSED = "val_missed"  # share of missed objects; breaks ties
 START = 1e-3  # share of the peak learning rate at the first step of the published warm-up
 TIMED_STEPS = 4  # after one warm-up step
 TIMED_IMAGES = 4  # images whose evaluation is timed
@@ -140,11 +140,11 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
             setup = replace(setup, first=first)
             load_layers(run, setup.objective.deployable())
             score = "" if first.score is None else f"AP {first.score:.3f} on the validation images; "
-            console.say(f"first detector after {duration(first.seconds)}: {score}it is in {run.path} and ready for use")
+            console.say(f"first detector after {duration(first.seconds)}: {score}it is ready for use in {run.path}")
         return super().plan(run, setup, console) if super().needs_planning(setup) else True
 
     def _plan_first(self, run: RunFolder, setup: DetectionSetup, console: Console) -> DetectionSetup:
-        """Store the steps of the first detector, which takes a share of `--time` if the backbone is trained."""
+        """Choose and store the steps of the first detector: a share of `--time` if the backbone is trained later."""
         settings = setup.settings
         if settings.heads_steps is not None or settings.time is None or settings.steps is not None:
             return setup
@@ -153,7 +153,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
             console.say("timing a few steps with a frozen backbone")
             with memory_advice(setup.plan):
                 steps = fit_heads_steps(setup, FIRST_SHARE * seconds_of(settings.time, "--time"))
-            reason = f"a fifth of {settings.time}" if steps else f"too few fit in a fifth of {settings.time}"
+            reason = f"a fifth of {settings.time}" if steps else f"a fifth of {settings.time} is too short for them"
         changed = replace(settings, heads_steps=steps)
         origin = origins(changed, setup.origin, {"heads_steps": reason})
         store_changes(run, changed, origin)
@@ -171,8 +171,8 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
             start = time.perf_counter()
             score = _detect(setup, objective.deployable(), indices, device)
             image = (time.perf_counter() - start) / max(len(indices), 1)
-            score()  # the first call imports for seconds
-            if settings.masks == "on":  # the time to score boxes is negligible, that to score masks is not
+            score()  # the first call spends seconds on imports
+            if settings.masks == "on":  # scoring boxes takes negligible time; scoring masks does not
                 start = time.perf_counter()
                 score()
                 image += (time.perf_counter() - start) / max(len(indices), 1)
@@ -188,11 +188,11 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
             spent = seconds_of(settings.time or "", "--time") - left
             needed = spent + plan.seconds + FEWEST_STEPS * pace.step + pace.evaluation(counts)
             raise UserError(
-                f"--time is {settings.time}, and a step takes {pace.step:.1f} s here, evaluating an image "
+                f"--time is {settings.time}, but a step takes {pace.step:.1f} s here, and evaluating an image "
                 f"{pace.val_image:.1f} s: give --time {int(1.2 * needed // 60) + 1}m or more, or a smaller --img-size."
             )
         text = f"{plan.steps} steps of {pace.step:.2f} s ({plan.steps * share:.1f} passes) fit in {settings.time}"
-        reasons = {"steps": text, "judge_every": "validation takes a seventh of the time at most"}
+        reasons = {"steps": text, "judge_every": "validation takes at most a seventh of the time"}
         values = {"steps": plan.steps, "judge_every": plan.judge_every}
         return Length(values, reasons, text, plan.seconds, int(most / share))
 

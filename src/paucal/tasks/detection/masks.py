@@ -1,7 +1,7 @@
-"""Masks of objects: packed run lengths as in COCO's files, and how outlines in annotation files become masks.
+"""Masks of objects: packed run lengths as in COCO's files, and conversion of outlines to masks.
 
-faster-coco-eval, of the extra `detection`, draws polygons, packs masks and measures overlaps. Text from files is
-unpacked and checked here, before anything else reads it.
+faster-coco-eval, of the extra `detection`, draws polygons, packs masks and measures overlaps. Packed text from files is
+unpacked and checked here first.
 """
 
 import math
@@ -25,7 +25,7 @@ BACKEND, EXTRA = "faster_coco_eval", 'pip install "paucal[detection]"'
 FEWEST_POINTS, MOST_POLYGONS = 3, 10_000
 MOST_PERIMETER = 1_000_000  # pixels; drawing an outline of this length takes some 100 MB
 LEAST = 0.5  # smallest probability at which a pixel belongs to the object
-REMEDY = "correct it, or leave the outlines unread with --masks off"
+REMEDY = "correct it, or ignore the outlines with --masks off"
 
 
 class RunLengths(TypedDict):
@@ -42,7 +42,7 @@ def mask_functions() -> ModuleType:
         UserError: The extra is not installed.
     """
     if find_spec(BACKEND) is None:
-        raise UserError(f"outlines of objects are read by faster-coco-eval, which is not installed: {EXTRA}.")
+        raise UserError(f"reading outlines of objects needs faster-coco-eval, which is not installed: {EXTRA}.")
     return import_module(f"{BACKEND}.core.mask")
 
 
@@ -146,7 +146,7 @@ def mask_of_outline(outline: Any, size: tuple[int, int], where: str) -> RunLengt
     """Return the mask of a box's "segmentation".
 
     Args:
-        outline: Polygons, each with x and y in turn, or {"size": [height, width], "counts": ...} with run lengths as a
+        outline: Polygons as x, y, x, y, ..., or {"size": [height, width], "counts": ...} with run lengths as a
             list or as packed text.
         size: (height, width) of the image in pixels.
         where: Beginning of messages.
@@ -159,7 +159,7 @@ def mask_of_outline(outline: Any, size: tuple[int, int], where: str) -> RunLengt
     if isinstance(outline, dict):
         return _mask_of_runs(outline, size, where)
     if not isinstance(outline, list) or not all(isinstance(polygon, list) for polygon in outline):
-        raise UserError(f"{where}, which is {_short(outline)}, expected polygons or lengths of runs: {REMEDY}.")
+        raise UserError(f"{where}, which is {_short(outline)}, expected polygons or run lengths: {REMEDY}.")
     if len(outline) > MOST_POLYGONS:
         raise UserError(f"{where} of {len(outline):,} polygons, at most {MOST_POLYGONS:,} are read: {REMEDY}.")
     polygons = [_check_polygon(polygon, size, where) for polygon in outline]
@@ -173,12 +173,12 @@ def _check_polygon(values: list[Any], size: tuple[int, int], where: str) -> list
     if not all(type(value) is int or (type(value) is float and math.isfinite(value)) for value in values):
         raise UserError(f"{where} with a polygon {_short(values)}, expected numbers: {REMEDY}.")
     if len(values) % 2:
-        raise UserError(f"{where} with a polygon of {len(values)} coordinates, expected x and y in turn: {REMEDY}.")
+        raise UserError(f"{where} with a polygon of {len(values)} coordinates, expected x, y, x, y, ...: {REMEDY}.")
     if len(values) < 2 * FEWEST_POINTS:
         raise UserError(f"{where} with a polygon of {len(values) // 2} points, expected 3 or more: {REMEDY}.")
     height, width = size
     for x, y in zip(values[::2], values[1::2], strict=True):
-        # Points just outside the image are common and get cut off; further out, the outline is of another image.
+        # Points just outside the image are common and get cut off; points further out belong to another image.
         if not (-width <= x <= 2 * width and -height <= y <= 2 * height):
             raise UserError(f"{where} with a point at {_short(x)} {_short(y)}, far outside of it: {REMEDY}.")
     return [float(value) for value in values]
@@ -192,15 +192,15 @@ def _perimeter(polygon: list[float]) -> float:
 def _mask_of_runs(outline: dict[str, Any], size: tuple[int, int], where: str) -> RunLengths:
     stated, counts = outline.get("size"), outline.get("counts")
     if not isinstance(stated, list) or [*stated] != [*size] or any(type(side) is not int for side in stated):
-        raise UserError(f"{where} for an image of the height and width {_short(stated)}: {REMEDY}.")
+        raise UserError(f"{where} for an image of height and width {_short(stated)}: {REMEDY}.")
     try:
         lengths = _run_lengths(counts)
     except ValueError as problem:
-        raise UserError(f"{where} as lengths of runs that cannot be read ({problem}): {REMEDY}.") from None
+        raise UserError(f"{where} with run lengths that cannot be read ({problem}): {REMEDY}.") from None
     pixels = size[0] * size[1]
-    # The largest first: a sum of a few numbers of this size cannot overflow.
+    # Check the largest first: the sum of a few numbers of this size cannot overflow.
     if lengths.min() < 0 or lengths.max() > pixels or int(lengths.sum()) != pixels:
-        raise UserError(f"{where} as lengths of runs that do not add up to its {pixels} pixels: {REMEDY}.")
+        raise UserError(f"{where} with run lengths that do not add up to its {pixels} pixels: {REMEDY}.")
     if isinstance(counts, str):
         return RunLengths(size=list(size), counts=counts.encode())
     return mask_functions().frPyObjects({"size": list(size), "counts": lengths.tolist()}, *size)

@@ -74,7 +74,7 @@ def batch_sheet(batch: BoxBatch, classes: Sequence[str], mean: Sequence[float], 
         for mask, label in zip([] if masks is None else masks, labels.tolist(), strict=False):
             padded = F.pad(mask, (0, view.shape[-1] - mask.shape[-1], 0, view.shape[-2] - mask.shape[-2]))
             tint(picture, padded.numpy(), COLOURS[label % len(COLOURS)])
-        zoom = TILE / picture.width  # before names are written, which would be resized too
+        zoom = TILE / picture.width  # before writing the names, which would be resized too
         picture = picture.resize((TILE, max(1, round(picture.height * zoom))))
         draw = _pen(picture)
         for corners, label in zip((boxes * zoom).tolist(), labels.tolist(), strict=True):
@@ -129,8 +129,8 @@ def precision_recall_figure(matches: Sequence[ClassMatches], classes: Sequence[s
             style = ("-", "--", ":")[label // len(COLOURS) % 3]
             text = f"{shorten(name)} ({curve[0].mean():.2f})"
             axes.plot(RECALLS, curve[0], style, color=COLOURS[label % len(COLOURS)], label=text)
-    axes.set(xlabel="recall: share of the objects that are found")
-    axes.set(ylabel="precision: share of the answers that are right")
+    axes.set(xlabel="recall: share of the objects that were found")
+    axes.set(ylabel="precision: share of the detections that are right")
     axes.set(xlim=(0, 1), ylim=(0, 1.02), title="AP50 of each class in brackets")
     axes.legend(fontsize=8, ncols=math.ceil(min(len(classes), MOST_CURVES) / 10))
     return figure

@@ -28,14 +28,14 @@ from paucal.tasks.detection.settings import DetectSettings
 from paucal.types import UserError
 
 LICENCE = "BSD-3-Clause"
-SECONDS = 5.0  # to wait for the answer of the server
+SECONDS = 5.0  # timeout of the server
 PARTS = {
     "backbone.body.": "stages.backbone.model.",
     "backbone.fpn.": "pyramid.",
     "rpn.": "proposals.",
     "roi_heads.": "heads.",
 }
-# Layers of the heads with rows per class, and the rows of one class.
+# Layers of the heads whose rows belong to classes, with the number of rows per class.
 PER_CLASS = {
     "roi_heads.box_predictor.cls_score": 1,
     "roi_heads.box_predictor.bbox_pred": 4,
@@ -107,7 +107,7 @@ def choose_published(settings: DetectSettings, outlined: bool) -> Published:
     fitting = [each for each in PUBLISHED if each.settings["model"] == model]
     if not fitting:
         models = " or ".join(dict.fromkeys(each.settings["model"] for each in PUBLISHED))
-        raise UserError(f"--init {COCO} has detectors of {models}, and --model is {model}: give one of these.")
+        raise UserError(f"--init {COCO} has detectors with {models}, but --model is {model}: give one of them.")
     return next((each for each in fitting if each.settings["masks"] == ("on" if masks else "off")), fitting[-1])
 
 
@@ -123,7 +123,7 @@ def adopt_published(
     for name, value in published.settings.items():
         if name in given and getattr(settings, name) not in (value, "auto", None):
             raise UserError(
-                f"{flag(name)} is {getattr(settings, name)}, and {published.title} of --init {COCO} has {value}: leave "
+                f"{flag(name)} is {getattr(settings, name)}, but {published.title} of --init {COCO} has {value}: leave "
                 f"it out, or start from a classifier with --init timm."
             )
     reasons = {name: f"auto: as in {published.title}" for name in published.settings if name not in given}
@@ -153,11 +153,11 @@ def load_published(detector: Detector, settings: DetectSettings, classes: Sequen
     misfits = [name for name in own.keys() - counts if name not in state or state[name].shape != own[name].shape]
     if misfits or not all(value.isfinite().all() for value in state.values()):
         raise UserError(
-            f"{str(published.path)!r} is not {published.title}, or is damaged ({', '.join(misfits[:3])}): remove it, "
-            "and it is fetched again."
+            f"{str(published.path)!r} is not {published.title}, or is damaged ({', '.join(misfits[:3])}): remove "
+            "it to fetch it again."
         )
     detector.load_state_dict({name: value for name, value in state.items() if name in own}, strict=False)
-    shown = f"those of {', '.join(kept)} from COCO" if kept else "fresh, as COCO has none of these"
+    shown = f"those of {', '.join(kept)} from COCO" if kept else "fresh, as COCO has none of them"
     return LoadReport(published.describe(), "", 1.0, shown, loaded=tuple(state), input=vars(ImageInput()))
 
 
@@ -175,7 +175,7 @@ def _rename(
         if prefix is None or not isinstance(value, Tensor) or name.endswith("_tracked"):
             continue
         renamed = PARTS[prefix] + name.removeprefix(prefix)
-        if prefix == "backbone.body." and renamed not in own:  # MobileNet has other names, in the same order
+        if prefix == "backbone.body." and renamed not in own:  # MobileNet's names differ, but the order is the same
             renamed = next(by_order, renamed)
         layer = name.rpartition(".")[0]
         if layer in PER_CLASS:
@@ -217,7 +217,7 @@ def _cached(published: Published, bars: Bars) -> Path:
     except (OSError, RuntimeError) as problem:
         reason = str(getattr(problem, "reason", problem)).split("\n")[0]
         raise UserError(
-            f"--init {COCO} starts from {published.describe()}, which are neither in the cache nor to be fetched "
+            f"--init {COCO} starts from {published.describe()}, which are not in the cache and cannot be fetched "
             f"({reason}): copy {url} to {str(path)!r} from a machine with a network, or give --init timm or a run."
         ) from problem
     return path

@@ -9,10 +9,10 @@ from paucal.rules.resolve import Choice, rules_by_name
 from paucal.wording import counted
 
 PAPER = "as published"
-QUICK = "on a processor: a smaller detector learns more in the same time"
+QUICK = "on a CPU: a smaller detector learns more in the same time"
 CPU_SIDE = 416
 PAPER_SIDES = (800, 1333)
-STILL_BATCH = 16  # smallest batch with which batch norms learn their own statistics from pretrained weights
+STILL_BATCH = 16  # smallest batch with which batch norms update pretrained statistics
 STEPS = 3000  # default length on an accelerator, enough for a few hundred images
 LEAST_EPOCHS, MOST_EPOCHS = 12, 200  # 12 is the papers' "1x" schedule for 118,000 images
 
@@ -39,7 +39,7 @@ def model(facts: DataAndMachine) -> Choice:
     if facts.start is not None and facts.start.model is not None:
         return facts.start.model, f"the model of {facts.start.where}"
     if facts.device == "cpu":
-        return "resnet18", "from scratch on a processor: small, with a map of every stride"
+        return "resnet18", "from scratch on a CPU: small, with a map of every stride"
     return "swin_tiny_patch4_window7_224", "the backbone of the papers' detectors"
 
 
@@ -70,14 +70,14 @@ def masks(facts: BoxFacts) -> Choice:
 
 def finest(device: str | None, img_size: Sequence[int] | None) -> Choice:
     """Take the papers' stride of 4, but 8 on a CPU, since the finest map takes most of the time."""
-    return (8, "on a processor: a map of stride 4 takes most of the time") if device == "cpu" else (4, PAPER)
+    return (8, "on a CPU, a map of stride 4 takes most of the time") if device == "cpu" else (4, PAPER)
 
 
 def anchor(facts: BoxFacts, finest: int, img_size: Sequence[int]) -> Choice:
     """Take the papers' 8 strides, or half of that if small objects are smaller than these anchors."""
     side = facts.small * max(img_size)
     if side < 0.75 * 8 * finest:
-        return 4, f"small objects have {side:.0f} pixels as the network sees them"
+        return 4, f"small objects have {side:.0f} pixels in the network's input"
     return 8, PAPER
 
 
@@ -111,7 +111,7 @@ def time(epochs: int | None, steps: int | None, device: str | None) -> Choice:
 def batch_size(facts: DataAndMachine, device: str | None) -> Choice:
     """Take at most 4 on a CPU, to fit many steps in the time, and up to the papers' 16 on an accelerator."""
     if device == "cpu":
-        return min(4, facts.n_train), "on a processor: many steps in the time"
+        return min(4, facts.n_train), "on a CPU: many small steps"
     return max(1, min(16, facts.n_train // 8)), "the papers' 16, or an eighth of the training images"
 
 
@@ -126,7 +126,7 @@ def epochs(facts: DataAndMachine, time: str | None, steps: int | None, batch_siz
 def lr(init: str | None, batch_size: int) -> Choice:
     """Take four times the papers' AdamW rate, for short runs; scale it by the root of batches below 16 images."""
     peak = 4e-4 * (min(batch_size, 16) / 16) ** 0.5
-    return round(peak, 6), "four times the papers' 1e-4, by the root of the batch: short runs of few images"
+    return round(peak, 6), "four times the papers' 1e-4, for short runs; scaled by the root of the batch"
 
 
 def warmup_epochs(facts: DataAndMachine) -> Choice:
@@ -145,7 +145,7 @@ def freeze(init: str | None, facts: DataAndMachine) -> Choice:
         return "none", "from scratch"
     if facts.start is not None and facts.start.undertrained:
         return "none", describe_undertrained(facts.start)
-    return 1, f"{PAPER}: the first layers of trained weights suit all images"
+    return 1, f"{PAPER}: the first layers of pretrained weights suit all images"
 
 
 def eval_mode(init: str | None, facts: DataAndMachine, batch_size: int) -> Choice:
@@ -163,12 +163,12 @@ def backbone_lr(init: str | None, facts: DataAndMachine) -> Choice:
         return 1.0, "from scratch"
     if facts.start is not None and facts.start.undertrained:
         return 1.0, describe_undertrained(facts.start)
-    return 0.5, "trained weights move at half the rate of the new layers"
+    return 0.5, "half the rate of the new layers for pretrained weights"
 
 
 def average(time: str | None) -> Choice:
     """Keep a moving average over the last few hundred steps."""
-    return 0.998, "averaged weights are steadier where images are few"
+    return 0.998, "averaged weights are more stable with few images"
 
 
 def hflip() -> Choice:

@@ -29,7 +29,7 @@ class DetectorSettings:
 
     cascade: bool = option("three heads in a row (Cascade R-CNN)", False, group="detector")
     masks: Literal["auto", "on", "off"] = option(
-        "learn the pixels of each object too (Mask R-CNN), which needs its outline; off reads no outlines",
+        "also predict the pixels of each object (Mask R-CNN), which needs outlines; off ignores outlines",
         group="detector",
     )
     finest: int = option("stride of the finest map in pixels: 4, 8, 16 or 32", group="detector", low=4, high=32)
@@ -75,7 +75,7 @@ class DetectorSettings:
         "whether a head of the cascade corrects a box once or for each class", "shared", group="detector"
     )
     cascade_average: CascadeAverage = option(
-        "what the cascade averages over its heads in predictions", "probabilities", group="detector"
+        "quantity that a cascade averages over its heads", "probabilities", group="detector"
     )
 
 
@@ -100,7 +100,7 @@ class LossSettings:
 
 @dataclass(frozen=True)
 class FineTuningSettings:
-    """How carefully a backbone with pretrained weights is tuned."""
+    """Fine-tuning of a backbone with pretrained weights."""
 
     freeze: Literal["none", "stem", "backbone"] | int = option(
         "frozen part of the backbone: none, stem, backbone (all of it), or a number of stages with the stem",
@@ -110,7 +110,7 @@ class FineTuningSettings:
         earlier=EarlierName("freeze_stages", int, {0: "none"}),
     )
     eval_mode: bool = option(
-        "keep the backbone in evaluation mode: running statistics stay as they are and nothing is dropped",
+        "keep the backbone in evaluation mode: fixed running statistics, no dropout",
         group="fine-tuning",
         earlier=EarlierName("norms", Literal["learn", "still"], {"learn": False, "still": True}),
     )
@@ -125,15 +125,15 @@ class FineTuningSettings:
 
 @dataclass(frozen=True)
 class ScheduleSettings:
-    """How long a detector is trained, and its optimizer."""
+    """The length of the training and the optimizer."""
 
     time: str | None = option(
         "train and evaluate within this time, such as 20m or 2h; the length is planned for it", chosen=True
     )
     steps: int | None = option("number of optimizer steps, instead of --epochs", low=1, high=10**8)
     heads_steps: int | None = option(
-        "optimizer steps at the start in which only the layers behind the backbone learn, whose result is the first "
-        "detector of the run; 0 for none; planned for --time by default",
+        "optimizer steps at the start that train only the layers after the backbone and give the first detector "
+        "of the run; 0 for none; planned for --time by default",
         low=0,
         high=10**8,
     )

@@ -1,4 +1,4 @@
-"""Views of a detector: how an image, its boxes and its masks are changed together, including copy-paste."""
+"""Transforms of an image together with its boxes and masks, including copy-paste."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -25,8 +25,8 @@ CROPPED_SCALES, CROPPED_SIDES = (
 LARGE_SCALES = (0.5, 2.0)
 COLOUR = 0.2
 SMALLEST = 2.0  # pixels; shortest side of a box that is kept after a crop
-SLACK = 1.0  # pixel; annotated boxes have fractions, which masks of whole pixels would lose
-PASTED_SHARE = 0.5  # chance of each object of the other image
+SLACK = 1.0  # pixel; boxes have fractional coordinates, masks whole pixels
+PASTED_SHARE = 0.5  # chance of pasting each object of the other image
 
 
 def evaluation_view(size: Sequence[int], mean: Sequence[float], std: Sequence[float]) -> View:
@@ -150,12 +150,12 @@ def fit_to_masks(image: Tensor, target: Target) -> Viewed:
 class CopyPaste:
     """Pastes a random half of the objects of another image over an image: Ghiasi et al., CVPR 2021, section 3.
 
-    Both images have gone through the view of training before. Edges are hard, since the paper finds no gain from smooth
-    ones. Differs from the paper: images differ in size, so the other image is laid over the first at a random place.
+    Both images are already augmented. Edges are hard, since the paper finds no gain from smooth
+    ones. Differs from the paper: images differ in size, so the other image is placed over the first at random.
     All draws are made from torch's global generator, which is seeded for each image.
 
     Args:
-        chance: Chance that objects are pasted into an image.
+        chance: Chance of pasting objects into an image.
         partners: Positions of the images that objects are taken from.
     """
 

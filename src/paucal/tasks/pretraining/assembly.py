@@ -206,7 +206,7 @@ def _split(images: ImageSet) -> Split:
     part = held_out_part(images.declared)
     held_out = np.asarray([bool(part) and declared == part for declared in images.declared])
     parts = np.where(held_out, "unused", "train").astype("<U6")
-    why = ", which others test with," if part == "val" else ""
+    why = ", reserved for testing," if part == "val" else ""
     left = int(held_out.sum())
     words = "all images are used"
     if left:
@@ -220,20 +220,20 @@ def _check_images(settings: PretrainSettings, n_train: int, smallest: int) -> No
     """Refuse data sets that are too small.
 
     Raises:
-        UserError: There are fewer images than the method compares, or than a step takes.
+        UserError: There are fewer images than the method compares, or than one step needs.
     """
     if n_train < smallest:
-        raise UserError(f"there is {n_train} image, and {settings.method} compares several: give more images.")
+        raise UserError(f"there is only {n_train} image, but {settings.method} compares several: give more images.")
     if n_train < settings.effective_batch:
         raise UserError(
-            f"a step takes {counted(settings.effective_batch, 'image')} and there are {n_train}: "
+            f"a step needs {counted(settings.effective_batch, 'image')}, but there are {n_train}: "
             "give a smaller --batch-size, or "
             "more images."
         )
 
 
 def optimization(settings: PretrainSettings, plan: Plan) -> Optimization:
-    """Return the optimizer with its schedule in steps; special rules of a method are in its objective."""
+    """Return the optimizer with its schedule in steps; schedules of a method itself are in its objective."""
     method, warmup = method_of(settings), round(settings.warmup_epochs * plan.steps_per_epoch)
     schedule = WarmupThenCosine(settings.lr, plan.total_steps, warmup, settings.min_lr)
     return Optimization(

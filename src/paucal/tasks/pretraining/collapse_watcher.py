@@ -86,11 +86,11 @@ class CollapseWatcher:
         self.verdict = self._judge(self._rows, None)
 
     def _sentence(self) -> str:
-        return "no sign of collapse any more." if self.verdict is None else self.verdict.sentence
+        return "the signs of collapse are gone." if self.verdict is None else self.verdict.sentence
 
     def _tell(self, epoch: float, before: str | None) -> None:
         if self.verdict is None:
-            self._say(f"epoch {epoch:g}: no sign of {before} any more")
+            self._say(f"epoch {epoch:g}: the signs of {before} are gone")
             return
         since = "" if self.healthy_epoch is None else f"; the last healthy epoch was {self.healthy_epoch:g}"
         self._say(f"epoch {epoch:g}: {self.verdict.sentence.rstrip('.')}{since}.")

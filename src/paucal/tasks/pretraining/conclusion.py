@@ -110,7 +110,7 @@ def _knn_end(outcome: Outcome) -> float | None:
 def closing_lines(
     run: RunFolder, setup: PretrainingSetup, outcome: Outcome, verdict: Verdict | None, page: Path
 ) -> list[str]:
-    """Return the last lines to print: the outcome, where it is, and what to do next."""
+    """Return the last lines to print: the outcome, its folder, and the next commands."""
     last = outcome.rows[-1]
     state = "the networks look healthy" if verdict is None else f"{verdict.sentence} {verdict.advice}"
     neighbours = (

@@ -1,4 +1,4 @@
-"""`paucal pretrain`: the steps of a run that differ from other tasks, and the function for Python."""
+"""`paucal pretrain`: the task-specific steps of a run, and the function for Python."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -60,13 +60,13 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
     ) -> PretrainingSetup:
         """Open the images, choose the open settings and build the objective of the run's stage."""
         setup = assemble(settings, given, bars, run)
-        # The other processes receive the path of the run only afterwards.
+        # The other processes do not know the path of the run yet.
         if run is not None and is_first() and lacks_parameters(run, setup.objective):
             add_parameters(run, setup.objective)
         return setup
 
     def describe_data(self, setup: PretrainingSetup) -> list[str]:
-        """Return a line that tells how many images there are and which of them are used."""
+        """Return a line with the number of images and the part that is used."""
         images, split = setup.data.images, setup.data.split
         return [f"images: {images.name}, {len(setup.data.part('train'))} to learn from ({split.description})"]
 

@@ -1,4 +1,4 @@
-"""Swin as built by EsViT, with weights named as in timm."""
+"""Swin with EsViT's order of operations, and weights named as in timm."""
 
 from dataclasses import replace
 
@@ -6,11 +6,11 @@ import timm
 
 from paucal.methods.pretraining_settings import PretrainSettings
 
-PREFIX = "esvit_"  # put before timm's names
+PREFIX = "esvit_"  # prefix of timm's names
 
 
 def with_published_order(settings: PretrainSettings) -> tuple[PretrainSettings, list[str]]:
-    """Build Swin as EsViT does, which pads windows before it shifts them: crops of 96 pixels need that.
+    """Build Swin as EsViT does: windows are padded before they are shifted, which crops of 96 pixels need.
 
     The weights have timm's names and shapes, and timm's own Swin loads them strictly.
     """

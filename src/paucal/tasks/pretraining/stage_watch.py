@@ -25,7 +25,7 @@ WORSE, WORSE_EPOCHS = 0.01, 2  # loss of accuracy, and epochs in a row, that sto
 
 
 class StageWatch(Watcher[PretrainingSetup]):
-    """Watches a stage of a run for collapse, and for the epoch after which the method changes its objective.
+    """Watches a stage of a run for collapse and for the last epoch of the stage.
 
     Args:
         run: Run folder.
@@ -47,9 +47,9 @@ class StageWatch(Watcher[PretrainingSetup]):
         self.watcher = CollapseWatcher(settings.on_collapse, judge, console.say)
         self._verdict: Verdict | None = None
         self._changes = False
-        self._scores: tuple[float | None, float | None] = None, None  # of the start and of the newest epoch
-        self._worse = 0  # newest epochs in a row that score below the trained weights the run began with
-        for row in checkpoint_rows(run.last):  # later rows of `metrics.csv` are computed again
+        self._scores: tuple[float | None, float | None] = None, None  # at the start and after the newest epoch
+        self._worse = 0  # consecutive epochs, up to now, that score below the initial weights
+        for row in checkpoint_rows(run.last):  # epochs in later rows of `metrics.csv` are repeated
             self.watcher.look(row, silent=True)
             self._compare(row)
 
@@ -95,12 +95,12 @@ class StageWatch(Watcher[PretrainingSetup]):
             self.console.say(self.method.stage_news)
 
     def stop_message(self) -> list[str]:
-        """Return why the run stays stopped, and what to do."""
+        """Return why the run was stopped, and what to do."""
         start, newest = self._scores
         if self._worse >= WORSE_EPOCHS and start is not None and newest is not None:
             return [
-                f"stopped, because the run makes its trained weights worse: nearest neighbours are right on "
-                f"{percent(newest)} of the monitor's images, and were on {percent(start)} at the start.",
+                "stopped, because training makes the weights worse: nearest neighbours classify "
+                f"{percent(newest)} of the monitor's images correctly, down from {percent(start)} at the start.",
                 "Use the weights that it started from, or start again with a lower --lr or a larger --freeze.",
             ]
         if self._verdict is None or self.setup.settings.on_collapse == "warn":
@@ -144,13 +144,13 @@ class StageWatch(Watcher[PretrainingSetup]):
 
 
 def begins_settled(setup: PretrainingSetup) -> bool:
-    """Return whether what looks ill from the first epoch on is: trained weights, and no new heads that are judged."""
+    """Return whether symptoms count from the first epoch: pretrained weights, and no new heads that are assessed."""
     start = setup.start
     return start is not None and not start.undertrained and method_of(setup.settings).settled_start
 
 
 def health_scale(setup: PretrainingSetup) -> HealthScale:
-    """Return the scale that the health of a run is measured against."""
+    """Return the reference scale for the health of a run."""
     settings, plan = setup.settings, setup.plan
     warmup = round(settings.warmup_epochs * plan.steps_per_epoch)
     dim = setup.objective.backbones()[0].dim

@@ -38,7 +38,7 @@ def with_numbers(images: ImageSet, column: str, fewest: int = FEWEST) -> tuple[I
     """Return the images that have a number in a column, and the (N,) numbers.
 
     Raises:
-        UserError: There is no such column, a cell is no number, or too few images have one.
+        UserError: There is no such column, a cell is not a number, or too few images have one.
     """
     if column not in images.columns:
         known = ", ".join(map(repr, images.columns)) or "no table with further columns"

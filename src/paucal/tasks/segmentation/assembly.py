@@ -36,7 +36,7 @@ AUXILIARY_WIDTH = 256  # most channels of the auxiliary head, by default
 
 @dataclass(frozen=True)
 class SegmentationSetup(RunSetup[SegmentSettings]):
-    """Everything that a segmentation run needs, checked; nothing has been written yet."""
+    """The checked parts of a segmentation run; nothing is written yet."""
 
     @property
     def segmented(self) -> SegmentationData:
@@ -159,8 +159,8 @@ def fine_tuning(settings: SegmentSettings) -> FineTuning:
     """
     if settings.eval_mode and settings.init is None:
         raise UserError(
-            "--eval-mode keeps the running statistics of the weights that the run starts from, and it starts from "
-            "random weights: give --init, or leave it out."
+            "--eval-mode keeps the running statistics of pretrained weights, but this run starts from random "
+            "weights: give --init, or leave it out."
         )
     freeze = None if settings.freeze in (None, "none") else settings.freeze
     return FineTuning(settings.layer_decay or 1.0, freeze, settings.freeze_epochs, settings.eval_mode)  # type: ignore[arg-type]
@@ -180,7 +180,7 @@ def crop_options(settings: SegmentSettings) -> CropOptions:
 
 
 def fast_inference(settings: SegmentSettings) -> WindowOptions:
-    """Return the windows of the validation after each epoch: side by side, at one scale."""
+    """Return the windows of the validation after each epoch: without overlap, at one scale."""
     return replace(full_inference(settings), overlap=0.0, scales=(1.0,), mirror=False)
 
 
@@ -205,7 +205,7 @@ def _refuse_whole(settings: SegmentSettings, fixed: Size | None) -> None:
     """Raise a UserError for `--test-mode whole` with a model that takes images of one size only."""
     if settings.test_mode == "whole" and fixed is not None:
         raise UserError(
-            f"--test-mode is whole, and {settings.model} takes images of {fixed[0]}x{fixed[1]} pixels only: use "
+            f"--test-mode is whole, and {settings.model} only takes images of {fixed[0]}x{fixed[1]} pixels: use "
             "--test-mode windows, or a model that takes any size, such as a Swin or a ResNet."
         )
 
@@ -220,7 +220,7 @@ def _check_batch(settings: SegmentSettings, objective: PixelObjective) -> None:
 
 
 def _remarks(data: SegmentationData) -> list[str]:
-    """Return warnings about the masks, and the classes that the training or the test masks lack."""
+    """Return warnings about the masks, and about classes that the training or the test masks lack."""
     remarks = data.masked.doubts()
     for part, purpose in (("train", "training"), ("test", "test")):
         missing = [

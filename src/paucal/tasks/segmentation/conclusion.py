@@ -78,7 +78,7 @@ class SegmentResult(JudgedRun):
 
 
 def conclude(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, console: Console) -> SegmentResult:
-    """Evaluate the best model on the test images, which nothing has used before, and write the results."""
+    """Evaluate the best model on the test images, which were not used before, and write the results."""
     wait_for_all()  # the first process has written the model
     data, folder = setup.segmented, run.evaluation("test")
     # Load the files back, so that exactly the deployed model is evaluated.
@@ -157,7 +157,7 @@ def summary(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, report: 
 def closing_lines(
     run: RunFolder, setup: SegmentationSetup, outcome: Outcome, report: SegmentationReport, page: Path
 ) -> list[str]:
-    """Return the last lines of the console: the score, what was trained, where it is, and what to do next."""
+    """Return the last lines to print: the score, the model, its folder, and the next commands."""
     unseen = report.unseen
     most_common = report.confusion.sum(1).max() / max(report.confusion.sum(), 1)
     selected = len(setup.data.part("val")) > 0

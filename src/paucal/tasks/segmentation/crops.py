@@ -1,4 +1,4 @@
-"""Training crops: an image and its mask are scaled, cut and mirrored together; colours change in the image alone."""
+"""Training crops: an image and its mask are scaled, cut and mirrored together; colours change only in the image."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -30,7 +30,7 @@ HUE_STEPS, HUE_CIRCLE = 18, 180  # largest turn, and a whole turn, in steps of 2
 
 @dataclass(frozen=True)
 class CropOptions:
-    """How training crops are made.
+    """Scaling and augmentation of training crops.
 
     Attributes:
         size: (height, width) in pixels.
@@ -39,7 +39,7 @@ class CropOptions:
             up to 10 times in all.
         hflip: Probability of a horizontal flip.
         vflip: Probability of a vertical flip.
-        colour: Strength of changes to brightness, contrast and saturation, each a factor of up to 1 plus or minus this;
+        colour: Strength s of changes to brightness, contrast and saturation, each a factor in [1 - s, 1 + s];
             the hue turns by up to a quarter of it. "photometric" for the papers' distortion.
         resize_to: Shorter and longer side in pixels; before `scale`, an image is resized to the largest size within
             both. None for its own size.
@@ -95,7 +95,7 @@ class CropTransform:
         return floats.as_subclass(Tensor), classes.as_subclass(Tensor)
 
     def _cut(self, pixels: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a scaled crop; the part that it shows is cut before it is scaled, which is faster."""
+        """Return a scaled crop, cut before it is scaled, which is faster."""
         low, high = self.options.scale
         scale = _uniform(low, high)
         scale *= fitting_scale((pixels.shape[-2], pixels.shape[-1]), self.options.resize_to)
@@ -109,7 +109,7 @@ class CropTransform:
         return transforms.resized_crop(pixels, *area, antialias=True), transforms.resized_crop(classes, *area)
 
     def _place(self, classes: Tensor, size: Size) -> tuple[int, int]:
-        """Draw (top, left) of a crop; draw again if one class has nearly all of its pixels."""
+        """Draw (top, left) of a crop; draw again if one class covers nearly all pixels."""
         rows, columns = classes.shape[-2] - size[0] + 1, classes.shape[-1] - size[1] + 1
         top, left = 0, 0
         for _ in range(TRIES if self.options.most_of_one < 1 else 1):
@@ -124,7 +124,7 @@ class CropTransform:
 
 
 class MaskedCrops(ViewDataset):
-    """Crops of images with their masks; their randomness depends on (seed, epoch, image, repeat) alone.
+    """Crops of images with their masks; their randomness depends on (seed, epoch, image, repeat) only.
 
     Args:
         image_set: Images.

@@ -28,10 +28,10 @@ def count_pixels(
     device: torch.device | str,
     on_image: Callable[[int, Tensor], None] = lambda index, probabilities: None,
 ) -> list[Tally]:
-    """Count the pixels of images; processes share the images, and each returns all counts.
+    """Count the pixels of images; the images are divided among processes, and each returns all counts.
 
     Args:
-        network: Network to evaluate; its modes are left as they are.
+        network: Network to evaluate; its training mode is not changed.
         data: Images and masks.
         indices: Positions of the images.
         preprocessing: Preprocessing of the images.

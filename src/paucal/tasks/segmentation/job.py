@@ -1,4 +1,4 @@
-"""`paucal segment`: the steps of a run that differ from other tasks, and the function for Python."""
+"""`paucal segment`: the task-specific steps of a run, and the function for Python."""
 
 import os
 import time
@@ -49,14 +49,14 @@ from paucal.training.schedules import LinearWarmup
 from paucal.types import UserError
 from paucal.wording import counted
 
-# Settings shared by all tasks, but without meaning for a folder of masks.
+# Settings of all tasks that have no meaning for masks.
 MEANINGLESS = ("data_root", "download", "image_column", "channels")
 LOSS = "val_loss"
 START_LR = 1e-6  # share of the peak at the first step of the warm-up, as in the papers' code
 FACTORS = (0.05, 20.0)  # range of the factors by which images are scaled
 TIMED_STEPS = 6  # after one warm-up step
-EPOCHS = 10  # least epochs of a short run, if the time allows
-LONGER = 10  # most steps of a run that becomes faster, as a multiple of the planned ones
+EPOCHS = 10  # fewest epochs of a short run, if the time allows
+LONGER = 10  # a run that becomes faster gets at most this multiple of the planned steps
 CLOSING = 8.0  # seconds for starting the training, for the pictures and for the report, on a free core
 
 
@@ -239,7 +239,7 @@ def fill_time(training: float, one_crop: float, evaluation: float, crops: int, i
         one_crop: Seconds of the steps with one crop of each image.
         evaluation: Seconds of the validation after an epoch.
         crops: Crops of each image in an epoch, as given or chosen from the images.
-        is_given: Whether the user gave the crops; else they are changed so that the last epoch ends with the time.
+        is_given: Whether the user gave the crops; otherwise they are adjusted so that the last epoch ends on time.
 
     Example:
         >>> fill_time(100.0, one_crop=1.0, evaluation=1.0, crops=24, is_given=True)
@@ -263,8 +263,8 @@ def _refuse_meaningless(settings: SegmentSettings) -> None:
             raise UserError(f"{flag(name)} has no meaning for a folder of RGB images and masks: leave it out.")
     if settings.epochs is not None and settings.freeze_epochs >= settings.epochs:
         raise UserError(
-            f"--freeze-epochs {settings.freeze_epochs} leaves no epoch of {settings.epochs} to the backbone: give "
-            "fewer, more --epochs, or --freeze backbone."
+            f"--freeze-epochs {settings.freeze_epochs} leaves no epoch of {settings.epochs} for the backbone: "
+            "give fewer, more --epochs, or --freeze backbone."
         )
 
 
@@ -290,7 +290,7 @@ def check_factors(name: str, values: list[float] | None, exact: int | None = Non
 
 
 def _one_length(settings: SegmentSettings, origin: Mapping[str, str]) -> SegmentSettings:
-    """Return settings in which either the time or the epochs decide the length of the run.
+    """Return settings in which only one of time and epochs decides the length of the run.
 
     Raises:
         UserError: Both were given.

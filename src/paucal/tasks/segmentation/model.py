@@ -28,7 +28,7 @@ from paucal.tasks.segmentation.windows import WindowOptions, fitting_scale, pixe
 from paucal.types import UserError
 
 MOST_WIDTH = 4096
-COPIES = 5  # copies of an image's probabilities that are in memory at a time
+COPIES = 5  # copies of an image's probabilities in memory at a time
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class SegmentationModel:
 
     @property
     def reading(self) -> Reading:
-        """How images are read: at their own size, with the value range of the training images."""
+        """How to read images: at their own size, with the value range of the training images."""
         return replace(self.card.preprocessing.reading, side=None)
 
     def window_options(self, scales: tuple[float, ...] = (1.0,), mirror: bool = False) -> WindowOptions:
@@ -197,10 +197,10 @@ def _require_memory(classes: int, height: int, width: int, scale: float = 1.0) -
     if needed > free:
         raise UserError(
             f"an image of {height}x{width} pixels with {classes} classes needs {needed / 2**30:.3g} GiB, and "
-            f"{free / 2**30:.3g} GiB of this machine's memory are free: cut the image into parts, or make it smaller."
+            f"only {free / 2**30:.3g} GiB are free: cut the image into parts, or make it smaller."
         )
 
 
 def _are_sides(value: Any) -> bool:
-    """Whether a value of a file is two sides in pixels."""
+    """Return whether a value from a file is two sides in pixels."""
     return isinstance(value, list) and len(value) == 2 and all(type(n) is int and 8 <= n <= MAX_SIDE for n in value)

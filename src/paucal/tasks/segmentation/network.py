@@ -17,7 +17,7 @@ from paucal.backbones.stage_maps import StageMaps, stage_maps
 
 POOLED = (1, 2, 3, 6)  # cells per side
 CLASSIFIER_STD = 0.01  # standard deviation of the initial weights
-AUXILIARY_STRIDE = 16  # stride of the map that the auxiliary head reads: the third of four in the papers
+AUXILIARY_STRIDE = 16  # stride of the auxiliary head's map: the third of four in the papers
 
 
 class UperHead(nn.Module):

@@ -60,7 +60,7 @@ def class_colours(coding: MaskCoding) -> NDArray[np.uint8]:
 
 
 def voc_colour(number: int) -> tuple[int, int, int]:
-    """Return the colour of a class in PASCAL VOC's palette, made of the bits of the class number.
+    """Return the colour of a class in PASCAL VOC's palette, computed from the bits of the class number.
 
     Example:
         >>> [voc_colour(number) for number in range(4)]

@@ -23,7 +23,7 @@ def model(facts: DataAndMachine) -> Choice:
 
 
 def img_size(facts: DataAndMachine) -> Choice:
-    """Take the papers' 512 pixels on a GPU and 256 on a CPU, but no more than the images have."""
+    """Take the papers' 512 pixels on a GPU and 256 on a CPU, up to the images' own size."""
     side, why = crop_side(facts.device, facts.median_side)
     return [side], why
 
@@ -43,7 +43,7 @@ def crop_side(device: str, median_side: int) -> tuple[int, str]:
 
 
 def batch_size(facts: DataAndMachine) -> Choice:
-    """Take the papers' 16 on a GPU and 4 on a CPU, since more steps are better than larger ones."""
+    """Take the papers' 16 on a GPU and 4 on a CPU, since more steps are better than larger batches."""
     if facts.device == "cpu":
         return 4, "many small steps: on a CPU a crop takes the same time in any batch"
     return 16, "the papers' batch"
@@ -59,7 +59,7 @@ def width(facts: DataAndMachine) -> Choice:
 
 
 def crops(facts: DataAndMachine, batch_size: int, accumulate: int) -> Choice:
-    """Take enough crops per image that a validation after each epoch is worth its time."""
+    """Take enough crops per image to make a validation after each epoch worth its time."""
     wanted = -(-STEPS * batch_size * accumulate // max(facts.n_train, 1))
     count = max(1, min(MOST_CROPS, wanted))
     return count, f"about {STEPS} steps between two validations" if count > 1 else "once an epoch"
@@ -82,10 +82,10 @@ def lr(facts: DataAndMachine) -> Choice:
 def backbone_lr(facts: DataAndMachine) -> Choice:
     """Take a tenth of the head's learning rate for a trained backbone."""
     if facts.start is None:
-        return 1.0, "the backbone has random weights, as the head has"
+        return 1.0, "the backbone has random weights, like the head"
     if facts.start.undertrained:
         return 1.0, describe_undertrained(facts.start)
-    return 0.1, f"a tenth of the head's, to change {facts.start.where} little"
+    return 0.1, f"a tenth of the head's, to keep {facts.start.where} nearly unchanged"
 
 
 def min_lr(lr: float) -> Choice:
@@ -105,7 +105,10 @@ def freeze(facts: DataAndMachine) -> Choice:
 def scale(facts: DataAndMachine) -> Choice:
     """Take the papers' scales from half to double, and a narrower range for few images."""
     if facts.n_train <= FEW:
-        return [0.7, 1.4], f"{facts.n_train} training images: sizes in the test images are likely to be similar"
+        return [
+            0.7,
+            1.4,
+        ], f"{facts.n_train} training images: objects in the test images are likely to have similar sizes"
     return [0.5, 2.0], "the papers' range"
 
 

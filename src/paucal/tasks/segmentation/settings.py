@@ -31,7 +31,7 @@ class HeadSettings:
     width: int = option("channels within the head; 512 in the papers", group="model", low=4, high=4096)
     dropout: float = option("share of channels dropped before the classifier", 0.1, group="model", low=0, high=0.9)
     auxiliary: float = option(
-        "weight of the loss of an auxiliary head in the middle of the backbone, which is not deployed; 0 for none",
+        "weight of the loss of an auxiliary head on a middle map of the backbone, which is not deployed; 0 for none",
         0.4,
         group="model",
         low=0,
@@ -54,7 +54,7 @@ class HeadSettings:
         "frozen part of the backbone: none, stem, backbone (all of it), or a number of stages", group="fine-tuning"
     )
     eval_mode: bool = option(
-        "keep the backbone in evaluation mode: running statistics stay as they are and nothing is dropped",
+        "keep the backbone in evaluation mode: fixed running statistics, no dropout",
         False,
         group="fine-tuning",
     )
@@ -90,8 +90,8 @@ class CropSettings:
     """Scaling and augmentation of training crops."""
 
     resize_to: list[int] | None = option(
-        "shorter and longer side in pixels that images are brought to before --scale and --scales, as large as fits in "
-        "both; by default their own size",
+        "shorter and longer side in pixels; before --scale and --scales, images are resized to the largest size "
+        "within both; by default their own size",
         group="augmentation",
         low=8,
         high=MAX_SIDE,
@@ -111,7 +111,7 @@ class CropSettings:
 
 @dataclass(frozen=True)
 class InferenceSettings:
-    """How the network is run on whole images after the training."""
+    """Inference on whole images after the training."""
 
     test_mode: Literal["windows", "whole"] = option(
         "run the network on windows of the size of the crops, or on whole images", "windows", group="test"

@@ -55,7 +55,7 @@ _REPEATED = ("repeated-boxes", "drawn twice on one object", "remove one of each,
 def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | None:
     """Open images with masks as `paucal segment` does; None if there are no masks.
 
-    An error that `paucal segment` would raise is a finding.
+    An error of `paucal segment` becomes a finding.
     """
     root = Path(os.path.expanduser(settings.data))  # Path.expanduser raises an error for an unknown user
     places = [None if text is None else Path(os.path.expanduser(text)) for text in (settings.images, settings.masks)]
@@ -84,14 +84,14 @@ def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | Non
 
 
 def for_masks(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings; for images with masks or boxes, leave out those that only apply to labels of whole images."""
+    """Return the findings that apply: images with masks or boxes have no labels of whole images."""
     if not any(finding.name in (MASKS, BOXES) for finding in findings):
         return list(findings)
     return [finding for finding in findings if finding.name not in OF_CLASSIFIERS]
 
 
 def crop_findings(opening: Sequence[Finding], survey: Survey, device: str) -> list[Finding]:
-    """Return a finding on images whose side is below half that of the crops that `paucal segment` would choose.
+    """Return a finding on images smaller than half the crops that `paucal segment` would choose.
 
     Args:
         opening: Findings of opening the set; without masks there is no finding.
@@ -110,7 +110,7 @@ def crop_findings(opening: Sequence[Finding], survey: Survey, device: str) -> li
         f"{counted(len(small), 'image fills', 'images fill')} less than half the side of the {side}-pixel crops that "
         f"paucal segment would train on (the smallest is {int(short.min())} pixels)"
     )
-    advice = f"train with crops that they fill: --img-size {most}" if most < side else "take larger copies"
+    advice = f"train with smaller crops: --img-size {most}" if most < side else "take larger copies"
     groups = tuple((int(survey.readable[place]),) for place in small)
     return [Finding(SMALL_CROPS, "warning" if len(small) < len(short) / 2 else "note", words, advice, groups)]
 
@@ -179,7 +179,7 @@ def _described(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[Findi
 def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | None:
     """Open a location with boxes in any layout that `paucal detect` knows; None for any other location.
 
-    An error that `paucal detect` would raise is a finding.
+    An error of `paucal detect` becomes a finding.
     """
     data, is_asked = settings.data, settings.verb == "detect"
     place = Path(os.path.expanduser(data))
@@ -209,9 +209,9 @@ def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
 
 
 def also(place: Path, verb: str) -> list[Finding]:
-    """Return a note on each kind of labels of a set besides those that a verb learns and that are checked."""
+    """Return a note on each kind of labels that the set has but that this check ignores."""
     return [
-        Finding(f"also-{ALSO[other]}", "note", f"there are also {words}: --verb {other} checks those")
+        Finding(f"also-{ALSO[other]}", "note", f"there are also {words}: check them with --verb {other}")
         for other, words in recognise(place).items()
         if other != verb
     ]
@@ -296,7 +296,7 @@ def _marked(at: Sequence[int], marks: Sequence[np.ndarray], name: str, words: st
 
 
 def _outside(one: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
-    """Return a mask of the boxes wholly outside the image; without a stated size, only its left and top edges count."""
+    """Return a mask of boxes wholly outside the image; if its size is unknown, only the left and top edges count."""
     height, width = one.size or (np.inf, np.inf)
     return (boxes[:, 0] >= width) | (boxes[:, 1] >= height) | (boxes[:, 2] <= 0) | (boxes[:, 3] <= 0)
 

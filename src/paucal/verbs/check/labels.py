@@ -36,7 +36,7 @@ from paucal.verbs.check.settings import CheckSettings
 
 Advance = Callable[[int, int], None]
 USUAL, FOR_SMALL, SMALL = 160, 128, 64  # pixels: usual input size, size for small images, most for a small image
-PIXELS = 16  # side to which images are reduced without weights
+PIXELS = 16  # side of images whose pixels are the features
 FOLDS = 5
 
 
@@ -45,7 +45,7 @@ class FeatureReader:
     """Reads features of images.
 
     Attributes:
-        name: Name of the model, for people; "" for plain pixels.
+        name: Name of the model for messages; "" for plain pixels.
         module: Network that gives (B, D) features; None for plain pixels.
         preprocess: Preprocessing of its images.
         device: Device of the network.
@@ -83,7 +83,7 @@ class FeatureReader:
         """
         if self.module is None or self.preprocess is None:
             return _pixels(reduce_images(images, 4 * PIXELS), indices, progress)
-        images = reduce_images(images, 2 * max(self.preprocess.image_size))  # as for a run
+        images = reduce_images(images, 2 * max(self.preprocess.image_size))  # as in a run
         transform = ReducedInput(self.preprocess.transform(), detail)
         if self.preprocess.channels == RGB != images.reading.channels:  # the weights get the first three channels
             images = replace(images, store=RgbStore(images.store))
@@ -149,9 +149,7 @@ def open_reader(settings: CheckSettings, side: int) -> FeatureReader:
     size = None if of_run else settings.img_size or [FOR_SMALL if side <= SMALL else USUAL]
     model = open_named(name, settings.device, size, "--model")
     if linear_classifier(model.module) is None:
-        raise UserError(
-            f"--model: {name} has no linear classifier, whose inputs are the features; choose another model."
-        )
+        raise UserError(f"--model: {name} has no linear classifier, which reads the features; choose another model.")
     preprocess = model.card.preprocessing if of_run else replace(model.card.preprocessing, crop_ratio=1.0)
     module, card = ClassifierInputs(model.module).eval(), model.card
     return FeatureReader(name, module, preprocess, str(model.device), card.backbone.name)

@@ -60,8 +60,8 @@ from paucal.verbs.check.result import CheckResult, facts_of, print_result, requi
 from paucal.verbs.check.settings import CheckSettings
 from paucal.wording import counted, percent, was
 
-MOST_CONFIRMED = 2000  # images whose features confirm near duplicates: a minute on a laptop
-_AT_ONCE = 1 << 14  # pairs whose features are held at a time
+MOST_CONFIRMED = 2000  # images whose features are computed to confirm near duplicates: a minute on a laptop
+_AT_ONCE = 1 << 14  # pairs whose features are in memory at a time
 
 
 @shows_settings(CheckSettings)
@@ -75,7 +75,8 @@ def check(data: Data = "digits", **settings: Any) -> CheckResult:
         **settings: Any field of `paucal.verbs.check.settings.CheckSettings`, such as `labels=True`.
 
     Returns:
-        Facts, findings (the gravest first) and suspected labels; the exit code of the command is `result.misleads`.
+        Facts, findings (the most serious first) and suspected labels; the exit code of the command is
+        `result.misleads`.
 
     Raises:
         UserError: There are no images, or a setting is invalid.
@@ -160,7 +161,7 @@ def without_unreadable(
 ) -> tuple[ImageSet, Survey, list[Finding]]:
     """Return a set, its survey and its findings without the images that a run would leave out.
 
-    If no image is readable, nothing is left out, since no run would start.
+    Nothing is left out if no image is readable, since no run would start.
     """
     good = survey.readable
     if len(good) in (0, len(images)):
@@ -250,7 +251,7 @@ def _without_labels(settings: CheckSettings, problem: UserError) -> ImageSet:
     """Open a location without labels, since it failed with labels; return an empty set if that fails too.
 
     Raises:
-        UserError: The location does not exist, or a flag is wrong, so the mistake is in the call and not in the data.
+        UserError: The location does not exist or a flag is wrong: a mistake in the call, not in the data.
     """
     if str(problem).startswith("--"):
         raise problem
@@ -315,7 +316,7 @@ def _confirm_pairs(
         )
     if not 0 < len(different) <= MOST_CONFIRMED:
         return list(pairs)
-    with console.progress("comparing what looks alike") as advance:
+    with console.progress("comparing similar images") as advance:
         features = reader.read(images, different, settings, _with_estimate(advance, console), detail)
     unit = (features - features.mean(0)) if len(different) > 100 else features
     unit = unit / unit.norm(dim=1, keepdim=True).clamp(min=1e-8)
@@ -334,9 +335,7 @@ def _find_label_errors(
     console: Console,
 ) -> tuple[list[SuspectLabel] | None, str]:
     if images.multi_hot is not None:
-        console.say(
-            "note: --labels checks one label for each image (confident learning), and these images have several"
-        )
+        console.say("note: --labels checks one label per image (confident learning), but these images have several")
         return None, ""
     indices = survey.readable[images.labels[survey.readable] >= 0]
     if not images.labelled or len(np.unique(images.labels[indices])) < 2:

@@ -40,7 +40,7 @@ class CheckResult:
     Attributes:
         checked: Set and its split into train, val and test.
         facts: Counts, sizes, modes and brightness, as plain values.
-        findings: Findings, the gravest first.
+        findings: Findings, the most serious first.
         suspects: Labels that are probably wrong, the most suspect first; None if labels were not checked.
         judged_by: Features used to check the labels, and their agreement with the labels; "" without a check.
         folder: Folder of the page; None without one.
@@ -195,15 +195,15 @@ def _spread(values: np.ndarray) -> dict[str, float]:
 
 
 def require_ours(folder: Path) -> None:
-    """Refuse a folder in which files that no check has written would be replaced.
+    """Refuse a folder with files that were not written by a check but would be replaced.
 
     Raises:
-        UserError: It has a page but no JSON of a check, or something with the name of either is not a file.
+        UserError: The folder has a page but no JSON of a check, or one of these names is not a file.
     """
     there = [name for name in (PAGE, VALUES, SHEET) if (folder / name).exists()]
     if there and not (folder / VALUES).is_file():
         raise UserError(
-            f"--output: {str(folder / there[0])!r} would be replaced, and no check of paucal has written it: give "
+            f"--output: {str(folder / there[0])!r} was not written by 'paucal check' and would be replaced: give "
             "another folder."
         )
 
@@ -268,7 +268,7 @@ def _suspects(result: CheckResult) -> list[Section]:
             "labels that are probably wrong",
             "warning" if rows else "note",
             f"{counted(len(result.suspects), 'label')}, the most suspect first. Judged by {result.judged_by}.",
-            "Look at each: an unusual image with the right label is worth more than most. Correct what is wrong.",
+            "Look at each: an unusual image with the right label is valuable. Correct the wrong labels.",
             rows,
             f"and {more} more; {VALUES} has all of them" if more > 0 else "",
         )

@@ -19,21 +19,21 @@ class CheckSettings(MaskFileSettings, LabelledDataSettings):
         group="data",
     )
     verb: Literal["train", "detect", "segment"] | None = option(
-        "check as this verb reads the set; by default the verb that its layout suggests", group="data"
+        "check the set as this verb reads it; by default the verb that its layout suggests", group="data"
     )
     target: str | None = option("column of a table with a number for each image, as in paucal train", group="data")
     labels: bool = option(
         "list labels that are probably wrong, from models that have not seen them; takes minutes", False, group=_GROUP
     )
     model: str | None = option(
-        "model whose frozen features are used: a run folder or a timm model with weights at hand; by default trained "
-        "weights on this machine, else the pixels",
+        "model whose frozen features are used: a run folder or a timm model with weights on this machine; by "
+        "default the first pretrained weights found, else the pixels",
         group=_GROUP,
     )
     img_size: list[int] | None = option("sides in pixels at which the model reads images", group=_GROUP)
     output: str | None = option("folder for check.html, check.json and contact_sheet.png", group=_GROUP)
-    format: Literal["table", "json"] = option("form of the answer on the screen", "table", group=_GROUP)
-    seed: int = option("seed of the cut that is looked at, and of the folds", 0, group=_GROUP, low=0, high=2**62)
+    format: Literal["table", "json"] = option("format of the output on the terminal", "table", group=_GROUP)
+    seed: int = option("seed of the split and of the folds", 0, group=_GROUP, low=0, high=2**62)
     batch_size: int = option("images per forward pass", 32, group=_GROUP, low=1, high=1 << 20)
     workers: int = option("processes that load images for the model", 0, group=_GROUP, low=0, high=64)
     device: str = option("cpu, cuda or mps", "cpu", group=_GROUP)

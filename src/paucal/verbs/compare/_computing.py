@@ -77,10 +77,10 @@ def train_cell(cell: Cell, threads: int, console: Console | None = None) -> bool
 
 
 def _settle_start(cell: Cell, threads: int) -> bool:
-    """Wait for the cell that this one starts from, or compute it; return False if a signal stopped this.
+    """Wait for the cell that this one starts from, or compute it; return False if a signal stopped it.
 
-    Starts are settled before the cells that need them. But while a worker is busy, the grid may grow by a seed whose
-    start another call has not trained yet.
+    Starts are computed before the cells that need them. But while a worker is busy, another call may add a seed to the
+    grid before its start is trained.
     """
     start = start_of(cell)
     while start is not None and not state_of(start).settled:
@@ -111,7 +111,7 @@ def _train(cell: Cell, console: Console) -> bool:
 def _evaluate(cell: Cell, console: Console) -> None:
     """Evaluate a cell's finished run, or its model, and store the scores in the cell's folder.
 
-    The cell has settings of `paucal eval` and, for a pre-trained backbone, "on": the DATA of the evaluation.
+    The cell has settings of `paucal eval` and, for a pre-trained backbone, "on", the DATA of the evaluation.
 
     Raises:
         UserError: The images cannot be used, or the model is missing.

@@ -18,7 +18,7 @@ MAX_NAME = 44  # characters of an arm's name
 
 
 def differences_figure(findings: Findings) -> Figure | None:
-    """Draw every difference: a dot per seed, and intervals over seeds, images, and both; None if there is none."""
+    """Draw every difference: a dot per seed, and intervals over seeds, images, and both; None without differences."""
     gains = [(arm, arm.gain) for arm in findings.arms if arm.gain is not None]
     if not gains:
         return None
@@ -84,7 +84,7 @@ def curves_figure(findings: Findings) -> Figure | None:
 
 
 def _marker(x: Sequence[float] | np.ndarray) -> str:
-    """Return the marker for a curve of a single point, which a line would not show."""
+    """Return the marker for a curve: a single point needs one to be visible."""
     return "o" if len(x) == 1 else ""
 
 

@@ -102,7 +102,7 @@ def lock_cell(cell: Cell) -> Iterator[bool]:
         yield False
         return
     try:
-        yield not state_of(cell).settled and _may_try(cell)  # it may have been settled before the lock was acquired
+        yield not state_of(cell).settled and _may_try(cell)  # another worker may have settled it before the lock
     finally:
         lock.release()
 

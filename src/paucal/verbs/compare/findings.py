@@ -67,9 +67,9 @@ class ArmOutcome:
         outcomes: Finished runs by seed.
         expected: Number of seeds of the grid.
         scores: Scores over seeds by name; empty without a finished run.
-        baseline: Name of the arm that it is compared with; "" for the first one.
+        baseline: Name of the arm that it is compared with; "" for the first arm.
         gain: Gain in accuracy over the baseline on the common seeds; None without a common seed.
-        rate: Chosen learning rate; None if it was not searched.
+        rate: Chosen learning rate; None without a search.
     """
 
     arm: Arm
@@ -100,7 +100,7 @@ class Findings:
         grid: Stored grid.
         arms: Results of the arms, in the order of the grid.
         states: States of all cells.
-        unreadable: Why the results of a finished run cannot be read, by its name.
+        unreadable: Why results of finished runs cannot be read, by the runs' names.
     """
 
     grid: Grid
@@ -223,8 +223,8 @@ def scores_of(cell: Cell) -> Scores:
 
     Returns:
         By name, the score of the run ("trained") and, for frozen features, that of random weights ("random"). They come
-        from the run's own evaluation ("ap50", "mean_iou"), with the ends of the interval over test images ("low",
-        "high") if there is one, and from the evaluation beside it ("knn", "mean_iou_scales").
+        from the run's own evaluation ("ap50", "mean_iou"), with the interval over test images ("low", "high") if there
+        is one, and from the additional evaluation ("knn", "mean_iou_scales").
 
     Raises:
         UserError: A file is missing or damaged.

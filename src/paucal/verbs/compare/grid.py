@@ -28,7 +28,7 @@ from paucal.wording import shortened
 
 FORMAT = 1
 EVAL = "eval"  # verb of cells that only evaluate a trained model
-# Settings of each verb that makes cells.
+# Settings of each verb whose runs can be cells.
 KINDS: dict[str, type] = {
     "train": TrainSettings,
     "pretrain": PretrainSettings,
@@ -40,9 +40,9 @@ FREE = ("data", "data_root", *CHANGEABLE)  # shared settings that do not change 
 CELLS = "cells"
 FAILED = "failed.json"
 EVALUATED = "judged"  # folder in a cell with the results of its evaluation
-STARTS = "starts"  # the folder beside a study's grids that holds a grid for each verb that trains starts
-# Entries of a cell's settings that are not settings of its verb: those of its evaluation, the arm of another grid whose
-# run it starts from, and the model to evaluate if nothing is trained.
+STARTS = "starts"  # folder beside a study's grids, with a grid for each verb that trains starts
+# Entries of a cell's settings that are not settings of its verb: settings of the evaluation, the arm of another grid
+# that the cell starts from, and the model to evaluate if nothing is trained.
 EVALUATION, START, MODEL = "judging", "start", "subject"
 ENTRIES = (EVALUATION, START, MODEL)
 
@@ -61,7 +61,7 @@ class Grid:
         threads: Threads of each worker, so that results do not depend on the machine.
         forecast: Expected seconds of a run, by the arm's name.
         commands: Commands that created or extended the grid, in order.
-        verb: Verb that makes the runs, one of `KINDS`.
+        verb: Verb of the runs, one of `KINDS`.
     """
 
     folder: Path
@@ -105,7 +105,7 @@ def read_grid(folder: Path) -> Grid:
             raise ValueError(f"format {stored['format']!r}")
         verb = str(stored.get("verb", "train"))
         if verb not in KINDS:
-            raise ValueError(f"its runs are made by {verb!r}")
+            raise ValueError(f"its verb is {verb!r}")
         grid = Grid(
             folder,
             str(stored["fingerprint"]),
@@ -188,10 +188,10 @@ class Cell:
         folder: Folder of the cell, which contains the run.
         arm: Way to train.
         seed: Seed for all random numbers.
-        rate: Learning rate that is tried or was chosen; None if it is not searched.
+        rate: Learning rate that is tried or was chosen; None without a search.
         settings: Given settings of the verb, and those in `ENTRIES`.
-        tried: Whether the run serves to choose a learning rate.
-        verb: Verb that makes the run.
+        tried: Whether the run is a trial for choosing a learning rate.
+        verb: Verb of the run.
     """
 
     folder: Path
@@ -250,7 +250,7 @@ def state_of(cell: Cell) -> State:
         return State("done")
     if (cell.folder / FAILED).is_file():
         try:
-            return State("failed", str(RunFolder(cell.folder).read_json(FAILED).get("error", "it does not say why")))
+            return State("failed", str(RunFolder(cell.folder).read_json(FAILED).get("error", "no reason was recorded")))
         except UserError as problem:
             return State("failed", str(problem))
     if is_locked(cell.folder):
@@ -270,10 +270,7 @@ def make_cell(grid: Grid, arm: Arm, seed: int, rate: float | None = None, tried:
 
 
 def cells_of(grid: Grid) -> list[Cell]:
-    """Return the cells that are known so far, ordered by seed, so that a half-finished grid can be compared.
-
-    If learning rates are searched, an arm has only the runs that try them until the rate is chosen.
-    """
+    """Return the cells that are known so far, ordered by seed, so that a half-finished grid can be compared."""
     if not grid.rates:
         return [make_cell(grid, arm, seed) for seed in grid.seeds for arm in grid.arms]
     trials = {arm: [make_cell(grid, arm, grid.seeds[0], rate, True) for rate in grid.rates] for arm in grid.arms}
@@ -355,5 +352,5 @@ def start_settings(start: Cell | None) -> dict[str, str]:
     state = state_of(start)
     if state.name != "done":
         why = f"has failed ({state.error})" if state.name == "failed" else f"is {state.name}"
-        raise UserError(f"it starts from the run of {start.name}, which {why}: use --retry once that is done.")
+        raise UserError(f"it starts from the run of {start.name}, which {why}: use --retry when that run is done.")
     return {"init": str(start.run.path.resolve())}

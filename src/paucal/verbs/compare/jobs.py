@@ -1,4 +1,4 @@
-"""The differences between the verbs of a grid: the job that makes a run, its images, and the seconds that it takes."""
+"""The differences between the verbs of a grid: the job of a run, its images, and its expected duration."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,13 +24,13 @@ from paucal.verbs.eval.images import find_data
 from paucal.verbs.eval.settings import OpeningSettings
 
 TIMED_STEPS = 2  # after one warm-up step
-MAX_READ = 2000  # images whose bytes are hashed; of the others, only name, class, split and size
+MAX_READ = 2000  # images whose bytes are hashed; other images contribute name, class, split and size
 OPENING_SECONDS = 4.0  # seconds of a classification run beside training: opening images, pictures, the page
 PRETRAINING_SECONDS = 20.0  # the same for a pre-training run, including the evaluation of its features
 
 
 def job_of(verb: str) -> AnyJob:
-    """Return the job that makes the runs of a verb.
+    """Return the job of a verb's runs.
 
     Args:
         verb: One of `paucal.verbs.compare.grid.KINDS`, but not "eval".
@@ -52,7 +52,7 @@ class GridImages:
     """The images of a grid, opened without decoding them.
 
     Attributes:
-        verb: Verb that makes the runs.
+        verb: Verb of the runs.
         images: Images with their labels and declared splits.
         annotations: Function that yields boxes or masks as bytes; None without any.
     """
@@ -143,7 +143,7 @@ def fingerprint(images: ImageSet) -> str:
 
 
 def assemble_run(verb: str, values: Mapping[str, Any], console: Console) -> tuple[AnyJob, RunSetup[Any]]:
-    """Assemble a run without writing anything, which finds invalid settings.
+    """Assemble a run without writing anything, to find invalid settings.
 
     Raises:
         UserError: The data or a setting is invalid.

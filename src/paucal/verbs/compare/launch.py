@@ -104,7 +104,7 @@ def compare(
             )
         if name in TAKEN and name != "data":
             advice = {"method": "--methods", "model": "--models", "seed": "--seeds", "fraction": "--labels"}.get(name)
-            raise UserError(f"{flag(name)} is varied by a comparison: use {advice or '--arms'}.")
+            raise UserError(f"{flag(name)} is varied within a comparison: use {advice or '--arms'}.")
     named = {name: _train_values(values) for name, values in (ways or {}).items()}
     if resume is not None:
         result = resume_comparison(Path(os.fspath(resume)), asked, SilentConsole())
@@ -123,7 +123,7 @@ def compare_all(
     console: Console,
 ) -> Comparison:
     """Create or extend a grid, and compute it; see `compare`. `named` has the settings of further arms."""
-    # A stored grid can be shown without workers; they are checked once there is something to compute.
+    # A stored grid can be shown without workers; they are checked only if there is something to compute.
     is_stored = asked.output is not None and is_grid(named_path(asked.output))
     _check(asked, 0 if is_stored else asked.jobs)
     arms = make_arms(asked, named)
@@ -148,7 +148,7 @@ def resume_comparison(folder: Path, asked: GridSettings, console: Console) -> Co
     changed = [name for name in names if getattr(asked, name)]
     if changed:
         raise UserError(
-            f"--resume uses a comparison as it is stored; to extend it leave --resume out and give "
+            f"--resume continues a comparison without changes; to extend it, leave --resume out and give "
             f"{flag(changed[0])} with --output {folder}."
         )
     grid = read_grid(folder)
@@ -180,11 +180,11 @@ def _conclude(grid: Grid, asked: GridSettings, console: Console) -> Comparison:
     for line in [*verdicts(findings), *fairness(findings), *failures(findings)]:
         console.say(line)
     if findings.failed:
-        console.say("once the reason is fixed, --retry runs failed ones again")
+        console.say("when the cause is fixed, repeat the failed runs with --retry")
     console.say(f"results are in {page.parent}: {PAGE} (open it in a browser), differences.csv, arms.csv, runs.csv")
     if not settled:
         left = sum(not state.settled for state in findings.states.values())
-        console.say(f"{counted(left, 'run')} to come; resume with: {again}")
+        console.say(f"{counted(left, 'run')} left to compute; resume with: {again}")
     return Comparison(grid.folder, findings, settled)
 
 

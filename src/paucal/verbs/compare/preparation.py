@@ -49,7 +49,7 @@ def prepare_grid(
         shared: Settings of all runs, as given.
         command: Command to store with the grid.
         console: Console for progress.
-        images: Images of the runs, with the verb that makes the runs; by default images of `paucal train`.
+        images: Images of the runs, with their verb; by default images of `paucal train`.
         seconds: Function that returns the expected seconds of a run with given settings; by default the run is
             assembled and a few of its steps are timed.
         before: Called with the new grid after all checks, before workers can see it.
@@ -104,7 +104,7 @@ def _create_default_folder() -> Path:
         except FileExistsError:
             continue
         return folder
-    raise AssertionError("the default folders are endless")
+    raise AssertionError("the default folder numbers never end")
 
 
 def _pin(verb: str, values: Mapping[str, Any], data_root: str | None = None) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _pin(verb: str, values: Mapping[str, Any], data_root: str | None = None) -> 
     pinned = {**values, **{name: getattr(settings, name) for name in own}}
     if values.get("init") == NONE:
         pinned["init"] = NONE
-    # A published set that is given by name is found by its root.
+    # A published set that is given by name is found in the data root.
     return {**pinned, "data_root": settings.data_root} if "data" in own and settings.data_root is not None else pinned
 
 
@@ -144,13 +144,13 @@ def _forecast(
     seconds: Callable[[Mapping[str, Any]], float] | None,
     console: Console,
 ) -> dict[str, float]:
-    """Return the expected seconds of a run by arm; errors are found here, before anything is trained."""
+    """Return the expected seconds of a run by arm; this finds errors before anything is trained."""
     arms = [arm for arm in grid.arms if arm.name not in known]
     forecast = dict(known)
     with console.progress("measuring") as advance:
         for number, arm in enumerate(arms):
             settings = grid.settings_of(arm)
-            # The run that it starts from need not exist yet: random weights take the same time.
+            # The run to start from may not exist yet: random weights take the same time.
             start = {"init": NONE} if START in settings else {}
             values = {**start, **verb_settings(settings), "seed": grid.seeds[0]}
             values |= {"lr": grid.rates[0]} if grid.rates else {}

@@ -32,10 +32,7 @@ NOTES = (
 )
 CHOSEN = "The epoch of each run was chosen by its validation images; the test images were read once, at its end."
 LAST = "No run had validation images: each kept its last epoch; the test images were read once, at its end."
-SOME = (
-    "The epoch of each run that had validation images was chosen by them, the others kept their last; the test images "
-    "were read once, at its end."
-)
+SOME = "Runs with validation images chose their epoch by them; the others kept the last. Test images were read once."
 CAPTIONS = {
     "differences": "Differences; significant where the thickest bar excludes 0.",
     "scores": "Test accuracy of every run.",
@@ -61,7 +58,7 @@ def write_report(findings: Findings) -> Path:
     ways = list(dict.fromkeys(arm.arm.way for arm in arms))
     names = " against ".join(ways) if len(ways) < 4 else f"{counted(len(ways), 'way')} to train"
     left = sum(not state.settled for state in states.values())
-    missing = [f"{counted(left, 'run')} of {len(states)} to come: these numbers will change."] if left else []
+    missing = [f"{counted(left, 'run')} of {len(states)} not yet computed: these numbers will change."] if left else []
     page = ComparisonPage(
         title=f"{names} on {Path(str(grid.shared.get('data', 'digits'))).name}",
         verdicts=verdicts(findings),
@@ -79,7 +76,7 @@ def write_report(findings: Findings) -> Path:
 
 
 def command_of(cell: Cell) -> str:
-    """Return the command that makes the run of a cell, once the run that it starts from is done."""
+    """Return the command of a cell's run, to be used when the run that it starts from is done."""
     start, values = start_of(cell), verb_settings(cell.settings)
     data, output = values.pop("data", None), cell.run.path
     words = ["paucal", cell.verb]
@@ -135,18 +132,18 @@ def _verdict(arm: ArmOutcome, gain: Difference) -> str:
 def _describe_need(gain: Difference) -> str:
     """Return a sentence on what it would take to detect a difference of the measured size."""
     if gain.value == 0 or gain.seeds_needed is None:
-        return "A difference this small could not be detected with any affordable number of seeds."
+        return "No affordable number of seeds could detect a difference this small."
     parts = []
     if gain.seeds_needed > len(gain.by_seed.values):
         parts.append(f"about {gain.seeds_needed} seeds")
     if gain.images_needed is not None and gain.images_needed > gain.images:
         parts.append(f"{gain.images_needed:,} test images")
     needs = " and ".join(parts) or "a few more seeds"
-    return f"To detect a difference of this size in four of five comparisons would take {needs}."
+    return f"Detecting a difference of this size in four of five comparisons would take {needs}."
 
 
 def fairness(findings: Findings) -> list[str]:
-    """Return sentences on what is equal between each arm and its baseline, and what is not."""
+    """Return sentences on the resources of each arm compared with its baseline."""
     by_name = {arm.name: arm for arm in findings.arms}
     lines = [_describe_length(findings)]
     for arm in findings.arms:
@@ -170,13 +167,13 @@ def fairness(findings: Findings) -> list[str]:
         )
     else:
         lines.append(
-            "No learning rate was searched (--lrs does): each way uses the given one, or its own default, "
-            "which gives an advantage to the way whose default suits these images better."
+            "Learning rates were not searched (use --lrs): each way uses the given rate or its own default, "
+            "which favours the way whose default happens to suit these images."
         )
     if len(findings.differences) >= MANY:
         lines.append(
-            f"{len(findings.differences)} differences are tested: of twenty that do not exist, one appears "
-            "significant by chance."
+            f"{len(findings.differences)} differences are tested: if there were no real differences, one in "
+            "twenty would appear significant by chance."
         )
     return lines
 
@@ -188,7 +185,7 @@ def _describe_length(findings: Findings) -> str:
         return f"All runs had the same time, {findings.grid.shared['time']}, for as many epochs as fit{counts}."
     if len(epochs) == 1:
         same = counted(epochs.pop(), "epoch")
-        return f"All runs trained for the same {same}; their times differ, --time makes them equal."
+        return f"All runs trained for the same {same}; their times differ (use --time for equal times)."
     if not epochs:
         return "No run is done yet."
     return f"The runs trained for {min(epochs)} to {max(epochs)} epochs, as the settings of each say."

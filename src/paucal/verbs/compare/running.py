@@ -19,9 +19,9 @@ from paucal.verbs.compare.jobs import OPENING_SECONDS
 from paucal.verbs.compare.settings import GridSettings
 from paucal.wording import counted, percent
 
-# By verb, the entry of a run's summary that is printed when the run ends, and the words before it.
+# By verb, the words and the summary entry that are printed when a run ends.
 HEADLINES = {"train": ("test_top1", ""), "detect": ("test_ap", "AP "), "segment": ("test_mean_iou", "mean IoU ")}
-MAX_SILENCE = 600.0  # seconds after which the progress is printed even if no run has ended
+MAX_SILENCE = 600.0  # longest time between two lines of progress, in seconds
 
 
 def run_workers(grid: Grid, asked: GridSettings, again: str, console: Console) -> bool:
@@ -61,7 +61,7 @@ def is_settled(grid: Grid) -> bool:
 def _compute(grid: Grid, asked: GridSettings, again: str, console: Console) -> bool:
     reporter = ProgressReporter(console, asked.jobs)
     console.say(describe_work(reporter.report(grid), asked.jobs))
-    console.say(f"results go to {grid.folder}; an interrupt loses nothing, and a second call adds workers: {again}")
+    console.say(f"results go to {grid.folder}; interrupting loses nothing, and a second call adds workers: {again}")
     if asked.on == "here" and asked.jobs == 1:
         return work(grid.folder, lambda cell, threads: train_cell(cell, threads, console), reporter.report)
     while True:
@@ -143,7 +143,7 @@ def progress_of(grid: Grid, cells: Sequence[Cell], workers: int, *, busy: bool =
         grid: Grid with the forecast of every arm.
         cells: Known cells.
         workers: Workers of this call.
-        busy: Whether running cells may belong to this call's own workers; otherwise all belong to other calls.
+        busy: Whether running cells may belong to workers of this call; otherwise they all belong to other calls.
     """
     states = {cell: state_of(cell) for cell in cells}
     running = sum(state.name == "running" for state in states.values())

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from paucal.settings.options import option
 from paucal.types import UserError
 
-_GRID, _WORK = "what is compared", "who computes"
-# Settings of `paucal train` that a comparison gives to its runs itself.
+_GRID, _WORK = "comparison", "who computes"
+# Settings of `paucal train` that a comparison sets for its runs.
 TAKEN = ("data", "method", "model", "add", "seed", "fraction", "few_labels", "labels", "output", "overwrite")
 # Settings of `paucal train` that need several processes, or that change what a run is.
 REFUSED = ("fold", "folds", "time_limit", "devices", "nodes", "strategy", "sync_bn")
@@ -21,8 +21,8 @@ class GridSettings:
     """The arms of a comparison, and the workers that compute them."""
 
     methods: list[str] | None = option(
-        "methods, each with the losses beside it: supervised drloc token-labeling+drloc; the first is what the others "
-        "are compared with (default: supervised drloc)",
+        "methods, each with its extra losses: supervised drloc token-labeling+drloc; the first is the baseline "
+        "(default: supervised drloc)",
         group=_GRID,
     )
     models: list[str] | None = option("backbones; by default one is chosen from the data", group=_GRID)
@@ -36,11 +36,11 @@ class GridSettings:
     )
     labels: list[str] | None = option("shares of the training images, such as 1% 10% 100%", group=_GRID)
     lrs: list[float] | None = option(
-        "learning rates, from which validation with the first seed chooses one for every way", group=_GRID, above=0
+        "learning rates; one is chosen for each way by validation with the first seed", group=_GRID, above=0
     )
     output: str | None = option("folder of the comparison; by default the next runs/compare-N", group=_WORK)
     jobs: int = option("workers; 0 to show the stored results", 1, group=_WORK, low=0, high=4096)
-    on: Literal["here", "slurm", "ray"] = option("where the workers run", "here", group=_WORK)
+    on: Literal["here", "slurm", "ray"] = option("place of the workers", "here", group=_WORK)
     slurm: list[str] | None = option(
         "resources of each worker on SLURM, as NAME=VALUE: slurm_partition=gpu gpus_per_node=1 timeout_min=600",
         group=_WORK,
@@ -130,14 +130,14 @@ def short_names(arms: Sequence[Arm]) -> list[str]:
 def baseline_of(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
     """Return the baseline of an arm: the first way on its model, or the first model; None for the first arm itself.
 
-    Only arms with the same share of the images are compared. An arm that names its baseline gets that one, and the
-    baseline that others name has none itself.
+    Only arms with the same share of the images are compared. An arm may name its baseline; a baseline that is named by
+    others has none itself.
     """
     same_share = [other for other in arms if other.share == arm.share]
     if any(other.against for other in same_share):
         return next((other for other in same_share if other.way == arm.against), None)
 
-    def network(arm: Arm) -> tuple[Any, ...]:  # given with --models or in the arm's own flags
+    def network(arm: Arm) -> tuple[Any, ...]:  # from --models or the arm's own flags
         return arm.model, arm.settings.get("model"), tuple(arm.settings.get("model_args") or ())
 
     same_model = [other for other in same_share if network(other) == network(arm)]

@@ -36,8 +36,8 @@ class Thing:
         name: Its class.
         box: (left, top, right, bottom) in pixels.
         crowd: Whether it is a crowd or difficult.
-        outline: Its outline as COCO has it; None if unknown.
-        score: Confidence of the model that found it; None for objects that people annotated.
+        outline: Its outline in COCO's form; None if unknown.
+        score: Confidence of the model that found it; None for human annotations.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Item:
         size: (height, width) in pixels; (0, 0) in sets of classes.
         things: Objects.
         labels: Classes of the whole image.
-        score: Confidence of the model that gave the labels; None for labels of people.
+        score: Confidence of the model that gave the labels; None for human labels.
     """
 
     index: int
@@ -87,10 +87,10 @@ class Content:
     Attributes:
         kind: Verb that learns the labels: "detect" for boxes, "segment" for masks, "train" for classes.
         images: The images.
-        items: What is known of each.
+        items: Name, split and labels of each image.
         numbers: Number of each class, by name.
         mask: Function that returns the (H, W) class numbers of an image; None without masks.
-        lost: Number of things that the target cannot hold, by description.
+        lost: Number of objects or labels that the target layout cannot store, by description.
         model: Name of the model that gave the labels; "" for labels of people.
     """
 
@@ -113,7 +113,7 @@ def read_content(settings: ConvertSettings, kinds: Sequence[Kind], progress: Rep
 
     Args:
         settings: Settings of the verb.
-        kinds: Kinds of labels that the target holds, in order of preference.
+        kinds: Kinds of labels that the target layout supports, in order of preference.
         progress: Function called with (images read, all images).
 
     Raises:
@@ -123,13 +123,13 @@ def read_content(settings: ConvertSettings, kinds: Sequence[Kind], progress: Rep
     has_masks = settings.images is not None or settings.masks is not None
     seen = {"segment": "masks"} if has_masks else recognise(place) if place.exists() else {}
     kind = next((kind for kind in kinds if kind in seen), None)
-    if not seen:  # a table, a published set, shards, ...: opening it says what is wrong
+    if not seen:  # a table, a published set, shards, ...: opening reports errors
         content = _classes(settings, place, progress)
         kind, seen = ("train" if "train" in kinds else None), {"train": f"classes of {len(content.items)} images"}
     if kind is None:
         nouns = " or ".join(one.noun for one in KINDS if one.verb in kinds)
         found = f"{settings.data} has {' and '.join(seen.values())}"
-        raise UserError(f"{found}, and --to {settings.to} takes {nouns}: choose another --to.")
+        raise UserError(f"{found}, but --to {settings.to} takes {nouns}: choose another --to.")
     read = {"detect": _boxes, "segment": _masks, "train": _classes}[kind]
     content = read(settings, place, progress)
     return with_names(content)
@@ -143,17 +143,17 @@ def with_names(content: Content) -> Content:
 
 
 def _with_suffix(images: ImageSet, index: int) -> str:
-    """Return the name of an image; one that is no file, such as a row of a table, gets the suffix of its content."""
+    """Return the file name of an image; a row of a table gets the suffix of its image format."""
     key = images.keys[index]
     if key.lower().endswith(IMAGE_SUFFIXES):
         return key
     encoded = encode_image(images, index)
-    # In addresses, as Label Studio has them, "#" would end the name.
+    # In Label Studio's URLs, "#" would end the name.
     return f"{key.replace('#', '-')}{'.png' if isinstance(encoded, str) else encoded[1]}"
 
 
 def unique_names(keys: Sequence[str]) -> list[str]:
-    """Return a file name for each image: its own, or with its folders where stems would be the same.
+    """Return a file name for each image: its own, or with its folders if two stems are equal.
 
     Example:
         >>> unique_names(["a/1.jpg", "b/1.jpg", "c/2.jpg"])
@@ -181,7 +181,7 @@ def _boxes(settings: ConvertSettings, place: Path, progress: ReportProgress) -> 
         Item(n, "", image.declared, known[image.key], tuple(_things(image, known[image.key])))
         for n, image in enumerate(annotations.images)
     ]
-    more = {thing.name for item in items for thing in item.things} - numbers.keys()  # classes of crowds alone
+    more = {thing.name for item in items for thing in item.things} - numbers.keys()  # classes that only crowds have
     numbers |= {name: annotations.numbers[name] for name in sorted(more)}
     lost = sum(len(image.boxes) for image in annotations.images) - sum(len(item.things) for item in items)
     return Content("detect", boxed.images, tuple(items), numbers, lost=Counter({"boxes without an area": lost}))

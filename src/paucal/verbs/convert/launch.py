@@ -1,4 +1,4 @@
-"""`paucal.convert`: a set written again in another layout."""
+"""`paucal.convert`: write a set in another layout."""
 
 import shutil
 import tempfile
@@ -30,7 +30,7 @@ class Converted:
     Attributes:
         folder: Folder of the images and their labels, which is valid as DATA of the verb that learns them.
         images: Number of images.
-        lost: Number of things that the layout cannot hold, by description.
+        lost: Number of objects or labels that the layout cannot store, by description.
         said: Lines that the command line prints.
     """
 
@@ -50,10 +50,10 @@ def convert(data: Data, **settings: Any) -> Converted:
         **settings: Any field of `paucal.verbs.convert.settings.ConvertSettings`; `output` and `to` are needed.
 
     Returns:
-        The folder, and what the layout could not hold.
+        The folder, and counts of what the layout could not store.
 
     Raises:
-        UserError: The set cannot be read, has labels that the layout does not hold, or the output is invalid.
+        UserError: The set cannot be read, has labels that the layout does not support, or the output is invalid.
         TypeError: A setting does not exist.
 
     Example:
@@ -88,7 +88,7 @@ def write_set(content: Content, layout: Layout, target: Path, console: Console) 
     """Write labels and images into a new folder, which appears when all of it is written.
 
     Raises:
-        UserError: The layout cannot hold the labels, or an image cannot be read.
+        UserError: The layout does not support the labels, or an image cannot be read.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
@@ -104,7 +104,7 @@ def write_set(content: Content, layout: Layout, target: Path, console: Console) 
 
 
 def conclude(content: Content, to: Form, target: Path, console: Console) -> Converted:
-    """Print what the layout could not hold and what to do next, and return the result."""
+    """Print what was lost and the next command, and return the result."""
     lost = {words: count for words, count in content.lost.items() if count}
     for words, count in lost.items():
         console.say(f"lost: {words}: {count}")

@@ -29,7 +29,7 @@ def objects_of(content: Content, item: Item) -> Sequence[Thing]:
 def _areas(content: Content, item: Item) -> Iterator[Thing]:
     assert content.mask is not None
     mask = content.mask(item.index)
-    content.lost["images with pixels without a label, which are of no class"] += bool((mask == IGNORED).any())
+    content.lost["unlabelled pixels, in images"] += bool((mask == IGNORED).any())
     for name, number in content.numbers.items():
         if name == BACKGROUND or not (mask == number).any():
             continue
@@ -40,7 +40,7 @@ def _areas(content: Content, item: Item) -> Iterator[Thing]:
 
 
 def without_crowds(content: Content, item: Item) -> list[Thing]:
-    """Return the objects of an image that are no crowds, and count the others as lost."""
+    """Return the objects of an image except crowds, which are counted as lost."""
     things = objects_of(content, item)
     content.lost[CROWDS] += sum(thing.crowd for thing in things)
     return [thing for thing in things if not thing.crowd]

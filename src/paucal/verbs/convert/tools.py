@@ -1,4 +1,4 @@
-"""The layouts of programs for labelling: Label Studio's tasks and CVAT's XML, with outlines as polygons or masks."""
+"""The layouts of labelling tools: Label Studio's tasks and CVAT's XML, with outlines as polygons or masks."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from paucal.data.boxes.label_studio import encode_brush
 from paucal.verbs.convert.content import Content, Item, Thing
 from paucal.verbs.convert.objects import mask_of, polygon_of, save_text, without_crowds
 
-_LOCAL = "/data/local-files/?d="  # how Label Studio names files of a local storage
+_LOCAL = "/data/local-files/?d="  # Label Studio's prefix for files of a local storage
 # Controls of Label Studio by the kind of their results.
 _CONTROLS = {
     "choices": ("Choices", "choice"),
@@ -49,7 +49,7 @@ def write_label_studio(content: Content, folder: Path) -> None:
 
 
 def _by_whom(content: Content, item: Item, results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the labels of a task as annotations of people, or as predictions of a model that people correct."""
+    """Return the labels of a task: as annotations, or as predictions of a model for people to correct."""
     if not content.model:
         return {"annotations": [{"result": results}]}
     score = {} if item.score is None else {"score": item.score}
@@ -108,7 +108,7 @@ def write_cvat(content: Content, folder: Path) -> None:
 
 
 def _shape(item: Item, thing: Thing) -> tuple[str, str]:
-    """Return the tag of an object, and the attributes that say where it is."""
+    """Return the tag of an object, and the attributes with its position."""
     polygon = polygon_of(thing)
     if polygon is not None:
         pairs = zip(polygon[::2], polygon[1::2], strict=True)

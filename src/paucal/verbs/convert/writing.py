@@ -1,4 +1,4 @@
-"""The layouts that are written, each by one function, and the table of them."""
+"""The layouts that can be written: a function for each, and the table of all."""
 
 import csv
 import json
@@ -34,10 +34,10 @@ from paucal.wording import counted
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout that is written.
+    """A layout that can be written.
 
     Attributes:
-        kinds: Kinds of labels that it holds, in order of preference.
+        kinds: Kinds of labels that it supports, in order of preference.
         write: Function that writes the labels into a folder.
         place: Function that returns the path of an image below the folder.
     """
@@ -71,9 +71,9 @@ def write_yolo(content: Content, folder: Path) -> None:
             lines.append(" ".join([str(names.index(thing.name)), *(f"{value:.8f}" for value in values)]) + "\n")
         save_text(folder / item.place("labels", ".txt"), "".join(lines))
     parts = {part or "train": f"images/{part}".rstrip("/") for part in content.parts}
-    if content.parts == [""]:  # other programs ask for both; what they score there says nothing
+    if content.parts == [""]:  # other programs require both; their validation scores are meaningless here
         parts["val"] = parts["train"]
-    # Without "path", for which other programs do not take the folder of this file.
+    # There is no "path": without it, other programs use the folder of this file.
     config = {**parts, "names": dict(enumerate(names))}
     save_text(folder / "data.yaml", yaml.safe_dump(config, allow_unicode=True, sort_keys=False))
 
@@ -184,7 +184,7 @@ def write_masks(content: Content, folder: Path) -> None:
     is_drawn = content.kind == "detect"
     names = [BACKGROUND, *(name for name in content.numbers if name != BACKGROUND)] if is_drawn else [*content.numbers]
     for item in content.items:
-        content.lost["objects, whose pixels are areas of their class now"] += len(item.things)
+        content.lost["single objects (their pixels become areas of their class)"] += len(item.things)
         mask = _draw(item, names) if content.mask is None else content.mask(item.index)
         path = folder / item.place("masks", ".png")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -203,7 +203,7 @@ def _draw(item: Item, names: Sequence[str]) -> NDArray[np.uint8]:
     for thing in item.things:
         if not thing.outline:
             raise UserError(
-                f"a box of {thing.name!r} in {item.name!r} has no outline, and masks need one of each object: convert "
+                f"a box of {thing.name!r} in {item.name!r} has no outline, but masks need one for each object: convert "
                 "to another layout, or draw outlines."
             )
         number = IGNORED if thing.crowd else names.index(thing.name)
@@ -230,13 +230,16 @@ def write_folders(content: Content, folder: Path) -> None:
     odd = next((item for item in content.items if len(item.labels) != 1), None)
     if odd is not None:
         raise UserError(
-            f"{odd.name!r} has {counted(len(odd.labels), 'class', 'classes')}, and folders hold one class of each "
+            f"{odd.name!r} has {counted(len(odd.labels), 'class', 'classes')}, but folders need one class per "
             "image: convert with --to csv."
         )
     names = {_class_folder(item).casefold(): item.labels[0] for item in content.items}
     if len(names) < len({item.labels[0] for item in content.items}):
-        raise UserError("names of classes differ in signs or case that folders may not have: convert with --to csv.")
-    content.lost["images of classes whose folders have other names"] += sum(
+        raise UserError(
+            "two class names give the same folder name (they differ only in case or special characters): convert "
+            "with --to csv."
+        )
+    content.lost["original names of classes that folders cannot have"] += sum(
         _class_folder(item) != item.labels[0] for item in content.items
     )
 

@@ -1,4 +1,4 @@
-"""The evaluation of a run's classifier on labelled images, which `paucal eval` does without --protocol."""
+"""The evaluation of a run's classifier on labelled images: `paucal eval` without --protocol."""
 
 import json
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ def evaluate_classifier(run: str, data: Sequence[str], settings: EvalSettings, c
     if settings.mirror:
         model = model.mirrored()
     if settings.real_labels is not None and model.card.several:
-        raise UserError(f"--real-labels scores one answer for each image, and {run} gives several: leave it out.")
+        raise UserError(f"--real-labels scores one prediction per image, but {run} gives several: leave it out.")
     real = None if settings.real_labels is None else read_real_labels(settings.real_labels, len(model.classes))
     results = []
     for target in data or [None]:
@@ -128,7 +128,7 @@ def _score_real_labels(
     write_text(output / "real_labels.json", json.dumps(asdict(real_score), indent=2) + "\n")
     images_scored, skipped = counted(real_score.images, "image"), real_score.skipped
     console.say(
-        f"among the right answers of --real-labels: {percent(real_score.top1.value)} of {images_scored} "
+        f"accuracy by --real-labels: {percent(real_score.top1.value)} of {images_scored} "
         f"({skipped} without any {was(skipped)} left out)"
     )
     return real_score

@@ -78,7 +78,7 @@ def _open_images(
     """Return images with the detector's labels, and the positions of the images to evaluate on."""
     location = target if target is not None else run.settings.get("data")
     if not isinstance(location, str):
-        raise UserError(f"{str(run.path)!r} does not say on which images it was trained: give DATA.")
+        raise UserError(f"{str(run.path)!r} does not name the images it was trained on: give DATA.")
     boxed = with_classes(open_boxed(location), card.classes)
     for note in boxed.images.notes if target is not None else ():
         console.say(f"note: {note}")
@@ -99,7 +99,7 @@ def with_classes(boxed: BoxedImages, classes: Sequence[str]) -> BoxedImages:
     unknown = [name for name in boxed.classes if name not in classes]
     if unknown:
         raise UserError(
-            f"{boxed.images.location!r} has boxes of {unknown[0]!r}, which the detector does not know: it finds "
+            f"{boxed.images.location!r} has boxes of {unknown[0]!r}, which the detector does not know: it detects "
             f"{', '.join(classes[:8])}{', ...' if len(classes) > 8 else ''}."
         )
     numbers = np.asarray([list(classes).index(name) for name in boxed.classes], dtype=np.int64)
@@ -140,6 +140,6 @@ def _evaluate_set(
     words = ", ".join(f"{title} {format_score(scores.scores[name])}" for name, title in titles.items())
     images = counted(len(places), "image")
     console.say(f"{boxed.images.name}: {words} on {images}; tables and pictures are in {folder}")
-    console.say(f"AP by class, the weakest first: {worst}")
+    console.say(f"AP by class, lowest first: {worst}")
     parts = scores.scores, scores.metrics, scores.per_class
     return DetectedSet(boxed.images.name, len(places), *parts, folder, scores.mask_per_class)

@@ -73,8 +73,8 @@ class FrozenTable:
     """Scores of frozen backbones on data sets.
 
     Attributes:
-        rows: All lines: data set, protocol and measure, with every model's score and the first model's gains.
-        about: Stored facts about models, data and settings, of JSON types.
+        rows: Rows by data set, protocol and measure, with every model's score and the first model's gains.
+        about: Facts about models, data and settings, as JSON values.
         folder: Folder of the table.
     """
 
@@ -127,7 +127,7 @@ def evaluate_frozen(
         sets.append({"name": images.name, **images.counts(), **facts, "seen_unlabelled": remarks_on_seen})
         drawn = drawn or (images if "correspondence" in used else None)
     if not rows:
-        raise UserError("none of the data sets is there: put them below --data-root, or give --download.")
+        raise UserError("none of the data sets was found: put them below --data-root, or give --download.")
     console.show(protocol_table(rows, Bootstrap().level))
     for text in remarks(rows):
         console.say(text)
@@ -146,10 +146,10 @@ def evaluate_frozen(
 
 def _check_settings(settings: FrozenSettings) -> None:
     if settings.cache is not None and settings.no_cache:
-        raise UserError("--cache names a folder and --no-cache wants none; give one of them.")
+        raise UserError("--cache and --no-cache contradict each other: give one of them.")
     others = len(settings.compare or [])
     if others > MOST_COMPARED:
-        raise UserError(f"--compare names {others} models, and a table has room for {MOST_COMPARED}: give fewer.")
+        raise UserError(f"--compare names {others} models, but a table has room for {MOST_COMPARED}: give fewer.")
 
 
 def _open_subjects(
@@ -160,7 +160,7 @@ def _open_subjects(
     runs = [find_run(name) is not None for name in names]
 
     def open_one(name: str, is_run: bool) -> FrozenBackbone:
-        # A run compared with a timm model keeps its own size; if all models are runs, --img-size is refused.
+        # A run that is compared with a timm model keeps its own size; --img-size is refused if all models are runs.
         own = is_run and not all(runs)
         return open_frozen(
             name,
@@ -218,9 +218,9 @@ def _options(settings: EvalSettings, first: FrozenBackbone) -> ProtocolOptions:
 
 
 def _reading(subjects: Sequence[FrozenBackbone]) -> Reading:
-    """Return how images are read for all models: at the resolution that the model with the largest input needs.
+    """Return how to read images for all models: at the resolution of the largest input.
 
-    Values of more than 8 bits are read as for the first model, with which the others are compared.
+    Values of more than 8 bits are read as for the first model.
     """
     inputs = [subject.preprocessing for subject in subjects]
     if len({preprocessing.channels for preprocessing in inputs}) > 1:
@@ -267,8 +267,8 @@ def _without_seen(data: EvaluationData, model: str, console: Console) -> Evaluat
         require_unseen(model, run, data.images, test)
     elif len(left) < len(test):
         console.say(
-            f"note: left out {len(test) - len(left)} of the {len(test)} test images of {data.name}, which {model}, or "
-            f"a run it began with, was trained on or chosen by: {len(left)} remain"
+            f"note: left out {len(test) - len(left)} of the {len(test)} test images of {data.name}, which "
+            f"{model}, or a run it started from, used for training or selection: {len(left)} remain"
         )
     return replace(data, parts={**data.parts, "test": left})
 
@@ -322,7 +322,7 @@ def _update_report(run: RunFolder, say: Callable[[str], None]) -> None:
     if write is None or not (run.path / NAME).is_file():
         return
     try:
-        say(f"the report of the run shows it: {write(run.path)}")
+        say(f"added to the report of the run: {write(run.path)}")
     except (UserError, OSError) as problem:
         say(f"note: the report of the run could not be updated ({problem})")
 
@@ -343,7 +343,7 @@ def _draw_matches(
     options: ProtocolOptions,
     say: Callable[[str], None],
 ) -> None:
-    """Draw the surest matches of a few test images with the second views that were scored.
+    """Draw the most confident matches between a few test images and their second views.
 
     If they cannot be drawn, `say` prints why, and the evaluation still succeeds.
     """
@@ -357,7 +357,7 @@ def _draw_matches(
         save_figure(folder / MATCHES_PICTURE, matches_sheet(pairs))
     except Exception as problem:  # any error: the scores matter more than the picture
         reason = str(problem).split("\n")[0].rstrip(".") or type(problem).__name__
-        say(f"note: which cells match is not drawn ({reason}).")
+        say(f"note: matching cells are not drawn ({reason}).")
         _remove_matches(folder)
 
 
@@ -381,10 +381,10 @@ def _matched_pair(subject: FrozenBackbone, data: EvaluationData, index: int, cha
 
 
 def scored_pairs(matches: Correspondence, geometry: Sequence[Tensor]) -> tuple[Correspondence, Tensor]:
-    """Return the pairs that the protocol scores (the surest whose place is in the second view), and which are right.
+    """Return the pairs that the protocol scores, and which are right: the most confident ones within the second view.
 
     Args:
-        matches: All cells of the first view with their matches, the surest first.
+        matches: All cells of the first view with their matches, the most confident first.
         geometry: (2, 3) geometry of both views.
     """
     grid, (rows, columns) = matches.grids

@@ -72,7 +72,7 @@ def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: st
         run: Run that made the model.
         images: Image set, opened and checked.
         part: "train", "val" or "test"; None for the test images.
-        target: DATA as it was given; None for the run's own images.
+        target: DATA as given; None for the run's own images.
 
     Raises:
         UserError: No image is left, DATA has no such split, or the run's split cannot be read.
@@ -84,7 +84,7 @@ def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: st
     if (parts := own_parts(history, identities)) is not None:
         chosen = ChosenImages(np.flatnonzero(parts == (part or TEST)))
         counts = ", ".join(f"{int((parts == name).sum())} {name}" for name in dict.fromkeys(("train", "val", TEST)))
-        words = f"{target} has images of {run.path} alone ({counts})"
+        words = f"{target} has only images of {run.path} ({counts})"
         chosen = _require_some(chosen, f"{words}: name another part with --part to use these, or give other images.")
         return replace(chosen, notes=(f"{words}: evaluated on the {part or TEST} images",))
     pool = _declared(images, part, target)
@@ -134,7 +134,7 @@ def _declared(images: ImageSet, part: str | None, target: str) -> NDArray[np.int
     wanted = held_out if part in (None, TEST) else part
     if part is not None and not (declared == (wanted or TEST)).any():
         there = ", ".join(sorted(set(images.declared) - {""})) or "no parts"
-        raise UserError(f"--part {part}: {target} has {there}: leave --part out, or name a part that is there.")
+        raise UserError(f"--part {part}: {target} has {there}: leave --part out, or name an existing part.")
     return np.flatnonzero(declared == wanted) if wanted else np.arange(len(images))
 
 
@@ -150,8 +150,8 @@ def _notes(
     notes, count, own = [], int(seen[pool].sum()), history[0]
     if count:
         notes.append(
-            f"left out {count} of the {len(pool)} images: {run.path}, or a run that it started from, was trained on "
-            f"them or chosen by them; {len(pool) - count} remain"
+            f"left out {count} of the {len(pool)} images: {run.path}, or a run that it started from, used them "
+            f"for training or selection; {len(pool) - count} remain"
         )
     same_key = own.labelled * int((own.same_keys(identities) & (own.parts_of(identities) == "") & ~seen)[pool].sum())
     if same_key:
@@ -159,7 +159,7 @@ def _notes(
         if own.by_digest:
             why = "but other content, so the run has not seen them"
         else:
-            why = "and the run stored no digests to compare: if they are the same images, the score means little"
+            why = "and the run stored no digests to compare: if they are the same images, the score is too optimistic"
         notes.append(f"{named} of training or validation images of {run.path}, {why}")
     return notes
 
@@ -181,7 +181,7 @@ def open_data(
     """Open a data set for frozen features, with the splits of the run if all images are the run's own.
 
     Args:
-        target: DATA as it was given; None for the run's own images.
+        target: DATA as given; None for the run's own images.
         run: Run that is evaluated; None for a weights file or a timm model.
         choice: Metric, maximum number of images and seed.
         opening: Place and format of the images.
@@ -241,7 +241,7 @@ def _require_classes(run: RunFolder) -> None:
 def _parts_of_run(run: RunFolder, images: ImageSet, target: str | None) -> Split | None:
     """Return the splits of images in a run, if all images are the run's own; None if splits have to be drawn.
 
-    A pre-training run has no splits and has seen no labels, so drawing new splits leaks none.
+    A pre-training run has no splits and saw no labels, so new splits leak nothing.
     """
     if run.config.is_file() and run.verb == "pretrain":
         return None
@@ -254,16 +254,16 @@ def _parts_of_run(run: RunFolder, images: ImageSet, target: str | None) -> Split
 
 
 def check_places(model: str, data: Sequence[str], settings: EvalSettings, more: Sequence[str] = ()) -> None:
-    """Refuse an unusable place for results before any work is done.
+    """Refuse an unusable folder for results before any work is done.
 
     Args:
         model: Model that is evaluated.
         data: Images to evaluate it on; empty for its own.
         settings: Settings of the evaluation.
-        more: Further names that are written there, see `check_results`.
+        more: Further names of result files, see `check_results`.
 
     Raises:
-        UserError: A place cannot be written to, lies among the images or contains other files; or the run does not
+        UserError: A folder cannot be written to, lies among the images or contains other files; or the run does not
             exist.
     """
     frozen = any(name != "classification" for name in settings.protocols)

@@ -39,8 +39,8 @@ class Finding:
         score: Name of the score.
         model: Name of the model; the evaluated one comes first.
         value: Share in [0, 1], distance in pixels (correspondence), nats (loss), or in the unit of a predicted number.
-        low: Lower end of the interval; None if the images allow no statement.
-        high: Upper end of the interval; None if the images allow no statement.
+        low: Lower end of the interval; None without an interval.
+        high: Upper end of the interval; None without an interval.
     """
 
     data: str
@@ -77,7 +77,7 @@ class Evaluation:
 
     @property
     def findings(self) -> list[Finding]:
-        """Every number that the command line prints, in the same order; `pandas.DataFrame` takes the list as it is."""
+        """Every number that the command line prints, in the same order; `pandas.DataFrame` accepts this list."""
         return [Finding(data, *line, model, s.value, s.low, s.high) for data, line, model, s in self._scores()]
 
     def score(self, protocol: str = "classification", data: str | None = None) -> Score:
@@ -158,21 +158,21 @@ def evaluate_model(model: str, data: Sequence[str], settings: EvalSettings, cons
     check_ranges(settings)
     requested = settings.protocols
     if settings.real_labels is not None and (len(data) > 1 or "classification" not in requested):
-        raise UserError("--real-labels goes with --protocol classification and the images of one DATA; give these.")
+        raise UserError("--real-labels needs --protocol classification and exactly one DATA.")
     if settings.part is not None and "classification" not in requested:
         raise UserError(
-            f"--part {settings.part}: frozen features are evaluated on the test images, after learning from the "
-            "others: leave --part out, or give --protocol classification."
+            f"--part {settings.part}: frozen features are evaluated on the test images and fitted to the others: "
+            "leave --part out, or give --protocol classification."
         )
     if settings.mirror and "classification" not in requested:
         raise UserError(
-            "--mirror averages the answers of a classifier: give --protocol classification, or leave it out."
+            "--mirror averages the predictions of a classifier: give --protocol classification, or leave it out."
         )
     if settings.precision is not None and "classification" not in requested:
-        raise UserError("--precision is of a classifier: give --protocol classification, or leave it out.")
+        raise UserError("--precision is only for classifiers: give --protocol classification, or leave it out.")
     task = task_of(model) if "classification" in requested else CLASSIFICATION
     if settings.scales is not None and task != SEGMENTATION:
-        raise UserError(f"--scales needs a segmentation model, and {model} is for {task}: leave it out.")
+        raise UserError(f"--scales needs a segmentation model, but {model} is for {task}: leave it out.")
     if task != CLASSIFICATION:
         evaluation = _evaluate_places(model, data, task, settings, console)
     else:
@@ -191,16 +191,16 @@ def _evaluate_places(
     """Evaluate a detector on boxes, a segmentation network on masks, or predicted numbers on true ones."""
     if settings.protocol is not None:
         raise UserError(
-            f"--protocol is for classifiers and frozen features, and {model} is for {task}: leave it out, or evaluate "
-            "its features alone with knn, linear or logistic."
+            f"--protocol is for classifiers and frozen features, but {model} is for {task}: leave it out, or "
+            "evaluate only its features with knn, linear or logistic."
         )
     for name in ("real_labels", "precision") if task == SEGMENTATION else ("mirror", "real_labels", "precision"):
         if getattr(settings, name):
-            raise UserError(f"{flag(name)} is for classifiers, and {model} is for {task}: leave it out.")
+            raise UserError(f"{flag(name)} is for classifiers, but {model} is for {task}: leave it out.")
     check_places(model, data, settings, {SEGMENTATION: [MASKS], REGRESSION: [PLOT]}.get(task, []))
     if task == REGRESSION:
         return Evaluation(model, regression=evaluate_regressor(model, data, settings, console))
-    # Imported only here, since these modules load the libraries that score boxes and masks.
+    # Imported here, since these modules load the libraries that score boxes and masks.
     if task == DETECTION:
         from paucal.verbs.eval.detection import evaluate_detector
 

@@ -13,12 +13,12 @@ Choice = Literal["classification", "knn", "linear", "logistic", "correspondence"
 
 @dataclass(frozen=True)
 class OpeningSettings(CutSettings, LabelledDataSettings):
-    """How the images of DATA are opened, whatever DATA is."""
+    """How the images of DATA are opened."""
 
 
 @dataclass(frozen=True)
 class ScoringSettings:
-    """Model answers to score, and the place of the results."""
+    """The predictions to score, and the folder for the results."""
 
     protocol: list[Choice] | None = option(
         "any of classification, knn, linear, logistic, correspondence, few-labels; by default classification",
@@ -29,12 +29,12 @@ class ScoringSettings:
         group="evaluation",
     )
     mirror: bool = option(
-        "classifiers and segmentation: average the answers for an image and its mirror image; takes twice the time",
+        "classifiers and segmentation: average the predictions for an image and its mirror image; takes twice the time",
         False,
         group="evaluation",
     )
     scales: list[float] | None = option(
-        "segmentation: sizes of the image over which answers are averaged, such as 0.75 1 1.25; by default the run's",
+        "segmentation: image scales over which predictions are averaged, such as 0.75 1 1.25; by default the run's",
         group="evaluation",
     )
     real_labels: str | None = option(
@@ -55,31 +55,35 @@ class FrozenSettings:
     compare: list[str] | None = option(
         "other models, each a column of its own, on the same test images", None, group=_GROUP
     )
-    model: str | None = option("the timm model that a weights file is of", None, group=_GROUP)
-    network: str | None = option("of several networks in a weights file: teacher, student, ...", None, group=_GROUP)
-    pretrained: bool = option("give a timm model its published weights, not random ones", False, group=_GROUP)
-    img_size: list[int] | None = option("image side of a file or timm model, or height and width", None, group=_GROUP)
+    model: str | None = option("timm model of a weights file", None, group=_GROUP)
+    network: str | None = option(
+        "which network of a weights file with several: teacher, student, ...", None, group=_GROUP
+    )
+    pretrained: bool = option("use a timm model's published weights, not random ones", False, group=_GROUP)
+    img_size: list[int] | None = option(
+        "image side, or height and width, for a weights file or timm model", None, group=_GROUP
+    )
     no_floor: bool = option("leave out the same architecture with random weights", False, group=_GROUP)
     features: str = option(
-        "auto, pooled, the last few side by side (blocks:4, stages:2), or class token and mean of patches (class+mean)",
+        "auto, pooled, the last few concatenated (blocks:4, stages:2), or class token and mean of patches (class+mean)",
         "auto",
         group=_GROUP,
     )
     feature_dtype: Literal["float32", "float16"] = option("precision of stored features", "float32", group=_GROUP)
     cache: str | None = option("folder of stored features; by default in the user's cache", None, group=_GROUP)
-    no_cache: bool = option("store no features", False, group=_GROUP)
+    no_cache: bool = option("do not store features", False, group=_GROUP)
     metric: Literal["accuracy", "mean_per_class", "roc_auc"] | None = option(
         "score of linear and logistic; by default that of the paper's table", None, group=_GROUP
     )
-    max_images: int | None = option("most images of each part", None, group=_GROUP, low=1, high=MOST)
+    max_images: int | None = option("largest number of images per part", None, group=_GROUP, low=1, high=MOST)
     augment: bool = option("linear probe: new augmented views in every epoch, as published (slow)", False, group=_GROUP)
     probe_epochs: int = option(
         "linear probe: passes over the training images", 100, group=_GROUP, low=1, high=1_000_000
     )
     solver: Literal["auto", "sklearn", "torch"] = option(
-        "logistic: torch runs where the model does; auto is that on a GPU", "auto", group=_GROUP
+        "logistic: solver; torch uses the model's device; auto is torch on a GPU", "auto", group=_GROUP
     )
-    bootstrap: int = option("resampled image sets for an interval", 1000, group=_GROUP, low=2, high=1_000_000)
+    bootstrap: int = option("number of bootstrap samples for an interval", 1000, group=_GROUP, low=2, high=1_000_000)
     seed: int = option(
         "seed of random weights, splits, few labels, second views and resampling", 0, group=_GROUP, low=0, high=2**62
     )

@@ -37,7 +37,7 @@ MOST_TOKENS = 900  # largest matrix that is drawn
 
 
 def heads_view(model: TrainedModel, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
-    """Draw the heads of layers for some queries: by default the class token, or without one the middle of the image."""
+    """Draw the heads of layers for some queries: by default the class token, or the middle of the image without one."""
     maps = read_attention(model.module, stacked([image], model))
     places = _places(maps, settings.layer) or [len(maps) - 1]
     labels = [f"attention_layer_{place + 1}" for place in places] if len(places) > 1 else ["attention"]
@@ -55,7 +55,7 @@ def _heads_of(image: Viewed, layer: AttentionMap, asked: list[str] | None) -> Fi
 def rollout_view(model: TrainedModel, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
     """Draw attention rollout."""
     values = attention_rollout(model.module, stacked([image], model))[0].cpu()
-    note = "where the last tokens' information could come from, for no class in particular"
+    note = "possible sources of the last tokens' information, independent of any class"
     return {"rollout": maps_figure(image.picture, [values], ["attention rollout"], note, smooth=True)}
 
 

@@ -1,4 +1,4 @@
-"""Which parts of an image speak for a class: `--show attribution`."""
+"""Parts of an image that support a class: `--show attribution`."""
 
 from collections.abc import Sequence
 
@@ -65,7 +65,7 @@ def _class_number(name: str, classes: Sequence[str], words: Sequence[str]) -> in
     found = [number for number, word in enumerate(words) if word.lower() == name.lower() and word != classes[number]]
     if len(found) > 1:
         several = " and ".join(classes[number] for number in found)
-        raise UserError(f"--explain-class: {name!r} is the word for {several}: give one of these.")
+        raise UserError(f"--explain-class: {name!r} may mean {several}: give one of them.")
     if not found:
         known = ", ".join(words[:10]) + (", ..." if len(words) > 10 else "")
         raise UserError(

@@ -47,7 +47,7 @@ def open_localizer(name: TrainedModel | str, model: TrainedModel) -> DrLoc:
     state = load_checkpoint(run.best).get("state_dict", {})
     heads = {found[1]: value for key, value in state.items() if (found := _KEY.fullmatch(key))}
     if not heads:
-        raise UserError(f"{str(run.path)!r} was trained without DrLoc: train with --add drloc to see what it teaches.")
+        raise UserError(f"{str(run.path)!r} was trained without DrLoc: train with --add drloc.")
     settings: Any = SimpleNamespace(**run.settings)
     try:
         backbone = FeatureBackbone(model.module, model.card.preprocessing.image_size)
@@ -102,7 +102,7 @@ def _in_cells(outputs: tuple[Tensor, Tensor], options: DrLocOptions, size: tuple
     still = torch.zeros(1, 1, 2, 2, dtype=torch.long)
     if options.mode in ("l1", "signed"):
         step = still.clone()
-        step[0, 0, 0] = 1  # one cell down and to the right: the size of a cell on the scale of the targets
+        step[0, 0, 0] = 1  # one cell down and right: a cell's size on the scale of the targets
         zero, one = (
             pair_targets(pair, *size, target=options.target, scale=options.scale)[0, 0].to(outputs[0])
             for pair in (still, step)
@@ -152,7 +152,7 @@ def open_token_views(model: TrainedModel, teacher: str | None, device: str) -> T
     """
     model.require_classifier()
     if teacher is None:
-        return TokenViews([("what the cells are taken for", model)])
+        return TokenViews([("predicted classes of the cells", model)])
     other = open_named(teacher, device, setting="--teacher").require_classifier()
     missing = [name for name in model.classes if name not in other.classes]
     if missing:

@@ -1,4 +1,4 @@
-"""The model and the images of a call, each image as the model's input and as a picture for people."""
+"""The images of a call, each as the model's input and as a picture for people."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Viewed:
 def read_images(
     sources: Sequence[str | ImageInMemory], model: TrainedModel, on_bad: str, console: Console
 ) -> tuple[int, Iterator[Viewed]]:
-    """Return the largest possible number of images, and an iterator that holds one image at a time.
+    """Return an upper bound on the number of images, and an iterator that keeps one image in memory at a time.
 
     Raises:
         UserError: a path does not exist or holds no image, or an image cannot be read.

@@ -161,7 +161,9 @@ def _in_batches(images: Iterator[Viewed], views: Sequence[str], size: int) -> It
         return batched(images, size)
     pair = list(images)
     if len(pair) > 2:
-        raise UserError(f"--show matches draws one image beside its mirror, or two, and {len(pair)} are given.")
+        raise UserError(
+            f"--show matches takes one image (compared with its mirror image) or two, but {len(pair)} are given."
+        )
     return iter([pair])
 
 

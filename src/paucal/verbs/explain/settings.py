@@ -1,4 +1,4 @@
-"""The settings of `paucal explain`, and which of them belong to which picture."""
+"""The settings of `paucal explain`, and the pictures that use them."""
 
 import re
 from collections.abc import Sequence
@@ -35,9 +35,9 @@ class ExplainSettings:
     token: list[str] | None = option(
         "queries of the attention, a row for each: a token's name, or ROW,COLUMN from 0", group=_GROUP
     )
-    teacher: str | None = option("run or timm model whose token labels stand beside the model's", group=_GROUP)
+    teacher: str | None = option("run or timm model whose token labels are drawn beside the model's", group=_GROUP)
     against: list[str] | None = option(
-        "runs or timm models whose heads' entropy stands beside the model's, for --show entropy", group=_GROUP
+        "runs or timm models whose head entropies are drawn beside the model's, for --show entropy", group=_GROUP
     )
     output: str | None = option("folder for the pictures (default: the next free in explanations/)", group=_PICTURES)
     format: Literal["png", "svg", "both"] = option("kind of picture", "png", group=_PICTURES)
@@ -69,4 +69,4 @@ def require_use(views: Sequence[str], settings: ExplainSettings) -> None:
     if settings.method != "auto" and "attribution" not in views:
         raise UserError("--method chooses how the attribution is computed: add --show attribution.")
     if settings.token and "attention" not in views and not any(map(CELL.fullmatch, settings.token)):
-        raise UserError(f"--token is {settings.token[0]!r}, and the localization starts at a cell: give ROW,COLUMN.")
+        raise UserError(f"--token is {settings.token[0]!r}, but the localization needs a cell: give ROW,COLUMN.")

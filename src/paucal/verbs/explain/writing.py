@@ -1,4 +1,4 @@
-"""Writing pictures: a folder of their own, and valid file names that are never used twice."""
+"""Writing pictures: into a new folder, under valid file names that are never used twice."""
 
 import re
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def settle_folder(output: str | None, sources: Sequence[Any], default: Path = DE
 
     Args:
         output: Folder that the user has given; None for the next number in `default`.
-        sources: Images as paths or PIL images, and folders of images, in which nothing is written.
+        sources: Images as paths or PIL images, and folders of images, which must not be written to.
         default: A folder of numbered folders.
 
     Raises:
@@ -72,7 +72,7 @@ class Pictures:
             self.written.append(path)
 
     def write_table(self, name: str, text: str) -> None:
-        """Write the numbers of a figure beside it; `name` is a plain word that is not the name of a picture."""
+        """Write the numbers of a figure beside it; `name` must be a plain word that no picture has as its name."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.folder / f"{name}.csv", text)
 

@@ -1,7 +1,7 @@
 """`paucal export --max-size 5MB --max-ms 30`: the best file within the limits, of the run's model or a smaller one.
 
-Files of all formats are judged on validation images, and the one that is kept is reported on test images. A smaller
-model learns only where no file of the run's model fits; its network and image size are chosen before, since the files
+Files of all formats are compared on validation images, and the chosen file is reported on test images. A smaller model
+is only trained if no file of the run's model fits; its network and image size are chosen before, since the files
 of an untrained network are as large and as fast. Times are of the processor on one thread, so that other programs on
 the machine do not count.
 """
@@ -29,7 +29,7 @@ from paucal.wording import percent
 
 STUDENT = "student"  # folder of the smaller model's run
 TIMED = 12  # images on which the files of an untrained student are timed
-MARGIN = 0.9  # share of --max-ms that such a file may take, since times differ from one measurement to the next
+MARGIN = 0.9  # share of --max-ms that the file of an untrained student may take, since measured times vary
 TIMINGS, NEAR = 3, 1.5  # how often a file that takes up to this multiple of --max-ms is timed again
 
 
@@ -41,9 +41,9 @@ class Candidate:
         subject: Model.
         format: Name of the format.
         int8: Whether it is the format's file of 8 bits.
-        folder: Folder of the file and what belongs to it.
+        folder: Folder of the file and its companions.
         found: Comparison with the model on validation images.
-        model: Name of the model for people; "" for the run's own.
+        model: Name of the model for messages; "" for the run's own.
     """
 
     subject: Subject
@@ -60,12 +60,12 @@ class Candidate:
 
     @property
     def title(self) -> str:
-        """The file and its model for people."""
+        """Description of the file and its model."""
         return f"{self.name} of {self.model}" if self.model else self.name
 
     @property
     def quality(self) -> tuple[float, float]:
-        """Share of right answers, then that of the model's answers."""
+        """Accuracy, then agreement with the model."""
         return (0.0 if self.found.accuracy is None else self.found.accuracy[1], self.found.agreement)
 
 
@@ -73,7 +73,7 @@ def formats_to_fit(settings: ExportSettings, subject: Subject) -> list[str]:
     """Return the formats to choose among: the given ones, or all installed ones with files of 8 bits.
 
     Raises:
-        UserError: A format is no graph, or does not run on this machine.
+        UserError: A format is not a graph, or does not run on this machine.
     """
     usual = [name for name, entry in GRAPHS.items() if entry.quantise and entry.installed]
     if isinstance(subject, DetectorSubject) or settings.with_preprocessing:
@@ -102,7 +102,7 @@ def best_within(
     kept = _keep_best(tried, subject, limits, settings, console)
     if kept is None and type(subject) is ClassifierSubject and not subject.card.several:
         if has_images(subject):
-            console.say(f"no file of the run's model keeps to {limits}: looking for a smaller model that it can teach")
+            console.say(f"no file of the run's model is within {limits}: looking for a smaller model to distil it into")
             measured = list(_measure_students(subject, formats, limits, settings, work, console))
             student = next((student for student, files in measured if _fit_easily(limits, files)), None)
             if student is None:
@@ -125,7 +125,7 @@ def best_within(
 def _keep_best(
     files: Sequence[Candidate], subject: Subject, limits: Limits, settings: ExportSettings, console: Console
 ) -> tuple[Candidate, Comparison] | None:
-    """Return the best file that keeps to the limits on test images too, with its comparison there; None without one."""
+    """Return the best file within the limits on test images too, with its comparison there; None without one."""
     fitting = [one for one in files if limits.excess(_time_again(one, one.found, limits, settings, console)) <= 1]
     for one in sorted(fitting, key=lambda one: one.quality, reverse=True):
         found, what = _judge(one, subject, settings, console)
@@ -141,7 +141,7 @@ def _keep_best(
 def _write_files(
     subject: Subject, formats: Sequence[str], settings: ExportSettings, work: Path, console: Console
 ) -> Iterator[Candidate]:
-    """Write every file of a model, and yield those that answer as the model does."""
+    """Write every file of a model, and yield those that agree with the model."""
     writer = GraphWriter(subject, settings, console, process_time)
     with one_thread():
         writer.open(formats, JUDGED)
@@ -210,11 +210,11 @@ def _list_files(subject: Subject, formats: Sequence[str], settings: ExportSettin
 
 def _nothing_fits(tried: Sequence[Candidate], limits: Limits) -> str:
     if not tried:
-        return f"no file of this model answers as it does, so none keeps to {limits}: use another --format."
+        return f"no file agrees with this model, so none is within {limits}: use another --format."
     closest = min(tried, key=lambda one: limits.excess(one.found))
     near = "" if limits.excess(closest.found) > 1 else ", too near to the limit since times differ"
     return (
-        f"no file keeps to {limits}: the closest is {closest.title} with {describe(closest.found)}{near}, so nothing "
+        f"no file is within {limits}: the closest is {closest.title} with {describe(closest.found)}{near}, so nothing "
         "was written; give a larger --max-size or --max-ms."
     )
 
@@ -222,7 +222,7 @@ def _nothing_fits(tried: Sequence[Candidate], limits: Limits) -> str:
 def _judge(
     candidate: Candidate, subject: Subject, settings: ExportSettings, console: Console
 ) -> tuple[Comparison, str]:
-    """Compare a file with the run's model on test images; return the comparison and what the images are."""
+    """Compare a file with the run's model on test images; return the comparison and a description of the images."""
     pictures = compared_images(settings.data, settings.images, subject, console)
     own, student = candidate.subject, None
     if own is not subject:
@@ -267,7 +267,7 @@ def _describe_scores(found: Comparison, subject: Subject, what: str) -> str:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread inside the block, as the limit of the time says."""
+    """Compute on one thread inside the block, for measurements against --max-ms."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""The graphs of an export: each is written, run on real images, and kept only if it answers as the model does."""
+"""The graphs of an export: each is written, run on real images, and kept only if it agrees with the model."""
 
 import shutil
 import tempfile
@@ -20,9 +20,9 @@ from paucal.verbs.export.subjects import Subject
 from paucal.wording import counted, percent
 
 PIXELS_TOLERANCE = 0.05  # for graphs with their preprocessing inside, which round a few pixels differently
-MOST_OF_PIXELS = 5  # times the tolerance for segmenters, since the largest difference is that of millions of pixels
-LEAST_AGREEMENT, LEAST_OF_8_BITS = 0.95, 0.75  # shares of equal answers below which a file is refused
-ANSWERS = {  # by what is compared: how the share of equal answers and the accuracy are named
+MOST_OF_PIXELS = 5  # factor on the tolerance for segmenters, whose largest difference is over millions of pixels
+LEAST_AGREEMENT, LEAST_OF_8_BITS = 0.95, 0.75  # least agreement of a file with the model
+ANSWERS = {  # by the kind of prediction: names of the agreement and of the accuracy
     "images": ("the same class for {}", "accuracy"),
     "numbers": ("the same number, to a tenth of the target's deviation, for {}", "accuracy"),
     "pixels": ("the same class for {} of the pixels", "pixels right"),
@@ -37,7 +37,7 @@ def file_name(name: str, int8: bool) -> str:
 
 @contextmanager
 def staged(place: Path) -> Iterator[Path]:
-    """Yield a new folder, the content of which is moved to `place` when the block ends without an error."""
+    """Yield a new folder, whose content is moved to `place` when the block ends without an error."""
     with tempfile.TemporaryDirectory(prefix="paucal-export-") as staging:
         yield Path(staging)
         place.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ class GraphWriter:
         subject: Model.
         settings: Settings of the export.
         console: Shows the comparisons.
-        clock: Seconds that the time for an image is counted in.
+        clock: Clock for measuring the time of an image, in seconds.
 
     Attributes:
         pictures: Images on which the files are compared with the model.
@@ -95,12 +95,12 @@ class GraphWriter:
         self.console.say(f"writing {self.subject.card.backbone.name} down as a graph, which takes up to a minute")
 
     def pixels(self, name: str) -> bool:
-        """Return whether the graph of a format has its preprocessing inside."""
+        """Return whether the graph of a format includes the preprocessing."""
         always = GRAPHS[name].pixels
         return self.settings.with_preprocessing if always is None else always
 
     def write(self, name: str, int8: bool, folder: Path) -> Comparison | None:
-        """Write a format into a folder, and return how its answers differ from the model's; None if it cannot run here.
+        """Write a format into a folder, and return its comparison with the model; None if it cannot run here.
 
         Raises:
             UserError: The network cannot be written in this format, or the file's answers differ from the model's.
@@ -110,7 +110,7 @@ class GraphWriter:
         if not entry.runs_here:
             self.console.say(
                 f"{path.name} ({_size(folder) / 2**20:.1f} MiB): converted, and its shapes are right; it was not run, "
-                f"since its runtime exists for {entry.platform} alone"
+                f"since its runtime only exists for {entry.platform}"
             )
             return None
         pixels, found = self.pixels(name), self.compare(name, path)
@@ -180,6 +180,6 @@ def _require_alike(name: str, found: Comparison, most: float) -> None:
 def _require_agreement(name: str, found: Comparison, least: float, advice: str) -> None:
     if not found.agreement >= least:
         raise UserError(
-            f"{name} gives the model's answer for {percent(found.agreement)} only, expected {percent(least)} at least, "
+            f"{name} agrees with the model for only {percent(found.agreement)}, expected {percent(least)} at least, "
             f"so it was not kept: {advice}."
         )

@@ -27,7 +27,7 @@ class Pictures:
     Attributes:
         pictures: Pictures of any sizes.
         labels: Class of each picture in the order of the model's classes, or classes of its pixels; None if unknown.
-        what: Description of the images for people.
+        what: Description of the images for messages.
     """
 
     pictures: list[Image.Image]
@@ -41,7 +41,7 @@ TESTED, JUDGED = ("test", "val", "train"), ("val", "train")  # parts of the imag
 def compared_images(
     data: str | None, most: int, subject: Subject, console: Console, parts: Sequence[str] = TESTED
 ) -> Pictures:
-    """Return images to compare an export on: the given images, or those of the first of a run's parts that has any.
+    """Return images to compare an export on: the given images, or those of the first non-empty part of a run.
 
     Raises:
         UserError: there are no images, or the run's images are gone.
@@ -50,10 +50,10 @@ def compared_images(
         given = read_all(open_sources([data], console, subject.reading), subject.reading, "refuse", console)
         found = [picture for _, picture in islice(given, most)]
         if not found:
-            raise UserError(f"--data: {data!r} holds no images: give some to compare the export on.")
+            raise UserError(f"--data: {data!r} holds no images: give images for comparing the export.")
         return Pictures(found, None, f"images of {data}")
     if not subject.run.config.exists():
-        return Pictures(_noise(subject, min(most, NOISE)), None, "images of noise (--data names others)")
+        return Pictures(_noise(subject, min(most, NOISE)), None, "images of noise (give others with --data)")
     images, split, label = subject.images
     part = next((name for name in parts if len(split.indices(name))), "train")
     part_rows = split.indices(part)
@@ -63,7 +63,7 @@ def compared_images(
 
 
 def has_images(subject: Subject) -> bool:
-    """Return whether the images of the model's run are at hand."""
+    """Return whether the images of the model's run are available."""
     try:
         return subject.run.config.exists() and bool(subject.images)
     except UserError:
@@ -78,7 +78,7 @@ def calibrating_inputs(subject: Subject) -> Iterator[NDArray[np.float32]]:
     """
     if not subject.run.config.exists():
         raise UserError(
-            f"--int8 needs the training images of a run, and {subject.run.path} is a model alone: give its run."
+            f"--int8 needs the training images of a run, but {subject.run.path} is only a model: give its run."
         )
     images, split, _ = subject.images
     train = split.indices("train")

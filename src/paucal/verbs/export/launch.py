@@ -54,7 +54,7 @@ class Export:
     Attributes:
         folder: Folder of the files.
         files: Files in the order in which they were written.
-        comparisons: Comparison of each graph's answers with the original's, by file name.
+        comparisons: Comparison of each graph's predictions with the original's, by file name.
         said: Text that the command line prints.
     """
 
@@ -77,7 +77,7 @@ def export_model(run: str | os.PathLike[str], /, **settings: Any) -> Export:
 
     Raises:
         UserError: there is no such run, a package is missing, the network cannot be written in a format, or the
-            answers of an export differ from those of the model.
+            predictions of an export differ from the model's.
         TypeError: a setting does not exist.
 
     Example:
@@ -102,7 +102,7 @@ def export_all(run: str, settings: ExportSettings, console: Console) -> Export:
 
 
 def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSettings, console: Console) -> Export:
-    """Write and compare each format that was asked for, or the usual ones."""
+    """Write and compare each requested format, or the default ones."""
     formats = _formats(settings, subject)
     place = settle_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
     written: list[Path] = []
@@ -144,7 +144,7 @@ def _export_within(
 ) -> Export:
     """Write the best file within limits, with the run of the smaller model if it is of one."""
     formats = formats_to_fit(settings, subject)
-    _formats(replace(settings, format=formats), subject)  # refuses what does not go together
+    _formats(replace(settings, format=formats), subject)  # refuses settings that contradict each other
     place = settle_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
     with TemporaryDirectory(prefix="paucal-export-") as work:
         best, found = best_within(subject, formats, limits, settings, Path(work), console)
@@ -178,9 +178,9 @@ def _formats(settings: ExportSettings, subject: Subject) -> Sequence[str]:
     if isinstance(subject, DetectorSubject):
         _check_detector(chosen, settings)
     if "html" in chosen and not is_classifier:
-        raise UserError("--format html is a page that classifies pictures, and this model does not: use --format onnx.")
+        raise UserError("--format html is for classifiers: use --format onnx.")
     if settings.int8 and settings.with_preprocessing:
-        raise UserError("--int8 goes with a network alone: leave out --with-preprocessing, or --int8.")
+        raise UserError("--int8 and --with-preprocessing cannot be combined: leave one out.")
     _check_hub(chosen, settings, subject)
     if "safetensors" in chosen and not is_classifier:
         raise UserError("--format safetensors is for classifiers; the run's model.safetensors has these weights.")
@@ -196,11 +196,11 @@ def _is_classifier(subject: Subject) -> bool:
 
 def _check_detector(chosen: Sequence[str], settings: ExportSettings) -> None:
     if settings.int8:
-        raise UserError("--int8 is for classifiers and segmenters, and this model is a detector: leave it out.")
+        raise UserError("--int8 is for classifiers and segmenters, but this model is a detector: leave it out.")
     if fixed := [name for name in chosen if name in GRAPHS and GRAPHS[name].pixels is False]:
         raise UserError(
-            f"--format {fixed[0]} has fixed sizes, and how many regions a detector looks at depends on the image: use "
-            "--format onnx."
+            f"--format {fixed[0]} has fixed sizes, but the number of a detector's regions depends on the image: "
+            "use --format onnx."
         )
 
 
@@ -208,17 +208,19 @@ def _check_mirror(chosen: Sequence[str], settings: ExportSettings) -> None:
     weights = {"safetensors", "hub"} & set(chosen)
     if settings.mirror and weights:
         raise UserError(
-            f"--mirror averages within a graph, and --format {min(weights)} has weights alone: leave one of them out."
+            f"--mirror averages within a graph, but --format {min(weights)} only has weights: leave one of them out."
         )
 
 
 def _check_hub(chosen: Sequence[str], settings: ExportSettings, subject: Subject) -> None:
     if "hub" not in chosen and (settings.push or settings.data_licence):
-        raise UserError("--push and --data-licence are of the hub: give --format hub with them.")
+        raise UserError("--push and --data-licence are for the hub: give --format hub with them.")
     if "hub" not in chosen:
         return
     if not _is_classifier(subject):
-        raise UserError("--format hub is for classifiers that timm can build; this model is for 'paucal.load' alone.")
+        raise UserError(
+            "--format hub is for classifiers that timm can build; this model can only be read by 'paucal.load'."
+        )
     if subject.card.reads_stages:
         raise UserError(
             "--format hub is for classifiers that timm can build, and this one reads several stages, for 'paucal.load' "
@@ -230,7 +232,7 @@ def _check_hub(chosen: Sequence[str], settings: ExportSettings, subject: Subject
 def _write_folder(
     place: Path, run: RunFolder, subject: ClassifierSubject, settings: ExportSettings, for_hub: bool, console: Console
 ) -> list[Path]:
-    """Write the folder that timm reads, and upload it if that is asked for."""
+    """Write the folder that timm reads, and upload it if requested."""
     place.mkdir(parents=True, exist_ok=True)
     page = _page(run, subject.model, settings, for_hub)
     files = write_timm_folder(place, subject.network, subject.card, page)

@@ -13,7 +13,7 @@ UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**
 
 @dataclass(frozen=True)
 class Limits:
-    """How large and how slow a file may be.
+    """Limits on the size and the time of a file.
 
     Attributes:
         size: Bytes; None for any size.
@@ -37,7 +37,7 @@ def limits_of(settings: ExportSettings) -> Limits | None:
     """Return the limits that were given; None without any.
 
     Raises:
-        UserError: The size or the time is invalid, or an option does not go with the limits or needs one.
+        UserError: The size or the time is invalid, or an option contradicts the limits or needs one.
     """
     if settings.max_size is None and settings.max_ms is None:
         if settings.time is not None:
@@ -54,7 +54,7 @@ def bytes_of(text: str) -> int:
     """Return the bytes of a size such as "5MB" or "800 KiB".
 
     Raises:
-        UserError: It is no size above 0.
+        UserError: It is not a size above 0.
 
     Example:
         >>> bytes_of("5MB"), bytes_of("1.5 MiB")
@@ -68,5 +68,5 @@ def bytes_of(text: str) -> int:
 
 
 def describe(found: Comparison) -> str:
-    """Return the size and the time of a file for people."""
+    """Return the size and the time of a file as text."""
     return f"{found.size / 1e6:.2g} MB and {found.milliseconds[1]:.2g} ms an image"

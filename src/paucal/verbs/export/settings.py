@@ -23,12 +23,12 @@ class ExportSettings:
         group=_GROUP,
     )
     with_preprocessing: bool = option(
-        "pt2, onnx and openvino: take bytes of any size and give probabilities, with resizing and normalising inside",
+        "pt2, onnx and openvino: include resizing and normalisation; take bytes of any size and return probabilities",
         False,
         group=_GROUP,
     )
     mirror: bool = option(
-        "of a classifier: average the answers for an image and its mirror image within the files; takes twice the time",
+        "classifiers: average the predictions for an image and its mirror image within the files; takes twice the time",
         False,
         group=_GROUP,
     )
@@ -39,20 +39,20 @@ class ExportSettings:
         group=_GROUP,
     )
     onnxruntime_web: str | None = option(
-        "html: unpacked folder of the npm package onnxruntime-web, which the page will contain", None, group=_GROUP
+        "html: unpacked folder of the npm package onnxruntime-web, which is included in the page", None, group=_GROUP
     )
     output: str | None = option("folder for the files (default: the next free in exports/)", group=_GROUP)
     data: str | None = option("images to compare with, instead of the run's test images", None, group=_COMPARED)
     push: str | None = option("hub: OWNER/NAME to upload the folder to; a new repository is private", group=_GROUP)
-    data_licence: str | None = option("hub: licence of the training images, as the page is to state it", group=_GROUP)
+    data_licence: str | None = option("hub: licence of the training images, for the page", group=_GROUP)
     images: int = option("largest number of images to compare with", 200, group=_COMPARED, low=1, high=MOST)
     max_size: str | None = option(
-        "largest size of the file, such as 5MB: the best file within the limits is written, of this model or of a "
-        "smaller one that it teaches",
+        "largest size of the file, such as 5MB: the best file within the limits is written, of this model or of "
+        "a smaller one distilled from it",
         None,
         group=_FITTING,
     )
     max_ms: float | None = option(
         "most milliseconds for one image on one thread of this machine, likewise", None, group=_FITTING, above=0
     )
-    time: str | None = option("for how long a smaller model may learn (default: 15m)", None, group=_FITTING)
+    time: str | None = option("training time of a smaller model (default: 15m)", None, group=_FITTING)

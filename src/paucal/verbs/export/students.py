@@ -1,4 +1,4 @@
-"""Smaller models that learn from a run's, for limits that no file of the run keeps."""
+"""Smaller models that are distilled from a run's, for limits that no file of the run meets."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from paucal.verbs.export.subjects import ClassifierSubject
 SIDES = (224, 192, 160, 128, 96, 64)  # pixels
 UNTRAINED = "mobilenetv2_050"  # without weights: 0.7 M parameters
 TIME = "15m"
-# Settings of the run that say what its images are; its split goes along as a file.
+# Settings of the run that define its images; its split is passed as a file.
 OF_THE_IMAGES = (
     *("data", "data_root", "image_column", "label_column", "label_separator", "channels", "classes", "on_bad_image"),
     *("resize", "hflip", "seed", "workers"),
@@ -50,7 +50,7 @@ class Student:
 
 
 class _ProgressConsole(Console):
-    """Shows progress bars alone; the run's log has the lines."""
+    """Shows only progress bars; the run's log has the messages."""
 
     def say(self, text: str) -> None:
         """Log a line."""
@@ -79,7 +79,7 @@ def _megabytes(weights: Trained | AddedWeights) -> float:
 
 
 def untrained(teacher: ClassifierSubject, student: Student, console: Console) -> ClassifierSubject:
-    """Return a student before it learns, whose files have the size and the speed of the trained one."""
+    """Return an untrained student, whose files have the size and the speed of the trained one."""
     own, size = teacher.card, (student.side, student.side)
     spec = BackboneSpec(student.name, len(own.classes), own.backbone.in_chans, size)
     with torch.random.fork_rng(devices=[]):
@@ -87,7 +87,7 @@ def untrained(teacher: ClassifierSubject, student: Student, console: Console) ->
     card = ModelCard(spec, own.classes, replace(own.preprocessing, image_size=size))
     model = TrainedModel(network, card, torch.device("cpu"))
     subject = ClassifierSubject(teacher.run, console, teacher.mirror, model)
-    subject.images = teacher.images  # so that they are opened once
+    subject.images = teacher.images  # to open them only once
     return subject
 
 

@@ -1,4 +1,4 @@
-"""What an export needs from the models of each task: a graph, answers for images, and the run's own images."""
+"""The parts of an export that depend on the task: the graph, predictions for images, and the run's own images."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,8 +41,8 @@ class ClassifierSubject(Classifier):
 
     Args:
         run: Run of `paucal train`.
-        console: Shows how far the reading of images is.
-        mirror: Whether the answers for an image and its mirror image are averaged.
+        console: Shows the progress of reading images.
+        mirror: Whether to average the predictions for an image and its mirror image.
         model: Model in place of the run's.
     """
 
@@ -104,11 +104,11 @@ class NumberSubject(ClassifierSubject):
 
 
 class SegmenterSubject:
-    """A segmentation network, asked about windows that cover the image.
+    """A segmentation network, applied to windows that cover the image.
 
     Args:
         run: Run of `paucal segment`.
-        console: Shows how far the reading of images is.
+        console: Shows the progress of reading images.
     """
 
     unit = "pixels"
@@ -127,7 +127,7 @@ class SegmenterSubject:
             UserError: The preprocessing is to be inside.
         """
         if pixels:
-            raise UserError("--with-preprocessing is for classifiers, and a segmenter reads windows: leave it out.")
+            raise UserError("--with-preprocessing is for classifiers, but a segmenter reads windows: leave it out.")
         example = torch.zeros(EXAMPLES, self.card.backbone.in_chans, *self.card.preprocessing.image_size)
         return Graph(self.network, example, {0: "batch"}, "images", "logits")
 
@@ -140,7 +140,7 @@ class SegmenterSubject:
         return pixel_probabilities(network, given, self.options)
 
     def compare(self, own: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
-        """Return how two answers for the pixels of one image differ."""
+        """Return the differences of two predictions for the pixels of an image."""
         return compare(own, exported, label, None)
 
     def calibrate(self, image: Image.Image) -> Tensor:
@@ -158,11 +158,11 @@ class SegmenterSubject:
 
 
 class DetectorSubject:
-    """A detector, asked for a table of the objects of an image.
+    """A detector that returns a table of the objects of an image.
 
     Args:
         run: Run of `paucal detect`.
-        console: Shows how far the reading of images is.
+        console: Shows the progress of reading images.
     """
 
     unit = "objects"
@@ -181,9 +181,9 @@ class DetectorSubject:
             UserError: The preprocessing is to be inside.
         """
         if pixels:
-            raise UserError("--with-preprocessing is for classifiers, and this model is a detector: leave it out.")
+            raise UserError("--with-preprocessing is for classifiers, but this model is a detector: leave it out.")
         height, width = self.card.resize_to
-        # An image that is padded, and in which no side equals another, so that no such case becomes part of the graph.
+        # A padded image with different sides, so that tracing does not assume equal sides or no padding.
         example = torch.zeros(1, self.card.backbone.in_chans, height - 5, width + 27)
         return Graph(self.network, example, {2: "height", 3: "width"}, "images", "objects")
 
@@ -198,7 +198,7 @@ class DetectorSubject:
         return network(given)
 
     def compare(self, own: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
-        """Return how two tables of the objects of one image differ."""
+        """Return the differences of two tables of the objects of an image."""
         return compare_objects(own, exported)
 
     def calibrate(self, image: Image.Image) -> Tensor:
@@ -210,7 +210,7 @@ class DetectorSubject:
         """The images of the run; their boxes are not needed."""
         location = self.run.settings.get("data")
         if not isinstance(location, str):
-            raise UserError(f"{str(self.run.path)!r} does not say on which images it was trained: give --data.")
+            raise UserError(f"{str(self.run.path)!r} does not name the images it was trained on: give --data.")
         images = open_boxed(location, outlines=False).images
         return images, read_split(self.run.split, images), None
 
@@ -224,8 +224,8 @@ def open_subject(run: RunFolder, console: Console, mirror: bool = False) -> Subj
 
     Args:
         run: Run of `paucal train` or `paucal segment`.
-        console: Shows how far the reading of images is.
-        mirror: Whether a classifier's answers for an image and its mirror image are averaged.
+        console: Shows the progress of reading images.
+        mirror: Whether to average a classifier's predictions for an image and its mirror image.
 
     Raises:
         UserError: The run has no model.
@@ -234,5 +234,7 @@ def open_subject(run: RunFolder, console: Console, mirror: bool = False) -> Subj
     if not mirror:
         return SUBJECTS.get(task, ClassifierSubject)(run, console)
     if task in (SEGMENTATION, DETECTION):
-        raise UserError(f"--mirror averages the answers of a classifier, and {run.path} is for {task}: leave it out.")
+        raise UserError(
+            f"--mirror averages the predictions of a classifier, but {run.path} is for {task}: leave it out."
+        )
     return (NumberSubject if task == REGRESSION else ClassifierSubject)(run, console, mirror)

@@ -75,7 +75,7 @@ def _ask(images: ImageSet, settings: LabelSettings, output: Path, console: Conso
     try:
         return label_images(images, teacher, output, console, *limits)
     except KeyboardInterrupt:
-        console.say(f"the maps made so far are in {output}: the same call goes on from there.")
+        console.say(f"the maps so far are in {output}: repeat the same call to continue.")
         raise
 
 

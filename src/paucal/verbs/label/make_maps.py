@@ -34,16 +34,16 @@ from paucal.verbs.label.settings import LEVEL
 from paucal.wording import counted, percent
 
 SAMPLE = 1000  # labelled images that the teacher is tested on
-ALONE = 0.8  # share of its accuracy on whole images that a teacher should keep on the mean over the cells
+ALONE = 0.8  # least accuracy of the mean over the cells, relative to the accuracy on whole images
 WHAT = "the folder of label maps"
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """A classifier that makes dense labels.
+    """A classifier that gives dense labels.
 
     Attributes:
-        name: Name for people.
+        name: Name for messages.
         dense: Classifier of single cells.
         classes: Names of its outputs.
         transform: Preprocessing of a whole image.
@@ -99,7 +99,7 @@ def label_images(
         output: Folder for the maps; unfinished maps are completed.
         console: Console for messages.
         top: Number of classes kept at each cell.
-        min_accuracy: Share of the sample that the mean over the cells must get right.
+        min_accuracy: Share of the sample that the mean over the cells must classify correctly.
         batch_size: Images in a batch.
         workers: Number of processes that load images.
 
@@ -154,12 +154,12 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
     card, prepare = model.require_classifier().card, model.card.preprocessing
     if card.several:
         raise UserError(
-            f"--teacher: {name} gives several labels for an image, and token labels are shares of one: train a teacher "
+            f"--teacher: {name} gives several labels for an image, but token labels are shares of one: train a teacher "
             "on images with one label each."
         )
     if prepare.channels != RGB:
         raise UserError(
-            f"--teacher: {name} reads {prepare.channels} channels, and label maps are made of images in RGB: give "
+            f"--teacher: {name} reads {prepare.channels} channels, but label maps are made from RGB images: give "
             "another teacher."
         )
     run = named if isinstance(named, RunFolder) else None
@@ -189,7 +189,7 @@ def _test_teacher(images: ImageSet, teacher: Teacher, device: torch.device, batc
 
 
 def _sample(images: ImageSet, teacher: Teacher) -> NDArray[np.int64]:
-    """Return positions spread over the set, only of images that the teacher was not trained on if there are any."""
+    """Return positions spread over the set, without images that the teacher was trained on unless all are."""
     seen = teacher.trained_on(images)
     new = [index for index, key in enumerate(images.keys) if key not in seen]
     pool = np.asarray(new or range(len(images)), dtype=np.int64)
@@ -200,13 +200,13 @@ def require_knowledge(check: TeacherCheck, level: float, console: Console) -> No
     """Refuse maps whose accuracy is too low; raises a UserError."""
     if check.cells < level:
         raise UserError(
-            f"the mean of the cells is right on {percent(check.cells)} of the images, under --min-accuracy "
-            f"{level:g}: its maps would teach mistakes; train a better teacher, or lower the level to go on."
+            f"the mean of the cells is right on {percent(check.cells)} of the images, below --min-accuracy "
+            f"{level:g}, so its maps would be mostly wrong: train a better teacher, or lower --min-accuracy."
         )
     if check.cells < ALONE * check.whole:
         console.say(
-            "note: single cells know less than the whole image; a teacher that classifies the mean of its cells (a "
-            "ResNet, ConvNeXt or Swin) gives better maps than one with a class token"
+            "note: the cells are less accurate than the whole image; a teacher that classifies the mean of its "
+            "cells (a ResNet, ConvNeXt or Swin) gives better maps than one with a class token"
         )
 
 
@@ -229,14 +229,14 @@ def convert_published(
         output: Folder for the maps; unfinished maps are completed.
         console: Console for messages.
         classes: Names of the maps' classes in the order of their numbers; by default the classes of the set.
-        min_accuracy: Share of a sample of labelled images that the mean over the cells must get right.
+        min_accuracy: Share of a sample of labelled images that the mean over the cells must classify correctly.
 
     Raises:
         UserError: A map is missing, damaged or of another shape, or the accuracy of the maps is too low.
     """
     names = tuple(classes or images.classes)
     if not 2 <= len(names) <= MOST_CLASSES:
-        raise UserError(f"published maps number from 2 to {MOST_CLASSES} classes, and {len(names)} are named.")
+        raise UserError(f"published maps have 2 to {MOST_CLASSES} classes, but {len(names)} are named.")
     positions, files = find_maps(images, folder)
     labelled = images.select(positions)
     check = _test_published(labelled, files, names) if labelled.labelled else None

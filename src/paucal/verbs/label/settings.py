@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from paucal.settings.groups import LabelledDataSettings
 from paucal.settings.options import option
 
-LEVEL = 0.5  # share of a labelled sample that maps must get right
+LEVEL = 0.5  # share of a labelled sample that maps must classify correctly
 _GROUP = "label maps"
 
 
@@ -23,8 +23,8 @@ class LabelSettings(LabelledDataSettings):
     )
     picture: str | None = option("draw the maps of some images as this PNG", group=_GROUP)
     top_k: int = option("classes kept at each cell", 5, group=_GROUP, low=1, high=1_000_000)
-    img_size: list[int] | None = option("pixels the teacher looks at images with", group=_GROUP)
-    min_accuracy: float = option("what the teacher must reach to go on", LEVEL, group=_GROUP, low=0, high=1)
+    img_size: list[int] | None = option("side of the teacher's input in pixels", group=_GROUP)
+    min_accuracy: float = option("least accuracy of the teacher's maps", LEVEL, group=_GROUP, low=0, high=1)
     batch_size: int = option("images per forward pass", 32, group=_GROUP, low=1, high=1 << 20)
     workers: int = option("processes that load images", 0, group=_GROUP, low=0, high=64)
     device: str = option("cpu, cuda or mps", "cpu", group=_GROUP)

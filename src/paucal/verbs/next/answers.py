@@ -1,4 +1,4 @@
-"""What a model says of unlabelled images: how unsure it is, features, and labels to start from, for any task."""
+"""Predictions of a model of any task for unlabelled images: uncertainty, features, and draft labels."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,21 +33,21 @@ from paucal.verbs.predict.layouts import things_of
 from paucal.verbs.predict.settings import PredictSettings
 from paucal.wording import percent
 
-DOUBTFUL = 3  # objects of an image whose scores count
+DOUBTFUL = 3  # number of objects of an image whose scores count
 
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What a model says of N images.
+    """Predictions of a model for N images.
 
     Attributes:
-        unsure: (N,) how unsure it is of each image, from 0 to 1.
+        unsure: (N,) uncertainty about each image, from 0 to 1.
         features: (N, D).
         labelled: (L, D) features of its training images; (0, D) if they are not known.
-        unlike: (N,) whether an image is unlike the training images; None if that is not known.
-        words: Answer for each image, in words.
+        unlike: (N,) whether an image is unlike the training images; None if unknown.
+        words: Description of the prediction for each image.
         likeliest: Likeliest classes of each image with their probabilities; empty for other tasks.
-        content: Function that returns the answers for some positions as labels to correct, with the images.
+        content: Function that returns the predictions at some positions as draft labels, with the images.
     """
 
     unsure: Tensor
@@ -60,7 +60,7 @@ class Answers:
 
 
 class Model:
-    """A model of one task that answers for unlabelled images.
+    """A model of one task that predicts labels of unlabelled images.
 
     Args:
         source: Run, folder or file of the model.
@@ -76,12 +76,12 @@ class Model:
         raise NotImplementedError
 
     def answer(self, images: ImageSet, console: Console) -> Answers:
-        """Return what the model says of all images."""
+        """Return the predictions for all images."""
         raise NotImplementedError
 
 
 class Classifier(Model):
-    """A model that gives images classes."""
+    """A model that classifies images."""
 
     def __init__(self, source: str, device: str) -> None:
         self.source = source
@@ -89,7 +89,7 @@ class Classifier(Model):
         self.reading = self.model.card.preprocessing.reading
 
     def answer(self, images: ImageSet, console: Console) -> Answers:
-        """Return probabilities of the classes, and what the classifier is given of each image."""
+        """Return the probabilities of the classes, and the input of the classifier as features."""
         pictures, settings = Pictures([images], self.reading), PredictSettings(batch_size=32)
         blocks = list(ask(self.model, pictures, settings, console, features=True))
         rows = [row for block in blocks for row in block.predictions(self.model.card)]
@@ -134,7 +134,7 @@ class DetectorModel(Model):
         self.reading = replace(self.card.preprocessing.reading, side=None)
 
     def answer(self, images: ImageSet, console: Console) -> Answers:
-        """Return the doubt about the objects of each image, and the mean of its deepest map."""
+        """Return the uncertainty about the objects of each image, and the mean of its deepest map."""
         found: list[Detections] = []
         sizes: list[tuple[int, int]] = []
         with console.progress("detecting") as advance, pooled_maps(self.detector.stages) as take:
@@ -176,7 +176,7 @@ class DetectorModel(Model):
 
 
 class Segmenter(Model):
-    """A model that gives every pixel a class."""
+    """A model that classifies every pixel."""
 
     def __init__(self, source: str, device: str) -> None:
         self.source = source
@@ -184,7 +184,7 @@ class Segmenter(Model):
         self.reading = self.model.reading
 
     def answer(self, images: ImageSet, console: Console) -> Answers:
-        """Return the doubt about the pixels of each image, and the mean of its deepest map."""
+        """Return the uncertainty about the pixels of each image, and the mean of its deepest map."""
         unsure, features, sizes, words = [], [], [], []
         with console.progress("segmenting") as advance, pooled_maps(self.model.network.maps) as take:  # type: ignore[arg-type]
             for index in range(len(images)):
@@ -215,9 +215,9 @@ MODELS: Mapping[str, type[Model]] = {
 
 
 def doubt_of_objects(found: Detections) -> float:
-    """Return how unsure a detector is of an image: the mean doubt about its least certain objects, at most three.
+    """Return the uncertainty of a detector about an image: the mean over its three most uncertain objects at most.
 
-    The doubt about an object is 4 p (1 - p) for its score p.
+    The uncertainty about an object is 4 p (1 - p) for its score p.
 
     Example:
         >>> one = Detections(np.zeros((2, 4), np.float32), np.array([0.5, 1.0], np.float32), np.zeros(2, np.int64))
@@ -230,7 +230,7 @@ def doubt_of_objects(found: Detections) -> float:
 
 @contextmanager
 def pooled_maps(maps: nn.Module) -> Iterator[Callable[[], Tensor]]:
-    """Keep the mean of the deepest map over its cells, within the block.
+    """Record the mean of the deepest map over its cells within the block.
 
     Yields:
         A function that returns the (D,) mean since it was last called, over all calls of the maps.
@@ -252,6 +252,6 @@ def pooled_maps(maps: nn.Module) -> Iterator[Callable[[], Tensor]]:
 def _named(
     kind: Kind, images: ImageSet, items: list[Item], model: str, numbers: Mapping[str, int] | None = None
 ) -> Content:
-    """Return labels of a model as a set that can be written."""
+    """Return predicted labels as a set that can be written."""
     known = {name: number for number, name in enumerate(images.classes)} if numbers is None else dict(numbers)
     return with_names(Content(kind, images, tuple(items), known, model=Path(model).resolve().name))

@@ -44,8 +44,8 @@ class ToLabel:
 
     Attributes:
         path: Path of the image.
-        label: Answer of the model, which may be wrong; of a classifier its class, or its classes with ";" between them.
-        unsure: How unsure the model is, from 0 to 1.
+        label: Predicted label, which may be wrong: the class of a classifier, or several classes separated by ";".
+        unsure: Uncertainty of the model, from 0 to 1.
         by: "choice" or "random".
         reason: Why it was chosen, in words.
     """
@@ -108,7 +108,7 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
         )
     if settings.to is not None and VERBS[task] not in LAYOUTS[settings.to].kinds:
         holds = " or ".join(kind.noun for kind in KINDS if kind.verb in LAYOUTS[settings.to].kinds)
-        raise UserError(f"--to {settings.to} holds {holds}, and {source} is a model for {task}: choose another --to.")
+        raise UserError(f"--to {settings.to} stores {holds}, but {source} is a model for {task}: choose another --to.")
     model = MODELS[task](source, settings.device)
     with console.progress("reading images") as advance:
         images = load_images(settings, advance, labelled=False, reading=model.reading)
@@ -163,7 +163,7 @@ def _check_targets(settings: NextSettings) -> None:
     if settings.output is not None:
         path, form = check_table(settings.output)
         if form != "csv":
-            raise UserError(f"--output: {settings.output!r} is no table of rows: give a name that ends in .csv.")
+            raise UserError(f"--output: {settings.output!r} is not a CSV file: give a name that ends in .csv.")
         refuse_inside_images(path, places, settings.data_root)
     if settings.sheet is not None:
         if Path(settings.sheet).suffix.lower() not in SUFFIXES:
@@ -193,11 +193,11 @@ def _unlabelled(images: ImageSet, source: str, settings: NextSettings, console: 
         if learned.labelled:
             seen |= learned.parts_of(identities) != ""
     if seen.any():
-        console.say(f"left out: {counted(int(seen.sum()), 'image')} that the run has labels of")
+        console.say(f"left out: {counted(int(seen.sum()), 'image')} that the run has labels for")
         images = images.select(np.flatnonzero(~seen))
     if settings.copies == "leave-out" and len(images):
         of_known, of_others = copies_among(images, _images_of(run, images, console))
-        for which, words in ((of_known, "one of the run"), (of_others & ~of_known, "another of them")):
+        for which, words in ((of_known, "an image of the run"), (of_others & ~of_known, "another of them")):
             if which.any():
                 look = "looks" if which.sum() == 1 else "look"
                 console.say(f"left out: {counted(int(which.sum()), 'image')} that {look} like {words}")
@@ -208,25 +208,25 @@ def _unlabelled(images: ImageSet, source: str, settings: NextSettings, console: 
 
 
 def _images_of(run: RunFolder | None, like: ImageSet, console: Console) -> ImageSet | None:
-    """Return the images of a run, of any task; None with a note where they are gone."""
+    """Return the images of a run of any task; None, with a note, if they are gone."""
     data = None if run is None or not run.config.is_file() else run.settings.get("data")
     if run is None or data is None:
         return None
     try:
         images = open_images(str(data), labelled=False, root=run.settings.get("data_root"))
     except (UserError, OSError) as problem:
-        console.say(f"note: whether images look like those of the run cannot be said: {problem}")
+        console.say(f"note: images cannot be compared with those of the run: {problem}")
         return None
     return None if images.stream is not None else images
 
 
 def describe_choice(answers: Answers, choice: Choice) -> str:
-    """Return the answer for an image, and why it was chosen, in words."""
+    """Describe the prediction for an image and the reason for choosing it."""
     words = [answers.words[choice.index]]
     if choice.is_random:
         words.append(RANDOM)
     elif choice.stands_for > 1:
-        words.append(f"stands for {choice.stands_for} images")
+        words.append(f"represents {choice.stands_for} images")
     if answers.unlike is not None and bool(answers.unlike[choice.index]):
         words.append("not like the training images")
     return "; ".join(words)
@@ -235,13 +235,11 @@ def describe_choice(answers: Answers, choice: Choice) -> str:
 def _conclude(source: str, settings: NextSettings, rows: Sequence[ToLabel], console: Console) -> None:
     drawn = sum(row.by == "random" for row in rows)
     of_them = f", {drawn} of them at random" if drawn else ""
-    console.say(
-        f"{counted(len(rows), 'image')} to label next{of_them}; their labels are the model's answers: correct them"
-    )
+    console.say(f"{counted(len(rows), 'image')} to label next{of_them}; their labels are predictions: correct them")
     if settings.folder is not None:
-        console.say(f"with these answers as {settings.to}: {settings.folder}")
+        console.say(f"with these predictions as {settings.to}: {settings.folder}")
     if settings.output is not None:
-        console.say(f"the list: {settings.output}")
+        console.say(f"list: {settings.output}")
     if settings.output is None and settings.folder is None:
         for row in rows:
             console.say(f"{row.path}: {row.reason}")

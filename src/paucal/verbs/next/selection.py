@@ -1,9 +1,9 @@
-"""Which unlabelled images to label next: those that stand for many others of which the model is unsure.
+"""Choice of images to label next: images that represent many others about which the model is uncertain.
 
 Uncertainty Herding (Bae, Oliveira and Sutherland, ICLR 2025, arXiv 2412.20644) in the features of the model: every
-image counts by its uncertainty, and each choice is the image that brings most of the others closest to a labelled or
-chosen one. With few labels this spreads the choices over all images, with many it goes where the model is unsure; an
-image that resembles a labelled or chosen one adds nothing. A share of the choices is drawn at random instead.
+image is weighted by its uncertainty, and each choice is the image that most increases the similarity of all images to a
+labelled or chosen one. With few labels this spreads the choices over all images, with many it follows the uncertainty;
+an image that resembles a labelled or chosen one adds nothing. A share of the choices is drawn at random instead.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 MOST = 8192  # images that are compared with each other; their similarities take a quarter of a gigabyte
-NEIGHBOUR = 5  # rank of the neighbour at whose distance two images half stand for each other
-SMALLEST = 1e-6  # squared distance of images that are the same to a network
+NEIGHBOUR = 5  # rank of the neighbour at whose distance the similarity is one half
+SMALLEST = 1e-6  # squared distance below which images are the same to a network
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Choice:
 
 
 def unsureness(shares: Tensor, several: bool = False) -> Tensor:
-    """Return how unsure a model is of each image, (N,) from 0 to 1: one minus the lead of the likeliest class.
+    """Return the (N,) uncertainty about each image, from 0 to 1: one minus the margin of the likeliest class.
 
     Args:
         shares: (N, K) calibrated probabilities.
@@ -78,7 +78,7 @@ def choose(
 def similarities(vectors: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
     """Return similarities from 0 to 1 between images, (N, N), and the largest to a known image, (N,).
 
-    The width of the Gaussian follows the images: two at the median distance of fifth neighbours have one half.
+    The Gaussian's width follows the images: at the median distance of fifth neighbours the similarity is one half.
 
     Args:
         vectors: (N, D) features of length 1.

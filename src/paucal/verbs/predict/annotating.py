@@ -1,4 +1,4 @@
-"""A copy of a video with the answers of its table drawn in."""
+"""A copy of a video with its predictions drawn in."""
 
 import csv
 from collections.abc import Iterator, Sequence
@@ -16,13 +16,13 @@ LEAST_TEXT, LINE = 12, 60  # pixels of a letter; pixels of a picture's side for 
 
 
 def annotate_video(source: str, table: Path, output: Path, console: Console) -> None:
-    """Write a copy of a video in which each frame shows the last answer; the file appears when it is complete.
+    """Write a copy of a video in which each frame shows the latest prediction; the file appears when it is complete.
 
     Args:
         source: Path of the video.
-        table: Table of its answers.
+        table: Table of its predictions.
         output: New file that ends in .mp4.
-        console: Says where the copy is.
+        console: Console for the path of the copy.
     """
     av = require_av()
     codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
@@ -49,11 +49,11 @@ def annotate_video(source: str, table: Path, output: Path, console: Console) -> 
         temporary.replace(output)
     finally:
         temporary.unlink(missing_ok=True)
-    console.say(f"wrote {output}: {ledger.frames} frames with the last answer drawn in")
+    console.say(f"wrote {output}: {ledger.frames} frames with the latest prediction drawn in")
 
 
 def _answers(source: str, table: Path) -> Iterator[tuple[int, list[dict[str, str]]]]:
-    """Yield the number of each frame with an answer, and its rows."""
+    """Yield the number of each frame with a prediction, and its rows."""
     with table.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
         rows = (row for row in csv.DictReader(file) if row["path"] == source)
         for number, group in groupby(rows, key=lambda row: int(row["frame"])):

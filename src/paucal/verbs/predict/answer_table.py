@@ -1,4 +1,4 @@
-"""A CSV table that grows with the answers, and is gone on with after an interruption."""
+"""A CSV table that grows with the predictions, and is continued after an interruption."""
 
 import csv
 import io
@@ -24,13 +24,13 @@ Key = tuple[str, str]  # path and number of the frame
 class AnswerTable:
     """Rows that are written to disk batch by batch, or to standard output.
 
-    While it grows, a folder beside it holds a lock and what the answers depend on. The rows of the last frame may be
-    incomplete when a process dies, so a call that goes on removes them and answers that frame again.
+    While it grows, a folder beside it has a lock and everything that predictions depend on. If a process dies, the rows
+    of the last frame may be incomplete, so a call that continues removes them and repeats that frame.
 
     Args:
         output: File of the table; None for standard output.
         header: Names of the columns; the first are "path" and, for videos, "frame".
-        about: Everything that the answers depend on, by the names that users know.
+        about: Everything that predictions depend on, by the names that users know.
     """
 
     def __init__(self, output: str | None, header: Sequence[str], about: Mapping[str, Any]) -> None:
@@ -70,7 +70,7 @@ class AnswerTable:
         self.rows += len(rows)
 
     def finish(self) -> None:
-        """Say that the table is complete: the same call will not go on with it."""
+        """Mark the table as complete: the same call will not continue it."""
         if self.part is not None:
             (self.part / ABOUT).unlink(missing_ok=True)
             self._lock.release()
@@ -103,7 +103,7 @@ class AnswerTable:
             )
 
     def _recover(self) -> None:
-        """Find the frames that are already answered, and remove the rows of the last one, which may be incomplete."""
+        """Find the frames with predictions, and remove the rows of the last one, which may be incomplete."""
         end, last = 0, None
         for start, stop, row in _records(self._file):
             if not end:

@@ -28,9 +28,9 @@ class Prediction:
     Attributes:
         path: Path of the image; None for an image given as pixels.
         classes: K names.
-        shares: (K,) float32 probabilities on the CPU. They sum to 1, except for a model that gives several labels,
-            where each class has its own probability.
-        thresholds: (K,) least probabilities with which such a model predicts a class; None for a single label.
+        shares: (K,) float32 probabilities on the CPU. They sum to 1, unless the model predicts several labels: then
+            each class has its own probability.
+        thresholds: (K,) lowest probabilities at which such a model predicts a class; None for a single label.
         features: (D,) float32, the input of the classifier; None if not requested.
     """
 
@@ -74,7 +74,7 @@ class Predictions(list[Prediction]):
     def to_arrow(self) -> pa.Table:
         """Return a table with the columns of `paucal predict --output answers.csv`, numbers unrounded.
 
-        The columns are the path; the class and its confidence, or a list of labels from a model that gives several;
+        The columns are the path; the class and its confidence, or a list of labels from a model that predicts several;
         and "p_" with the name of each class.
         """
         columns: dict[str, Any] = {"path": pa.array([row.path for row in self], pa.string())}
@@ -99,8 +99,8 @@ class Predictions(list[Prediction]):
 def csv_lines(rows: Iterable[Prediction], card: ModelCard, top_k: int | None = None) -> Iterator[str]:
     """Yield one line per image: path, class, confidence, and a probability per class.
 
-    For a model that gives several labels, the line has all classes that reach their threshold, with ";" between them,
-    and no confidence.
+    For a model that predicts several labels, the line has all classes that reach their threshold, separated by ";", and
+    no confidence.
 
     Args:
         rows: The predictions.

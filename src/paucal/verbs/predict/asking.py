@@ -69,7 +69,7 @@ def ask(
     same batches, and the same numbers, as a call without interruption.
 
     Raises:
-        UserError: a picture cannot be read and is not to be skipped, or the model has no features.
+        UserError: a picture cannot be read and must not be skipped, or the model has no features.
     """
     with ExitStack() as stack:
         take = stack.enter_context(features_of_calls(model)) if features else None

@@ -61,7 +61,7 @@ class Objects:
 
 
 class FoundObjects(list[Objects]):
-    """The objects in the images of one call, as a list that turns into tables."""
+    """The objects in the images of one call, as a list that can be converted to tables."""
 
     def to_arrow(self) -> pa.Table:
         """Return a table with a row for each object: path, class, score and corners in pixels, unrounded."""
@@ -218,7 +218,7 @@ def detect_image(
 
 
 def enlarge(image: Image.Image) -> Image.Image:
-    """Return an image, enlarged if names would cover its objects."""
+    """Return an image, enlarged if names would otherwise cover its objects."""
     return at_width(image, round(image.width * max(1.0, TILE / image.width)))
 
 
@@ -230,6 +230,6 @@ def require_of_detectors(settings: PredictSettings) -> None:
     """
     if settings.mirror or settings.scales is not None:
         flag = "--mirror" if settings.mirror else "--scales"
-        raise UserError(f"{flag} averages answers for an image, and this run is a detector: leave it out.")
+        raise UserError(f"{flag} averages predictions for an image, but this run is a detector: leave it out.")
     if settings.precision is not None:
-        raise UserError("--precision is of classifiers, and this run is a detector: leave it out.")
+        raise UserError("--precision is only for classifiers, but this run is a detector: leave it out.")

@@ -26,11 +26,11 @@ def predict_to_files(
     """Classify images and write the requested files; a model without a classifier gives only features.
 
     Returns:
-        The answers as pieces of text; none if they are written to a file.
+        The predictions as pieces of text; none if they are written to a file.
 
     Raises:
         UserError: the model or an image does not exist, cannot be read or does not fit the request; a file exists or
-            cannot be written; unfinished answers of a stopped call are of another model or of other images.
+            cannot be written; unfinished predictions of a stopped call are of another model or of other images.
     """
     check_ranges(settings)
     check_ranges(wanted)
@@ -39,7 +39,7 @@ def predict_to_files(
     if targets.features is None or not (wanted.output is None and wanted.sheet is None and wanted.top_k is None):
         loaded.require_classifier()
     part = None if targets.first is None else targets.first.with_name(targets.first.name + ENDING)
-    if settings.precision is None and part is not None:  # another measurement must not refuse the same call
+    if settings.precision is None and part is not None:  # a new measurement must not change the arithmetic
         settings = replace(settings, precision=stored_precision(part))
     model, pictures, settings = open_pictures(loaded, paths, settings, console)
     if part is None:
@@ -59,7 +59,7 @@ def predict_to_files(
 
 
 def _about(source: str, settings: PredictSettings, targets: Targets) -> dict[str, Any]:
-    """Return everything that the numbers of an answer depend on, down to their last digit."""
+    """Return everything that the exact numbers of a prediction depend on."""
     return {
         "model": model_digest(source),
         "--mirror": settings.mirror,
@@ -78,10 +78,10 @@ def _fill(
     console: Console,
     targets: Targets,
 ) -> None:
-    """Classify the images that have no answer yet."""
+    """Classify the images without a stored prediction."""
     start = journal.resume(pictures)
     if start:
-        console.say(f"{start} of {counted(len(pictures), 'image')} have their answers in {journal.folder}: going on")
+        console.say(f"{start} of {counted(len(pictures), 'image')} have predictions in {journal.folder}: continuing")
     _tell_skipped(journal, settings, console)
     try:
         for block in _timed(model, pictures, settings, console, start, targets):
@@ -89,8 +89,8 @@ def _fill(
     except BaseException:
         if journal.done:
             console.say(
-                f"{journal.done} of {counted(len(pictures), 'answer')} are kept in {journal.folder}: the same call "
-                "goes on from there"
+                f"{journal.done} of {counted(len(pictures), 'answer')} are kept in {journal.folder}: repeat the "
+                "same call to continue"
             )
         raise
 

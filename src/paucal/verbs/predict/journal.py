@@ -1,4 +1,4 @@
-"""Answers stored on the disk as they are computed, so that a stopped call can be resumed."""
+"""Predictions stored on the disk as they are computed, so that a stopped call can be resumed."""
 
 import json
 import os
@@ -23,7 +23,7 @@ ENDING = ".part"
 WHAT = "the folder of unfinished answers"
 _KEY = b"paucal"
 _PARTS = "[0-9][0-9][0-9][0-9].arrow"
-PRECISION, OLD_PRECISION = "--precision", "32-true"  # the second where an older version has stored none
+PRECISION, OLD_PRECISION = "--precision", "32-true"  # the second for folders of older versions without it
 _SCHEMA = pa.schema(
     {
         "name": pa.binary(),  # file names on Linux may be any bytes
@@ -36,15 +36,15 @@ _SCHEMA = pa.schema(
 
 
 class Journal:
-    """A folder of Arrow streams, one for each call that has worked on the same answers.
+    """A folder of Arrow streams, one for each call that computed some of the predictions.
 
     A block is added as a whole; a block that is incomplete because its process died is not read. Numbers are stored
     exactly, so that the files written from a journal do not depend on how often the work was interrupted.
 
     Args:
-        folder: Folder beside the file of the answers.
+        folder: Folder beside the output file.
         classes: Number of classes, K.
-        about: Everything that the answers depend on, by the names that users know.
+        about: Everything that predictions depend on, by the names that users know.
     """
 
     def __init__(self, folder: Path, classes: int, about: Mapping[str, Any]) -> None:
@@ -75,22 +75,22 @@ class Journal:
             with suppress(OSError):  # a full disk has already been reported
                 self._stack.pop().close()
         self._lock.release()
-        with suppress(OSError):  # a folder that holds answers stays
+        with suppress(OSError):  # a folder with predictions is kept
             self.folder.rmdir()
 
     def resume(self, pictures: Pictures) -> int:
-        """Return how many of the pictures have their answers already.
+        """Return how many of the pictures have stored predictions.
 
         Raises:
-            UserError: the answers are those of other pictures.
+            UserError: the predictions are of other pictures.
         """
         for block in self.blocks():
             for name, stamp in zip(block.names, block.stamps, strict=True):
                 known = self.done < len(pictures)
                 if not known or (pictures.name(self.done), pictures.stamp(self.done)) != (name, stamp):
                     raise UserError(
-                        f"{str(self.folder)!r} has answers for other images, or {str(name)!r} has changed since: "
-                        "remove that folder to begin anew, or give another --output."
+                        f"{str(self.folder)!r} has predictions for other images, or {str(name)!r} has changed "
+                        "since: remove that folder to start again, or give another --output."
                     )
                 self.done += 1
         return self.done
@@ -140,12 +140,12 @@ class Journal:
         self._stack.append(self._writer)
 
     def _check(self) -> None:
-        """Refuse a folder with other files, or with answers of another model or other settings."""
+        """Refuse a folder with other files, or with predictions of another model or other settings."""
         names = {path.name for path in self.folder.iterdir()} - {LOCK}
         others = sorted(names - {path.name for path in self._parts()})
         if [name for name in others if not name.startswith(f".{LOCK}")]:
             raise UserError(
-                f"{str(self.folder)!r} holds {others[0]!r}, which is none of paucal's answers: give another --output."
+                f"{str(self.folder)!r} holds {others[0]!r}, which is not a file of predictions: give another --output."
             )
         for path in self._parts():
             found = _about(path)
@@ -154,8 +154,8 @@ class Journal:
             word = next((key for key in self._about if found.get(key) != self._about[key]), "version")
             raise UserError(
                 f"{str(self.folder)!r} has answers with another {word} ({found.get(word)!r}, now "
-                f"{self._about.get(word)!r}): give the same again to go on, remove that folder to begin anew, or give "
-                "another --output."
+                f"{self._about.get(word)!r}): give the same value to continue, remove that folder to start again, "
+                "or give another --output."
             )
 
 
@@ -221,10 +221,10 @@ def _about(path: Path) -> dict[str, Any] | None:
 
 
 def stored_precision(folder: Path) -> str | None:
-    """Return the arithmetic of the unfinished answers in a folder; None if it holds no answers.
+    """Return the arithmetic of the unfinished predictions in a folder; None if there are none.
 
     Raises:
-        UserError: A file of answers is a pipe or the like.
+        UserError: A file of predictions is not a regular file.
     """
     abouts = (_about(require_regular(path)) for path in sorted(folder.glob(_PARTS)))
     found = next((about.get(PRECISION) for about in abouts if about is not None), None)

@@ -1,4 +1,4 @@
-"""Answers written as labels, with copies of the images, in a layout of `paucal convert`: a draft to correct by hand."""
+"""Predictions written as labels, with copies of the images, in a layout of `paucal convert`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -36,7 +36,7 @@ NOUNS: dict[Kind, str] = {"detect": "boxes", "segment": "masks", "train": "class
 
 
 class _Asked(NamedTuple):
-    """A model and the images that it is asked about: as they were given, as a set, and the path of each."""
+    """A model and its images: as given, as a set, and the path of each."""
 
     source: str
     paths: Sequence[str]
@@ -47,7 +47,7 @@ class _Asked(NamedTuple):
 def predict_as_labels(
     source: str, paths: Sequence[str], settings: PredictSettings, wanted: AnswerSettings, console: Console
 ) -> Converted:
-    """Write what a model answers for images as their labels, in the layout `wanted.to`.
+    """Write the predictions for images as their labels, in the layout `wanted.to`.
 
     Args:
         source: Run folder.
@@ -57,17 +57,19 @@ def predict_as_labels(
         console: Console for messages and progress.
 
     Raises:
-        UserError: The model's answers do not fit the layout, or an image or the folder is invalid.
+        UserError: The layout does not support the model's predictions, or an image or the folder is invalid.
     """
     if wanted.to is None or wanted.output is None:
         raise UserError("--to writes labels and copies of the images: give --output, a new folder for them.")
     task = task_of(source)
     if task == REGRESSION:
-        raise UserError("this model predicts numbers, which no layout of --to can hold: leave --to out to get a table.")
+        raise UserError("this model predicts numbers, which --to does not support: leave --to out to get a table.")
     kind = _KINDS.get(task, "train")
     if kind not in LAYOUTS[wanted.to].kinds:
         fitting = ", ".join(name for name, layout in LAYOUTS.items() if kind in layout.kinds)
-        raise UserError(f"this model gives {NOUNS[kind]}, which --to {wanted.to} does not hold: give one of {fitting}.")
+        raise UserError(
+            f"this model predicts {NOUNS[kind]}, which --to {wanted.to} does not support: give one of {fitting}."
+        )
     target = named_path(wanted.output, "--output")
     require_empty(target)
     for path in paths:

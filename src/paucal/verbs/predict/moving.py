@@ -1,4 +1,4 @@
-"""`paucal predict` on what moves: videos, cameras, and a folder that is watched."""
+"""`paucal predict` on videos, cameras, and a watched folder."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,9 +40,9 @@ class Answerer:
 
     Attributes:
         header: Columns after the path and the time.
-        reading: How pictures are read for the model.
-        batch_size: Number of frames that are answered at once.
-        device: Where the model computes, for messages.
+        reading: How to read pictures for the model.
+        batch_size: Number of frames per forward pass.
+        device: Device of the model, for messages.
     """
 
     def __init__(self, run: str, settings: PredictSettings, wanted: AnswerSettings, console: Console) -> None:
@@ -74,7 +74,7 @@ class Answerer:
         ]
 
     def rows(self, frames: Sequence[Frame]) -> Rows:
-        """Return the rows of some frames: at least one for each, so that the table says what was looked at."""
+        """Return the rows of some frames: at least one per frame, so that the table shows which frames were read."""
         images = [frame.image for frame in frames if frame.image is not None]
         answers = iter(self._answer(images) if images else [])
         rows: list[Sequence[object]] = []
@@ -86,12 +86,12 @@ class Answerer:
 
 
 def _fastest_batch(model: TrainedModel, console: Console) -> int:
-    """Return the smallest number of images that is answered nearly as fast as the fastest, by a short measurement."""
+    """Return the smallest batch that is nearly as fast per image as the fastest, by a short measurement."""
     height, width = model.card.preprocessing.image_size
     most, speeds = inference_batch_size((height, width), model.device.type), {}
     for size in (size for size in TIMED_BATCHES if size <= most):
         images = [Image.new("RGB", (width, height))] * size
-        model.probabilities(images)  # the first one warms up
+        model.probabilities(images)  # warm-up
         start_time = time.perf_counter()
         model.probabilities(images)
         speeds[size] = size / max(time.perf_counter() - start_time, 1e-9)
@@ -108,10 +108,10 @@ def predict_moving(
     moving: MovingSettings,
     console: Console,
 ) -> None:
-    """Answer the frames of videos or cameras, or new pictures in a folder, and write a row for each at once.
+    """Classify the frames of videos or cameras, or new pictures in a folder, and write each row immediately.
 
     Raises:
-        UserError: a source cannot be read, settings do not fit together, or a video is damaged and not to be skipped.
+        UserError: a source cannot be read, settings do not fit together, or a video is damaged and must not be skipped.
     """
     for group in (settings, wanted, moving):
         check_ranges(group)
@@ -120,7 +120,7 @@ def predict_moving(
     answerer = Answerer(run, settings, wanted, console)
     if answerer.reading.channels != 3:
         raise UserError(
-            f"this model reads {answerer.reading.channels} channels, and frames have three: give another model."
+            f"this model reads {answerer.reading.channels} channels, but frames have three: give another model."
         )
     numbered = ["frame"] if moving.watch is None else []
     about = {"model": model_digest(run), "--every": moving.every, "--mirror": settings.mirror, "--top-k": wanted.top_k}
@@ -128,7 +128,7 @@ def predict_moving(
         about["--precision"] = settings.precision
     with AnswerTable(wanted.output, ["path", *numbered, "time", *answerer.header], about) as table:
         if table.done:
-            console.say(f"{wanted.output} has answers already: going on")
+            console.say(f"{wanted.output} has predictions already: continuing")
         try:
             if moving.watch is not None:
                 _watch(moving, answerer, table, console)
@@ -137,7 +137,7 @@ def predict_moving(
                 _video(source, every, answerer, table, settings, console)
         except KeyboardInterrupt:
             if table.part is not None:
-                console.say(f"the answers so far are in {wanted.output}: the same call goes on from there")
+                console.say(f"the predictions so far are in {wanted.output}: repeat the same call to continue")
             raise
         table.finish()
     if moving.annotated is not None and wanted.output is not None:
@@ -162,7 +162,8 @@ def _require_sense(
         require_of_detectors(settings)
     if wanted.format == "json" or any((wanted.features, wanted.pictures, wanted.sheet)) or settings.scales is not None:
         raise UserError(
-            "what moves gives a table in CSV: leave --format, --features, --pictures, --sheet and --scales out."
+            "videos, cameras and watched folders give a CSV table: leave --format, --features, --pictures, "
+            "--sheet and --scales out."
         )
     if moving.annotated is not None:
         if len(paths) != 1 or is_live(paths[0]) or wanted.output is None:
@@ -174,7 +175,7 @@ def _require_sense(
 
 
 def _watch(moving: MovingSettings, answerer: Answerer, table: AnswerTable, console: Console) -> None:
-    """Answer new pictures until the folder has been idle for long enough."""
+    """Classify new pictures until the folder has been idle for long enough."""
     idle = None if moving.idle is None else seconds_of(moving.idle, "--idle")
     folder = named_path(str(moving.watch), "--watch")
     console.say(f"watching {folder}; Ctrl-C ends it, and the same call goes on")
@@ -185,7 +186,7 @@ def _watch(moving: MovingSettings, answerer: Answerer, table: AnswerTable, conso
 def _video(
     source: str, every: float, answerer: Answerer, table: AnswerTable, settings: PredictSettings, console: Console
 ) -> None:
-    """Answer one video or camera."""
+    """Classify the frames of one video or camera."""
     if is_live(source):
         _answer(read_live(source, every), answerer, table, console, at_once=True)
         return
@@ -196,16 +197,16 @@ def _video(
     )
     if ledger.problem and settings.on_bad_image == "refuse":
         raise UserError(
-            f"{source!r} is not whole: {ledger.problem}; the same call with --on-bad-image skip takes the rest."
+            f"{source!r} is incomplete: {ledger.problem}; repeat the call with --on-bad-image skip to use the rest."
         )
     if ledger.problem:
-        console.say(f"note: {source} is not whole: {ledger.problem}")
+        console.say(f"note: {source} is incomplete: {ledger.problem}")
 
 
 def _answer(
     frames: Iterable[Frame | None], answerer: Answerer, table: AnswerTable, console: Console, at_once: bool = False
 ) -> None:
-    """Answer frames batch by batch; a None, or `at_once`, answers what has come so far."""
+    """Classify frames batch by batch; a None, or `at_once`, ends a batch early."""
     count, busy = 0, 0.0
     for batch in _batches(frames, 1 if at_once else answerer.batch_size):
         start_time = time.perf_counter()

@@ -36,7 +36,7 @@ class MaskPrediction:
     Attributes:
         path: Path of the image.
         mask: File of the mask, with the values of the training masks.
-        overlay: File of the image under the colours of its classes.
+        overlay: File of the image overlaid with the colours of its classes.
         shares: Share of the image's pixels in each class, by the name of the class.
     """
 
@@ -56,7 +56,7 @@ def predict_masks(
         model: A run, its folder, or a model that `load_segmenter` has loaded, which stays on the device it is on.
         images: Image files, folders (searched to any depth), or patterns such as "photos/*.jpg"; one or several.
         output: A new or empty folder; it gets `masks/`, PNG files with the values of the training masks, and
-            `overlays/`, the images under the colours of their classes.
+            `overlays/`, the images overlaid with the colours of their classes.
         **settings: Any field of `paucal.verbs.predict.settings.PredictSettings`: `scales`, `mirror`, `device`,
             `on_bad_image`.
 

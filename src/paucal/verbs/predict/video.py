@@ -20,12 +20,12 @@ SUFFIXES = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".
 CAMERA, STREAMS = "camera:", ("rtsp://", "rtsps://")
 _DEVICES = {"Linux": ("/dev/video{}", "v4l2"), "Darwin": ("{}", "avfoundation"), "Windows": ("video={}", "dshow")}
 _SLACK = 1e-6  # seconds by which a time stamp may be rounded
-CUT_SHORT = 1.0  # seconds of its stated length that a video may lack
+CUT_SHORT = 1.0  # seconds that a video may be shorter than stated
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """A picture that is to be answered.
+    """A picture to classify.
 
     Attributes:
         path: Path of the video or picture, or name of the camera.
@@ -42,13 +42,13 @@ class Frame:
 
 @dataclass
 class VideoLedger:
-    """What has been read of a video.
+    """Record of the frames read from a video.
 
     Attributes:
         frames: Number of frames that were decoded.
-        taken: Number of those that were chosen, those of an earlier call included.
+        taken: Number of chosen frames, including those of an earlier call.
         seconds: Time of the last frame, since the first.
-        problem: Why reading ended early, as a clause; "" if the video is whole.
+        problem: Why reading ended early, as a clause; "" if the video is complete.
     """
 
     frames: int = 0
@@ -117,7 +117,7 @@ def decoded_frames(container: Any, ledger: VideoLedger) -> Iterator[tuple[float,
 
     Args:
         container: An open video of `opened_video`.
-        ledger: Counts the frames, and says at the end whether the video is whole.
+        ledger: Counts the frames, and records at the end whether the video is complete.
     """
     stream, first, number = container.streams.video[0], None, 0
     for frame in _decodable(container, stream, ledger):
@@ -135,7 +135,7 @@ def decoded_frames(container: Any, ledger: VideoLedger) -> Iterator[tuple[float,
 
 
 def _decodable(container: Any, stream: Any, ledger: VideoLedger) -> Iterator[Any]:
-    """Yield all frames; a damaged part is passed over and noted."""
+    """Yield all frames; damaged parts are skipped and recorded."""
     error = require_av().error.FFmpegError
     try:
         for packet in container.demux(stream):
@@ -150,13 +150,13 @@ def _decodable(container: Any, stream: Any, ledger: VideoLedger) -> Iterator[Any
 
 
 def read_frames(source: str, every: float, ledger: VideoLedger, after: int = -1) -> Iterator[Frame]:
-    """Yield the frames of a video file that are to be answered.
+    """Yield the frames of a video file to classify.
 
     Args:
         source: Path of the video.
         every: Seconds between two of them: the first frame at or after each multiple is taken. 0 takes each frame.
         ledger: Counts the frames.
-        after: Number of the last frame that has its answer already.
+        after: Number of the last frame with a stored prediction.
 
     Raises:
         UserError: there is no such video, or it has no frames.
@@ -175,7 +175,7 @@ def read_frames(source: str, every: float, ledger: VideoLedger, after: int = -1)
 
 
 def read_live(source: str, every: float) -> Iterator[Frame]:
-    """Yield frames of a camera or a stream until it ends; frames that come while a model computes are passed over."""
+    """Yield frames of a camera or a stream until it ends; frames that come while a model computes are skipped."""
     with opened_video(source) as container:
         due = 0.0
         for number, (_, frame) in enumerate(decoded_frames(container, VideoLedger())):
@@ -185,7 +185,7 @@ def read_live(source: str, every: float) -> Iterator[Frame]:
 
 
 def upright(frame: Any) -> Image.Image:
-    """Return a frame as a picture, turned as its video says."""
+    """Return a frame as a picture, rotated as its video states."""
     picture = frame.to_image()
     return picture.rotate(frame.rotation, expand=True) if frame.rotation else picture
 

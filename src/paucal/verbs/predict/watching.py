@@ -15,22 +15,22 @@ from paucal.runner.input_images import Pictures, open_sources
 from paucal.types import UserError
 from paucal.verbs.predict.video import Frame
 
-POLL = 1.0  # seconds between two looks into the folder
-PATIENCE = 10.0  # seconds without a change after which a picture that cannot be read is given up
+POLL = 1.0  # seconds between two checks of the folder
+PATIENCE = 10.0  # seconds without a change after which an unreadable picture is given up
 _Stamp = tuple[int, int]  # bytes and time of change
 
 
 def watched_pictures(
     folder: Path, known: set[str], idle: float | None, reading: Reading, console: Console
 ) -> Iterator[Frame | None]:
-    """Yield new pictures, oldest first, and None after each look into the folder.
+    """Yield new pictures, oldest first, and None after each check of the folder.
 
-    A picture counts as whole when its size and time have not changed between two looks and it can be decoded. One that
-    stays unreadable is yielded without an image.
+    A picture counts as complete when its size and time have not changed between two checks and it can be decoded. A
+    picture that stays unreadable is yielded without an image.
 
     Args:
         folder: Folder to watch, at any depth.
-        known: Paths that have their answers; those yielded are added.
+        known: Paths with predictions; yielded paths are added.
         idle: Seconds without a new picture after which watching ends; None for never.
         reading: How pictures are read for the model.
         console: Names pictures that cannot be read.
@@ -59,7 +59,7 @@ def watched_pictures(
 
 
 def _stamps(folder: Path, known: set[str]) -> dict[str, _Stamp]:
-    """Return the size and time of the pictures that have no answer yet; hidden files are still being written."""
+    """Return the size and time of the pictures without predictions; hidden files are still being written."""
     stamps = {}
     for above, _, names in os.walk(folder):
         for name in names:
@@ -75,7 +75,7 @@ def _stamps(folder: Path, known: set[str]) -> dict[str, _Stamp]:
 
 
 def _read(path: str, reading: Reading, console: Console, given_up: bool) -> Frame | None:
-    """Return a picture; None where it cannot be read and may still be growing."""
+    """Return a picture; None if it cannot be read and may still be growing."""
     picture: Image.Image | None = None
     try:
         picture = Pictures(open_sources([path], console, reading), reading).read(0)
@@ -83,5 +83,5 @@ def _read(path: str, reading: Reading, console: Console, given_up: bool) -> Fram
     except (UnreadableImage, UserError, OSError) as problem:
         if not given_up:
             return None
-        console.say(f"cannot be read, and has no answer: {problem}")
+        console.say(f"cannot be read, and has no prediction: {problem}")
     return Frame(path, None, datetime.now().isoformat(timespec="milliseconds"), picture)

@@ -1,4 +1,4 @@
-"""Files that `paucal predict` writes: answers, features and a contact sheet, from blocks in memory or on the disk."""
+"""Files of `paucal predict`: predictions, features and a contact sheet, from blocks in memory or on the disk."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -41,7 +41,7 @@ Row = tuple[str, int, list[tuple[int, float]]]  # heading, number of images, pos
 
 @dataclass(frozen=True)
 class Targets:
-    """The files for the answers; None for a file that is not requested."""
+    """The output files; None for a file that is not requested."""
 
     form: TableForm
     top_k: int | None
@@ -56,7 +56,7 @@ class Targets:
 
 
 def check_targets(wanted: AnswerSettings, sources: Iterable[str]) -> Targets:
-    """Return the files for the answers.
+    """Return the output files.
 
     Raises:
         UserError: a file exists, cannot be written, or would lie among the images.
@@ -71,7 +71,7 @@ def check_targets(wanted: AnswerSettings, sources: Iterable[str]) -> Targets:
     )
     places = [os.path.realpath(path) for path in (targets.output, targets.features, targets.sheet) if path is not None]
     if len(set(places)) < len(places):
-        raise UserError("--output, --features and --sheet name one file twice: give each its own.")
+        raise UserError("--output, --features and --sheet name the same file twice: give each its own.")
     return targets
 
 
@@ -82,7 +82,7 @@ def answer_text(blocks: Iterable[Block], card: ModelCard, targets: Targets) -> I
 
 
 def write_all(blocks: Blocks, card: ModelCard, pictures: Pictures, targets: Targets, console: Console) -> None:
-    """Write the requested files, the answers last, so that a call that is stopped before can be resumed."""
+    """Write the requested files, the predictions last, so that a stopped call can be resumed."""
     if targets.sheet is not None:
         rows = sheet_rows(blocks(), card)
         if len(rows) > MOST_ROWS:
@@ -130,7 +130,7 @@ def _text(name: str | None) -> str | None:
 
 
 def _apart(text: str | None, sources: Iterable[str], flag: str, endings: tuple[str, ...]) -> Path | None:
-    """Return the path of a file that must not lie among the images, where a later call would take it for an image."""
+    """Return the path of a file, which must not lie among the images: a later call would read it as an image."""
     if text is None:
         return None
     path = named_path(text, flag)
@@ -145,7 +145,7 @@ def _apart(text: str | None, sources: Iterable[str], flag: str, endings: tuple[s
 
 
 def sheet_rows(blocks: Iterable[Block], card: ModelCard) -> list[Row]:
-    """Return which images stand for each class, most frequent classes first, images evenly spread by probability.
+    """Return the images shown for each class, most frequent classes first, images evenly spread by probability.
 
     An image with several labels is in the row of each; images without a label share a last row.
     """
@@ -167,7 +167,7 @@ def draw_sheet(rows: list[Row], read: Callable[[int], Image.Image], advance: Cal
 
     Args:
         rows: Rows of `sheet_rows`.
-        read: Returns the image at a position; an image that can no longer be read leaves its place empty.
+        read: Returns the image at a position; an image that can no longer be read leaves an empty tile.
         advance: Function that is called with (tiles drawn, total number of tiles).
     """
     shown, total = rows[:MOST_ROWS], sum(len(row[2]) for row in rows[:MOST_ROWS])

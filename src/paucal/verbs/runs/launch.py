@@ -1,4 +1,4 @@
-"""`paucal.list_runs`: the runs with their scores, and which of them can be deleted and why; nothing is deleted."""
+"""`paucal.list_runs`: list runs with their scores, and name those that can be deleted; nothing is deleted."""
 
 import csv
 import io
@@ -27,13 +27,21 @@ from paucal.wording import counted, percent
 
 SHOWN = ("state", "method", "model", "data", "seed", "epochs", "val", "test", "time", "size", "changed")
 WIDEST = 10_000  # characters
-SPARED = ("changed", "size", "time", "seed", "epochs", "method", "data")  # what a narrow terminal leaves out first
+SPARED = (
+    "changed",
+    "size",
+    "time",
+    "seed",
+    "epochs",
+    "method",
+    "data",
+)  # columns that a narrow terminal leaves out first
 NUMBERS = ("val", "test", "size", "seed", "epochs")
 
 
-LONG_AGO = 30 * 86400.0  # seconds after which nobody is expected to resume a stopped run
-JUST_NOW = 600.0  # seconds in which a run that was started may still be running on another machine
-_OWN = ("output", "overwrite", "time_limit", "hang_after", "workers", "device")  # settings that do not tell runs apart
+LONG_AGO = 30 * 86400.0  # seconds after which a stopped run will probably not be resumed
+JUST_NOW = 600.0  # seconds for which a started run may still be running on another machine
+_OWN = ("output", "overwrite", "time_limit", "hang_after", "workers", "device")  # settings that do not distinguish runs
 
 
 @shows_settings(RunsSettings)
@@ -74,7 +82,7 @@ def chosen_runs(folder: Path, settings: RunsSettings) -> list[ListedRun]:
 
 
 def show(runs: Sequence[ListedRun], folder: Path, settings: RunsSettings, console: Console) -> None:
-    """Show runs as a table, with what can be deleted below it."""
+    """Show runs as a table, followed by the runs that can be deleted."""
     if not runs:
         console.say(f"no such runs below {folder}")
         return
@@ -168,7 +176,7 @@ def with_leftovers(runs: Sequence[ListedRun], now: float | None = None) -> list[
     """Return runs with the reason why each can be deleted; runs that another run needs have no reason.
 
     Args:
-        runs: All runs of a folder, so that it is known which of them need each other.
+        runs: All runs of a folder, including those that need each other.
         now: Seconds since 1970; by default the current time.
     """
     now = time.time() if now is None else now
@@ -183,7 +191,7 @@ def _reason(run: ListedRun, same: ListedRun | None, needed: set[Path], now: floa
     if run.state == "begun":
         return "nothing was saved" if now - run.changed > JUST_NOW else ""
     if same is not None and same.path != run.path:
-        return f"the same as {same.name}, which is newer"
+        return f"same settings as {same.name}, which is newer"
     if run.state == "stopped" and now - run.changed > LONG_AGO:
         return f"stopped {int((now - run.changed) / 86400)} days ago"
     return ""
@@ -196,7 +204,7 @@ def _of_comparison(run: ListedRun) -> bool:
 
 
 def _needed(runs: Sequence[ListedRun]) -> set[Path]:
-    """Return the folders that other runs name in their settings: initial models, teachers, guides."""
+    """Return the folders that runs name in their settings: initial models, teachers, guides."""
     named = set()
     for run in runs:
         for name, value in run.settings.items():

@@ -213,7 +213,7 @@ def _test(condition: str, runs: Sequence[ListedRun]) -> Callable[[ListedRun], bo
     try:
         bound = float(wanted)
     except ValueError:
-        raise UserError(f"--where: {condition[:80]!r} compares with {wanted[:40]!r}, which is no number.") from None
+        raise UserError(f"--where: {condition[:80]!r} compares with {wanted[:40]!r}, which is not a number.") from None
     return lambda run: _is_number(value := run.value(name)) and _ORDER[sign](value, bound)
 
 

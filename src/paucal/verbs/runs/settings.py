@@ -12,10 +12,10 @@ class RunsSettings:
     """Which runs are listed, and in which order."""
 
     sort: str | None = option(
-        "by this: any heading, setting or entry of a summary; with a '-' before it the largest first", group=_GROUP
+        "sort by any heading, setting or summary entry; a '-' before it puts the largest first", group=_GROUP
     )
     where: list[str] | None = option(
-        "only runs of which all of this holds: 'method=drloc' 'model=vit*' 'test>0.9' 'seed!=0'", group=_GROUP
+        "only runs that meet all conditions: 'method=drloc' 'model=vit*' 'test>0.9' 'seed!=0'", group=_GROUP
     )
     columns: list[str] | None = option("further settings or entries of summaries to show", group=_GROUP)
     deletable: bool = option("only runs that can be deleted", False, group=_GROUP)

@@ -1,4 +1,4 @@
-"""`paucal.verify_run`: whether a run used each training image once per pass, and no other image, by its ledger."""
+"""`paucal.verify_run`: check from its ledger that a run used each training image once per pass, and no other image."""
 
 import os
 from collections.abc import Iterator
@@ -24,13 +24,13 @@ class Verdict:
         draws: Images in these steps, repeated ones included.
         passes: Passes over the training images that were completed.
         images: Training images of the run.
-        left_over: Images of each pass that fill no whole step, and are therefore not used in it.
-        missing: Images that steps lack.
+        left_over: Images left over in each pass because they fill no whole step.
+        missing: Images missing from steps.
         doubled: Images that a pass used more often than it should.
         held_out: Uses of validation or test images.
         unknown: Uses of images that are not in `split.csv`.
-        repeated_steps: Steps that were made again, because their state was lost with a killed process.
-        unsaved_steps: Steps after the newest saved state, which a resumed run makes again.
+        repeated_steps: Steps that were repeated, because a killed process lost their state.
+        unsaved_steps: Steps after the newest saved state, which a resumed run repeats.
         processes: Number of processes at each start of the run.
         counts_uses: Whether a pass uses each image equally often; False for balanced sampling.
     """
@@ -62,7 +62,7 @@ class Verdict:
             f"{counted(self.steps, 'step')} with {counted(self.draws, 'image')} ({use}; {self.images} to train, "
             f"{counted(self.passes, 'whole pass', 'whole passes')}, {self.left_over} left over in each)",
             f"started {counted(len(self.processes), 'time')}, with {starts} processes; "
-            f"{counted(self.repeated_steps, 'lost step')} made again, {self.unsaved_steps} not yet saved",
+            f"{counted(self.repeated_steps, 'lost step')} repeated, {self.unsaved_steps} not yet saved",
             f"missing {self.missing}, doubled {self.doubled}, of validation or test {self.held_out}, "
             f"unknown {self.unknown}",
         ]
@@ -91,7 +91,7 @@ def verify_run(run: str | os.PathLike[str]) -> Verdict:
 
 
 def kept_records(records: list[Record], starts: dict[int, Start]) -> Iterator[Record]:
-    """Yield the records of steps that no later start made again."""
+    """Yield the records of steps that no later start repeated."""
     again, least = {}, np.iinfo(np.int64).max
     for number in sorted(starts, reverse=True):
         again[number] = least

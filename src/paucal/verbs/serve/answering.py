@@ -1,4 +1,4 @@
-"""Answers for one picture: its classes, the evidence for them, and whether it is like the training images."""
+"""Predictions for one picture: classes, the evidence for them, and similarity to the training images."""
 
 import base64
 import io
@@ -34,7 +34,7 @@ EXPLAINED = 2  # classes whose evidence is shown side by side
 
 
 class Answerer:
-    """Answers for one picture at a time, even if called from several threads.
+    """Classifies one picture at a time, even if called from several threads.
 
     Args:
         model: Model with a classifier, or one that predicts numbers.
@@ -97,7 +97,7 @@ class Answerer:
             }
 
     def _answering(self, picture: Image.Image) -> TrainedModel:
-        """Return the model with the faster arithmetic of this machine, which the first picture decides."""
+        """Return the model with the faster arithmetic on this machine, measured with the first picture."""
         if self._fast is None:
             found = measure_on(self.model, [picture, ImageOps.mirror(picture)], None, LoggedConsole())
             self._fast = self._asked.at_precision(found.dtype)
@@ -107,7 +107,7 @@ class Answerer:
         """Return a warning that the answer may be poor; "" if no reason is known."""
         if not has_other_depth(content, name, self._reading):
             return ""
-        return f"{describe_depth(self._reading, 'The picture has')}. The answer means little."
+        return f"{describe_depth(self._reading, 'The picture has')}. The prediction is unreliable."
 
     def _decoded(self, content: bytes, name: str) -> Image.Image:
         try:
@@ -122,7 +122,7 @@ class Answerer:
             raise UserError(str(problem)) from problem
 
     def _unlike(self, picture: Image.Image) -> dict[str, Any]:
-        """Return whether a picture is further from the training images than nearly all held-out ones."""
+        """Return whether a picture is further from the training images than nearly all held-out images are."""
         if self._reader is None or self._known is None:
             return {"known": False}
         view = self.model.card.preprocessing.transform()(picture)[0]
@@ -138,7 +138,7 @@ class Answerer:
 
     def _explanation(self, picture: Image.Image, name: str) -> dict[str, Any]:
         if next(self.model.module.parameters(), None) is None:
-            return {"maps": [], "why": "an ONNX model shows nothing of its inside: serve the run instead"}
+            return {"maps": [], "why": "an ONNX model cannot be explained: serve the run instead"}
         try:
             method, _ = choose_method(self.model, "auto")
             drawn = explain_batch(self.model, [self._viewed(picture, name)], method, None, EXPLAINED)[0]

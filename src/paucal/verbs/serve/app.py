@@ -54,7 +54,7 @@ class Guard:
     """An ASGI application around another one.
 
     A page of another site can point its own host name at this machine's address (DNS rebinding); its requests still
-    carry that name, and are refused.
+    carry that name and are refused.
 
     Args:
         app: Application to protect.
@@ -103,7 +103,7 @@ def make_app(
     Args:
         answerer: Source of the answers.
         title: Title of the page.
-        most_bytes: Largest picture that is accepted, in bytes.
+        most_bytes: Largest accepted picture, in bytes.
         hosts: Host names that requests may use for the server; None for any.
         most_waiting: Number of pictures held in memory at once; more are refused with status 503.
     """
@@ -163,7 +163,7 @@ async def read_body(request: Request, most: int, kinds: str | tuple[str, ...] = 
         Refused: the body is too large, too slow, empty, or of another content type.
     """
     what = "picture" if kinds == KINDS else "request"
-    too_large = Refused(413, f"the {what} is larger than {most / 1e6:.3g} MB, the most that is taken (--max-upload).")
+    too_large = Refused(413, f"the {what} is larger than {most / 1e6:.3g} MB, the limit set by --max-upload.")
     if not request.headers.get("content-type", "").startswith(kinds):
         sent = "the picture itself, with the content type image/jpeg or application/octet-stream"
         raise Refused(415, f"send {sent if kinds == KINDS else f'the content type {kinds}'}.")

@@ -15,7 +15,7 @@ from paucal.verbs.serve.app import Guard, Refused, read_body, send_file
 from paucal.verbs.serve.labelling import Conflict, Labelling
 
 MOST_BYTES = 10_000  # limit of a request
-JSON = "application/json"  # a page of another site cannot send it without a CORS preflight, which nobody answers
+JSON = "application/json"  # a page of another site needs a CORS preflight to send it, which is never granted
 FILES = {
     "/": ("label.html", "text/html"),
     "/page.css": ("page.css", "text/css"),

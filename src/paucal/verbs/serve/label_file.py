@@ -1,7 +1,7 @@
-"""The table of labels that people give on the page: one row appended for each, and on the disk before it is confirmed.
+"""The table of labels from the labelling page: each label is appended and flushed to the disk before it is confirmed.
 
-A label is one line that is appended and flushed to the disk; only a label that is taken back has the file written anew,
-as a whole. If the process is killed, at most a line that was never confirmed is cut off.
+Only undoing a label rewrites the whole file. If the process is killed, at most a line that was never confirmed is cut
+off.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ class LabelFile:
         labels: Label by path of the image, in the order they were given; "" for "none of the classes".
 
     Raises:
-        UserError: Another process writes the file, or it is another table.
+        UserError: Another process is writing the file, or it is a table of another kind.
     """
 
     def __init__(self, path: Path) -> None:
@@ -72,7 +72,7 @@ class LabelFile:
         self.labels[image] = label
 
     def remove(self, image: str) -> None:
-        """Take a label back; the file without it is on the disk when this returns."""
+        """Undo a label; the file without it is on the disk when this returns."""
         kept = {name: label for name, label in self.labels.items() if name != image}
         self._write(kept)
         self.labels = kept
@@ -90,7 +90,8 @@ class LabelFile:
         rows = list(csv.reader(io.StringIO(whole.decode(errors="surrogateescape"), newline="")))
         if not rows or tuple(rows[0]) != COLUMNS or any(len(row) != len(COLUMNS) for row in rows):
             raise UserError(
-                f"--save: {str(self.path)!r} is no table of image_path,label as this page writes it: give another name."
+                f"--save: {str(self.path)!r} is not a table of image_path,label as this page writes it: give "
+                "another name."
             )
         self.labels = {image: label for image, label in rows[1:]}
         if len(whole) < len(content):
@@ -126,4 +127,4 @@ def _lock_or_refuse(descriptor: int, path: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise UserError(f"--save: another page writes {str(path)!r}: end it, or give another name.") from None
+        raise UserError(f"--save: another page is writing {str(path)!r}: end it, or give another name.") from None

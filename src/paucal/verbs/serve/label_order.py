@@ -1,4 +1,4 @@
-"""What the labelling page shows and in which order: with a model the most useful images first, else at random."""
+"""The images of the labelling page in their order: the most useful first with a model, else random."""
 
 import shlex
 from collections import Counter
@@ -25,15 +25,15 @@ from paucal.verbs.serve.labelling import Labelling, Suggestion
 from paucal.verbs.serve.settings import ServeSettings
 from paucal.wording import counted
 
-RANKED = 200  # images whose order is chosen; after so many labels another model should choose
-TURN = 10  # every tenth image is one that was drawn at random
+RANKED = 200  # number of images that are ranked; after so many labels a new model should rank the rest
+TURN = 10  # every tenth image is drawn at random
 
 
 def check_labelling(source: str | None, settings: ServeSettings) -> None:
     """Refuse settings that do not fit each other, before anything is loaded.
 
     Raises:
-        UserError: One is missing, or is for the other page.
+        UserError: A setting is missing, or is for the other page.
     """
     if settings.label is None:
         for name in ("save", "classes"):
@@ -45,14 +45,16 @@ def check_labelling(source: str | None, settings: ServeSettings) -> None:
     if settings.save is None:
         raise UserError("--label needs --save, the CSV file that gets the labels.")
     if source is None and settings.classes is None:
-        raise UserError("there is neither a RUN nor --classes: give one of them, so that there is something to choose.")
+        raise UserError(
+            "there is neither a RUN nor --classes: give one of them, so that there are classes to choose from."
+        )
     repeated = [name for name, count in Counter(settings.classes or ()).items() if count > 1]
     if repeated or len(settings.classes or ("", "")) < 2:
         raise UserError(f"--classes is {' '.join(settings.classes or ())!r}, expected two different names or more.")
     if source is not None and task_of(source) != CLASSIFICATION:
         raise UserError(
-            f"{source} finds objects or areas, and the page labels whole images: 'paucal next "
-            "--to coco' writes its answers for a program that draws."
+            f"{source} finds objects or areas, but the page labels whole images: 'paucal next --to coco' writes "
+            "its predictions for a labelling tool."
         )
 
 
@@ -70,7 +72,9 @@ def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile
     else:
         model = Classifier(source, settings.device)
         if model.model.card.several:
-            raise UserError(f"{source} gives an image several labels, and the page one: label with 'paucal next --to'.")
+            raise UserError(
+                f"{source} gives an image several labels, but the page only one: label with 'paucal next --to'."
+            )
         with console.progress("reading images") as advance:
             images = load_images(data, advance, labelled=False, reading=model.reading)
         order, suggestions = _ranked(model, images, console)
@@ -78,7 +82,7 @@ def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile
     paths = [full_name(images, key) for key in images.keys]
     if not all(Path(path).is_file() for path in paths[:1]):
         raise UserError(
-            f"--label: {settings.label} holds no image files, by whose paths labels are saved: give a folder."
+            f"--label: {settings.label} holds no image files, and labels are saved by their paths: give a folder."
         )
     console.say(f"{counted(len(images), 'image')} to label; {counted(len(saved.labels), 'label')} in {saved.path}")
     originals = without_decoded_copies(images)
@@ -97,7 +101,7 @@ def _ranked(model: Classifier, images: ImageSet, console: Console) -> tuple[list
 
 
 def in_turns(choices: Sequence[Choice]) -> list[int]:
-    """Return the images in order, with a random one after each nine others.
+    """Return the images in order, with a random image after every nine.
 
     Example:
         >>> in_turns([Choice(n) for n in range(12)] + [Choice(20, is_random=True)])

@@ -1,4 +1,4 @@
-"""Labels given by people on a page: which image comes next, for several tabs at once, and what is saved."""
+"""The state of the labelling page: the next image of each of several tabs, and the saved labels."""
 
 import io
 import threading
@@ -15,13 +15,13 @@ from paucal.types import UserError
 from paucal.verbs.serve.label_file import LabelFile
 
 SIDE = 1600  # longest side of a picture on the page, in pixels
-LEASE = 120.0  # seconds for which an image is kept for the tab that shows it
+LEASE = 120.0  # seconds for which an image is reserved for the tab that shows it
 OFFER = 50  # new labels after which the page offers to train again
-NONE = ""  # label of images that belong to no class
+NONE = ""  # label of images that belong to none of the classes
 
 
 class Conflict(UserError):
-    """The image has another label by now, from another tab."""
+    """The image got another label from another tab."""
 
 
 @dataclass
@@ -29,8 +29,8 @@ class Tab:
     """An open page.
 
     Attributes:
-        given: Images that it has labelled, the latest last.
-        skipped: Images that it was told to show later.
+        given: Images labelled in it, the latest last.
+        skipped: Images postponed in it.
     """
 
     given: list[int] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Tab:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """What a model says of an image: its likeliest classes with probabilities, and why it comes so early."""
+    """The model's suggestion for an image: its likeliest classes with probabilities, and the reason for its rank."""
 
     answers: Sequence[tuple[str, float]] = ()
     reason: str = ""
@@ -54,8 +54,8 @@ class Labelling:
         order: Positions of the images, the most useful first.
         classes: Classes.
         saved: File of the labels.
-        suggestions: What a model says, by position of the image.
-        command: Command that trains with the labels.
+        suggestions: Suggestions of a model, by position of the image.
+        command: Training command for the labels.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Labelling:
         self._at_first = len(saved.labels)
 
     def state(self) -> dict[str, Any]:
-        """Return what the page shows besides the image: classes, progress and the command that trains."""
+        """Return the rest of the page: classes, progress and the training command."""
         done = sum(path in self._saved.labels for path in self._paths)
         new = len(self._saved.labels) - self._at_first
         return {
@@ -111,11 +111,13 @@ class Labelling:
                 raise UserError(f"there is no class {label[:80]!r}: reload the page.")
             known = self._saved.labels.get(path)
             if known is not None and known != label:
-                raise Conflict(f"this image was labelled {known or 'none of these'} elsewhere, and stays so.")
+                raise Conflict(
+                    f"this image was labelled {known or 'none of these'} in another tab; that label is kept."
+                )
             if known is None:
                 self._saved.add(path, label)
             tab = self._tab(name)
-            if place not in tab.given:  # a page that got no answer sends the same again
+            if place not in tab.given:  # a page that got no response sends the same request again
                 tab.given.append(place)
             self._leases.pop(place, None)
             return self._next(name)
@@ -129,7 +131,7 @@ class Labelling:
             return self._next(name)
 
     def undo(self, name: str) -> dict[str, Any]:
-        """Take back the latest label of a tab, and return its image."""
+        """Undo the latest label of a tab, and return its image."""
         with self._lock:
             tab = self._tab(name)
             while tab.given:
@@ -158,7 +160,7 @@ class Labelling:
 
     def _next(self, name: str) -> dict[str, Any]:
         tab, now = self._tab(name), time.monotonic()
-        # A tab has one image: what it was shown before is free for others.
+        # A tab has one image: the image that it showed before is free for other tabs.
         self._leases = {
             place: (owner, since)
             for place, (owner, since) in self._leases.items()

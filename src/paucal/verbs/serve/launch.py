@@ -122,12 +122,12 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     except (socket.gaierror, UnicodeError) as problem:
-        raise UserError(f"--host is {host!r}, which is no address: leave it out, or give 0.0.0.0.") from problem
+        raise UserError(f"--host is {host!r}, which is not an address: leave it out, or give 0.0.0.0.") from problem
     try:
         return socket.create_server((host, port), family=family, backlog=OPEN_CONNECTIONS)
     except PermissionError as problem:
-        raise UserError(f"--port {port} may not be used by this user: take one above 1023.") from problem
+        raise UserError(f"this user may not use --port {port}: take one above 1023.") from problem
     except OSError as problem:
         raise UserError(
-            f"--port {port} of {host} cannot be had ({problem.strerror}): try --port {port % 65535 + 1}."
+            f"--port {port} of {host} is not available ({problem.strerror}): try --port {port % 65535 + 1}."
         ) from problem

@@ -6,28 +6,26 @@ from paucal.settings.groups import FORWARD_PRECISION, ForwardPrecision
 from paucal.settings.options import option
 
 _GROUP = "serving"
-_LABELLING = "labels by people"
+_LABELLING = "labelling"
 
 
 @dataclass(frozen=True)
 class ServeSettings:
     """Every setting of `paucal serve`."""
 
-    host: str = option("address to listen at; 0.0.0.0 lets other machines in", "127.0.0.1", group=_GROUP)
+    host: str = option("address to listen at; 0.0.0.0 lets other machines connect", "127.0.0.1", group=_GROUP)
     port: int = option("port to listen at", 8000, group=_GROUP, low=1, high=65535)
-    max_upload: int = option("megabytes that a picture may have", 20, group=_GROUP, low=1, high=1024)
+    max_upload: int = option("largest picture in megabytes", 20, group=_GROUP, low=1, high=1024)
     mirror: bool = option(
-        "average the answers for a picture and its mirror image; takes twice the time", False, group=_GROUP
+        "average the predictions for a picture and its mirror image; takes twice the time", False, group=_GROUP
     )
     device: str = option("cpu, cuda or mps", "cpu", group=_GROUP)
     precision: ForwardPrecision | None = option(FORWARD_PRECISION, group=_GROUP, chosen=True)
-    label: str | None = option(
-        "images that people label on the page: a folder, or several joined by ':'", group=_LABELLING
-    )
+    label: str | None = option("images to label on the page: a folder, or several joined by ':'", group=_LABELLING)
     save: str | None = option(
-        "CSV file that gets the labels, each at once; it is continued if it exists", group=_LABELLING
+        "CSV file for the labels, saved one by one; an existing file is continued", group=_LABELLING
     )
     classes: list[str] | None = option(
-        "classes to label with; by default those of the model, which may be left out if they are given",
+        "classes to label with; by default the model's; with them, no model is needed",
         group=_LABELLING,
     )

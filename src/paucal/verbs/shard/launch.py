@@ -31,7 +31,7 @@ from paucal.wording import counted, was
 
 MIB = 2**20
 _SAMPLE = 64
-_TAR_OVERHEAD = 2560  # most bytes that an image and its label take in a tar file, not counting the image itself
+_TAR_OVERHEAD = 2560  # most extra bytes of an image and its label in a tar file
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _open(settings: ShardSettings) -> ImageSet:
     """Open the images.
 
     Raises:
-        UserError: They cannot be opened, or have boxes or masks, which shards do not hold.
+        UserError: They cannot be opened, or have boxes or masks, which shards do not support.
     """
     try:
         if not settings.unlabelled:
@@ -151,8 +151,8 @@ def _open(settings: ShardSettings) -> ImageSet:
         if not seen or "train" in seen:
             raise
         raise UserError(
-            f"{settings.data} has {' and '.join(seen.values())}, and shards hold classes of images: --unlabelled "
-            "writes the images alone, for paucal pretrain and paucal predict."
+            f"{settings.data} has {' and '.join(seen.values())}, but shards only hold classes of images: "
+            "--unlabelled writes images without labels, for paucal pretrain and paucal predict."
         ) from None
     return images if settings.classes is None else choose_classes(images, settings.classes)
 
@@ -166,12 +166,13 @@ def _require_disk_space(images: ImageSet, folder: Path) -> None:
             try:
                 source = store.source(place)
                 sizes.append(source.stat().st_size if isinstance(source, Path) else len(source))
-            except (OSError, UserError):  # reported when it is written
+            except (OSError, UserError):  # reported when the shards are written
                 continue
     needed = (float(np.mean(sizes)) if sizes else 0.0) * len(images) + _TAR_OVERHEAD * len(images)
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise UserError(
-            f"the shards take about {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free: free some space, or "
+            f"the shards take about {needed / 2**30:.1f} GiB, but only {free / 2**30:.1f} GiB are free: free some "
+            "space, or "
             "give another folder."
         )

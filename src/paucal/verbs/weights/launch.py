@@ -1,4 +1,4 @@
-"""`paucal weights`: bring trained weights to a machine in one file, and keep them in order."""
+"""`paucal weights`: bring pretrained weights to a machine in one file, and manage them."""
 
 import os
 from dataclasses import replace
@@ -39,7 +39,7 @@ def add_weights(file: str | os.PathLike[str], /, **settings: Any) -> AddedWeight
     """Add trained weights to this machine; the same as `paucal weights add`.
 
     Args:
-        file: An archive of `pack_weights`, safetensors, or a file of `torch.save` with tensors alone.
+        file: An archive of `pack_weights`, safetensors, or a file of `torch.save` with only tensors.
         **settings: Any field of `paucal.verbs.weights.settings.WeightsSettings`; `model` and `licence` are needed
             unless the file is an archive.
 
@@ -87,7 +87,7 @@ def remove_weights(name: str) -> int:
 
 
 def add_file(file: str, settings: WeightsSettings, console: Console) -> AddedWeights:
-    """Check a file by loading it, store it, and say what it is used for; see `add_weights`."""
+    """Check a file by loading it, store it, and print its use; see `add_weights`."""
     check_ranges(settings)
     if settings.output is not None:
         raise UserError("--output is for 'paucal weights pack': leave it out.")
@@ -100,9 +100,9 @@ def add_file(file: str, settings: WeightsSettings, console: Console) -> AddedWei
         )
     card = add_checked(weights)
     use = (
-        f"its licence, {card.licence}, has terms of its own, so only --model {card.name} uses it"
+        f"its licence, {card.licence}, has special terms, so it is only used with --model {card.name}"
         if card.has_terms
-        else f"'paucal train' compares it with the others, and --model {card.name} uses it"
+        else f"'paucal train' considers it; to choose it, give --model {card.name}"
     )
     console.say(f"added {card.describe()}: {use}")
     return card
@@ -131,9 +131,9 @@ def pack(what: str, settings: WeightsSettings, console: Console) -> Path:
 
 
 def _checked_name(name: str, settings: WeightsSettings) -> CheckedWeights:
-    """Check weights that are on this machine already, or that can be fetched."""
+    """Check weights that are on this machine or can be fetched."""
     for flag in (key for key in OF_FILE if key != "licence_text" and getattr(settings, key) is not None):
-        raise UserError(f"--{flag} is for weights in a file, and {name!r} names weights: leave it out.")
+        raise UserError(f"--{flag} is for weights in a file, but {name!r} is a name of weights: leave it out.")
     licence = checked_licence(name, licence_of(name) or "not stated")
     own, text = added(name), _licence_text(settings)
     known = next((one.source for one in table.TRAINED if one.name == name), "as timm publishes them")
@@ -164,11 +164,11 @@ def _checked_file(path: Path, settings: WeightsSettings, console: Console) -> Ch
 
 
 def _input(settings: WeightsSettings, model: str) -> ImageInput | None:
-    """Return the preprocessing that the settings give; None where they leave it open."""
+    """Return the preprocessing from the settings; None if they do not set it."""
     if settings.mean is None and settings.std is None:
         return None
     if settings.mean is None or settings.std is None or len(settings.mean) != 3 or len(settings.std) != 3:
-        raise UserError("--mean and --std go together, with three numbers each: one for each channel.")
+        raise UserError("--mean and --std must be given together, with three numbers each: one for each channel.")
     fed = replace(input_of_timm(model), mean=tuple(settings.mean), std=tuple(settings.std))
     Preprocessing.as_tested((1, 1), fed)
     return fed
@@ -195,7 +195,7 @@ def _apache() -> str:
 
 
 def _smaller(weights: CheckedWeights, console: Console) -> CheckedWeights:
-    """Return the weights with 16 bits where the outputs agree, else as they are."""
+    """Return the weights with 16 bits if the outputs agree, else unchanged."""
     small = halved(weights)
     if all(value.dtype == weights.state[name].dtype for name, value in small.state.items()):
         return weights

@@ -1,4 +1,4 @@
-"""Which weights are on this machine and what may be done with them; neither torch nor timm is loaded."""
+"""List the weights on this machine and their permitted use, without loading torch or timm."""
 
 import os
 from collections.abc import Iterable
@@ -20,10 +20,10 @@ class ListedWeights:
 
     Attributes:
         name: timm name of the model and tag.
-        place: Where they are: "added", "package", "cache" of the hub; "" where they would have to be fetched.
+        place: Where they are: "added", "package", "cache" of the hub; "" if they would have to be fetched.
         size: Size in bytes.
         licence: Name of the licence; "see timm" for weights in the hub's cache that are not in paucal's table.
-        use: What they are used for.
+        use: Their use.
         source: Who trained them and on what, as far as known.
     """
 
@@ -36,7 +36,7 @@ class ListedWeights:
 
 
 def list_weights() -> list[ListedWeights]:
-    """Return the weights of the table, those that were added, and timm's in the hub's cache, in the order of the race.
+    """Return the weights of the table, those that were added, and timm's in the hub's cache, in order of preference.
 
     Example:
         >>> [one.name for one in list_weights() if one.place == "package"]  # doctest: +SKIP
@@ -81,7 +81,7 @@ def _in_hub_cache() -> dict[str, int]:
 
 
 def weights_table(rows: Iterable[ListedWeights]) -> Table:
-    """Return the list as a table for people."""
+    """Return the list as text."""
     shown = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("weights", "where", "MB", "licence", "used by", "source"):
         shown.add_column(heading, justify="right" if heading == "MB" else "left", no_wrap=heading != "source")

@@ -13,7 +13,7 @@ from tasks.classification.auto_tune.carried import install
 from tasks.classification.auto_tune.test_auto_tune import RecordingConsole, photos, rungs_of, started_from
 
 GIVEN = {"freeze": 2, "eval_mode": True, "lr": 1e-3, "crop_scale": 0.5, "epochs": 1}  # one way to tune: no trial
-FASTER = Arithmetic(torch.bfloat16, "bfloat16: 2.0 times as fast as float32 here, with the same answers", 2.0, True)
+FASTER = Arithmetic(torch.bfloat16, "bfloat16: 2.0 times as fast as float32 here, with the same predictions", 2.0, True)
 
 
 @pytest.fixture

@@ -140,7 +140,7 @@ def test_presets__are_named_by_the_settings_that_are_left():
         "norms and biases alone, crop scale 0.5",
     ]
     assert names_of(lora_rank=8, lr=1e-4) == ["crop scale 0.5", "crop scale 0.35"]
-    assert names_of(lora_rank=8, lr=1e-4, crop_scale=0.5) == ["the settings given"]
+    assert names_of(lora_rank=8, lr=1e-4, crop_scale=0.5) == ["the given settings"]
     assert names_of("test_efficientnet", eval_mode=True, lr=1e-4)[0] == "last stages alone, crop scale 0.5"
 
 

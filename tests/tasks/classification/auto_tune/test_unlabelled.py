@@ -266,7 +266,7 @@ def test_run__without_time_for_them_gives_that_reason(data, tmp_path, monkeypatc
     monkeypatch.setattr(step, "time_share", lambda labelled, is_tuned: asked.append((labelled, is_tuned)) or 0.0)
     console, more = RecordingConsole(), {"unlabelled": str(tmp_path / "more")}
     result = started_from(photos(tmp_path / "few", each=6), tmp_path / "run", console, time="10m", **more)
-    why = "--unlabelled: no time is left for the images without labels; give a longer --time"
+    why = "--unlabelled: there is no time left for the images without labels; give a longer --time"
     assert rungs_of(result.folder)["unlabelled"]["details"]["why"] == why
     assert f"note: {why}" in console.lines
     assert not any("usable image" in line for line in console.lines)

@@ -5,7 +5,7 @@ of other sizes in a forward pass. All filters are bicubic:
 
 - the papers' families (`antialias_positions = False`: LV-ViT, DHVT, T2T-ViT, EsViT's transformers) without
   antialiasing, as in their published code;
-- timm's own models, and ours that are timm's in other sizes: with antialiasing, as in timm. It also changes timm's
+- timm's own models, and our variants of them in other sizes: with antialiasing, as in timm. It also changes timm's
   kernel, so enlarged tables differ too.
 """
 

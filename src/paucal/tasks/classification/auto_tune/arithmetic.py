@@ -1,4 +1,4 @@
-"""The arithmetic of frozen features and of tuning: as given, or bfloat16 where this CPU is faster with it."""
+"""Choose the arithmetic of frozen features and of tuning: as given, or bfloat16 if it is faster on this CPU."""
 
 from collections.abc import Callable
 
@@ -25,11 +25,11 @@ from paucal.types import Batch, Progress
 
 
 def choose_feature_arithmetic(setup: TrainingSetup) -> Arithmetic:
-    """Return the arithmetic of frozen features: as given, or measured on a few training images."""
+    """Return the arithmetic of frozen features: as given, or the faster one on a few training images."""
     settings = setup.settings
     if settings.device != "cpu":
         return FLOAT32
-    if setup.origin.get("precision") in ("flag", "given"):  # in a config it is what an earlier run has chosen to tune
+    if setup.origin.get("precision") in ("flag", "given"):  # in a config it may come from an earlier run
         return GIVEN.get(settings.precision, FLOAT32)
     if not bfloat16_flags():
         return FLOAT32
@@ -43,7 +43,7 @@ def choose_feature_arithmetic(setup: TrainingSetup) -> Arithmetic:
 
 
 def choose_training_precision(state: TuneState) -> None:
-    """Let the run tune in bfloat16 if that is faster here, and the features of the network agree in it."""
+    """Tune in bfloat16 if that is faster on this machine and gives nearly the same features."""
     setup, arithmetic = state.setup, state.arithmetic
     free = is_free(setup, "precision") and setup.settings.precision == "32-true"
     if arithmetic.dtype is None or not arithmetic.measured or not free:

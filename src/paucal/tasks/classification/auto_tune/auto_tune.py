@@ -24,7 +24,7 @@ from paucal.tasks.classification.auto_tune.unlabelled import learn_from_unlabell
 from paucal.training import TimePlan
 from paucal.types import UserError
 
-# Time beyond COSINE_EPOCHS goes into more epochs at LOW_RATE times the peak: those before stay as they are without it.
+# Epochs beyond COSINE_EPOCHS are appended at LOW_RATE times the peak rate; the earlier epochs do not change.
 MAX_EPOCHS, COSINE_EPOCHS, LOW_RATE, WARMUP = 60, 20, 0.1, 0.1
 SCRATCH_EPOCHS = 300
 REPORT_SECONDS = 6.0  # for the pictures and the page at the end, on an idle core
@@ -93,7 +93,7 @@ def _tune_trained_weights(state: TuneState) -> bool:
         return _keep_probe(state, "the probe is the model: --epochs 0")
     if cannot_judge_tuning(state.setup):
         why = f"{counts['train']} training images" if counts["val"] else "no images to validate with"
-        return _keep_probe(state, f"{why}: the probe is the model, as validation could not tell whether tuning helps")
+        return _keep_probe(state, f"{why}: the probe is the model, as validation could not show whether tuning helps")
     choose_training_precision(state)
     chosen = choose_preset(state)
     if chosen is None:
@@ -107,7 +107,7 @@ def _tune_trained_weights(state: TuneState) -> bool:
 
 
 def _describe_shortage(state: TuneState) -> str:
-    """Return which resource was too small for every preset."""
+    """Return which resource was too small for all presets."""
     if None not in state.record.sizes.values():
         return "the remaining time is too short for two epochs"
     half = state.setup.settings.images_per_pass // 2
@@ -123,7 +123,7 @@ def _set_length(
     shrink: float = 1.0,
     most: int = MAX_EPOCHS,
 ) -> None:
-    """Store the length of the run with the settings that follow from it, and print when it ends."""
+    """Store the length of the run with the settings that follow from it, and print its expected end."""
     timed = is_timed(state.setup)
     if timed and state.record.candidates:
         rest = continuation(epochs, changes.get("lr", state.setup.settings.lr))
@@ -131,7 +131,7 @@ def _set_length(
     setup = state.reassemble(**{**changes, "epochs": epochs})
     seconds = epochs * epoch + state.final_eval_seconds(shrink)
     tried = [name for name in changes if is_free(state.setup, name)]
-    reasons = dict.fromkeys(tried, "tried on these images, or what the time allows")
+    reasons = dict.fromkeys(tried, "chosen by trials on these images, or by the time available")
     if not is_free(state.setup, "epochs"):
         plan = f"{epochs} epochs, as given"
     else:
@@ -153,7 +153,7 @@ def _set_length(
 
 
 def continuation(epochs: int, lr: float) -> dict[str, Any]:
-    """Return the schedule of a run with more epochs than the cosine has; nothing for one with fewer."""
+    """Return the settings that continue a run after its cosine; empty if the cosine covers all epochs."""
     if epochs <= COSINE_EPOCHS:
         return {}
     return {"schedule_epochs": COSINE_EPOCHS, "warmup_epochs": WARMUP * COSINE_EPOCHS, "min_lr": LOW_RATE * lr}

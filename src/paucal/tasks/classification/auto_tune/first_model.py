@@ -160,7 +160,7 @@ def time_frozen_network(state: TuneState) -> None:
         start_time = time.perf_counter()
         frozen_features(setup.objective.deployable(), setup.data, some, setup.card.preprocessing, setup.settings)
         state.image_seconds = (time.perf_counter() - start_time) / len(some)
-    if state.record.probe is not None:  # resumed: heads at other image sizes are fitted as the first one was
+    if state.record.probe is not None:  # resumed: heads at other image sizes use the same arithmetic
         stored = state.record.probe.details
         known = {name: stored[key] for name, key in MEASURED.items() if key in stored}  # not in older records
         state.arithmetic = replace(GIVEN[stored.get("arithmetic", "32-true")], **known)
@@ -222,8 +222,8 @@ def fit_probe(state: TuneState) -> None:
     score = setup.data.primary_metric.format_score(fitted.score, images_of_score)
     state.console.say(
         f"first model after {duration(state.spent)}: {score} "
-        f"(a linear head on frozen features of {fitted.images} images, {fitted.race.name}); it is in {state.run.path} "
-        "and ready for use"
+        f"(a linear head on frozen features of {fitted.images} images, {fitted.race.name}); it is ready for use "
+        f"in {state.run.path}"
     )
 
 
@@ -233,7 +233,7 @@ def deployed(setup: TrainingSetup, head: Head, staged: bool) -> tuple[nn.Module,
     Args:
         setup: Setup of the run.
         head: Linear head.
-        staged: Whether it reads the last stages beside the last features.
+        staged: Whether it reads the last stages as well as the last features.
     """
     return with_head(setup.objective.deployable(), setup.card, head, staged)
 
@@ -283,7 +283,7 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
     with threadpool_limits(1 if count <= MOST_COMPARED else None):
         head = fit_head(last[:count], labels[:count], len(card.classes), settings.seed)
         start_time, result = time.perf_counter(), RaceResult()
-        if staged or (race and (not len(val) or settings.unlabelled)):  # the others for the cross-validated answers
+        if staged or (race and (not len(val) or settings.unlabelled)):  # or predictions to cross-validate
             fitted = last[:count], features[:count], labels[:count]
             heads = HEADS if staged else {}
             result = race_heads(*fitted, len(card.classes), head.strength, settings.seed, heads)
@@ -303,7 +303,7 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
 
 
 def own_width(network: nn.Module) -> int | None:
-    """Return the number of last features, which the network's own classifier reads."""
+    """Return the number of features that the network's own classifier reads."""
     classifier = linear_classifier(network)
     return None if classifier is None else classifier.in_features
 

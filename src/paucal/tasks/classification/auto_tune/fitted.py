@@ -1,4 +1,4 @@
-"""A linear head on frozen features, with the features that later steps read."""
+"""A linear head on frozen features, with those features for later steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,13 +17,13 @@ class Fitted:
     Attributes:
         head: Linear head on the last features.
         features: (N + V, D) features of the training and of the validation images.
-        staged: Whether the pooled last stages follow the last features in them.
+        staged: Whether `features` has the pooled last stages after the last features.
         rows: (N,) positions among the training images.
         score: Score of the best head on the validation images; cross-validated without validation images.
         seconds: Seconds of one image through the frozen network in float32.
-        race: Comparison with heads that read the last stages too; without a head where they did not win.
+        race: Comparison with heads that read the last stages too; has no head if none of them won.
         race_seconds: Seconds of the comparison.
-        curve: Learning curve of the best head; None where it was not asked for.
+        curve: Learning curve of the best head; None if not requested.
         losses: (V,) calibrated losses of the best head on the validation images, in nats.
     """
 
@@ -40,5 +40,5 @@ class Fitted:
 
     @property
     def images(self) -> int:
-        """Number of training images that it was fitted to."""
+        """Number of training images that the head was fitted to."""
         return len(self.rows)

@@ -9,8 +9,8 @@ from paucal.evaluation.protocols.classifier import LinearClassifier
 def fit_gaussian(features: Tensor, labels: Tensor, n_classes: int) -> LinearClassifier:
     """Fit class means m_k and the shared covariance S: weights A m_k, biases -m_k' A m_k / 2.
 
-    A is D ((N - 1) S + tr(S) I)^-1. Differs from the paper in that all classes count as equally likely beforehand, and
-    that S is a multiple of the identity where no class has a second image.
+    A is D ((N - 1) S + tr(S) I)^-1. Differs from the paper: all classes have the same prior, and S is a multiple of the
+    identity if no class has a second image.
 
     Args:
         features: (N, D) float64 features.
@@ -39,11 +39,11 @@ def fit_gaussian(features: Tensor, labels: Tensor, n_classes: int) -> LinearClas
 
 
 def fit_shares(features: Tensor, shares: Tensor) -> LinearClassifier:
-    """Fit the same classifier to images that belong to several classes in part, with more images than features.
+    """Fit the same classifier to images with soft labels, for more images than features.
 
     Args:
         features: (N, D) features.
-        shares: (N, K) weight of each image in each class. A class without any gets a bias of minus infinity.
+        shares: (N, K) weight of each image in each class. A class without weight gets a bias of minus infinity.
     """
     counts = shares.sum(0)
     means = shares.T @ features / counts.clamp(min=1e-9)[:, None]

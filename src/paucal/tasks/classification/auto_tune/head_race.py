@@ -1,8 +1,8 @@
-"""Race of heads on frozen features: repeated cross-validation decides whether the last stages are read too.
+"""Comparison of heads on frozen features: repeated cross-validation decides whether to read the last stages too.
 
-Each head of the table and the mean of all are compared with logistic regression on the last features. The measure is
-the cross-entropy at each one's best temperature, since accuracies of few images cannot be told apart. Logistic
-regression on the last features, the simplest head, stays unless the best one leads by more than a standard error.
+Each head of the table, and the mean of their logits, is compared with logistic regression on the last features by its
+cross-entropy at its best temperature, since few images cannot separate accuracies. Logistic regression, the simplest
+head, is kept unless the best other head leads by more than a standard error.
 """
 
 import math
@@ -40,7 +40,7 @@ class RaceResult:
         losses: Cross-validated cross-entropy by head, in nats.
         lead: Lead of the best other head over `LAST`, in nats.
         error: Standard error of the lead.
-        held_out: Logits of the winner for images that it was not fitted to; None where there are too few images.
+        held_out: Logits of the winner for images that it was not fitted to; None with too few images.
         mixture: Weight of the logits of each head in the winner; empty for `LAST`.
     """
 
@@ -62,7 +62,7 @@ class HeldOut:
         logits: (R, M, K) float64 calibrated logits of R repeats.
         labels: (M,) classes.
         folds: Number of folds.
-        temperature: What the head's own logits have to be divided by to be calibrated.
+        temperature: Divisor that calibrates the head's logits.
     """
 
     rows: Tensor
@@ -73,7 +73,7 @@ class HeldOut:
 
     @property
     def hits(self) -> Tensor:
-        """(R, M) booleans: whether the class was named."""
+        """(R, M) booleans: whether the predicted class is the label."""
         return self.logits.argmax(2) == self.labels
 
 
@@ -103,7 +103,7 @@ def race_heads(
     if len(labels) < FOLDS:  # too few to compare heads
         heads = {}
     rows = stratified(labels, MOST_COMPARED, seed)
-    judged = counts[labels[rows]] > 1  # the single image of a class is in no other fold
+    judged = counts[labels[rows]] > 1  # a class with one image has none to fit to
     truth, folds = labels[rows][judged], even_folds(labels[rows], FOLDS)
 
     def fit_last(features: Tensor, labels: Tensor, n_classes: int) -> LinearClassifier:
@@ -135,7 +135,7 @@ def race_heads(
 
 
 def held_out_logits(features: Tensor, labels: Tensor, n_classes: int, fit: FitHead, seed: int) -> Tensor:
-    """Return (R, N, K) float64 logits of R repeats, each image's from a fit to the other folds."""
+    """Return (R, N, K) float64 logits of R repeats; those of an image come from a fit to the other folds."""
     repeats = REPEATS if len(labels) <= FEW else 1
     logits = torch.empty(repeats, len(labels), n_classes, dtype=torch.float64)
     for repeat in range(repeats):
@@ -145,7 +145,7 @@ def held_out_logits(features: Tensor, labels: Tensor, n_classes: int, fit: FitHe
 
 
 def _mixtures(logits: Mapping[str, Tensor], labels: Tensor) -> dict[str, dict[str, float]]:
-    """Return the weights of the heads' logits for each calibrated head alone, and for the mean of all."""
+    """Return the weights of the heads' logits in each candidate: every calibrated head alone, and the mean of all."""
     mixtures = {name: {name: 1 / best_temperature(values, labels)} for name, values in logits.items()}
     if len(logits) > 1:
         mean = {name: mixture[name] / len(logits) for name, mixture in mixtures.items()}
@@ -159,7 +159,7 @@ def _mixed(logits: Mapping[str, Tensor], mixture: Mapping[str, float]) -> Tensor
 
 
 def best_temperature(logits: Tensor, labels: Tensor) -> float:
-    """Return the divisor of (R, N, K) logits at which the labels are likeliest."""
+    """Return the divisor of (R, N, K) logits that gives the labels the highest likelihood."""
     deviation = float(logits[logits.isfinite()].std().clamp(min=1e-12))
     return min(
         (deviation * float(step) for step in TEMPERATURES),

@@ -1,6 +1,6 @@
 """The linear heads that may replace logistic regression on a network's last features.
 
-They read the mean and the spread of the last stages' maps beside the last features, see
+They also read the mean and the spread of the last stages' maps, see
 `backbones/stage_classifier.py`. A new head is one entry of `HEADS`.
 """
 
@@ -18,7 +18,7 @@ FitHead = Callable[[Tensor, Tensor, int], LinearClassifier]
 
 
 def fit_logistic_stages(features: Tensor, labels: Tensor, n_classes: int) -> LinearClassifier:
-    """Fit logistic regression with a fixed penalty: the best one of 1, 10, 100 and 1000 was no better on average."""
+    """Fit logistic regression with a fixed penalty; choosing among 1, 10, 100 and 1000 was no better on average."""
     return fit_regression(features, labels, n_classes, DEFAULT_STRENGTH)
 
 

@@ -1,7 +1,7 @@
 """Learning curve of the first model: accuracy against training images per class, and a forecast for twice as many.
 
 Logistic regression on the winner's features is fitted to 1, 2, 5, ... images of each class, drawn from the other folds
-of a cross-validation, and judged on the images of the fold. The network is frozen, so all fits read the same features.
+of a cross-validation, and scored on the images of the fold. The network is frozen, so all fits read the same features.
 """
 
 from collections.abc import Iterator
@@ -49,8 +49,7 @@ class LearningCurve:
         points: Points in ascending order; the last one has all images of the other folds.
         per_class: Images per class that the model itself has, on average.
         forecast: Accuracy with twice as many images; None with fewer than three points.
-        gain: Difference between that and the model's accuracy, by the same extrapolation; None likewise. Curves that
-            flatten give less.
+        gain: Forecast minus the model's accuracy; None without a forecast. An upper estimate for curves that flatten.
     """
 
     points: tuple[CurvePoint, ...]
@@ -77,7 +76,7 @@ def learning_curve(features: Tensor, labels: Tensor, n_classes: int, strength: f
         features: (N, D) features of the training images.
         labels: (N,) classes in [0, K); two of them have two images or more.
         n_classes: K.
-        strength: L2 penalty of a fit to all images; that of a smaller one is smaller in proportion.
+        strength: L2 penalty of a fit to all images; reduced in proportion for fewer images.
         seed: Seed of the folds and of the draws.
     """
     own_size, some = len(labels) / n_classes, stratified(labels, MOST_COMPARED, seed)
@@ -131,7 +130,7 @@ def curve_figure(curve: LearningCurve) -> Figure:
 
 
 def _counts(most: int) -> Iterator[int]:
-    """Yield 1, 2, 5, 10, 20, ... below a number."""
+    """Yield 1, 2, 5, 10, 20, ... up to a limit, which is excluded."""
     for power in range(7):
         yield from (step * 10**power for step in (1, 2, 5) if step * 10**power < most)
 
@@ -141,8 +140,8 @@ def _forecast(
 ) -> tuple[Score, float]:
     """Extend the errors as a power law to twice the model's images; return the accuracy and the gain there.
 
-    The interval is that of a bootstrap of as many images as independent ones would tell as much, see
-    `cross_validated`. A forecast below what there is counts as no gain.
+    The interval comes from a bootstrap with the effective number of independent images, see `cross_validated`. A
+    forecast below the present accuracy counts as no gain.
 
     Args:
         used: (P,) images per class of the points.
@@ -161,7 +160,7 @@ def _forecast(
 
 
 def _extended(sizes: NDArray[np.float64], errors: NDArray[np.float64], size: float) -> NDArray[np.float64]:
-    """Return the (D,) accuracies at a size, from (P, D) errors: a power law through the last error.
+    """Extrapolate (P, D) errors to a size by a power law through the last error, and return the (D,) accuracies.
 
     Its exponent is the least-squares slope of the logarithms, which is not allowed to rise.
     """

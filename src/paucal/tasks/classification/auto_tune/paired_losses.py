@@ -1,4 +1,4 @@
-"""Losses of single validation images, which tell models apart that have nearly equal accuracies."""
+"""Losses of single validation images, which compare models of nearly equal accuracy."""
 
 import math
 from collections.abc import Sequence
@@ -14,9 +14,10 @@ LOSSES = "losses"  # key of a step's details: loss of each validation image
 
 
 def calibrated_losses(predictions: Predictions) -> list[float]:
-    """Return the cross-entropy of each validation image in nats, at the best temperature for all.
+    """Return the cross-entropy of each validation image in nats, at the best common temperature.
 
-    A finished run's model is calibrated too. Images with several labels have the mean of their binary ones, as it is.
+    This matches finished runs, whose model is calibrated too. Images with several labels have the uncalibrated mean of
+    their binary cross-entropies.
     """
     logits, labels = predictions.logits.double(), predictions.labels
     if labels.ndim == 1:
@@ -39,10 +40,10 @@ def differs(score: float, other: float, images: int, errors: float = 1.0) -> boo
 
 
 def is_better(score: float, losses: Sequence[float], other: float, other_losses: Sequence[float]) -> bool:
-    """Return whether a model is better: by its accuracy, or by its mean loss where accuracy cannot tell.
+    """Return whether a model is better: by its accuracy, or by its mean loss if the accuracies are too close.
 
-    Neither is favoured. A margin of a standard error would have kept a first model that was right on 82.0 % of 1,200
-    other images, for a tuned one with 85.8 % (docs/lab, ways to tune).
+    There is no margin: one standard error would have kept a first model with 82.0 % on 1,200 other images and refused a
+    tuned one with 85.8 % (docs/lab, ways to tune).
     """
     if differs(score, other, len(losses)):
         return score > other

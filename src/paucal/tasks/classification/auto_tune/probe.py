@@ -23,14 +23,14 @@ ABSENT = -30.0  # logit of a class without training images: below all others, bu
 
 @dataclass(frozen=True)
 class Head:
-    """A linear classifier of features that are not standardised.
+    """A linear classifier for raw features, which are not standardised.
 
     Attributes:
         weight: (K, D) float32 weights.
         bias: (K,) float32 biases.
         strength: L2 penalty.
-        cross_validated: Cross-validated accuracy, or mean average precision for several labels; None where there are
-            too few images.
+        cross_validated: Cross-validated accuracy, or mean average precision for several labels; None with too few
+            images.
     """
 
     weight: Tensor
@@ -106,7 +106,7 @@ def fit_regression(features: Tensor, labels: Tensor, n_classes: int, strength: f
 
 
 def _folds(labels: Tensor, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Return the rows to fit on and the held-out rows of each fold, with every class spread evenly."""
+    """Return the rows to fit on and the held-out rows of each fold, stratified by class."""
     if labels.ndim == 1:
         return draw_folds(labels, seed, even_folds(labels, FOLDS))
     turn = torch.from_numpy(iterative_parts(labels.numpy().astype(np.int8), [1 / FOLDS] * FOLDS, seed))

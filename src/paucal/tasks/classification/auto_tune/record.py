@@ -1,4 +1,4 @@
-"""What auto-tuning has measured and decided, stored after every step so that a stopped run resumes there."""
+"""The measurements and decisions of auto-tuning, stored after every step so that a stopped run resumes there."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -16,8 +16,8 @@ class TuneStep:
 
     Attributes:
         name: "probe", or the name of the candidate or preset.
-        score: Accuracy on the validation images, or mean average precision for several labels; from cross-validation
-            where there are no validation images.
+        score: Accuracy on the validation images, or mean average precision for several labels; cross-validated without
+            validation images.
         seconds: Seconds that the step took.
         details: Settings and counts of the step, as plain values.
     """
@@ -39,8 +39,8 @@ class TuneRecord:
         race: Comparison of the candidates on a subset of the images, one step per candidate.
         probe: Linear head on frozen features; None before it is fitted.
         unlabelled: Head that learned from images without labels too; None before it is tried, or without such images.
-        sizes: Seconds per training image, by image size and frozen stages; None where a step exceeds the memory.
-        tuning: Image size, seconds of an epoch and trial steps of each preset; None where it exceeds time or memory.
+        sizes: Seconds per training image, by image size and frozen stages; None if a step exceeds the memory.
+        tuning: Image size, seconds of an epoch and trial steps of each preset; None if it exceeds the time or memory.
         trials: Short trainings, one per preset that was tried.
         plan: Sentence about the remaining training and its duration; "" before it is decided.
         tune: Whether fine-tuning follows the probe.
@@ -60,7 +60,7 @@ class TuneRecord:
 
     @property
     def first_model(self) -> TuneStep | None:
-        """The first model as it stands: the probe, or the head that learned from images without labels too."""
+        """Step of the first model: the probe, or the head that also learned from images without labels."""
         kept = self.unlabelled is not None and self.unlabelled.details.get("kept")
         return self.unlabelled if kept else self.probe
 

@@ -1,7 +1,7 @@
-"""Heads fitted anew to the features of a tuned network: those of the first model's race.
+"""Refit the heads that were compared for the first model to the features of a tuned network.
 
-Tuning begins with the head on the last features, and ends with a head of that kind that few steps have trained. Heads
-that read the last stages too are often better, on tuned features as on frozen ones. They cost one forward pass over the
+Tuning trains the head on the last features for few steps only. Heads that read the last stages too are often better, on
+tuned features as on frozen ones. They cost one forward pass over the
 training images. Cross-validation could not tell which is best, since the network was tuned on all folds.
 """
 
@@ -55,9 +55,9 @@ class RefittedHead:
 
 
 def refit_head(setup: TrainingSetup, network: nn.Module, console: Console) -> RefittedHead | None:
-    """Fit heads to the tuned features of as many images as for the first model, and return the one of the lowest loss.
+    """Fit heads to tuned features, of as many images as for the first model, and return the head of lowest loss.
 
-    The loss is that of the validation images. None for images with several labels, and without a first model.
+    The loss is that of the validation images. Return None for images with several labels, or without a first model.
     """
     record, data, card = setup.tune_record, setup.data, setup.card
     several = data.images.multi_hot is not None

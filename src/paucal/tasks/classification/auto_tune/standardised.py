@@ -1,4 +1,4 @@
-"""Standardised features, in no more coordinates than there are images."""
+"""Standardised features, with at most as many coordinates as images."""
 
 from dataclasses import dataclass
 
@@ -6,21 +6,21 @@ import torch
 from torch import Tensor
 
 SMALLEST_DEVIATION = 1e-8
-PRIOR_IMAGES = 50  # images that the median variance counts for beside the own variance of a feature
+PRIOR_IMAGES = 50  # weight of the median variance beside a feature's own variance, in images
 JITTER = 1e-10  # relative; keeps the factorisation of dependent rows finite
 
 
 @dataclass(frozen=True)
 class Standardised:
-    """Features of zero mean and unit deviation, and coordinates of them with the same inner products.
+    """Features of zero mean and unit deviation, and coordinates with the same inner products.
 
     A linear classifier with an L2 penalty, and a Gaussian one whose covariance is shrunk towards a multiple of the
     identity, depend on inner products alone. With fewer images than features they are fitted in the coordinates, which
-    is several times as fast, and carried back to the features.
+    is several times as fast, and converted back to weights for features.
 
     Attributes:
         mean: (D,) means of the features.
-        deviation: (D,) standard deviations, drawn towards that of all features; 1 if no feature ever changes.
+        deviation: (D,) standard deviations, shrunk towards the median of all features; 1 if all features are constant.
         rows: (N, D) float64 standardised features.
         coordinates: (N, min(N, D)) float64.
     """
@@ -39,10 +39,10 @@ class Standardised:
 
 
 def standardise(features: Tensor) -> Standardised:
-    """Standardise (N, D) features over the images, with variances that are drawn towards their median."""
+    """Standardise (N, D) features over the images, with variances shrunk towards their median."""
     values = features.double()
     mean, variance = values.mean(0), values.var(0)
-    # Few images often leave a feature nearly constant, which further images would then stretch without bounds.
+    # Over few images a feature is often nearly constant; dividing by its tiny deviation would blow up other images.
     variance = (len(values) * variance + PRIOR_IMAGES * variance.median()) / (len(values) + PRIOR_IMAGES)
     deviation = variance.sqrt()
     deviation = torch.where(deviation > SMALLEST_DEVIATION, deviation, torch.ones_like(deviation))

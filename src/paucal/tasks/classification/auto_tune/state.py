@@ -1,4 +1,4 @@
-"""The state of auto-tuning: the run as it stands, what was measured, and the time that is left."""
+"""The state of auto-tuning: the run, its measurements, and the time that is left."""
 
 import time
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from paucal.tasks.classification.auto_tune.fitted import Fitted
 from paucal.tasks.classification.auto_tune.record import TuneRecord
 
 RESERVE = 0.05  # share of the time kept for pictures, the page and unforeseen work
-# With fewer training images, validation cannot tell whether tuning is better than the probe.
+# With fewer training images, validation cannot show whether tuning is better than the probe.
 FEWEST_IMAGES = 100
 NEVER_REVISED = frozenset(("init", "time", "method", "model", "device", "devices", "nodes", "batch_size", "precision"))
 
@@ -28,12 +28,12 @@ class TuneState:
         run: Run folder.
         setup: Setup of the run with the settings chosen so far.
         record: Measurements and decisions so far, as stored in the run.
-        console: Console for messages and progress.
-        start_time: `time.monotonic()` of the run's start, moved back by the time that earlier calls spent.
+        console: Console for messages and progress. start_time: `time.monotonic()` of the run's start, moved back by the
+            time that earlier calls spent.
         image_seconds: Seconds of one image through the frozen network in float32, at the probe's image size.
         arithmetic: Arithmetic of the frozen network's features.
         announced: Whether the time of the first model was announced.
-        first: First model with its features, where a later step reads them; None if an earlier call fitted it.
+        first: First model with its features for later steps; None if an earlier call fitted it.
     """
 
     run: RunFolder
@@ -73,7 +73,7 @@ class TuneState:
         self.record = self.record.but(**changes, spent=self.spent).write(self.run)
 
     def reassemble(self, **changes: Any) -> TrainingSetup:
-        """Return a setup with changed settings, with the automatic settings that depend on them chosen again."""
+        """Return a setup with changed settings, and choose again the automatic settings that depend on them."""
         setup = self.setup
         automatic = {name for name, origin in setup.origin.items() if origin.startswith("auto: ")}
         revised = automatic - NEVER_REVISED - set(changes) - (set() if "model" in changes else {"img_size"})
@@ -97,11 +97,11 @@ def is_timed(setup: TrainingSetup) -> bool:
 
 
 def cannot_judge_tuning(setup: TrainingSetup) -> bool:
-    """Return whether the run is left with its first model, as its images cannot tell whether tuning helps."""
+    """Return whether there are too few images to show that tuning helps, so that the run keeps its first model."""
     counts = setup.data.counts()
     return is_free(setup, "epochs") and (not counts["val"] or counts["train"] < FEWEST_IMAGES)
 
 
 def is_free(setup: TrainingSetup, name: str) -> bool:
-    """Return whether a setting was left open by the user."""
+    """Return whether the user did not set this setting."""
     return setup.origin.get(name, "default") == "default" or setup.origin[name].startswith("auto: ")

@@ -22,7 +22,7 @@ def step_rows(
         for one in record.race
     ]
     words = f"probe: linear head on frozen features of {images} images, {_size(probe.details.get('img_size'))} pixels"
-    if "head" in probe.details:  # earlier runs did not store it
+    if "head" in probe.details:  # missing in earlier runs
         words += f", {probe.details['head']}"
     stays = not outcome.best and not finish.epochs
     rows.append(_row(words, probe.score, probe.seconds, kept=stays and record.first_model is probe))
@@ -55,8 +55,8 @@ def describe_kept_model(record: TuneRecord | None, outcome: Outcome, finish: Fin
         return f"{_describe_average(finish)}: better on the validation images than its tuned head and the first model"
     if finish.by_loss:
         return (
-            f"{_describe_average(finish)}: its loss on the validation images is lower than the first model's, and "
-            "their accuracies cannot be told apart"
+            f"{_describe_average(finish)}: its loss on the validation images is lower than the first model's, "
+            "at nearly equal accuracy"
         )
     if finish.epochs:
         return f"{_describe_average(finish)}, better on the validation images than each of them"
@@ -69,7 +69,7 @@ def describe_kept_model(record: TuneRecord | None, outcome: Outcome, finish: Fin
         return f"the probe: {why}"
     why = "the best on the validation images"
     if not selected:
-        why = "the last: without validation images nothing was selected"
+        why = "the last: there were no validation images to select with"
     return f"epoch {outcome.best.get('epoch', 0):g}, {why}"
 
 

@@ -1,4 +1,4 @@
-"""A linear head on frozen features that learns a teacher's probabilities beside the labels."""
+"""A linear head on frozen features that learns from a teacher's probabilities and the labels."""
 
 from dataclasses import replace
 
@@ -31,13 +31,13 @@ class _TeacherAnswers(nn.Module):
 
 
 def soft_teacher(objective: Objective) -> Distillation | None:
-    """Return the extra loss of a run that learns a teacher's probabilities; None for other runs."""
+    """Return a run's extra loss on a teacher's probabilities; None for other runs."""
     terms = objective.named_terms().values() if isinstance(objective, OneBackbone) else ()
     return next((term for term in terms if isinstance(term, Distillation) and term.soft), None)
 
 
 def learn_from_teacher(state: TuneState, fitted: Fitted) -> Fitted:
-    """Return the first model with a head that learned from the run's teacher too, if validation prefers it."""
+    """Return the first model, with a head that also learned from the run's teacher if validation prefers it."""
     setup = state.setup
     term, val = soft_teacher(setup.objective), torch.from_numpy(setup.data.part("val"))
     if term is None or not len(val):
@@ -61,7 +61,7 @@ def learn_from_teacher(state: TuneState, fitted: Fitted) -> Fitted:
 def _teacher_shares(state: TuneState, term: Distillation, indices: NDArray[np.int64]) -> Tensor:
     """Return the teacher's (N, K) probabilities for the images at these positions."""
     setup, settings = state.setup, state.setup.settings
-    with state.console.progress("answers of the teacher") as advance:
+    with state.console.progress("predictions of the teacher") as advance:
         loader = eval_loader(setup.data, indices, setup.card.preprocessing, settings)
         model = _TeacherAnswers(term).to(settings.device)
         return predict_in_order(model, loader, indices, settings.device, advance).softmax(1)

@@ -48,7 +48,7 @@ class TuningPreset:
     Attributes:
         name: Name to print.
         settings: Settings by name; settings given by the user are not changed.
-        passes: Epochs that it needs: if fewer fit in the time, smaller images are used.
+        passes: Epochs needed; if fewer fit in the time, smaller images are used.
     """
 
     name: str
@@ -56,13 +56,13 @@ class TuningPreset:
     passes: int = 6
 
     def without(self, fixed: Collection[str]) -> "TuningPreset":
-        """Return the preset without settings that are fixed otherwise, named by those that are left."""
+        """Return the preset without settings that are fixed elsewhere, named after the remaining ones."""
         left = {name: value for name, value in self.settings.items() if name not in fixed}
         return replace(self, name=_name_of(left, "freeze" not in fixed), settings=left)
 
 
 def _name_of(settings: Mapping[str, Any], whole: bool) -> str:
-    """Return what settings of a preset do, in words; `whole` where no setting of the user's freezes layers."""
+    """Describe the settings of a preset; `whole` means that no setting of the user freezes layers."""
     parts = []
     if "freeze" in settings:
         parts.append("norms and biases alone" if settings["freeze"] == "weights" else "last stages alone")
@@ -74,12 +74,12 @@ def _name_of(settings: Mapping[str, Any], whole: bool) -> str:
         parts.append(f"rate {settings['lr']:.0e}".replace("e-0", "e-"))
     if "layer_decay" in settings:
         parts.append(f"layer decay {settings['layer_decay']}")
-    if "lr" not in settings and "crop_scale" in settings:  # presets that the rate does not tell apart
+    if "lr" not in settings and "crop_scale" in settings:  # presets with the same rate
         parts.append(f"crop scale {settings['crop_scale']}")
     return ", ".join(parts)
 
 
-# Measured (docs/lab/, a good model in minutes): each of the first two presets won by far on a data set on which the
+# Measured (docs/lab/, a good model in minutes): each of the first two presets won by far on a data set where the
 # other lost.
 KEEPING = "norms still"
 WITH_BATCH_NORM = (
@@ -93,10 +93,10 @@ WITHOUT = (
     TuningPreset("last stages alone, rate 1e-4", {"lr": 1e-4, "crop_scale": 0.5}, passes=3),
     TuningPreset("all layers, rate 3e-4, layer decay 0.75", {"lr": 3e-4, "layer_decay": 0.75, "crop_scale": 0.5}),
     TuningPreset("all layers, rate 5e-5, layer decay 0.75", {"lr": 5e-5, "layer_decay": 0.75, "crop_scale": 0.35}),
-    # A step costs 0.7 of all layers' here, and as much with batch norms, where this lost (docs/lab, ways to tune).
+    # A step costs 0.7 of a step of all layers. With batch norms it costs the same and lost (docs/lab, ways to tune).
     TuningPreset("norms and biases alone, rate 1e-3", {"freeze": "weights", "lr": 1e-3, "crop_scale": 0.5}),
 )
-FROZEN_SHARE = 0.6  # share of the stages that is frozen if only the last ones are tuned, which halves the time
+FROZEN_SHARE = 0.6  # share of stages frozen if only the last are tuned, which halves the time
 
 
 def presets_for(model: nn.Module) -> Sequence[TuningPreset]:
@@ -128,7 +128,7 @@ def run_trial(
         steps: Optimizer steps.
         console: Console for progress.
         callbacks: Further Lightning callbacks.
-        time_plan: Time limit of the trial, which makes fewer steps if they become slower; None for all steps.
+        time_plan: Time limit of the trial, which shortens it if steps become slower; None for all steps.
 
     Returns:
         The trial; None if it was stopped before its end.
@@ -224,5 +224,5 @@ def best_trial(trials: Sequence[TuneStep], images: int, sides: Sequence[Sequence
 
 
 def _losses(trial: TuneStep) -> Sequence[float]:
-    """Return the loss of each validation image; the mean alone for a trial that failed, or of an earlier version."""
+    """Return the loss of each validation image; only the mean for failed trials and for records of older versions."""
     return trial.details.get(LOSSES) or [trial.details["loss"]]

@@ -28,7 +28,7 @@ from paucal.types import UserError
 
 # A single epoch is enough if it has LONG_EPOCH steps.
 MIN_EPOCHS, LONG_EPOCH = 2, 50
-# If fewer epochs fit, trials would take the time that the first preset needs.
+# If fewer epochs fit, trials would use up the time that the first preset needs.
 MIN_EPOCHS_FOR_TRIALS = 4
 AT_ONCE = ", at once"  # suffix of a preset's name in the record if it is not tried
 PLANNED = "planned"  # key of a trial's details: its steps as planned
@@ -65,7 +65,7 @@ class CostEstimate:
         side: Image size in pixels.
         epoch: Seconds of an epoch.
         steps: Optimizer steps of a trial.
-        shrink: Pixels of an image, as a share of the probe's.
+        shrink: Pixels of an image, relative to an image of the probe.
     """
 
     side: list[int]
@@ -74,7 +74,7 @@ class CostEstimate:
     shrink: float = 1.0
 
     def observed(self, seconds: float, eval_seconds: float, per_epoch: int) -> "CostEstimate":
-        """Return the cost corrected by the time of a trial, which has many more steps than the timing before it.
+        """Return the cost corrected by the measured time of a trial, which has many more steps than the first timing.
 
         Args:
             seconds: Seconds of the trial's steps and the validation after them.
@@ -86,7 +86,7 @@ class CostEstimate:
 
 
 def in_equal_time(costs: Sequence[CostEstimate], per_epoch: int) -> list[CostEstimate]:
-    """Return the costs with as many steps of a trial as take the same time for all, at most the slowest one's epoch.
+    """Return the costs with trial steps that take the same time for all presets, at most an epoch of the slowest.
 
     Args:
         costs: Costs of the presets, with the steps of a trial that fit in the time.
@@ -111,7 +111,7 @@ def choose_preset(state: TuneState) -> tuple[TuningPreset, CostEstimate] | None:
     costs = [(preset, cost) for preset in presets if (cost := _estimate_cost(state, preset, len(presets))) is not None]
     if not costs:
         return None
-    if is_timed(state.setup):  # given epochs take each preset as many steps, and so do their trials
+    if is_timed(state.setup):  # with given epochs, all presets and their trials have the same number of steps
         equal = in_equal_time([cost for _, cost in costs], max(1, state.setup.plan.steps_per_epoch))
         costs = [(preset, cost) for (preset, _), cost in zip(costs, equal, strict=True)]
     trials_say_nothing = not len(state.setup.data.part("val")) or min(cost.steps for _, cost in costs) < MIN_STEPS
@@ -149,7 +149,7 @@ def _epoch(state: TuneState, seconds: float, side: Sequence[int]) -> float:
 
 
 def _use_first_preset(state: TuneState, preset: TuningPreset) -> tuple[TuningPreset, CostEstimate] | None:
-    """Return the first preset, which gets all the time, without a trial; None if even that is too short."""
+    """Return the first preset without a trial; None if it does not fit in all the remaining time."""
     cost = _estimate_cost(state, replace(preset, name=preset.name + AT_ONCE), 0)
     return None if cost is None else _skip_trials(state, preset, cost, "no time to try several presets")
 
@@ -157,7 +157,7 @@ def _use_first_preset(state: TuneState, preset: TuningPreset) -> tuple[TuningPre
 def _skip_trials(
     state: TuneState, preset: TuningPreset, cost: CostEstimate, why: str
 ) -> tuple[TuningPreset, CostEstimate]:
-    """Return a preset without trying it, and prepare its head."""
+    """Use a preset without a trial, and prepare its head."""
     if why:
         state.console.say(f"note: {why}; using the most careful one: {preset.name}")
     _prepare_head(state, cost.side)
@@ -165,9 +165,9 @@ def _skip_trials(
 
 
 def _open_presets(setup: TrainingSetup) -> Sequence[TuningPreset]:
-    """Return the presets without the settings that the user gave; a single preset if nothing is left open.
+    """Return the presets without settings that the user gave; a single preset if that leaves none to choose.
 
-    The high rate of norms and biases suits low-rank adapters, which are as few, and no other choice of layers.
+    The high rate of norms and biases also suits low-rank adapters, whose parameters are as few, but no other layers.
     """
     presets, adapted = presets_for(setup.objective.deployable()), setup.settings.lora_rank is not None
     few = adapted or setup.settings.freeze == "weights"
@@ -176,7 +176,7 @@ def _open_presets(setup: TrainingSetup) -> Sequence[TuningPreset]:
         presets = [preset for preset in presets if preset.settings.get("freeze") != "weights"]
     free = [preset.without(fixed | ({"freeze", "layer_decay"} if adapted else set())) for preset in presets]
     distinct = [preset for n, preset in enumerate(free) if preset.settings not in [p.settings for p in free[:n]]]
-    return distinct if len(distinct) > 1 else [replace(distinct[0], name="the settings given")]
+    return distinct if len(distinct) > 1 else [replace(distinct[0], name="the given settings")]
 
 
 def _trial_of(state: TuneState, preset: TuningPreset, cost: CostEstimate) -> TuneStep:
@@ -184,9 +184,9 @@ def _trial_of(state: TuneState, preset: TuningPreset, cost: CostEstimate) -> Tun
     done = {trial.name: trial for trial in state.record.trials}
     if preset.name in done:
         return done[preset.name]
-    _prepare_head(state, cost.side)  # only now: a head needs the features of all images
+    _prepare_head(state, cost.side)  # only here, since a head needs the features of all images
     trial_setup = state.reassemble(img_size=cost.side, epochs=1, freeze_epochs=0, **preset.settings)
-    # If an earlier trial had to be shorter than planned, this one is shortened in proportion.
+    # If an earlier trial was cut short, this one is shortened in proportion.
     shares = [one.details["steps"] / one.details.get(PLANNED, one.details["steps"]) for one in state.record.trials]
     steps = max(1, int(cost.steps * min([1.0, *shares])))
     trial = run_trial(
@@ -238,7 +238,7 @@ def _pixel_ratio(state: TuneState, side: Sequence[int]) -> float:
 
 
 def _choose_side(state: TuneState, preset: TuningPreset, share: float) -> tuple[list[int], float] | None:
-    """Return the largest image size at which enough epochs fit in a share of the time, and the seconds of an epoch."""
+    """Return the largest image size at which enough epochs fit in the time, and the seconds of an epoch."""
     setup, counts = state.setup, state.setup.data.counts()
     native, timed = list(setup.settings.img_size), is_timed(setup)
     fixed = not timed or not is_free(setup, "img_size") or not _takes_any_size(setup)

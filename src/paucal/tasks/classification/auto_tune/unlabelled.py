@@ -1,4 +1,4 @@
-"""The step of auto-tuning after the first model: what images without labels add to its head."""
+"""The step of auto-tuning after the first model: improve its head with images without labels."""
 
 import time
 
@@ -30,19 +30,19 @@ from paucal.tasks.classification.unlabelled_images import MOST_IMAGES, remember,
 from paucal.types import UserError
 from paucal.wording import counted, percent
 
-# Largest share of the time budget for reading the images without labels: where tuning follows, where it follows with
-# few labels, and where it does not. With ten labels per class of clothing 150 images without labels gave 0.5 points,
+# Largest share of the time budget for reading the images without labels: if tuning follows, if it follows with few
+# labels, and if it does not follow. With ten labels per class of clothing 150 images without labels gave 0.5 points,
 # 600 gave 2.3 and 2,000 gave 4.5, while tuning for four minutes of a core gave none.
 TIME_SHARE, FEW_SHARE, LAST_SHARE = 0.2, 0.4, 0.7
 FEW_LABELS = 300
-FEWEST = 50  # fewer say nothing
-FEWEST_HELD_OUT = 20  # with fewer validation images, a fifth of the training images tells how far apart images lie
-FILE = "unlabelled.safetensors"  # features, until the step is decided
+FEWEST = 50  # fewer images show no effect
+FEWEST_HELD_OUT = 20  # with fewer validation images, distances are measured on a fifth of the training images
+FILE = "unlabelled.safetensors"  # features, kept until this step ends
 NAME = "images without labels"
 
 
 def learn_from_unlabelled(state: TuneState) -> None:
-    """Try what the images of `--unlabelled` add to the first model, and keep it if cross-validation prefers it."""
+    """Fit a head to the images of `--unlabelled` too, and keep it if cross-validation prefers it."""
     settings, start_time = state.setup.settings, time.monotonic()
     if settings.unlabelled is None or state.record.unlabelled is not None:
         return
@@ -75,7 +75,7 @@ def learn_from_unlabelled(state: TuneState) -> None:
     words = f"{counted(len(images), 'image')} without labels"
     lead = f"a lead of {race.lead:.3f} ± {race.error:.3f} in cross-validated Brier score"
     if race.weight is None:
-        state.console.say(f"{words} add nothing certain ({lead}): the first model stays")
+        state.console.say(f"{words} bring no significant gain ({lead}): the first model is kept")
         return
     held_out = "validation images" if len(state.setup.data.part("val")) else "held-out training images"
     shown = state.setup.data.primary_metric.format_score(score, held_out)
@@ -101,7 +101,7 @@ def _read(state: TuneState, first: Fitted) -> tuple[ImageSet, Tensor]:
             min(share * state.record.budget, state.left()) * state.arithmetic.speed / max(state.image_seconds, 1e-9)
         )
     if most < FEWEST:
-        raise UserError("no time is left for the images without labels; give a longer --time")
+        raise UserError("there is no time left for the images without labels; give a longer --time")
     images = usable_images(setup.settings, setup.data, most, console)
     seconds = state.image_seconds / state.arithmetic.speed * len(images)
     console.say(f"{counted(len(images), 'image')} without labels: their features take about {duration(seconds)}")
@@ -146,7 +146,7 @@ def _features(state: TuneState, first: Fitted, images: ImageSet) -> Tensor:
 
 
 def _like_training(first: Fitted, features: Tensor, width: int | None) -> Tensor:
-    """Return which (U, D) features lie as near to the training images as held-out images do, (U,)."""
+    """Return (U,) booleans: whether (U, D) features are as near to the training images as held-out images are."""
     last, count = first.features[:, :width], first.images
     train, held_out = last[:count], last[count:]
     if len(held_out) < FEWEST_HELD_OUT:
@@ -160,7 +160,7 @@ def _keep(state: TuneState, first: Fitted, race: UnlabelledResult, images: Image
     """Save the network with the new head as the first model of the run, and return its score."""
     setup, held_out = state.setup, race.held_out
     if race.weight is None or race.bias is None or held_out is None:
-        raise ValueError("the labels alone have won")
+        raise ValueError("the head of the labels alone has won")
     accuracy = float(held_out.hits.double().mean())
     head = Head(race.weight, race.bias, first.head.strength, accuracy)
     save_trained(state.run, *deployed(setup, head, first.staged))

@@ -1,10 +1,11 @@
-"""A linear head that learns from images without labels too, with the answers of a first head as soft targets.
+"""A linear head that also learns from images without labels, with the predictions of a first head as soft targets.
 
-The first head is fitted to the labelled images; its sharpened probabilities say how much of each unlabelled image
-belongs to each class. Gaussian classes with one covariance are fitted to all images, and give new probabilities for
-the next round. The many unlabelled images tell the covariance, which a few labelled ones cannot. Cross-validation
+The first head is fitted to the labelled images; its sharpened probabilities are the soft labels of the unlabelled
+images. Gaussian classes with one covariance are fitted to all images, and give new probabilities for
+the next round. Many unlabelled images give a good estimate of the covariance; few labelled ones do not.
+Cross-validation
 within the labelled images decides whether they help: the Brier score of the best head must lead by more than a standard
-error. Of the heads that lead, the one with the most right answers replaces the first.
+error. Of the heads that lead, the most accurate one replaces the first.
 """
 
 import math
@@ -32,11 +33,11 @@ from paucal.tasks.classification.auto_tune.probe import ABSENT, MOST_COMPARED, H
 from paucal.tasks.classification.auto_tune.standardised import standardise
 
 ALONE, GAUSSIAN, BOTH = "labels alone", "Gaussian classes of all images", "mean of the two"
-MOST_WEIGHT = 3.0  # of all unlabelled images together, as a multiple of the labelled ones
-POWER, ROUNDS = 3.0, 3  # probabilities are sharpened by this power, in so many rounds
-AXES = 512  # principal axes of the features, which hold most of their variance
-MOST_DECOMPOSED = 3000  # rows of a product whose eigenvectors are computed: seconds of a core
-SMALLEST = 1e-5  # eigenvalue that float32 tells from 0, as a share of the largest
+MOST_WEIGHT = 3.0  # total weight of the unlabelled images, relative to the labelled ones
+POWER, ROUNDS = 3.0, 3  # exponent that sharpens probabilities, and number of rounds
+AXES = 512  # principal axes of the features, with most of their variance
+MOST_DECOMPOSED = 3000  # largest matrix whose eigenvectors are computed, which takes seconds on a core
+SMALLEST = 1e-5  # smaller eigenvalues, relative to the largest, are rounding errors of float32
 
 # From (N, D) raw features and (N,) labels: (K, D) weights and (K,) biases of calibrated logits.
 FitBase = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -44,7 +45,7 @@ FitBase = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Pool:
-    """Features of unlabelled images, and the coordinates that their principal axes give.
+    """Features of unlabelled images, and their coordinates on principal axes.
 
     Attributes:
         features: (U, D) float32 raw features.
@@ -82,14 +83,14 @@ def pool_of(features: Tensor) -> Pool:
 def principal_axes(rows: Tensor) -> Tensor:
     """Return the (D, R) principal axes of (U, D) standardised features, at most `AXES`.
 
-    The smaller of the D x D and U x U products is decomposed, the latter for some of the images where there are many:
-    staged features of a ResNet-50 have 9,216 dimensions, whose product takes minutes of a core.
+    The smaller of the D x D and U x U products is decomposed, the latter for a subset of many images: staged features
+    of a ResNet-50 have 9,216 dimensions, and decomposing their product takes minutes on a core.
     """
     if rows.shape[1] <= min(len(rows), MOST_DECOMPOSED):
         return torch.linalg.eigh(rows.T @ rows).eigenvectors[:, -AXES:]
     some = rows[evenly_spaced(len(rows), MOST_DECOMPOSED)]
     values, vectors = torch.linalg.eigh(some @ some.T)
-    varied = values > SMALLEST * values[-1]  # the images of a pool lie on fewer axes than there are images
+    varied = values > SMALLEST * values[-1]  # the images span fewer axes than there are images
     return some.T @ (vectors[:, varied] / values[varied].sqrt())[:, -AXES:]
 
 
@@ -181,10 +182,9 @@ def race_unlabelled(
 
 
 def brier_scores(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the (N,) squared distances of the probabilities from the truth, as means over the R repeats.
+    """Return (N,) Brier scores: squared distances of probabilities from the one-hot labels, averaged over repeats.
 
-    Of a few images, a single answer that is surely wrong would decide a comparison by cross-entropy; here it costs at
-    most 2.
+    With few images, a single confident mistake would decide a comparison by cross-entropy; here it costs at most 2.
 
     Args:
         logits: (R, N, K) calibrated logits.
@@ -196,7 +196,7 @@ def brier_scores(logits: Tensor, labels: Tensor) -> Tensor:
 def fit_heads(
     features: Tensor, labels: Tensor, n_classes: int, pool: Pool, base: FitBase
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Fit the head of the labelled images alone, the Gaussian one of all images, and the mean of the two.
+    """Fit the head of the labelled images, the Gaussian head of all images, and the mean of the two.
 
     Args:
         features: (N, D) raw features of the labelled images.

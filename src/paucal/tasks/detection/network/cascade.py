@@ -1,7 +1,7 @@
 """Cascade R-CNN's heads, which torchvision lacks: three heads in a row, with rising overlaps required for hits.
 
 Cai and Vasconcelos, CVPR 2018, section 4; overlaps, loss weights and weights of box targets as in the reference
-code. Each head refines the boxes for the next one, without a gradient between them.
+code. Each head refines the boxes for the next head, and no gradient flows between heads.
 
 With masks it is Cascade Mask R-CNN (Cai and Vasconcelos, TPAMI 2021, section 5), in the variant with mask layers in
 each of the three heads (figure 6d), as in the published detectors with Swin Transformers: the masks of each head learn
@@ -22,7 +22,7 @@ from paucal.tasks.detection.network.region_heads import RegionHeads, Targets, ma
 IOUS = (0.5, 0.6, 0.7)
 BOX_WEIGHTS = ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0))
 LOSS_WEIGHTS = (1.0, 0.5, 0.25)
-SAME = 1 - 1e-6  # smallest overlap at which a region is the object's own box
+SAME = 1 - 1e-6  # overlap from which a region counts as the object's own box
 
 
 class CascadeHeads(nn.Module):

@@ -1,4 +1,4 @@
-"""The maps of torchvision's MobileNet detectors: two of the last blocks, both with a stride of 32 pixels."""
+"""The maps of torchvision's MobileNet detectors: outputs of two late blocks, both with a stride of 32 pixels."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +29,7 @@ class LastBlocks(StageMaps):
         blocks: Any = getattr(backbone.model, "blocks", ())
         if len(blocks) != STAGES or getattr(blocks[-1][-1], "conv", nn.Identity()).out_channels != CHANNELS[1]:
             raise UserError("--maps last-blocks reads mobilenetv3_large_100: give this --model, or leave it out.")
-        backbone.model.conv_head = nn.Identity()  # nothing reads it, and the published detectors lack it
+        backbone.model.conv_head = nn.Identity()  # unused, and missing in the published detectors
         self.strides, self.channels = (STRIDE, STRIDE), CHANNELS
         self.levels = nn.ModuleList([nn.Identity(), nn.Identity()])
         self.multiple, self.fixed_size = STRIDE, None
@@ -37,7 +37,7 @@ class LastBlocks(StageMaps):
         self._release_unused()
 
     def grids(self, images: Tensor) -> list[Tensor]:
-        """Return the two maps of a batch."""
+        """Return the outputs of the two blocks for a batch."""
         model: Any = self.backbone.model
         hidden = model.bn1(model.conv_stem(self._padded(images)))
         *before, last, final = model.blocks

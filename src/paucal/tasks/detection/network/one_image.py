@@ -1,8 +1,8 @@
-"""A detector for export: one image of any size in, a table of a fixed number of objects out.
+"""A detector for export: it takes one image of any size and returns a table with a fixed number of objects.
 
-The steps are those of torchvision's detectors for a single image, in a form that torch.export can write: wherever the
-number of boxes depends on the image, a fixed number is kept, and those that are too many are marked. A region is read
-from the maps of all levels, and the answer of the level that suits its size is kept.
+The steps are those of torchvision's detectors for a single image, in a form that torch.export can trace: wherever the
+number of boxes depends on the image, a fixed number is kept, and surplus boxes are marked. A region is pooled from the
+maps of all levels, and the result of the level that suits its size is selected.
 """
 
 import copy
@@ -34,12 +34,12 @@ SMALLEST_PROPOSAL, SMALLEST_BOX = 1e-3, 1e-2  # pixels, as in torchvision
 
 
 class EveryLevelPooling(nn.Module):
-    """Reads each region from the maps of all levels, and keeps what the level that suits its size gave.
+    """Pools each region from the maps of all levels, and selects the result of the level that suits its size.
 
     Args:
         strides: Stride of each map in pixels; growing powers of two.
         cells: Cells per side of a region.
-        aligned: Whether regions are read as by `AlignedPooling`, else as by torchvision's `MultiScaleRoIAlign`.
+        aligned: Whether to pool as `AlignedPooling` does, instead of torchvision's `MultiScaleRoIAlign`.
     """
 
     def __init__(self, strides: Sequence[int], cells: int, aligned: bool) -> None:
@@ -65,7 +65,7 @@ class EveryLevelPooling(nn.Module):
 
 
 class OneImageDetector(nn.Module):
-    """A detector that answers with one table.
+    """A detector that returns one table.
 
     Args:
         detector: Detector in evaluation mode.
@@ -74,7 +74,7 @@ class OneImageDetector(nn.Module):
         - images: (1, 3, H, W), normalised
         - output: (most, 6), or (most, 6 + 784) with masks: left, top, right and bottom in pixels, score and class from
           0, then the rows of a mask of 28x28 probabilities within the box; objects in descending order of the score,
-          and a score of 0 in the rows that are left over
+          and a score of 0 in unused rows
 
     Example:
         >>> from paucal.backbones import BackboneSpec
@@ -128,7 +128,7 @@ class OneImageDetector(nn.Module):
         for level, (grid, moves) in enumerate(zip(*network.head(features), strict=True)):
             logits, deltas = concat_box_prediction_layers([grid], [moves])
             decoded = network.box_coder.decode_single(deltas, self._anchors(level, grid, padded))
-            # Empty regions, so that there are always enough to choose from.
+            # Empty regions fill up the number of candidates.
             logits = torch.cat([logits[:, 0], logits.new_full((each,), -torch.inf)])
             decoded = torch.cat([decoded, decoded.new_zeros(each, 4)])
             best = logits.topk(each).indices
@@ -145,7 +145,7 @@ class OneImageDetector(nn.Module):
         rows, columns = grid.shape[-2], grid.shape[-1]
         generator = self.detector.proposals.anchor_generator
         shapes = generator.generate_anchors([*generator.sizes[level]], [*generator.aspect_ratios[level]])
-        # Counted in the map, since torch cannot store a program with a range of a length that it does not know.
+        # Positions are counted on the map, since torch.export does not support a range of unknown length.
         down = (torch.ones_like(grid[0, 0, :, 0]).cumsum(0) - 1) * (padded[0] // rows)
         across = (torch.ones_like(grid[0, 0, 0]).cumsum(0) - 1) * (padded[1] // columns)
         corners = torch.stack([*torch.meshgrid(across, down, indexing="xy")], -1).view(-1, 1, 2)
@@ -197,21 +197,21 @@ def _fix_padding(stages: StageMaps) -> None:
 def _suppress(
     boxes: Tensor, scores: Tensor, groups: Tensor, usable: Tensor, most_overlap: float, count: int
 ) -> tuple[Tensor, Tensor]:
-    """Non-maximum suppression within groups, with a fixed number of answers.
+    """Non-maximum suppression within groups, with a fixed number of results.
 
     Args:
         boxes: (N, 4) corners in pixels.
         scores: (N,) in [0, 1].
         groups: (N,) int64; boxes of different groups do not suppress each other.
         usable: (N,) bool, boxes that take part.
-        most_overlap: Overlap above which the box with the lower score goes.
-        count: Number of answers, at most N.
+        most_overlap: Overlap above which the box with the lower score is suppressed.
+        count: Number of results, at most N.
 
     Returns:
         (count,) positions in descending order of the score, and whether each is a box that was kept.
     """
     candidates = usable.nonzero()[:, 0]
-    apart = boxes + (groups * (boxes.max() + 1))[:, None].to(boxes.dtype)  # groups lie side by side
+    apart = boxes + (groups * (boxes.max() + 1))[:, None].to(boxes.dtype)  # shifts the groups apart
     kept = candidates[nms(apart[candidates], scores[candidates], most_overlap)]
     is_kept = torch.zeros_like(scores).scatter(0, kept, torch.ones_like(kept, dtype=scores.dtype))
     ranked, best = torch.where(is_kept > 0, scores, -1.0).topk(count)

@@ -19,14 +19,14 @@ BETAS = {"smooth-l1": 1 / 9, "l1": 0.0}  # difference at which smooth L1 becomes
 class ObjectMatcher(Matcher):
     """torchvision's matcher, which also assigns to each object the regions with the largest overlap with it.
 
-    Differs from torchvision's own "low-quality matches": there, such a region learns the object that the region
-    overlaps most, which may be another object. Here it learns the object that it was chosen for (the last one if
-    there are several), as in the published code.
+    Differs from torchvision's own "low-quality matches", which assign such a region to the object that it overlaps
+    most; this may be another object. Here it learns the object that it was chosen for (the last of several), as in the
+    published code.
 
     Args:
         hit: Smallest overlap at which a region learns an object.
         miss: Overlap below which a region is background.
-        least: Smallest overlap at which an object keeps the regions with the largest overlap.
+        least: Smallest overlap at which an object gets the regions that overlap it most.
         with_objects: Whether the last regions are the objects' own boxes, which are not assigned.
     """
 

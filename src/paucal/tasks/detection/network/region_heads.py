@@ -1,7 +1,7 @@
 """torchvision's heads that classify regions, correct their boxes and predict masks, with a choice of losses.
 
-Regions are read from the map of the pyramid whose cells suit their size. The mask layers are those of He et al., ICCV
-2017, figure 4 (right): four convolutions, one that doubles the cells, and a mask of 28 cells per side for each class.
+Regions are pooled from the pyramid level that suits their size. The mask layers are those of He et al., ICCV
+2017, figure 4 (right): four convolutions, an upsampling by two, and a mask of 28 cells per side for each class.
 Only the mask of the object's class is trained.
 """
 
