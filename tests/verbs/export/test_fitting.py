@@ -126,6 +126,23 @@ def test_file__that_seems_a_little_too_slow_is_timed_again(run, tmp_path, monkey
     assert (comparison.images, comparison.milliseconds[1] < 1000) == (40, True)  # scores of all, time of the last
 
 
+def test_student__that_seems_a_little_too_slow_is_timed_again_before_a_smaller_one_is_tried(
+    run, tmp_path, monkeypatch, one_student
+):
+    compare_all, measure = fitting.compare_all, fitting.GraphWriter.measure
+    monkeypatch.setattr(
+        fitting.GraphWriter, "measure", lambda *args: replace(measure(*args), milliseconds=(1.0, 1.2 * 0.9 * 1000))
+    )
+    monkeypatch.setattr(
+        fitting, "compare_all", lambda *args, **words: replace(compare_all(*args, **words), milliseconds=(1.0, 800.0))
+    )
+    teacher = ClassifierSubject(RunFolder(run), SilentConsole())
+    limits, settings = fitting.Limits(None, 1000.0), ExportSettings(format=["onnx"])
+    asked = teacher, ["onnx"], limits, settings, tmp_path, SilentConsole()
+    ((_, files),) = fitting._measure_students(*asked)
+    assert [one.found.milliseconds[1] for one in files] == [800.0, 800.0]
+
+
 @pytest.mark.parametrize("missing", ["images", "run"])
 def test_data__is_judged_on_where_the_images_are_missing_and_then_no_smaller_model_learns(
     run, tmp_path, capsys, missing
