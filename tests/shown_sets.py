@@ -102,8 +102,11 @@ def _write_other_sets(root: Path) -> None:
     for name in ("cat.jpg", "a.jpg", "b.jpg", "photos/cat/1.jpg"):
         _picture(len(name)).save(root / name)
     images = sorted(path for path in (root / "photos").rglob("*.png"))
-    rows = [f"{path.relative_to(root)},{path.parent.name},{path.name.split('_')[0]}" for path in images]
-    (root / "labels.csv").write_text("\n".join(["image_path,label,patient", *rows]))
+    rows = [
+        f"{path.relative_to(root)},{path.parent.name},{path.name.split('_')[0]},{20 + number}.5,{number % 5}"
+        for number, path in enumerate(images)
+    ]
+    (root / "labels.csv").write_text("\n".join(["image_path,label,patient,age,grade", *rows]))
     (root / "names.txt").write_text("cat\ndog\n")
     domain = root / "domainnet"
     domain.mkdir()

@@ -11,7 +11,7 @@ from paucal.report.stored_scores import read_stored
 from paucal.wording import counted, percent
 
 METRICS = "evaluation/test/metrics.json"
-CAPTIONS = {"predicted": "Predicted against true number of each test image."}
+CAPTIONS = {"predicted": "Predicted against true number of each test image; a larger point is several images."}
 TITLES = {
     **{"exact": "grades exactly right", "kappa": "quadratic weighted kappa", "mae": "mean absolute error"},
     **{"rmse": "root mean squared error", "r2": "R²", "coverage": "in the interval"},

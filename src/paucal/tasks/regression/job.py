@@ -41,7 +41,7 @@ from paucal.types import UserError
 USED = (
     *("data", "data_root", "download", "on_bad_image", "image_column", "channels", "target", "model", "init"),
     *("img_size", "normalise", "resize", "device", "workers", "seed", "output", "overwrite", "logger", "epochs"),
-    *("test_fraction", "group_by", "fold", "split", "precision", "ordinal"),
+    *("test_fraction", "group_by", "fold", "split", "precision", "ordinal", "print_config"),
 )
 
 
