@@ -82,7 +82,7 @@ def test_compare__says_what_its_runs_say(photos, tmp_path, capsys, monkeypatch):
     )
     capsys.readouterr()
     assert call("compare", "--resume", out, "--jobs", "0") == 0
-    assert "2 runs to come" in capsys.readouterr().out  # the seed was stored, and may be computed elsewhere
+    assert "2 runs left to compute" in capsys.readouterr().out  # the seed was stored, and may be computed elsewhere
     assert before == sorted((path, path.stat().st_mtime_ns) for path in out.glob("cells/*/run/model.safetensors"))
     (photos / "class0" / "0.png").unlink()
     assert "labels differ from those" in failure(capsys, "compare", photos, *TINY, "--seeds", "0", "--output", out)

@@ -206,7 +206,7 @@ def test_place__among_the_images_is_refused_by_every_verb(trained, tmp_path, mon
             assert "lies within the images of" in failure(capsys, *words), words
     monkeypatch.chdir(photos)
     assert "'runs' lies within the images" in failure(capsys, "train", ".", *QUICK)
-    assert "is a name of an image" in failure(capsys, "predict", run, photos, "--output", photos / "class0" / "p.png")
+    assert "is the name of an image" in failure(capsys, "predict", run, photos, "--output", photos / "class0" / "p.png")
     assert content(tmp_path) == before
 
 
@@ -322,7 +322,7 @@ def test_output__of_another_form_is_refused_before_the_work(ending, trained, tmp
     name = tmp_path / f"a.{ending}"
     for words in (["predict", trained / "run", trained / "photos"], ["runs", trained]):
         message = failure(capsys, *words, "--output", name)
-        assert f"{str(name)!r} is a name of " in message
+        assert f"{str(name)!r} is the name of " in message
         assert "tables are written as .csv or .json" in message
     assert not list(tmp_path.iterdir())
 
