@@ -135,7 +135,7 @@ def test_predict__writes_masks_in_the_coding_of_the_training_and_pictures(segmen
     for name in ("a.json", "a.csv", "a.png"):
         message = failure(capsys, "predict", segmented / "run", new / "a", "--output", tmp_path / name)
         assert "is a file name, but masks need a folder: give a new one." in message
-    assert "--format is for models that classify" in failure(
+    assert "--format is for classifiers" in failure(
         capsys, "predict", segmented / "run", new / "a", "--output", tmp_path / "o2", "--format", "json"
     )
 
@@ -287,7 +287,7 @@ def test_names_of_classes__reach_the_results_and_may_have_no_pixel(segmented, tm
         (["--resize-to", "64"], "expected a shorter and a longer side, such as 512 2048"),
         (["--resize-to", "4", "64"], "--resize-to has 4"),
         (["--colour", "wild"], "--colour"),
-        (["--test-mode", "whole", "--model", "convit_tiny"], "convit_tiny takes images of 32x32 pixels only"),
+        (["--test-mode", "whole", "--model", "convit_tiny"], "convit_tiny only takes images of 32x32 pixels"),
         (["--time", "5m", "--epochs", "2"], "both set the length"),
         (["--download"], "--download has no meaning for"),
         (["--model", "no_such_net"], "no_such_net"),

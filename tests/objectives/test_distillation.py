@@ -107,5 +107,5 @@ def test_teacher__never_learns_and_stays_in_evaluation_mode(tmp_path):
 
 def test_term__needs_a_classifier():
     _, term = teach("vit_tiny_patch16_224")
-    with pytest.raises(ValueError, match="without a classifier"):
+    with pytest.raises(ValueError, match="needs a network with a classifier"):
         term(Features([], torch.zeros(4, 3), None), batch(), NOW)

@@ -204,7 +204,7 @@ def test_batch__of_one_image_works():
 def test_batch__without_maps_is_refused():
     data = batch()
     data.label_maps = None
-    with pytest.raises(ValueError, match="without label maps"):
+    with pytest.raises(ValueError, match="needs label maps and geometry"):
         objective("resnet18")(data, NOW)
 
 

@@ -37,7 +37,7 @@ def test_drloc__is_tuned_from_weights_of_imagenet_1k_alone(model, started):
     given = {"recipe": "flag", "model": "flag"}
     settings, origin = with_recipe(TrainSettings(recipe="drloc-finetune", model=model), given)
     assert (settings.model, settings.init) == (started, "timm")
-    assert ("alone" in origin["model"]) == (started != model)
+    assert ("only ImageNet-1k" in origin["model"]) == (started != model)
     own, _ = with_recipe(TrainSettings(recipe="drloc-finetune", model=model, init="runs/1"), {**given, "init": "flag"})
     assert own.model == model
 

@@ -80,7 +80,7 @@ def test_choice__from_scratch_for_photographs_is_quick_on_a_processor_alone(devi
     if device == "cpu":
         assert settings.batch_size == 16
         assert settings.lr == pytest.approx(1e-3)
-        assert "processor" in reasons["model"]
+        assert "CPU" in reasons["model"]
 
 
 def test_choice__leaves_tiny_images_and_started_runs_as_they_were():

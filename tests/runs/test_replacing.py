@@ -105,7 +105,7 @@ def test_aside__what_lies_there_already_is_never_removed(tmp_path):
     run = make_run(tmp_path / "run")
     (tmp_path / "run.replaced").mkdir()
     (tmp_path / "run.replaced" / "photo.jpg").write_text("x")
-    assert "run.replaced' is in the way" in refusal(run.path)
+    assert "run.replaced' exists, and the old run would be moved there" in refusal(run.path)
     assert not settle(run.path)
     assert (tmp_path / "run.replaced" / "photo.jpg").exists()
 
