@@ -219,7 +219,7 @@ def test_choices__are_the_classes_of_whole_images(tmp_path: Path):
         assert images.labels.tolist() == [0, 1, 0]
         assert "1 image without a label was left out" in images.notes
     assert paucal.check(root).checked.images.classes == ("cat", "dog")
-    with pytest.raises(UserError, match=r"labels of whole images .*, and no boxes: use `paucal train`"):
+    with pytest.raises(UserError, match=r"labels of whole images .*, and no boxes: `paucal train` learns classes"):
         open_boxed(root)
 
 

@@ -201,7 +201,7 @@ def test_mirror_sentence__is_silent_where_fewer_images_are_right():
     labels = torch.zeros(40, dtype=torch.long)
     plain = torch.tensor([[0.1, 0.0]]).repeat(40, 1)  # all right, none sure
     mirrored = torch.tensor([[3.0, 0.0]]).repeat(40, 1)
-    assert "100.0 % of the validation images are right and 100.0 % without" in finishing.mirror_sentence(
+    assert "100.0 % of the validation images are right, 100.0 % without" in finishing.mirror_sentence(
         plain, mirrored, labels
     )
     mirrored[0] = torch.tensor([0.0, 0.1])

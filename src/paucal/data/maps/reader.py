@@ -57,7 +57,7 @@ class LabelMaps:
             self._row = {key: row for row, key in enumerate(index["keys"])}
             self._hashes = list(index["hashes"])
         except (KeyError, TypeError) as problem:
-            raise UserError(f"{str(folder / INDEX)!r} describes no label maps ({problem}): make them anew.") from None
+            raise UserError(f"{str(folder / INDEX)!r} describes no label maps ({problem}): make them again.") from None
         self._values, self._indices, done = (open_array(folder / name, "r") for name in (VALUES, CLASSES, DONE))
         require_shapes(folder, len(self._hashes), self.facts, (self._values, self._indices, done))
         if not done.all():
@@ -102,7 +102,7 @@ class LabelMaps:
             if some.min() < 0 or some.max() >= len(self.facts.classes):
                 raise UserError(
                     f"the label maps in {str(self.folder)!r} name class {some.max()} of {len(self.facts.classes)}: "
-                    "they are damaged, make them anew."
+                    "they are damaged, make them again."
                 )
 
 

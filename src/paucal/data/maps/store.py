@@ -131,7 +131,7 @@ def require_shapes(folder: Path, count: int, facts: MapFacts, arrays: Sequence[n
     """Refuse arrays whose shapes do not fit the number of images; raises a UserError."""
     maps = (count, facts.top, *facts.grid)
     if [array.shape for array in arrays] != [maps, maps, (count,)]:
-        raise UserError(f"the label maps in {str(folder)!r} are cut short or mixed up: make them anew.")
+        raise UserError(f"the label maps in {str(folder)!r} are cut short or mixed up: make them again.")
 
 
 def read_index(folder: Path) -> dict[str, Any]:
@@ -142,9 +142,9 @@ def read_index(folder: Path) -> dict[str, Any]:
     try:
         index = parse_json(read_bytes(path, MAX_INDEX_BYTES))
     except ValueError as problem:
-        raise UserError(f"{str(path)!r} cannot be read ({problem}): make the maps anew.") from None
+        raise UserError(f"{str(path)!r} cannot be read ({problem}): make the maps again.") from None
     if not isinstance(index, dict) or index.get("format") != FORMAT:
-        raise UserError(f"{str(path)!r} describes no label maps of this version: make them anew.")
+        raise UserError(f"{str(path)!r} describes no label maps of this version: make them again.")
     return index
 
 

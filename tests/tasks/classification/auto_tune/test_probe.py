@@ -59,7 +59,7 @@ def test_head__survives_channels_that_never_change():
 
 
 def test_head__of_one_class_is_refused():
-    with pytest.raises(UserError, match="have 1 class, and a classifier needs at least two"):
+    with pytest.raises(UserError, match="have 1 class, but a classifier needs at least two"):
         fit_head(torch.randn(6, 3), torch.zeros(6, dtype=torch.int64), 2)
 
 
