@@ -225,8 +225,8 @@ def test_mistakes_figure__shows_each_image_with_its_answer():
     mistakes = [Mistake(3, 0, 1, 0.987), Mistake(4, 1, 0, 0.5)]
     figure = save(mistakes_figure(images, mistakes, ["cat", "dog"]))
     assert [axes.get_title(loc="left") for axes in figure.axes] == [
-        "answer: dog, 99 %\nlabel: cat",
-        "answer: cat, 50 %\nlabel: dog",
+        "predicted: dog, 99 %\nlabel: cat",
+        "predicted: cat, 50 %\nlabel: dog",
     ]
     assert figure.axes[0].images[0].get_array().shape == (6, 8, 3)
     assert figure.axes[1].images[0].get_array()[0, 0].tolist() == [255, 0, 0]

@@ -26,7 +26,7 @@ def goes_on(facts: DataAndMachine) -> bool:
 def continued_rate(batch: int) -> Choice:
     """Return DIET-CP's rate, by the square root of the batch."""
     rate = round(RATE * math.sqrt(batch / BATCH), 8)
-    return rate, f"trained weights: DIET-CP's {RATE:g} at batch {BATCH}, times sqrt({batch}/{BATCH})"
+    return rate, f"pretrained weights: DIET-CP's {RATE:g} at batch {BATCH}, times sqrt({batch}/{BATCH})"
 
 
 def epochs(facts: DataAndMachine, device: str | None) -> Choice:

@@ -165,7 +165,7 @@ def test_metrics__are_those_of_table_9_by_name():
     found = evaluate_backbone(subject(), two, ["logistic"], OPTIONS)[0]
     assert found.line.score == "ROC-AUC"
     assert value_of(found.measure, found.n_images) > 0.9
-    with pytest.raises(UserError, match="--metric roc_auc does not suit toy, whose 3 classes"):
+    with pytest.raises(UserError, match="--metric roc_auc does not suit toy, which has 3 classes"):
         data_of(shades(), "roc_auc")
 
 

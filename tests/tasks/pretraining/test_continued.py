@@ -38,7 +38,7 @@ def test_trained_weights__get_a_low_rate_few_passes_and_frozen_stages(method):
     assert (settings.lr, settings.epochs, settings.freeze) == (1e-4, 30, 2)
     assert chosen(TRAINED, method, "cpu")[0].epochs == 5
     assert chosen(TRAINED, method, "cpu", 30_000)[0].epochs == 3
-    assert all(reasons[name].startswith("trained weights") for name in ("lr", "epochs", "freeze"))
+    assert all(reasons[name].startswith("pretrained weights") for name in ("lr", "epochs", "freeze"))
 
 
 @pytest.mark.parametrize("method", ["lejepa", "visreg", "diet"])

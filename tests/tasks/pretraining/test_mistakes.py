@@ -15,7 +15,7 @@ def test_command_line__refuses_mistakes_with_exit_code_2(pictures, tmp_path, cap
         (["--local-crops", "two"], "--local-crops"),
         (["--tasks", "cells"], "--tasks"),
         (["--recipe", "esvit"], "--recipe"),
-        (["--batch-size", "500"], "a step takes 500 images"),
+        (["--batch-size", "500"], "a step needs 500 images"),
         (["--resume", output], "leave out --output"),
     ):
         assert main(["pretrain", str(pictures), "--output", output, *words]) == 2

@@ -120,8 +120,8 @@ def evaluation_data(images: ImageSet, split: Split, metric: MetricName | None = 
     chosen = metric or metric_of(images.name)
     if chosen in ("map", "map11") or (chosen == "roc_auc" and len(images.classes) != 2):
         raise UserError(
-            f"--metric {chosen} does not suit {images.name}, which has one label per image; use accuracy or "
-            "mean_per_class."
+            f"--metric {chosen} does not suit {images.name}, which has {len(images.classes)} classes and one label per "
+            "image: use accuracy or mean_per_class."
         )
     return EvaluationData(images.name, images, labels, parts, len(images.classes), chosen, split.description)
 
