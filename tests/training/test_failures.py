@@ -50,7 +50,7 @@ def test_largest_batch__says_when_nothing_fits_and_passes_other_errors_on():
 
 def test_advice__names_what_to_lower_and_keeps_the_effective_batch():
     with (
-        pytest.raises(UserError, match=r"--accumulate 4 .* --batch-size auto .* --img-size"),
+        pytest.raises(UserError, match=r"--accumulate 4 .* --batch-size auto.* --img-size"),
         memory_advice(Plan(9, 3, 2)),
     ):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")

@@ -87,7 +87,7 @@ def test_boxes_that_detect_refuses__mislead(tmp_path: Path):
     assert found.misleads
     assert texts(found, "outside-boxes") == ["1 box outside of their image, in 1 image"]
     assert keys(found, "outside-boxes") == ["0.png"]
-    assert "outside of it" in texts(found, "bad-boxes")[0]
+    assert "outside of the image" in texts(found, "bad-boxes")[0]
     assert next(one.advice for one in found.findings if one.name == "bad-boxes") == "correct it"
 
 

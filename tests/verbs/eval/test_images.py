@@ -161,7 +161,7 @@ def test_images_beside_those_of_the_run__are_judged_and_the_count_is_told(photos
 def test_images_that_were_all_learned_from__are_refused_with_the_flag_that_judges_on_them(photos: Path, tmp_path: Path):
     images = open_images(photos)
     run = run_on(tmp_path / "run", images, ["train"] * 20)
-    with pytest.raises(UserError, match=r"images of .*run alone \(20 train, 0 val, 0 test\): name another part"):
+    with pytest.raises(UserError, match=r"only images of .*run \(20 train, 0 val, 0 test\): name another part"):
         choose_images(run, images, None, "photos")
     assert len(choose_images(run, images, "train", "photos").positions) == 20
     for number in range(2):  # declared for the training, so that none is left to judge on

@@ -71,7 +71,7 @@ def test_images_of_the_run_and_copies__are_left_out(base: Path, tmp_path: Path) 
     assert not names & {"seen.png", "zz twin.png", "near.png"}
     assert len(names) == 12
     assert [line for line in found.said if line.startswith("left out")] == [
-        "left out: 1 image that the run has labels of",
+        "left out: 1 image that the run has labels for",
         "left out: 1 image that looks like one of the run",
         "left out: 1 image that looks like another of them",
     ]
@@ -227,7 +227,7 @@ def test_mistakes__are_one_sentence(base: Path, tmp_path: Path, monkeypatch, cap
     for words, sentence in (
         (("--to", "csv"), "--to and --folder go together: give --folder"),
         (("--folder", "out"), "--to and --folder go together: give --to"),
-        (("--to", "yolo", "--folder", "out"), "--to yolo holds boxes"),
+        (("--to", "yolo", "--folder", "out"), "--to yolo stores boxes"),
         (("--output", "list.json"), "give a name that ends in .csv"),
         (("--sheet", "sheet.gif"), "must end in .png"),
         (("--count", "0"), "--count is 0"),
