@@ -72,7 +72,7 @@ def test_images_of_the_run_and_copies__are_left_out(base: Path, tmp_path: Path) 
     assert len(names) == 12
     assert [line for line in found.said if line.startswith("left out")] == [
         "left out: 1 image that the run has labels for",
-        "left out: 1 image that looks like one of the run",
+        "left out: 1 image that looks like an image of the run",
         "left out: 1 image that looks like another of them",
     ]
     kept = paucal.next_images(base / "run", tmp_path / "all", count=100, copies="keep")
