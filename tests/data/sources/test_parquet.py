@@ -255,3 +255,12 @@ def test_open_parquet__of_whole_floats_and_missing_names(make_parquet):
     assert (floats.classes, len(floats)) == (("0", "1"), 2)
     texts = open_images(make_parquet("texts.parquet", 4, {"label": ["cat ", "dog", "nan", "cat"]}))
     assert (texts.classes, texts.labels.tolist()) == (("cat", "dog"), [0, 1, 0])
+
+
+def test_open_parquet__leaves_out_further_columns_of_one_name(make_parquet, tmp_path):
+    table = pq.read_table(make_parquet("plain.parquet", 4, {"label": ["a", "b", "a", "b"]}))
+    numbers = pa.array([1, 2, 3, 4])
+    for name in ("x", "x", "y"):
+        table = table.append_column(name, numbers)
+    pq.write_table(table, tmp_path / "twice.parquet")
+    assert set(open_images(tmp_path / "twice.parquet").columns) == {"y"}

@@ -1,6 +1,7 @@
 """The page and its endpoint: what is answered, what is refused, and what nobody gets at."""
 
 import io
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -205,6 +206,12 @@ def test_names_from_outside_stay_text() -> None:
 def test_address_that_is_shown__can_be_opened(host, own, shown, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "address_in_network", lambda: own)
     assert launch.addresses(host, 80) == shown
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no sockets for both kinds of addresses")
+def test_all_addresses_of_ipv6__are_reached_by_the_one_that_is_shown() -> None:
+    with launch._listening("::", 0) as listener, socket.create_connection(("127.0.0.1", listener.getsockname()[1])):
+        pass
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example", ""])

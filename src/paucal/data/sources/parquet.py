@@ -152,7 +152,8 @@ def _further_columns(files: Sequence[RowFile], columns: Columns, kept: NDArray[n
     found: dict[str, list[str]] = {}
     schemas = [file.schema() for file in files]
     for field in schemas[0]:
-        alike = all(field.name in schema.names and schema.field(field.name).type == field.type for schema in schemas)
+        single = all(schema.names.count(field.name) == 1 for schema in schemas)
+        alike = single and all(schema.field(field.name).type == field.type for schema in schemas)
         if alike and field.name not in (columns.image, columns.label) and is_plain(field.type):
             with suppress(pa.ArrowException, OSError):
                 cells = [cell for file in files for cell in cells_of(file.rows(field.name).column)]

@@ -124,7 +124,8 @@ def _listening(host: str, port: int) -> socket.socket:
     except (socket.gaierror, UnicodeError) as problem:
         raise UserError(f"--host is {host!r}, which is not an address: leave it out, or give 0.0.0.0.") from problem
     try:
-        return socket.create_server((host, port), family=family, backlog=OPEN_CONNECTIONS)
+        both = host == "::" and socket.has_dualstack_ipv6()  # the addresses that are shown are those of IPv4
+        return socket.create_server((host, port), family=family, backlog=OPEN_CONNECTIONS, dualstack_ipv6=both)
     except PermissionError as problem:
         raise UserError(f"this user may not use --port {port}: take one above 1023.") from problem
     except OSError as problem:

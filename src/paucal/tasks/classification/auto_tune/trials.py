@@ -198,11 +198,12 @@ def best_trial(trials: Sequence[TuneStep], images: int, sides: Sequence[Sequence
     """Return the position of the trial whose preset is used.
 
     Trials are short and evaluated on few images, and smaller images give the better score after few steps and the worse
-    model in the end. So a trial with smaller images than the first counts only if its accuracy leads by two standard
-    errors of the difference. (Three times the last stages at 224 pixels lost by two to seven of 81 images against all
-    layers at 128, and won by two to three points after all epochs; docs/lab, ways to tune.) Of the others, those whose
-    accuracy is within a standard error of the highest one are compared by their losses, image by image, where their
-    images have one size: the first of them stays, unless another one leads by more than a standard error.
+    model in the end. So a trial with smaller images than the first that did not fail counts only if its accuracy leads
+    by two standard errors of the difference. (Three times the last stages at 224 pixels lost by two to seven of 81
+    images against all layers at 128, and won by two to three points after all epochs; docs/lab, ways to tune.) Of the
+    others, those whose accuracy is within a standard error of the highest one are compared by their losses, image by
+    image, where their images have one size: the first of them stays, unless another one leads by more than a standard
+    error.
 
     Args:
         trials: Trials, with the default preset's first.
@@ -210,10 +211,13 @@ def best_trial(trials: Sequence[TuneStep], images: int, sides: Sequence[Sequence
         sides: Image size of each trial in pixels.
     """
     scores = [trial.score for trial in trials]
+    worked = [number for number, trial in enumerate(trials) if trial.details["loss"] < WORST] or [0]
+    default = worked[0]
     heard = [
         number
-        for number, score in enumerate(scores)
-        if sides[number][0] >= sides[0][0] or (score > scores[0] and differs(score, scores[0], images, errors=2))
+        for number in worked
+        if sides[number][0] >= sides[default][0]
+        or (scores[number] > scores[default] and differs(scores[number], scores[default], images, errors=2))
     ]
     best = max(heard, key=lambda number: (scores[number], -trials[number].details["loss"]))
     equal = [number for number in heard if not differs(scores[number], scores[best], images)]
