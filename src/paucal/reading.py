@@ -38,12 +38,7 @@ _NOT_WESTERN = re.compile(
 
 
 def named_path(text: str, flag: str = "--output") -> Path:
-    """Return the path that a flag names, with `~` replaced by the home folder.
-
-    Raises:
-        UserError: It is empty or cannot be a path, it is a URL but names an output, or it names the home folder
-            of a user who does not exist.
-    """
+    """Return the path that a flag names, with `~` replaced by the home folder."""
     if not text.strip():
         raise UserError(f"{flag} is empty: give a path, or leave {flag} out.")
     if "\0" in text:
@@ -135,9 +130,6 @@ def decode_text(content: bytes, name: str, declared: str | None = None) -> Decod
         declared: Encoding that the file itself declares, as XML does; used if there is no byte order mark and Python
             knows it.
 
-    Raises:
-        UserError: The bytes are not text in any of these encodings.
-
     Example:
         >>> decode_text("cat".encode("utf-16"), "labels.csv")
         DecodedText(text='cat', encoding='utf-16-le', note='')
@@ -186,11 +178,7 @@ def _first_line_not_utf8(content: bytes) -> int:
 
 
 def require_regular(path: Path) -> Path:
-    """Return the path of a file for a library to open, which reports missing files itself.
-
-    Raises:
-        UserError: it is a pipe, a device or the like, on which the library could wait forever.
-    """
+    """Return the path of a file for a library to open, which reports missing files itself."""
     if os.path.exists(path) and not is_regular(path):
         raise UserError(_NOT_REGULAR.format(str(path)))
     return path

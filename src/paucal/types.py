@@ -166,9 +166,6 @@ class LossTerms:
 def height_and_width(img_size: int | Sequence[int]) -> tuple[int, int]:
     """Return (height, width) of a size in pixels, given as both sides, or as one side of a square.
 
-    Raises:
-        ValueError: no side is given, or more than two.
-
     Example:
         >>> height_and_width(32), height_and_width([32]), height_and_width([96, 64])
         ((32, 32), (32, 32), (96, 64))

@@ -45,9 +45,6 @@ class Tokens:
     def place(self, token: Token) -> int:
         """Return the index of a token, given as (row, column) or by its name.
 
-        Raises:
-            UserError: the token does not exist.
-
         Example:
             >>> Tokens((2, 3), ("class",)).place((1, 2)), Tokens((2, 3), ("class",)).place("class")
             (6, 0)

@@ -24,9 +24,6 @@ class FrozenStages:
     Args:
         model: A timm model whose stem and first stages are frozen, and in evaluation mode while it trains.
         frozen: Number of frozen stages.
-
-    Raises:
-        UserError: The trained stages do not begin with a module of their own.
     """
 
     def __init__(self, model: nn.Module, frozen: int) -> None:
@@ -46,11 +43,7 @@ class FrozenStages:
 
     @torch.no_grad()
     def activations(self, images: Tensor) -> Tensor:
-        """Return the input (B, ...) of the first trained stage for (B, C, H, W) images; the last image is kept.
-
-        Raises:
-            UserError: The stage is given something else than one tensor with a row for each image.
-        """
+        """Return the input (B, ...) of the first trained stage for (B, C, H, W) images; the last image is kept."""
         self._reading = True
         try:
             self._model(images)

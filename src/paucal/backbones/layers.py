@@ -101,11 +101,7 @@ def norms_and_biases(model: nn.Module) -> set[str]:
 
 
 def first_stages(model: nn.Module, count: int) -> set[str]:
-    """Return the names of the parameters of the stem and of the first `count` stages.
-
-    Raises:
-        UserError: the model has fewer stages, or timm does not say where they are.
-    """
+    """Return the names of the parameters of the stem and of the first `count` stages."""
     stages, most = _stages(model), count_stages(model)
     if not 0 <= count <= most:
         there = "1 stage or block" if most == 1 else f"{most} stages or blocks"

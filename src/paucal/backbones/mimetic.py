@@ -32,9 +32,6 @@ def init_mimetic(model: nn.Module, generator: torch.Generator) -> int:
 
     Returns:
         The number of layers initialised.
-
-    Raises:
-        UserError: the model has no layer of this kind.
     """
     count = 0
     for layer in _layers(model):

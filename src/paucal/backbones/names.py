@@ -50,11 +50,7 @@ def nearest_names(name: str, count: int = 3) -> list[str]:
 
 
 def require_name(name: str) -> None:
-    """Check that timm knows a model of that name.
-
-    Raises:
-        UserError: timm does not know it.
-    """
+    """Check that timm knows a model of that name."""
     if timm.is_model(name):
         return
     near = nearest_names(name)
@@ -63,11 +59,7 @@ def require_name(name: str) -> None:
 
 
 def require_arguments(name: str, arguments: Mapping[str, Any]) -> None:
-    """Check that a model's arguments describe an architecture and nothing else.
-
-    Raises:
-        UserError: an argument is reserved or is set elsewhere.
-    """
+    """Check that a model's arguments describe an architecture and nothing else."""
     for key in arguments:
         if key in ("num_classes", "in_chans", "img_size", "pretrained"):
             raise UserError(f"Model argument {key!r} of {name} is set by an option of its own; remove it.")
@@ -75,11 +67,7 @@ def require_arguments(name: str, arguments: Mapping[str, Any]) -> None:
 
 
 def require_harmless(name: str, arguments: Mapping[str, Any]) -> None:
-    """Check that building a model with these arguments, even on trial, reads no file and fetches nothing.
-
-    Raises:
-        UserError: an argument is reserved.
-    """
+    """Check that building a model with these arguments, even on trial, reads no file and fetches nothing."""
     for key, value in arguments.items():
         if key in _RESERVED or (key == "pretrained" and value):
             raise UserError(f"Model argument {key!r} of {name} does not describe an architecture; remove it.")
@@ -98,11 +86,7 @@ def _largest(value: Any) -> float:
 
 
 def create_model(name: str, **arguments: Any) -> nn.Module:
-    """Build a timm model, with its errors about arguments turned into one sentence.
-
-    Raises:
-        UserError: the model does not exist, an argument is unknown to it, or the arguments do not fit together.
-    """
+    """Build a timm model, with its errors about arguments turned into one sentence."""
     require_name(name)
     try:
         if not arguments.get("pretrained"):

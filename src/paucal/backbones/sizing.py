@@ -127,9 +127,6 @@ def fit_to_image_sizes(name: str, image_sizes: Sequence[Size], arguments: Mappin
         name: Name of a timm model.
         image_sizes: (height, width) in pixels; the model is built for the first.
         arguments: Complete constructor arguments for the first size.
-
-    Raises:
-        UserError: the model is bound to one image size, or one of the sizes does not suit its patches.
     """
     for extra in ({}, {"dynamic_img_size": True}):
         if takes_sizes(name, image_sizes, {**arguments, **extra}):

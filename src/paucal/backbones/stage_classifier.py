@@ -155,11 +155,7 @@ def stage_classifier(model: nn.Module) -> StageClassifier | None:
 
 
 def add_stage_classifier(model: nn.Module, image_size: Size) -> nn.Module:
-    """Replace a model's linear classifier by a `StageClassifier` with fresh weights, in place; return the model.
-
-    Raises:
-        UserError: The model has no linear classifier, or its stages are not grids of cells.
-    """
+    """Replace a model's linear classifier by a `StageClassifier` with fresh weights, in place; return the model."""
     names, maps = classifier_modules(model), last_stage_maps(model, image_size)
     own = model.get_submodule(names[0]) if len(names) == 1 else None
     if not isinstance(own, nn.Linear) or not maps:

@@ -47,11 +47,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def named_arms(words: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the settings of arms given as 'NAME: FLAGS of paucal train', by name.
-
-    Raises:
-        UserError: A word has another form, a name occurs twice, or a flag is invalid.
-    """
+    """Return the settings of arms given as 'NAME: FLAGS of paucal train', by name."""
     arms: dict[str, dict[str, Any]] = {}
     for word in words:
         name, colon, flags = word.partition(":")

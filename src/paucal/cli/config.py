@@ -19,9 +19,6 @@ def read_config(name: str, hints: Mapping[str, Any], verb: str) -> dict[str, Any
         name: File as typed.
         hints: Type of each setting of the verb.
         verb: Verb of the command line.
-
-    Raises:
-        UserError: The file cannot be read, a key is unknown, or a value has the wrong type.
     """
     settings = {}
     for key, value in _content(name).items():

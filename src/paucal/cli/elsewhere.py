@@ -20,9 +20,6 @@ def run_elsewhere(verb: str, values: Namespace, argv: Sequence[str]) -> int | No
         verb: Verb of the run.
         values: All values of the call.
         argv: Its arguments.
-
-    Raises:
-        UserError: A package is missing, the cluster refuses the run, or the run folder is taken.
     """
     if values.on is None and values.print_script is None:
         if values.slurm is not None:

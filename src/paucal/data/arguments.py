@@ -22,9 +22,6 @@ def list_images(images: Any) -> list[ImageInMemory]:
     Args:
         images: One PIL image or array, or several: a list, another iterable, or an array of (images, height, width,
             channels).
-
-    Raises:
-        UserError: Something else was given.
     """
     expected = f"expected {IMAGES}"
     entries: list[ImageInMemory] = []
@@ -54,9 +51,6 @@ def path_text(path: Any, what: str) -> str:
     Args:
         path: Text, or an object with a path, such as the result of `paucal.train`.
         what: Name of the argument in messages.
-
-    Raises:
-        UserError: The argument is neither of these.
     """
     try:
         return os.fsdecode(path)

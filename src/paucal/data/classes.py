@@ -90,11 +90,7 @@ def plain_if_distinct(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def with_plain_classes(images: ImageSet) -> ImageSet:
-    """Return a set whose classes have plain names; classes of the same plain name are joined, with a note.
-
-    Raises:
-        UserError: A name is empty.
-    """
+    """Return a set whose classes have plain names; classes of the same plain name are joined, with a note."""
     plain = plain_names(images.classes)
     if empty := [name for name, new in plain.items() if not new]:
         raise UserError(f"the name of a class is {empty[0][:20]!r}, which cannot be seen: rename it.")
@@ -191,9 +187,6 @@ def read_class_list(source: str | Path) -> list[str]:
     Args:
         source: Path of the file, or name of a list that comes with paucal; a path that exists wins.
 
-    Raises:
-        UserError: The file is missing, is not text, names no class, or names a class twice.
-
     Example:
         >>> len(read_class_list("imagenet100")), read_class_list("imagenet100")[0]
         (100, 'n01558993')
@@ -213,9 +206,6 @@ def choose_classes(images: ImageSet, source: str | Path) -> ImageSet:
 
     The classes keep their order in the set and are renumbered from 0. Declared parts stay as they are. If images may
     have several labels, all images stay, some of them without a label.
-
-    Raises:
-        UserError: The set has no classes, or the file names fewer than two classes or a class that the set lacks.
     """
     names = read_class_list(source)
     if not images.classes:

@@ -153,11 +153,7 @@ class ImageSet:
         return np.asarray(sizes, dtype=np.int64).reshape(-1, 2)
 
     def with_classes(self, classes: tuple[str, ...]) -> "ImageSet":
-        """Return the set with its labels renumbered to the order of `classes`, which may include further classes.
-
-        Raises:
-            ValueError: A class of the set is not among `classes`.
-        """
+        """Return the set with its labels renumbered to the order of `classes`, which may include further classes."""
         if missing := set(self.classes) - set(classes):
             raise ValueError(f"expected names for all classes, {sorted(missing)} are missing")
         numbers = np.array([classes.index(name) for name in self.classes] + [-1], dtype=np.int64)

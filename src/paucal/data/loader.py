@@ -31,12 +31,7 @@ class WorkerLoader(DataLoader[Sample]):
     """A loader that raises a UserError if its processes cannot be started."""
 
     def __iter__(self) -> Any:
-        """Start the processes unless they are running.
-
-        Raises:
-            UserError: The machine has run out of processes, threads, open files or memory, or each process would run
-                the calling script again.
-        """
+        """Start the processes unless they are running."""
         require_guard(self.num_workers)
         if self.num_workers and self._iterator is None:
             # A forked process inherits unreachable objects. Freeing pinned memory there would abort it.

@@ -21,11 +21,7 @@ def start_method() -> str:
 
 
 def require_guard(workers: int | None) -> None:
-    """Refuse to start loader processes from a script if each of them would run it again.
-
-    Raises:
-        UserError: The call is not below `if __name__ == "__main__":` in a script, and processes are not forked.
-    """
+    """Refuse to start loader processes from a script if each of them would run it again."""
     main = sys.modules.get("__main__")
     file = getattr(main, "__file__", None)  # None in a notebook, which processes do not rerun
     if not workers or file is None or start_method() == "fork":

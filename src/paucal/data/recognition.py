@@ -82,11 +82,7 @@ def refuse_masks(images: ImageSet) -> None:
 
 
 def refuse_structure(place: Path, names: tuple[str, ...]) -> None:
-    """Refuse folders such as `images` and `labels` as classes, and say what is in them and what each verb would read.
-
-    Raises:
-        UserError: All names are those of folders that sets have whatever their classes.
-    """
+    """Refuse folders such as `images` and `labels` as classes; say what they hold and what each verb would read."""
     are_folders = bool(names) and all(os.path.isdir(place / name) for name in names)  # False for names of no file
     if not are_folders or not {name.lower() for name in names} <= set(STRUCTURE):
         return

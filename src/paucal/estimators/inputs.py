@@ -21,11 +21,7 @@ EXPECTED = (
 
 
 def list_images(images: Images) -> list[str | ImageInMemory]:
-    """Return X as a list of paths and pictures.
-
-    Raises:
-        ValueError: There is no image, or something else than images was given.
-    """
+    """Return X as a list of paths and pictures."""
     if isinstance(images, str | os.PathLike | Image.Image):
         raise ValueError(f"X is a single image, {EXPECTED}.")
     found = [os.fspath(image) if isinstance(image, os.PathLike) else image for image in _rows(images)]

@@ -169,9 +169,6 @@ def multi_label_report(
         thresholds: (K,) lowest probabilities at which a class is predicted, for F1 and the counts by class.
         seed: Seed of the resampling.
         level: Probability that an interval covers the truth.
-
-    Raises:
-        UserError: no image has a positive label, or logits are not finite.
     """
     require_classes(predictions, classes)
     if not (predictions.labels == 1).any():

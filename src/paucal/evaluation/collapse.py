@@ -115,9 +115,6 @@ def find_collapse(
         grace_steps: Optimizer steps during which only non-finite numbers count; see `grace_period`.
         patience: Epochs in a row that must show the sign.
 
-    Raises:
-        ValueError: there are fewer than two prototypes, or patience is below one epoch.
-
     Example:
         >>> stuck = [{"step": 400.0 * n, "teacher_entropy": 8.315} for n in range(1, 7)]
         >>> find_collapse(stuck[:2], 4096, 384) is None, find_collapse(stuck, 4096, 384).kind

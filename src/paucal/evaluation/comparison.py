@@ -65,9 +65,6 @@ class Difference:
 def repeated(values: Sequence[float], level: float = LEVEL) -> Repeated:
     """Return the mean over seeds, its t-interval and the standard deviation.
 
-    Raises:
-        ValueError: there are no values.
-
     Example:
         >>> found = repeated([0.80, 0.82, 0.84])
         >>> round(found.score.value, 3), round(found.score.low, 3), round(found.score.high, 3)
@@ -102,9 +99,6 @@ def difference(
         level: Probability that an interval covers the truth.
         draws: Resampled sets of images.
         seed: Seed of the resampling.
-
-    Raises:
-        ValueError: the two methods were not tested on the same images with the same seeds.
     """
     if first.shape != second.shape or not first.size or not np.array_equal(np.isnan(first), np.isnan(second)):
         raise ValueError(f"expected the same images and seeds, got {first.shape} and {second.shape}")

@@ -56,9 +56,6 @@ def suspected_labels(probabilities: NDArray[np.float64], labels: NDArray[np.int6
     Args:
         probabilities: (N, K) probabilities from models that were not trained on the image; rows sum to 1.
         labels: (N,) in [0, K).
-
-    Raises:
-        ValueError: the shapes do not match, or a probability is not a number from 0 to 1.
     """
     if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1]:
         raise ValueError(f"expected (N, K) probabilities and (N,) labels, got {probabilities.shape} and {labels.shape}")

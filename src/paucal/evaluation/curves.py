@@ -75,9 +75,6 @@ def curves_figure(
         chance: Value reached by chance, by column, drawn dashed.
         best: Epoch of the model that was kept; by default the result of `best_epoch`.
         columns: Maximum number of panels side by side.
-
-    Raises:
-        ValueError: there are no rows, or none holds a number to draw.
     """
     rows = _numbered(rows)
     panels = _panels(rows)
@@ -188,9 +185,6 @@ def health_figure(rows: Sequence[Row], out_dim: int | None, dim: int, verdict: V
         out_dim: K; ln K is the entropy of a uniform output. None without prototypes.
         dim: D, channels of the features.
         verdict: Failure of the run; None if it is healthy.
-
-    Raises:
-        ValueError: no row has a number to draw.
     """
     numbered = [{"epoch": float(number), **row} for number, row in enumerate(rows, start=1)]
     panels = [(panel, drawn) for panel in _health_panels(out_dim, dim) if (drawn := _points_of(numbered, panel.names))]

@@ -44,9 +44,6 @@ def fit_familiarity(train: Tensor, held_out: Tensor, neighbours: int = NEIGHBOUR
         held_out: (M, D) features of images of the same kind that were not trained on.
         neighbours: Rank of the nearest training image whose distance counts.
 
-    Raises:
-        ValueError: there are no training images or no held-out images.
-
     Example:
         >>> train, other = torch.eye(3)[[0, 0, 1, 1]], torch.eye(3)[[0, 1]]
         >>> known = fit_familiarity(train, other, neighbours=1)

@@ -139,11 +139,7 @@ def majority_classes(labels: Tensor) -> list[int]:
 
 
 def require_classes(predictions: Predictions, classes: Sequence[str]) -> None:
-    """Refuse logits, or multi-labels, for another number of classes.
-
-    Raises:
-        UserError: the numbers differ.
-    """
+    """Refuse logits, or multi-labels, for another number of classes."""
     answered = predictions.logits.shape[1]
     if answered != len(classes) or (predictions.several and predictions.labels.shape != predictions.logits.shape):
         raise UserError(
@@ -153,11 +149,7 @@ def require_classes(predictions: Predictions, classes: Sequence[str]) -> None:
 
 
 def require_finite(predictions: Predictions) -> None:
-    """Refuse outputs that are NaN or infinite.
-
-    Raises:
-        UserError: an output is NaN or infinite.
-    """
+    """Refuse outputs that are NaN or infinite."""
     broken = int((~torch.isfinite(predictions.logits).all(1)).sum())
     if broken:
         raise UserError(

@@ -42,9 +42,6 @@ def read_real_labels(path: str | Path, classes: int) -> list[list[int]]:
     Args:
         path: Path of a JSON file: a list of lists of class numbers.
         classes: K; all class numbers are below it.
-
-    Raises:
-        UserError: there is no such file, or its content is not such a list.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -72,9 +69,6 @@ def answers_of(labels: Answers, keys: Sequence[str]) -> list[Sequence[int]]:
 
     ImageNet's validation images are found by the number in their names, in any folder. Other images are found by their
     place in the order of file names; then there must be one answer list per image.
-
-    Raises:
-        UserError: the numbers of images differ.
     """
     found = [_NUMBERED.search(key) for key in keys]
     if keys and all(found):
@@ -106,9 +100,6 @@ def real_accuracy(predictions: Predictions, answers: Answers, level: float = 0.9
         predictions: Predictions for N images.
         answers: N lists of class numbers.
         level: Probability that the Wilson interval covers the truth.
-
-    Raises:
-        UserError: no image has a right answer.
 
     Example:
         >>> import torch

@@ -233,9 +233,6 @@ def write_predictions(path: Path, predictions: Predictions, keys: Sequence[str],
         predictions: N rows.
         keys: N names of images, in the order of the rows.
         classes: K names.
-
-    Raises:
-        ValueError: the numbers of keys or of classes differ from those of the predictions.
     """
     if len(keys) != len(predictions) or len(classes) != predictions.logits.shape[1]:
         raise ValueError(f"expected {tuple(predictions.logits.shape)} keys, classes; got {len(keys)}, {len(classes)}")

@@ -214,11 +214,7 @@ class MultiLabelReport:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "MultiLabelReport":
-        """Rebuild a report from `to_dict`'s value.
-
-        Raises:
-            UserError: the value is invalid.
-        """
+        """Rebuild a report from `to_dict`'s value."""
         try:
             report = cls(
                 stored_count(data["images"]),

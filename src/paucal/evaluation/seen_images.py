@@ -185,9 +185,6 @@ def require_unseen(name: str, run: RunFolder | None, images: ImageSet, test: NDA
         run: Run that trained the model; None if there is none.
         images: Image set.
         test: Positions of its test images.
-
-    Raises:
-        UserError: There are such images, or a split cannot be read.
     """
     identities = Identities(images)
     for place, learned in enumerate(training_history(run)):

@@ -75,21 +75,13 @@ def run(module: nn.Module, images: Tensor) -> Tensor:
 
 
 def require_classifier(module: nn.Module) -> None:
-    """Refuse a model without a classifier, such as one from pre-training without labels.
-
-    Raises:
-        UserError: the model has no classifier.
-    """
+    """Refuse a model without a classifier, such as one from pre-training without labels."""
     if not int(getattr(module, "num_classes", 1)):
         raise UserError(f"{model_name(module)} has no classifier, so there is no class to explain: fine-tune it first.")
 
 
 def forward(module: nn.Module, images: Tensor) -> Tensor:
-    """Return the output of a model for images (B, C, H, W): logits, or features if it has no classifier.
-
-    Raises:
-        UserError: the images are not of the shape, the channels or the size that the model takes.
-    """
+    """Return the output of a model for images (B, C, H, W): logits, or features if it has no classifier."""
     channels = int(getattr(module, "in_chans", images.shape[1] if images.ndim == 4 else 3))
     if images.ndim != 4 or images.shape[1] != channels or not images.is_floating_point():
         raise UserError(
@@ -107,11 +99,7 @@ def forward(module: nn.Module, images: Tensor) -> Tensor:
 
 
 def require_classes(classes: Tensor, count: int, images: int) -> Tensor:
-    """Return class indices (B,) for B images; a single index counts for all of them.
-
-    Raises:
-        UserError: there is no such class, or the number of classes is neither 1 nor that of the images.
-    """
+    """Return class indices (B,) for B images; a single index counts for all of them."""
     chosen = torch.as_tensor(classes).reshape(-1)
     if len(chosen) == 1:
         chosen = chosen.expand(images)

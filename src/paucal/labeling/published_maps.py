@@ -25,12 +25,7 @@ MOST_CLASSES = 2048  # float16 cannot represent all integers above this
 
 
 def find_maps(images: ImageSet, folder: Path) -> tuple[NDArray[np.int64], list[Path]]:
-    """Return the positions of the images that have a map, and the maps' files.
-
-    Raises:
-        UserError: There are no maps, a training image has no map, two images share a map, or a file is outside of the
-            folder.
-    """
+    """Return the positions of the images that have a map, and the maps' files."""
     root = folder.resolve()
     if not root.is_dir():
         raise UserError(f"--from-published: {str(folder)!r} is not a folder: give the folder with the class folders.")
@@ -60,9 +55,6 @@ def read_map(path: Path, classes: int) -> tuple[Tensor, Tensor]:
 
     Returns:
         values (k, H, W) float16 and indices (k, H, W) int64.
-
-    Raises:
-        UserError: The file is too large or damaged, holds anything but such a tensor, or has a class number beyond K.
     """
     stored = _load(path)
     if stored.ndim != 4 or stored.shape[0] != 2 or not stored.is_floating_point() or stored.numel() == 0:
@@ -84,11 +76,7 @@ def read_map(path: Path, classes: int) -> tuple[Tensor, Tensor]:
 def read_maps(
     files: Sequence[Path], classes: int, shape: Sequence[int], at_once: int = 256
 ) -> Iterator[tuple[int, NDArray, NDArray]]:
-    """Yield (first, values (n, k, H, W), indices (n, k, H, W)) of groups of files, in order.
-
-    Raises:
-        UserError: A file cannot be read, or is not of the shape (k, H, W).
-    """
+    """Yield (first, values (n, k, H, W), indices (n, k, H, W)) of groups of files, in order."""
     for first in range(0, len(files), at_once):
         pairs = []
         for path in files[first : first + at_once]:

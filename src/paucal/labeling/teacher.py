@@ -35,9 +35,6 @@ class DenseTeacher(nn.Module):
         model: Timm model in evaluation mode. Its convolutions are changed to channels-last layout in place, which gives
             the same values faster on a CPU (benchmarks/token_labels.py).
         image_size: (height, width) of its input in pixels.
-
-    Raises:
-        UserError: The model has no classifier, or the classifier does not read the last grid.
     """
 
     def __init__(self, model: nn.Module, image_size: tuple[int, int]) -> None:

@@ -12,12 +12,7 @@ FEWEST_TO_ADAPT = 16  # training images per class
 
 
 def fine_tuning(settings: TrainSettings) -> FineTuning:
-    """Return the fine-tuning options.
-
-    Raises:
-        UserError: The backbone would be frozen twice or for all epochs, or the running statistics of random weights
-            would be kept.
-    """
+    """Return the fine-tuning options."""
     epochs = settings.epochs  # None until the length is planned
     if settings.freeze == "backbone" and settings.freeze_epochs:
         raise UserError("--freeze backbone lasts for the whole run: leave --freeze-epochs out, or --freeze.")
@@ -49,10 +44,6 @@ def check_tuning(settings: TrainSettings, objective: Objective, per_class: Seque
         settings: Settings of the run.
         objective: Objective of the run.
         per_class: Training images of each class.
-
-    Raises:
-        UserError: The method does not support these options, or there are too few images for low-rank adapters, which
-            are then worse than a linear probe (2304.13639).
     """
     if settings.lora_rank is not None and min(per_class) < FEWEST_TO_ADAPT:
         raise UserError(

@@ -16,9 +16,6 @@ def refuse_leaks(setting: str, run: RunFolder, run_images: RunImages) -> None:
         setting: Name of the setting that names the guide.
         run: The guide's run.
         run_images: Images of the run that learns.
-
-    Raises:
-        UserError: The guide was trained on some of these images.
     """
     known = keys_with_seen_labels(run, run_images.images).intersection(run_images.held_out)
     if known:
@@ -29,11 +26,7 @@ def refuse_leaks(setting: str, run: RunFolder, run_images: RunImages) -> None:
 
 
 def show_as_trained(setting: str, term: GuidedTerm, own: Preprocessing, run_images: RunImages) -> None:
-    """Normalise the images for a guide as in its own training.
-
-    Raises:
-        UserError: The guide needs another number of channels than the run has.
-    """
+    """Normalise the images for a guide as in its own training."""
     statistics = run_images.statistics
     if len(statistics.mean) != own.channels:
         raise UserError(

@@ -284,9 +284,6 @@ def measure_of(name: MetricName, scores: Tensor, labels: Tensor) -> Measure:
             precision (PASCAL VOC 2007), take (N, K) labels 1, 0 or -1 (image ignored for that class).
         scores: (N, K) scores.
         labels: Labels in the form that the metric takes.
-
-    Raises:
-        ValueError: the labels do not have that form.
     """
     if name in ("map", "map11"):
         return AveragePrecision(scores, labels, interpolated=name == "map11")

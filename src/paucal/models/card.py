@@ -30,9 +30,6 @@ class ModelCard:
         thresholds: (K,) lowest probabilities at which each class is predicted, for a model with one sigmoid per class,
             whose images may have several labels; None for a model with a softmax.
         reads_stages: Whether the classifier reads the last stages too, see `backbones.stage_classifier`.
-
-    Raises:
-        UserError: the temperature or a threshold is out of range.
     """
 
     task: ClassVar[str] = CLASSIFICATION
@@ -90,11 +87,7 @@ class ModelCard:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Self:
-        """Read the output of `to_dict` from an untrusted file.
-
-        Raises:
-            UserError: the values are not those of a card of this task and version.
-        """
+        """Read the output of `to_dict` from an untrusted file."""
         if (task := stored.get("task") or CLASSIFICATION) != cls.task:
             raise UserError(
                 f"the model of this run is for {str(task)[:40]}, expected {cls.task}: give a run of "

@@ -8,11 +8,7 @@ DEVICES = ("cpu", "cuda", "mps")  # torch has others, such as "meta", which comp
 
 
 def usable_device(device: torch.device | str) -> torch.device:
-    """Return the device as torch names it.
-
-    Raises:
-        UserError: it is not of a kind that paucal computes on, or torch cannot use it on this machine.
-    """
+    """Return the device as torch names it."""
     try:
         found = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, NotImplementedError):  # torch's errors for missing devices

@@ -29,9 +29,6 @@ class ClassifierInputs(nn.Module):
     Args:
         model: A timm model; a hook stays on it until `close`.
         classifies: Whether the model has a classifier; without one, its output is taken.
-
-    Raises:
-        UserError: no classifier is found.
     """
 
     def __init__(self, model: nn.Module, classifies: bool = True) -> None:
@@ -119,9 +116,6 @@ def features_of_calls(model: TrainedModel) -> Iterator[Callable[[], Tensor]]:
     Yields:
         A function that returns the (B, D) float32 features of the images since it was last called, on the CPU. For a
         model that averages over an image and its mirror image they are the mean of both.
-
-    Raises:
-        UserError: the model gives no access to its layers, or the inputs of its classifier are not vectors.
     """
     network = bare(model.module)
     if next(network.parameters(), None) is None:

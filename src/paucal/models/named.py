@@ -36,9 +36,6 @@ def find_named(name: str, setting: str = "", *, files: bool = False) -> RunFolde
 
     Returns:
         The run, the path of the weights file, or the name of the timm model.
-
-    Raises:
-        UserError: there is no run, file or model of this name.
     """
     path = Path(name).expanduser()
     if files and path.is_file():

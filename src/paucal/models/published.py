@@ -29,9 +29,6 @@ def published_card(name: str, image_size: Sequence[int] | None = None) -> ModelC
     Args:
         name: Name of a timm model.
         image_size: Side or (height, width) in pixels; None for the model's own.
-
-    Raises:
-        UserError: timm publishes no weights of the model.
     """
     own, config = added(name), timm.get_pretrained_cfg(name)
     if config is None and own is None:
@@ -58,9 +55,6 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
     Args:
         name: Name of the model.
         init: Whether `--init` asked for the weights; messages then mention it.
-
-    Raises:
-        UserError: there are no weights, they cannot be fetched, or the package is damaged.
     """
     own = added(name)
     if own is not None:
@@ -130,9 +124,6 @@ def model_of_file(path: Path, tree: Mapping[str, Any], setting: str = "") -> str
         path: Path of the file.
         tree: Content of the file.
         setting: Setting that names the file, for messages.
-
-    Raises:
-        UserError: the names and shapes of the tensors do not identify the model.
     """
     name = suggest_model(tree)
     if name is None:

@@ -26,9 +26,6 @@ def read_card(run: RunFolder, kind: type[C] = ModelCard) -> C:
         run: Folder of the run.
         kind: Class of the card; by default that of a model with one network: a classifier, a backbone alone, or one
             that predicts numbers.
-
-    Raises:
-        UserError: the run has saved no model yet, or a model of another task, or `model.json` is damaged.
     """
     if run.last.exists() and not run.card.exists():
         raise UserError(f"{str(run.path)!r} was stopped before it saved a model: resume it with --resume first.")
@@ -62,10 +59,6 @@ def load_saved(
 
     Returns:
         The network, its card, and the device as torch names it.
-
-    Raises:
-        UserError: there is no such run, it has saved no model yet, it is of another task, its files do not fit each
-            other, or torch cannot use the device.
     """
     folder = run if isinstance(run, RunFolder) else open_model_folder(path_text(run, "the run"))
     target = usable_device(device)

@@ -64,11 +64,7 @@ def _text() -> str:
 
 
 def read_table(lines: Iterable[str]) -> Iterator[tuple[str, Listed]]:
-    """Yield the rows of a table; lines that begin with # are comments.
-
-    Raises:
-        UserError: The table has other columns.
-    """
+    """Yield the rows of a table; lines that begin with # are comments."""
     reader = csv.DictReader(line for line in lines if not line.startswith("#"))
     if tuple(reader.fieldnames or ()) != FIELDS:
         raise UserError(f"the table of models has the columns {reader.fieldnames}, expected {list(FIELDS)}.")

@@ -140,9 +140,6 @@ def preset_options(preset: str, *, model_name: str | None = None, **overrides: A
             the authors' code: the grid of a plain ViT is not pooled, and that of T2T-ViT is read after its
             final norm.
         **overrides: Fields of `DrLocOptions` that override both.
-
-    Raises:
-        UserError: there is no such preset or option, or a value is out of range.
     """
     if preset not in PRESETS:
         raise UserError(f"DrLoc has no preset {preset!r}; choose one of {', '.join(PRESETS)}.")

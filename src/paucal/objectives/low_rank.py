@@ -39,9 +39,6 @@ class LowRankAdapters(nn.Module):
         objective: Objective that runs the model; hooks stay on it.
         model: Model whose weights are frozen.
         rank: Rank of the products.
-
-    Raises:
-        UserError: The model has no attention with linear layers.
     """
 
     def __init__(self, objective: nn.Module, model: nn.Module, rank: int) -> None:

@@ -19,9 +19,6 @@ class OneBackbone(Objective):
         terms: Extra losses by name, each with its own weight.
         tuning: Layer-wise decay, freezing and adapters of the backbone; by default all layers have the same rate.
         own: Names of the method's own losses, which terms must not use.
-
-    Raises:
-        ValueError: the backbone has fewer than two classes, or a term has a name that is taken.
     """
 
     def __init__(

@@ -216,11 +216,7 @@ def mean_score(projections: Tensor, prototypes: Tensor) -> Tensor:
 
 
 def crop_size(group: Crops) -> Size:
-    """Return (height, width) of a group of crops.
-
-    Raises:
-        ValueError: it has no size.
-    """
+    """Return (height, width) of a group of crops."""
     if group.sides is None:
         raise ValueError("a group of crops for self-distillation needs a size in pixels")
     return group.sides

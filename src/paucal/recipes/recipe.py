@@ -73,11 +73,7 @@ class Recipe:
 
 
 def find_recipe(recipes: Mapping[str, Recipe], name: str) -> Recipe:
-    """Return a recipe by its name.
-
-    Raises:
-        UserError: there is no such recipe.
-    """
+    """Return a recipe by its name."""
     if name not in recipes:
         near = difflib.get_close_matches(name, recipes, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
@@ -94,11 +90,7 @@ def recipe_rate(
 
 
 def require_start(recipes: Mapping[str, Recipe], name: str | None, init: str | None) -> None:
-    """Refuse to tune random weights.
-
-    Raises:
-        UserError: the recipe fine-tunes weights, and none are given.
-    """
+    """Refuse to tune random weights."""
     recipe = recipes.get(name or "")
     if recipe is not None and recipe.tunes is not None and init is None:
         raise UserError(f"--recipe {name} trains on from {recipe.tunes}.")

@@ -23,9 +23,6 @@ def imagenet_alone(model: str, recipe: str) -> str:
         model: timm name, with or without a tag.
         recipe: Name of the recipe, for the message.
 
-    Raises:
-        UserError: all weights of the model have seen more.
-
     Example:
         >>> imagenet_alone("vit_base_patch16_224", "an example")
         'vit_base_patch16_224.augreg_in1k'

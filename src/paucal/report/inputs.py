@@ -180,11 +180,7 @@ class RunFiles:
 
 
 def read_run(path: Path) -> RunFiles:
-    """Read the files of a run folder.
-
-    Raises:
-        UserError: the folder does not exist, or a file in it is too large or damaged.
-    """
+    """Read the files of a run folder."""
     if not path.is_dir():
         raise UserError(f"{str(path)!r} is not a folder: expected a run folder, such as runs/1.")
     try:

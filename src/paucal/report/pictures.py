@@ -86,11 +86,7 @@ class Picture:
 
 
 def pictures(files: RunFiles) -> dict[str, Picture]:
-    """Return the pictures of a run by name: the files in `plots/`, and the pictures that can be drawn from its tables.
-
-    Raises:
-        UserError: a file in `plots/` is not a PNG, or the pictures are too large for one page.
-    """
+    """Return a run's pictures by name: the files in `plots/`, and pictures that can be drawn from its tables."""
     stored = {path.stem: path for path in sorted(files.run.plots.glob("*.png")) if path.is_file()} | frozen_pictures(
         files.run
     )

@@ -20,9 +20,6 @@ def read_stored(files: RunFiles, name: str, read: Callable[[Any], T], repeat: st
         name: File, relative to the run folder.
         read: Function of the content.
         repeat: Verb that writes the file again, for the message.
-
-    Raises:
-        UserError: The file is damaged.
     """
     path = files.run.path / name
     try:

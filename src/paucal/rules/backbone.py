@@ -100,9 +100,6 @@ def _is_convolutional(model: nn.Module) -> bool:
 def model_arguments(words: list[str]) -> dict[str, Any]:
     """Read NAME=VALUE words; values are read as YAML, so numbers, true and [1, 2] get their types.
 
-    Raises:
-        UserError: a word is not of that form.
-
     Example:
         >>> model_arguments(["patch_size=2", "depths=[2, 2]", "qkv_bias=false"])
         {'patch_size': 2, 'depths': [2, 2], 'qkv_bias': False}

@@ -30,9 +30,6 @@ def with_processes(settings: S, devices: int, nodes: int) -> tuple[S, dict[str, 
 
     A process takes at most as many images per forward pass as before, since more might not fit in its memory. It takes
     more passes per step instead.
-
-    Raises:
-        UserError: The images of a step cannot be shared equally.
     """
     batch, processes = settings.effective_batch, devices * nodes
     share, rest = divmod(batch, processes)

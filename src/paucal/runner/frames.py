@@ -150,11 +150,7 @@ def images_of_frame(
 
 
 def columns_of(frame: Any) -> dict[str, list[Any]]:
-    """Return the values of each column of a table as Python values.
-
-    Raises:
-        UserError: The table has no rows, or several columns with the same name.
-    """
+    """Return the values of each column of a table as Python values."""
     names = [str(name) for name in getattr(frame, "columns", ())]
     try:
         table = pa.table(frame) if hasattr(frame, "__arrow_c_stream__") else from_dataframe(frame)
@@ -179,9 +175,6 @@ def encode_image(value: Any, row: int) -> bytes:
     Args:
         value: Picture, array of uint8, encoded bytes, or a mapping with "bytes" as in data sets of Hugging Face.
         row: Number for the message.
-
-    Raises:
-        UserError: The value is none of these.
     """
     if isinstance(value, dict):
         value = value.get("bytes")
@@ -202,11 +195,7 @@ def encode_image(value: Any, row: int) -> bytes:
 
 
 def read_table(file: Path) -> pa.Table:
-    """Read a CSV file of predictions; names stay text even if they look like numbers.
-
-    Raises:
-        UserError: The file is missing or damaged.
-    """
+    """Read a CSV file of predictions; names stay text even if they look like numbers."""
     names = dict.fromkeys(("key", "label", "labels", "predicted"), pa.string())
     try:
         return csv.read_csv(file, convert_options=csv.ConvertOptions(column_types=names))
@@ -215,11 +204,7 @@ def read_table(file: Path) -> pa.Table:
 
 
 def to_pandas(table: pa.Table) -> "DataFrame":
-    """Return a table as a DataFrame of pandas.
-
-    Raises:
-        UserError: pandas is not installed.
-    """
+    """Return a table as a DataFrame of pandas."""
     try:
         return table.to_pandas()
     except ImportError:
@@ -258,11 +243,7 @@ def _store(content: bytes, suffix: str) -> Path:
 
 
 def find_image_column(columns: Mapping[str, Sequence[Any]], given: str | None) -> str:
-    """Return the column of images: the given one, or the first with a usual name.
-
-    Raises:
-        UserError: There is no such column.
-    """
+    """Return the column of images: the given one, or the first with a usual name."""
     shown = ", ".join(map(repr, list(columns)[:12]))
     if given is not None:
         if given not in columns:

@@ -198,12 +198,7 @@ def find_images(settings: DataSettings, labelled: bool = True, advance: Advance 
 
 
 def with_label_maps(data: SplitImages, labels: str | None, method: str, advance: Advance | None = None) -> SplitImages:
-    """Open the label maps of the training images.
-
-    Raises:
-        UserError: No label maps are given, they belong to other images, or their teacher was trained on validation or
-            test images of this run, which would leak labels.
-    """
+    """Open the label maps of the training images."""
     if labels is None:
         raise UserError(f"--method {method} learns from label maps: make them with 'paucal label' and give --labels.")
     maps = LabelMaps(Path(labels).expanduser())
@@ -230,9 +225,6 @@ def open_again(
         advance: Called with (images read, images in total).
         download: Whether a missing published data set may be downloaded.
         reading: Size and channels to read.
-
-    Raises:
-        UserError: The run's settings cannot be read, or the images are missing.
     """
     stored = run.settings
     if "data" not in stored:

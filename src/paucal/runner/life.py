@@ -137,9 +137,6 @@ def resume(
         changes: Settings to change: those in `CHANGEABLE`, which do not change the result, and the paths of images
             and other inputs that have moved.
         callbacks: Further Lightning callbacks.
-
-    Raises:
-        UserError: There is no such run, it is finished, or its data has changed.
     """
     join_processes()
     if not is_first():

@@ -50,11 +50,7 @@ class Kind:
 
 
 def check_loggers(names: Sequence[str] | None) -> None:
-    """Refuse loggers whose packages are not installed.
-
-    Raises:
-        UserError: A package is missing.
-    """
+    """Refuse loggers whose packages are not installed."""
     for name in names or ():
         spec = find_spec(name)
         if spec is None or spec.origin is None:  # a folder of that name, as some loggers create, has no origin
@@ -261,11 +257,7 @@ class Loggers:
 
 
 def _opened(name: str, run: RunFolder, known: str | None) -> tuple[Logger, str]:
-    """Open a logger; return it and the location of its logs.
-
-    Raises:
-        UserError: The logger cannot be started.
-    """
+    """Open a logger; return it and the location of its logs."""
     kind = KINDS[name]
     try:
         logger = kind.open(run, known)

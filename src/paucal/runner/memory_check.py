@@ -36,9 +36,6 @@ def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) 
         settings: Resolved settings.
         spec: Backbone.
         views: Pixels of all views of an image, as a multiple of the backbone's image size.
-
-    Raises:
-        UserError: A step cannot fit in the memory.
     """
     check_step(settings.effective_batch)
     batch = 1 if settings.batch_size == "auto" else settings.images_per_pass
@@ -69,11 +66,7 @@ def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) 
 
 @contextmanager
 def explain_memory_errors() -> Iterator[None]:
-    """Turn an out-of-memory error while building networks into a UserError; heads are not estimated beforehand.
-
-    Raises:
-        UserError: The memory is too small.
-    """
+    """Turn an out-of-memory error while building networks into a UserError; heads are not estimated beforehand."""
     try:
         yield
     except (MemoryError, RuntimeError) as problem:
@@ -86,11 +79,7 @@ def explain_memory_errors() -> Iterator[None]:
 
 
 def check_batch_memory(batch: int, image_size: Size) -> None:
-    """Refuse an evaluation batch that cannot fit in the memory.
-
-    Raises:
-        UserError: The batch cannot fit.
-    """
+    """Refuse an evaluation batch that cannot fit in the memory."""
     height, width = image_size
     image_bytes = CHANNELS * height * width * BYTES
     free = available_memory()
@@ -103,11 +92,7 @@ def check_batch_memory(batch: int, image_size: Size) -> None:
 
 
 def check_step(images: int) -> None:
-    """Refuse optimizer steps of more than a million images.
-
-    Raises:
-        UserError: There are more.
-    """
+    """Refuse optimizer steps of more than a million images."""
     if images > MOST_IMAGES:
         raise UserError(
             f"an optimizer step would take {images:,} images (--batch-size times --accumulate times the processes), "

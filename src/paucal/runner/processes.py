@@ -86,11 +86,7 @@ def broadcast_path(make: Callable[[], Path]) -> Path:
 
 
 def receive_path() -> Path:
-    """Return the path of the run folder, as sent by the first process.
-
-    Raises:
-        UserError: The first process could not create it.
-    """
+    """Return the path of the run folder, as sent by the first process."""
     if launcher() is None:
         return Path(os.environ[RUN_VARIABLE])
     received: list[str | None] = [None]
@@ -150,9 +146,6 @@ def explain_lost_processes(resume: str) -> Iterator[None]:
 
     Args:
         resume: Command that resumes the run.
-
-    Raises:
-        UserError: Another process ended or did not answer.
     """
     try:
         yield

@@ -165,11 +165,7 @@ def is_valid_state(trainer: Trainer, module: Any) -> bool:
 
 
 def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple[RunFolder, Any, dict[str, str]]:
-    """Open a run to resume; return it with its changed settings and their origins, without writing anything.
-
-    Raises:
-        UserError: There is no such run, it is finished, a setting may not change, or files it needs are missing.
-    """
+    """Open a run to resume; return it with its changed settings and their origins, without writing anything."""
     allowed = (*CHANGEABLE, *places_of(job))
     refused = [name for name in changes if name not in allowed]
     if refused:
@@ -253,11 +249,7 @@ def typed_settings(values: Any, kind: type[S]) -> S:
 
 
 def stored_settings(run: RunFolder, kind: type[S], verb: str) -> tuple[S, dict[str, str]]:
-    """Return the settings of a run and the origin of each.
-
-    Raises:
-        UserError: They cannot be read, or belong to another verb.
-    """
+    """Return the settings of a run and the origin of each."""
     config = run.read_yaml(run.config.name)
     if run.verb != verb:
         raise UserError(f"the run {str(run.path)!r} was made by 'paucal {run.verb}': use 'paucal {run.verb} --resume'.")

@@ -85,9 +85,6 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
     Args:
         settings: Settings with the absolute path of the weights.
         run: Run to resume; once it has saved a state, its initial weights are not needed.
-
-    Raises:
-        UserError: The weights are missing, are not in a run folder, or belong to an unknown model.
     """
     if settings.init is not None and run is not None and run.last.exists():
         return _recorded(run)

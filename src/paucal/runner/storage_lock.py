@@ -51,11 +51,7 @@ class StorageLock:
 
     @contextmanager
     def held(self) -> Iterator["StorageLock"]:
-        """Hold the lock within the block.
-
-        Raises:
-            UserError: Another process holds it, or the storage cannot be written.
-        """
+        """Hold the lock within the block."""
         try:
             self._seize(self._path)
         except UserError:

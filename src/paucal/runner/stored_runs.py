@@ -77,11 +77,7 @@ class StoredRun:
         return StorageLock(self._storage, self.path(LOCK), f"the run {self.url!r}")
 
     def manifest(self) -> Manifest | None:
-        """Return the digest and the size of each file; None if there is no run.
-
-        Raises:
-            UserError: The manifests cannot be read.
-        """
+        """Return the digest and the size of each file; None if there is no run."""
         found = [self._read_manifest(name) for name in MANIFESTS]
         whole = [manifest for manifest in found if manifest]
         if not whole:
@@ -127,11 +123,7 @@ class StoredRun:
             return RunFolder(scratch).settings
 
     def fetch(self, folder: Path) -> None:
-        """Make a local folder equal to the run.
-
-        Raises:
-            UserError: There is no run, or an object is missing or damaged.
-        """
+        """Make a local folder equal to the run."""
         manifest = self.manifest()
         if manifest is None:
             raise UserError(f"there is no run at {self.url!r}: expected the --output of an earlier call.")
@@ -275,10 +267,6 @@ def written_to_storage(url: str, is_resumed: bool, console: Console) -> Iterator
         url: Location of the run.
         is_resumed: Whether the run exists and is fetched first; otherwise it must not exist.
         console: Console for messages.
-
-    Raises:
-        UserError: Another process writes the run, a new run exists already, a run to resume does not exist, or the
-            storage cannot be read or written.
     """
     stored = StoredRun(url)
     home = folder_of_runs() / hashlib.blake2b(stored.url.encode(), digest_size=16).hexdigest()
@@ -321,11 +309,7 @@ def _put_aside(home: Path, console: Console) -> None:
 
 
 def require_one_machine(overwrite: bool = False) -> None:
-    """Refuse settings that are not supported for runs on object storage.
-
-    Raises:
-        UserError: It has processes on several machines, or would replace another run.
-    """
+    """Refuse settings that are not supported for runs on object storage."""
     shape = launched_shape()
     if shape is not None and shape[1] > 1:
         raise UserError("a run on object storage must run on one machine: give --output on a shared disk.")
@@ -334,11 +318,7 @@ def require_one_machine(overwrite: bool = False) -> None:
 
 
 def folder_of_runs() -> Path:
-    """Return the folder of this machine's copies of runs on storage.
-
-    Raises:
-        UserError: The image cache is off or cannot be written.
-    """
+    """Return the folder of this machine's copies of runs on storage."""
     cache = usable_folder()
     if cache is None:
         raise UserError(

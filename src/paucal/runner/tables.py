@@ -30,9 +30,6 @@ def check_table(text: str, form: TableForm | None = None) -> tuple[Path, TableFo
     Args:
         text: Path as typed.
         form: Requested format; None for the format of the file extension, or CSV without one.
-
-    Raises:
-        UserError: The file exists, is not writable, or its extension belongs to another format.
     """
     path = named_path(text)
     ending = path.suffix.lower()

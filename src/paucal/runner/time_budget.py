@@ -43,9 +43,6 @@ def seconds_of(text: str, name: str = "--time-limit") -> float:
         text: Duration as typed.
         name: Flag of the duration.
 
-    Raises:
-        UserError: It is not a duration above 0.
-
     Example:
         >>> seconds_of("1d12h"), seconds_of("1.5h"), seconds_of("0:45:30")
         (129600.0, 5400.0, 2730.0)
@@ -238,9 +235,6 @@ def add_time_plan(run: RunFolder, plan: Plan, planned_at: float) -> Plan:
         run: Folder of the run.
         plan: Plan from the settings.
         planned_at: `time.monotonic()` at which the length was planned, or the run was resumed.
-
-    Raises:
-        UserError: The file is damaged.
     """
     path = run.path / FILE
     if not path.is_file():

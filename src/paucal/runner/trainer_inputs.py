@@ -41,12 +41,7 @@ def trainer_plan(settings: JobSettings, n_train: int, mixing: Mixing | None = No
 
 
 def hardware(settings: JobSettings) -> Hardware:
-    """Return the hardware to train on.
-
-    Raises:
-        UserError: The device is not available, or a setting does not fit the number of devices or contradicts
-            another one.
-    """
+    """Return the hardware to train on."""
     device = settings.device
     if device not in DEVICES:
         raise UserError(f"--device is {device!r}, expected one of {', '.join(DEVICES)}.")
@@ -119,11 +114,7 @@ def with_joint_norms(settings: JobSettings, module: M) -> M:
 
 
 def check_rates(settings: JobSettings) -> None:
-    """Refuse a learning rate schedule that contradicts itself; resumed runs are not checked.
-
-    Raises:
-        UserError: The floor is above the peak, or the warm-up is longer than the run.
-    """
+    """Refuse a learning rate schedule that contradicts itself; resumed runs are not checked."""
     peak, floor, warmup, epochs = settings.lr, settings.min_lr, settings.warmup_epochs, settings.epochs
     if peak is not None and floor is not None and floor > peak:
         raise UserError(

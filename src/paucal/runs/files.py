@@ -166,11 +166,7 @@ def _try(path: Path, name: str, asked: Path, flag: str) -> None:
 
 
 def try_file(path: Path, flag: str = "--output") -> None:
-    """Check whether a new file can be written, without leaving it.
-
-    Raises:
-        UserError: The file exists already, or cannot be written.
-    """
+    """Check whether a new file can be written, without leaving it."""
     try:
         taken = path.exists() or path.is_symlink()
     except (OSError, ValueError) as problem:  # the name is too long

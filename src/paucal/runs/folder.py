@@ -186,11 +186,7 @@ class RunFolder:
         write_text(self.metrics, text.getvalue())
 
     def read_rows(self) -> list[dict[str, float]]:
-        """Read `metrics.csv`; an empty list if it does not exist yet.
-
-        Raises:
-            UserError: The file is too large or has values that are not numbers.
-        """
+        """Read `metrics.csv`; an empty list if it does not exist yet."""
         if not self.metrics.exists():
             return []
         try:
@@ -230,11 +226,7 @@ def is_taken(path: Path) -> bool:
 
 
 def open_run(path: str | Path) -> RunFolder:
-    """Open an existing run folder, or the newest one below a folder that holds several.
-
-    Raises:
-        UserError: There is no run at this path.
-    """
+    """Open an existing run folder, or the newest one below a folder that holds several."""
     path = Path(path)
     if (path / MARKER).is_file():
         return RunFolder(path)

@@ -20,9 +20,6 @@ def read_scores(folder: Path) -> Mapping[str, Mapping[str, float]]:
 
     Args:
         folder: Folder above the run.
-
-    Raises:
-        UserError: The file is missing or damaged.
     """
     stored = RunFolder(folder).read_json(SCORES)
     try:

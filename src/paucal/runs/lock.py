@@ -165,11 +165,7 @@ def names_holder(folder: Path) -> bool:
 
 
 def require_unlocked(folder: Path, what: str = RUN) -> None:
-    """Refuse a folder that another process is writing into; nothing is changed.
-
-    Raises:
-        UserError: Another process writes there.
-    """
+    """Refuse a folder that another process is writing into; nothing is changed."""
     path = folder / LOCK
     if path.exists() and _is_live(path, _holder(path), time.time()):
         raise UserError(_in_use(folder, what, _holder(path)))

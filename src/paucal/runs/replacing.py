@@ -44,11 +44,7 @@ def aside_of(path: Path) -> Path:
 
 
 def require_replaceable(path: Path) -> None:
-    """Refuse to replace a folder with other files than those of a run, or that is in use.
-
-    Raises:
-        UserError: It is a link, the current folder, not a run, has files of the user, or is in use.
-    """
+    """Refuse to replace a folder with other files than those of a run, or that is in use."""
     if path.is_symlink():
         raise UserError(f"--overwrite: {str(path)!r} is a link to {str(path.readlink())!r}: name the run itself.")
     if Path.cwd().is_relative_to(path.resolve()):
@@ -115,11 +111,7 @@ def set_aside(path: Path) -> Path:
 
 
 def put_back(path: Path) -> None:
-    """Move the run that was set aside back; the files of the new one are removed.
-
-    Raises:
-        UserError: The user has put files there meanwhile.
-    """
+    """Move the run that was set aside back; the files of the new one are removed."""
     aside = aside_of(path)
     if path.exists():
         if foreign := sorted(_foreign(path)):

@@ -43,11 +43,7 @@ def save_weights(path: Path, state: dict[str, Tensor]) -> None:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read a state dict.
-
-    Raises:
-        UserError: The file is missing or is not a safetensors file.
-    """
+    """Read a state dict."""
     try:
         if require_regular(path).stat().st_size > MAX_BYTES:
             raise UserError(f"{str(path)!r} has more than {MAX_BYTES >> 30} GiB, the maximum for a model.")
@@ -59,11 +55,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def load_checkpoint(path: Path) -> dict:
-    """Read a training checkpoint without running any code in it.
-
-    Raises:
-        UserError: The file is missing, truncated, or holds more than tensors and plain values.
-    """
+    """Read a training checkpoint without running any code in it."""
     try:
         size = require_regular(path).stat().st_size
         if unpacked_size(path) > max(2 * size, size + _SLACK):
@@ -88,10 +80,6 @@ def read_foreign(path: Path, max_bytes: int = MAX_BYTES) -> Tree:
     Returns:
         Tensors by name, possibly in nested mappings. Everything else in the file is left out, and so are
         tensors that are not plain (sparse, quantised, without values, or larger than their storage).
-
-    Raises:
-        UserError: The file is missing, too large, cut short, of another kind, or holds Python objects that could
-            run code.
     """
     if not path.is_file():
         raise UserError(f"There is no file {str(path)!r}: check the path.")

@@ -87,11 +87,7 @@ def earlier_names(settings: type) -> dict[str, tuple[str, EarlierName]]:
 
 
 def with_current_names(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
-    """Return values by the settings' current names.
-
-    Raises:
-        UserError: A setting is given under both of its names.
-    """
+    """Return values by the settings' current names."""
     current, earlier = {}, earlier_names(settings)
     for word, value in values.items():
         name, before = earlier.get(word, (word, None))

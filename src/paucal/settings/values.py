@@ -68,9 +68,6 @@ def fitted(name: str, value: Any, hint: Any, verb: str, texts: bool = False, sho
         verb: Verb of the command line that has the setting.
         texts: Whether text may represent numbers, true and false, as in a config.
         shown: Name for the message; the flag by default.
-
-    Raises:
-        UserError: The value has the wrong type.
     """
     plain = texts or name != "model_args"  # the only words whose values are read as YAML
     words = _words_of(value, PAIRS[name], plain) if name in PAIRS else value

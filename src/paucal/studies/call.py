@@ -108,11 +108,7 @@ def require_use(study: Study, asked: StudySettings) -> None:
 
 
 def study_folder(study: Study, asked: StudySettings, places: Mapping[str, str]) -> Path:
-    """Return the folder of a study, which may not exist yet.
-
-    Raises:
-        UserError: The folder holds something else, is inside the images, or is not writable.
-    """
+    """Return the folder of a study, which may not exist yet."""
     default = f"study-{study.name}-{asked.scale}" if study.trains else f"study-{study.name}"
     folder = RUNS / default if asked.output is None else named_path(asked.output)
     for place in places.values():
@@ -160,11 +156,7 @@ def folder_name(data: str) -> str:
 
 
 def find_places(asked: StudySettings, runs: Sequence[Planned], data_sets: Mapping[str, DataSet]) -> Places:
-    """Return the locations of the images of all runs.
-
-    Raises:
-        UserError: A data set without a name in paucal has no location, or no run reads a given location.
-    """
+    """Return the locations of the images of all runs."""
     needed = list(dict.fromkeys(name for run in runs for name in (run.data, run.judged)))
     shared = {name: getattr(asked, name) for name in ("data_root", "device", "workers")}
     shared = {name: value for name, value in shared.items() if value is not None}

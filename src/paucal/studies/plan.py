@@ -58,9 +58,6 @@ def plan(
         data_sets: Data sets by name.
         rows: Names of the requested rows; () for all.
         columns: Names of the requested columns; () for all.
-
-    Raises:
-        UserError: The study cannot be run, has no such scale, row or column, or no run is left.
     """
     wanted_rows = _select(study.rows_at(find_scale(study, scale)), study.rows, rows, "--rows", study)
     wanted = _select(study.trained_columns, study.columns, columns, "--columns", study)
@@ -117,11 +114,7 @@ def _select(parts: Sequence[T], every: Sequence[Part], names: Sequence[str], fla
 
 
 def start_settings(study: Study, start: Start, small: Scale) -> dict[str, Any]:
-    """Return the settings of the verb that makes a start at a smaller scale, without images and seed.
-
-    Raises:
-        UserError: The scale has no lesson, or the start's model has no stand-in.
-    """
+    """Return the settings of the verb that makes a start at a smaller scale, without images and seed."""
     standin, lesson = study.models[start.model].standin, small.lesson
     if standin is None or lesson is None:
         raise UserError(f"{start.words} has no stand-in in {study.name}: use --scale full.")
@@ -137,11 +130,7 @@ def with_given_start(study: Study, run: Planned, place: str) -> Planned:
 
 
 def find_scale(study: Study, scale: str) -> Scale | None:
-    """Return a smaller scale of a study; None for the full one.
-
-    Raises:
-        UserError: The study is not run, or not at this scale.
-    """
+    """Return a smaller scale of a study; None for the full one."""
     if scale not in SCALES:
         raise UserError(f"--scale is {scale!r}{did_you_mean(scale, SCALES)}; expected one of {', '.join(SCALES)}.")
     if not study.trains:

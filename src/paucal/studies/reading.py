@@ -69,11 +69,7 @@ def find_study(name: str) -> Study:
 
 
 def read_data_sets(path: Path) -> dict[str, DataSet]:
-    """Read the data sets.
-
-    Raises:
-        UserError: The file cannot be read, or an entry is invalid.
-    """
+    """Read the data sets."""
     sets = {name: _make(DataSet, entry, f"{path.name}: {name}") for name, entry in _read_mapping(path).items()}
     for name, data_set in sets.items():
         if not data_set.named and not data_set.how:

@@ -29,9 +29,6 @@ def with_starts(call: Call) -> Call:
     """Return a call of the full scale with a start for each run: the given one, or the published weights.
 
     Calls of smaller scales, whose starts are trained first, and calls of studies without starts are unchanged.
-
-    Raises:
-        UserError: A start is given that the study does not have, or a start that a run needs is missing.
     """
     study, runs = call.study, call.runs
     if not study.starts or call.small is not None:
@@ -64,11 +61,7 @@ def _require_starts(study: Study, runs: Sequence[Planned], given: Mapping[str, s
 
 
 def with_lesson(places: Places, small: Scale, asked: StudySettings, folder: Path) -> Places:
-    """Return the locations with the images for starts; scenes are drawn into the folder if no images are given.
-
-    Raises:
-        UserError: The starts are trained on the given images.
-    """
+    """Return the locations with the images for starts; scenes are drawn into the folder if no images are given."""
     if small.lesson is None or not small.lesson.data:
         return places
     if asked.data and asked.data[0] == small.lesson.data:
@@ -94,9 +87,6 @@ def prepare_starts(call: Call, rows: Grid) -> None:
     Args:
         call: Call of a smaller scale with a lesson.
         rows: Grid whose runs need the starts, including runs of earlier calls, which any worker may compute.
-
-    Raises:
-        UserError: Images are missing, a setting is invalid, or the folder holds something else.
     """
     study, small, console = call.study, call.small, call.console
     if small is None or (lesson := small.lesson) is None:

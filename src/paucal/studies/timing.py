@@ -84,11 +84,7 @@ def is_timed(study: Study) -> bool:
 
 
 def time_models(study: Study, asked: StudySettings, console: Console) -> Timed:
-    """Time the models of a study's rows, or only of the rows that `--rows` names.
-
-    Raises:
-        UserError: There is no such row or device, or the reference model does not run on it.
-    """
+    """Time the models of a study's rows, or only of the rows that `--rows` names."""
     rows = timed_rows(study, asked.rows or ())
     device = usable_device(asked.device or best_device()[0])
     effort = ON_CPU if device.type == "cpu" else ON_ACCELERATOR
@@ -118,9 +114,6 @@ def timed_rows(study: Study, wanted: Sequence[str]) -> list[Row]:
     Args:
         study: Study with columns of times.
         wanted: Names of rows; () for all that have a model.
-
-    Raises:
-        UserError: There is no row with a model of a given name.
     """
     rows = {row.name: row for row in study.rows if row.model}
     for name in wanted:

@@ -50,9 +50,6 @@ def largest_batch(
         sizes: Sizes to try, largest first.
         device: Device of the training.
         precision: Precision by Lightning's names.
-
-    Raises:
-        UserError: Not even the smallest size fits.
     """
     before = {name: value.detach().clone() for name, value in objective.state_dict().items()}
     try:
@@ -102,11 +99,7 @@ def is_of_compiler(problem: BaseException | None) -> bool:
 
 @contextmanager
 def compile_advice(plan: Plan) -> Iterator[None]:
-    """Turn a failed compilation into a UserError that advises to leave --compile out.
-
-    Raises:
-        UserError: torch could not compile the model.
-    """
+    """Turn a failed compilation into a UserError that advises to leave --compile out."""
     try:
         yield
     except Exception as problem:

@@ -155,11 +155,7 @@ class RunKeeper(Callback):
             self.records.run.metrics.unlink(missing_ok=True)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Record, validate, save and stop when due.
-
-        Raises:
-            UserError: Every recent step was skipped, so the run cannot continue.
-        """
+        """Record, validate, save and stop when due."""
         if not stepped(pl_module, batch_idx):
             return
         self.step = trainer.global_step

@@ -55,11 +55,7 @@ class ConvEmbed(nn.Module):
         self.least = kernel - 2 * padding
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
-        """Return tokens (B, H * W, width) of a map, and their grid (H, W).
-
-        Raises:
-            ValueError: the map is smaller than the kernel.
-        """
+        """Return tokens (B, H * W, width) of a map, and their grid (H, W)."""
         height, width = x.shape[2], x.shape[3]
         if height < self.least or width < self.least:
             raise ValueError(f"images are {height}x{width} pixels; each side must be {self.least} or more")
@@ -203,11 +199,7 @@ def require_sound(
     mlp_ratio: float,
     drop_path_rate: float,
 ) -> None:
-    """Check the values that describe the stages of a CvT.
-
-    Raises:
-        ValueError: no model can be built with these values.
-    """
+    """Check the values that describe the stages of a CvT."""
     if not len(embed_dims) == len(depths) == len(num_heads) > 0:
         raise ValueError(
             f"embed_dims has {len(embed_dims)} entries, depths {len(depths)} and num_heads {len(num_heads)}; give one "

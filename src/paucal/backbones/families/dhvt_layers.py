@@ -127,9 +127,6 @@ class Sope(nn.Module):
         in_chans: Channels of the images.
         embed_dim: Channels of the tokens.
         parts: The affine layers and the kind of norm.
-
-    Raises:
-        ValueError: the patch size is not supported, or the width is not divisible as it requires.
     """
 
     def __init__(

@@ -56,9 +56,6 @@ class EsvitViT(VisionTransformer):
         norm_eps: Epsilon of all norms.
         dynamic_img_size: Whether images may differ in size from `img_size`.
         arguments: Arguments of timm's `VisionTransformer`, without `no_embed_class`.
-
-    Raises:
-        ValueError: `no_embed_class` is given.
     """
 
     antialias_positions = False  # see `positions`

@@ -67,9 +67,6 @@ class LvVit(TokenBackbone):
         attn_drop_rate: Dropout of attention weights.
         drop_path_rate: Chance that a residual branch of the last block is skipped in training; linear from 0 at the
             first. The published models were trained with 0.1 (T, S), 0.2 (M) and 0.3 (L).
-
-    Raises:
-        ValueError: no model can be built with these values.
     """
 
     relevance_family = "lvvit"
@@ -158,9 +155,6 @@ class LvVit(TokenBackbone):
         """Return class logits (B, K) and token logits (B, H * W, K) of `forward_features`' output, for token labeling.
 
         Tokens that were exchanged stay exchanged.
-
-        Raises:
-            ValueError: the model has no auxiliary classifier.
         """
         if self.aux_head is None or self.num_classes < 1:
             raise ValueError(

@@ -33,9 +33,6 @@ class ResNetCifar(ResNet):
         stem_stride: Pixels per cell of the stem, 1 or 2.
         output_stride: Pixels per cell of the last stage: 8, 4 or 2 times `stem_stride`.
         arguments: Further arguments of `ResNet`, apart from those of its stem.
-
-    Raises:
-        ValueError: a stride is not one of these, or the first stage has an odd number of channels.
     """
 
     def __init__(

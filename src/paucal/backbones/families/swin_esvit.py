@@ -175,9 +175,6 @@ class EsvitSwin(SwinTransformer):
             positions looked up in the same table, and the remaining padding is masked.
         norm_eps: Epsilon of all layer norms; 1e-6 in EsViT.
         arguments: Those of timm's `SwinTransformer`.
-
-    Raises:
-        ValueError: no such padding.
     """
 
     def __init__(self, *, padding: str = "published", norm_eps: float = 1e-6, **arguments: Any) -> None:

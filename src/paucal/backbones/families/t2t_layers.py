@@ -32,11 +32,7 @@ _LARGEST = 80.0  # an exponent whose exp still fits a float32
 
 
 def random_features(count: int, width: int) -> Tensor:
-    """Return (count, width) random directions, orthogonal to each other and of length sqrt(count).
-
-    Raises:
-        ValueError: `count` is greater than `width`.
-    """
+    """Return (count, width) random directions, orthogonal to each other and of length sqrt(count)."""
     if not 1 <= count <= width:
         raise ValueError(f"{count} random features of {width} channels cannot be orthogonal; take 1 to {width}")
     return nn.init.orthogonal_(torch.empty(count, width)) * math.sqrt(count)
@@ -248,9 +244,6 @@ class TokensToToken(nn.Module):
         patch_size: (height, width) of a cell in pixels.
         grid_size: (rows, columns) of the cells at `img_size`.
         grad_checkpointing: Whether the token layers are computed again in the backward pass.
-
-    Raises:
-        ValueError: no stem can be built with these values.
     """
 
     def __init__(
@@ -279,11 +272,7 @@ class TokensToToken(nn.Module):
         self.project = nn.Linear(token_dim * NEXT**2, embed_dim)
 
     def set_input_size(self, img_size: int | Size, patch_size: int) -> None:
-        """Expect images of a size and give cells of a size, both in pixels; no weights depend on them.
-
-        Raises:
-            ValueError: the cell size is not a multiple of 4 up to 28 pixels, or the images are too small for one cell.
-        """
+        """Expect images of a size and give cells of a size, both in pixels; no weights depend on them."""
         if patch_size not in range(_LAST_STRIDES, _LAST_STRIDES * FIRST + 1, _LAST_STRIDES):
             raise ValueError(
                 f"patch_size is {patch_size}; it must be a multiple of {_LAST_STRIDES} up to {_LAST_STRIDES * FIRST}"
@@ -295,11 +284,7 @@ class TokensToToken(nn.Module):
         self.img_size = (height, width)
 
     def grid_of(self, height: int, width: int) -> Size:
-        """Return (rows, columns) of the cells of images of that size in pixels.
-
-        Raises:
-            ValueError: the images are too small for one window.
-        """
+        """Return (rows, columns) of the cells of images of that size in pixels."""
         least = FIRST - 2 * padding(FIRST, self.stride)
         if min(height, width) < least:
             raise ValueError(f"images of {height}x{width} pixels hold no window; give {least} pixels or more")

@@ -147,9 +147,6 @@ class VisionLongformer(StagedBackbone):
 
         The paper trains this way and switches back to all chunks for the last quarter (or eighth) of the epochs. In
         evaluation all are seen.
-
-        Raises:
-            ValueError: the mode "own" has no neighbours.
         """
         for module in self.modules():
             if isinstance(module, SparseAttention):

@@ -149,11 +149,7 @@ def resize_positions(table: Tensor, length: int) -> Tensor:
 
 
 def require_multiple(size: Sequence[int], reduction: int) -> None:
-    """Check that an image divides into whole cells.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Check that an image divides into whole cells."""
     if size[0] % reduction or size[1] % reduction:
         near = [max(1, round(side / reduction)) * reduction for side in size]
         raise ValueError(

@@ -236,9 +236,6 @@ def keep_classifier(
 
     Returns:
         The tensors to load (none for a fresh classifier), and a description of the choice for the user.
-
-    Raises:
-        UserError: the classifier must be kept but does not fit.
     """
     if not shapes:
         return {}, "none"

@@ -61,10 +61,6 @@ def start_from(
     Returns:
         A report of the tensors that were loaded, adapted, left fresh and unused.
 
-    Raises:
-        UserError: less than half of the parameters below the classifier match, a value is not finite, or the classifier
-            cannot be kept although `head` is "keep".
-
     Example:
         >>> import timm
         >>> source, target = timm.create_model("resnet18", num_classes=9), timm.create_model("resnet18", num_classes=4)
@@ -109,9 +105,6 @@ def take_whole(model: nn.Module, weights: StartWeights) -> tuple[dict[str, Tenso
 
     Returns:
         The tensors, and a report of what was adapted and left out.
-
-    Raises:
-        UserError: a tensor below the classifier is missing or of another shape, or a value is not finite.
     """
     best = _best_fit(model, weights)
     of_classifier, fitted = classifier_modules(model), best.fitted
@@ -157,11 +150,7 @@ def suggest_model(tree: Mapping[str, Any]) -> str | None:
 
 
 def pick_network(tree: Mapping[str, Any], name: str, source: str) -> Mapping[str, Any]:
-    """Return the part of a checkpoint that is stored under a name, such as "teacher" or "student".
-
-    Raises:
-        UserError: there is no part of that name.
-    """
+    """Return the part of a checkpoint that is stored under a name, such as "teacher" or "student"."""
     part = tree.get(name)
     if not isinstance(part, Mapping):
         there = ", ".join(key for key, value in tree.items() if isinstance(value, Mapping))

@@ -108,11 +108,7 @@ class Layout:
 
 
 def add_image(images: dict[str, AnnotatedImage], image: AnnotatedImage, place: str) -> None:
-    """Add an image to the images of a set.
-
-    Raises:
-        UserError: The set already has a description of this image.
-    """
+    """Add an image to the images of a set."""
     known = images.setdefault(image.key, image)
     if known is not image:
         files = " and ".join(dict.fromkeys((repr(known.source), repr(image.source))))
@@ -135,11 +131,7 @@ def unread_shapes_notes(counts: Counter[str]) -> list[str]:
 
 
 def number_classes(images: Iterable[AnnotatedImage], place: str) -> dict[str, int]:
-    """Number the classes in alphabetical order from 1, for files without class numbers.
-
-    Raises:
-        UserError: There are too many classes.
-    """
+    """Number the classes in alphabetical order from 1, for files without class numbers."""
     names = sorted({name for image in images for name in image.names})
     if len(names) > MOST_CLASSES:
         raise UserError(f"{place!r} names {len(names):,} classes; at most {MOST_CLASSES:,} are read.")

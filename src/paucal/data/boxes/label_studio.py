@@ -327,11 +327,7 @@ class _Bits:
         self._content, self._place = content, 0
 
     def read(self, count: int) -> int:
-        """Return the number in the next `count` bits.
-
-        Raises:
-            ValueError: There are fewer bits.
-        """
+        """Return the number in the next `count` bits."""
         start, end = self._place, self._place + count
         self._place = end
         if end > 8 * len(self._content):

@@ -177,9 +177,6 @@ class ImageNames:
         Args:
             file: Path of the annotation file.
             named: Names that the file gives its image, the likeliest first.
-
-        Raises:
-            UserError: Several images fit equally well.
         """
         stem = PurePosixPath(file).stem
         given = [name for name in named if name]

@@ -224,11 +224,7 @@ def root_of_set(file: str) -> str:
 
 
 def _read_fullest(found: Sequence[AnnotationFiles], tree: Tree) -> AnnotationSet:
-    """Read all layouts of a set, and return the content of the layout with the most images.
-
-    Raises:
-        UserError: The first layout cannot be read, or another layout has images that the returned content lacks.
-    """
+    """Read all layouts of a set, and return the content of the layout with the most images."""
     annotations: dict[str, AnnotationSet] = {}
     notes: list[str] = []
     for one in found:

@@ -109,11 +109,7 @@ class _ListedNames:
         self._files = ImageNames(self._key_of_file, tree)
 
     def find(self, line: str, file: str) -> str | None:
-        """Return the image that a line of a list names; None if the image has no annotations.
-
-        Raises:
-            UserError: Several images have the name.
-        """
+        """Return the image that a line of a list names; None if the image has no annotations."""
         for name in _names_in(line):
             for by_stem in (False, True):
                 keys = {match.path for match in self._keys.matches(name, by_stem)}

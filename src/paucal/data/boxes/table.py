@@ -312,11 +312,7 @@ def _keys(tree: Tree, names: ImageNames, file: str, rows: Sequence[_Row]) -> lis
 
 
 def _are_shares(rows: Sequence[_Row], place: str) -> bool:
-    """Return whether all boxes are given relative to the sides of their images instead of in pixels.
-
-    Raises:
-        UserError: Only some boxes are relative.
-    """
+    """Return whether all boxes are given relative to the sides of their images instead of in pixels."""
     kinds: dict[bool, _Row] = {}
     for row in rows:
         if row.box is not None and row.box[0] < row.box[2]:

@@ -119,9 +119,6 @@ def parse_xml(tree: Tree, file: str) -> tuple[ElementTree.Element, str]:
 
     Returns:
         The outermost element, and a note if the encoding was guessed.
-
-    Raises:
-        UserError: The file is too large, is not XML, or declares a document type.
     """
     place = tree.place_of(file)
     content = tree.read(file, MOST_BYTES)
@@ -240,11 +237,7 @@ def _cvat_images(
 
 
 def _cvat_size(item: ElementTree.Element, key: str, place: str) -> tuple[int, int] | None:
-    """Return the stated (height, width) of an image; None if it is not stated.
-
-    Raises:
-        UserError: It has more pixels than masks may have.
-    """
+    """Return the stated (height, width) of an image; None if it is not stated."""
     height, width = (item.get("height") or "").lstrip("0"), (item.get("width") or "").lstrip("0")
     if not height.isdecimal() or not width.isdecimal():
         return None

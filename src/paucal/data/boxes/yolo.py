@@ -129,11 +129,7 @@ def _is_config(tree: Tree, file: str) -> bool:
 
 
 def _read_config(tree: Tree, files: Sequence[str]) -> Config:
-    """Return the configuration of a set, from its YAML or from a file with a class on each line.
-
-    Raises:
-        UserError: Several files differ, or a file cannot be read.
-    """
+    """Return the configuration of a set, from its YAML or from a file with a class on each line."""
     configs = [file for file in files if file.lower().endswith(YAML)]
     if not configs:
         return Config(names=_names_of_text_files(tree))
@@ -210,11 +206,7 @@ def _checked_names(names: Mapping[int, str], place: str) -> dict[int, str]:
 
 
 def _images_by_part(config: Config, tree: Tree, names: ImageNames) -> tuple[dict[str, str], list[str]]:
-    """Return the part of each image that a configuration assigns, and notes.
-
-    Raises:
-        UserError: The training images are missing, or two parts share some but not all of their images.
-    """
+    """Return the part of each image that a configuration assigns, and notes."""
     parts: dict[str, str] = {}
     notes: list[str] = []
     of_part: dict[str, set[str]] = {}

@@ -168,9 +168,6 @@ def convert_image(image: Image.Image | NDArray[np.generic], reading: Reading) ->
     Args:
         image: Image opened by Pillow, `Planes`, or values (H, W) or (H, W, C).
         reading: Size, number of channels and value range of the result.
-
-    Raises:
-        ValueError: The value range of its pixels is unknown, or it has another number of channels.
     """
     if isinstance(image, np.ndarray):
         values = image[..., None] if image.ndim == 2 else image

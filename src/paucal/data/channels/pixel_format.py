@@ -36,9 +36,6 @@ def count_channels(images: ImageSet) -> int:
 
     Images that Pillow reads, and single-channel images, count as RGB; `.npy` files and other TIFF files may have
     other numbers of channels.
-
-    Raises:
-        UserError: Images differ in their number of channels.
     """
     first: tuple[int, str] | None = None
     for index in images.sample(_LOOKED_AT):

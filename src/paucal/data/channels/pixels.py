@@ -136,11 +136,7 @@ def is_deep(image: Image.Image) -> bool:
 
 
 def deep_values(image: Image.Image, opacity: bool = False) -> NDArray[np.generic]:
-    """Return the (H, W) or (H, W, 3) values of a deep image, with its opacity as a further channel on request.
-
-    Raises:
-        ValueError: It is a TIFF in colour and tifffile is not installed, or the file is damaged.
-    """
+    """Return the (H, W) or (H, W, 3) values of a deep image, with its opacity as a further channel on request."""
     if not _deep_colours(image):
         return np.asarray(image)
     file = getattr(image, "fp")  # noqa: B009 (Pillow declares it only for image files)
@@ -160,9 +156,6 @@ def to_8_bits(values: NDArray[np.generic], value_range: tuple[float, float] | No
     Args:
         values: (H, W) or (H, W, 3).
         value_range: Values that become 0 and 255; None for 0 and 65,535.
-
-    Raises:
-        ValueError: There is no range and the values are floats or beyond 16 bits, or they are not real numbers.
 
     Example:
         >>> list(to_8_bits(np.array([[0, 1000, 4095, 5000]]), (0, 4095)).tobytes())

@@ -185,9 +185,6 @@ def near_pairs(hashes: NDArray[np.uint64], most: int = MOST_DISTANCE) -> NDArray
     Two hashes that differ in at most 7 bits differ in at most one bit in one of their four quarters. So every hash is
     compared only with hashes of which a quarter is equal or differs in one bit (Norouzi et al. 2012, "Fast
     search in Hamming space with multi-index hashing").
-
-    Raises:
-        ValueError: `most` is above 7, for which this search would miss pairs.
     """
     if not 0 <= most <= MOST_DISTANCE:
         raise ValueError(f"expected a distance of 0 to {MOST_DISTANCE} bits, got {most}")

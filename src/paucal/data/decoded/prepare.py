@@ -211,9 +211,6 @@ def stream_images(
 
     Returns:
         The set, and the keys of the images left out.
-
-    Raises:
-        UserError: One of 256 images spread over the set is unreadable or, with "skip", all images are.
     """
     seen = replace(image_set, store=ConvertedStore(image_set.store, reading), reading=reading)
     if on_bad == "skip":

@@ -29,11 +29,7 @@ from paucal.types import UserError
 
 
 class LabelMaps:
-    """The finished maps of a folder, read one image at a time.
-
-    Raises:
-        UserError: There are no maps, they are unfinished, or the files do not fit each other.
-    """
+    """The finished maps of a folder, read one image at a time."""
 
     def __init__(self, folder: Path) -> None:
         index = read_index(folder)
@@ -71,11 +67,7 @@ class LabelMaps:
         return key in self._row
 
     def rows(self, images: ImageSet, positions: NDArray[np.int64], advance: Advance | None = None) -> "MapReader":
-        """Return a reader for some of a set's images, after checking that maps fit them.
-
-        Raises:
-            UserError: An image has no map or has changed since it was mapped, or the teacher lacks a class of the set.
-        """
+        """Return a reader for some of a set's images, after checking that maps fit them."""
         order = _class_order(self.facts, images)
         foreign = len(order) > len(images.classes)
         rows = np.full(len(images), -1)

@@ -70,9 +70,6 @@ class MapWriter:
         facts: Facts about the maps.
         keys: Identity of each image, as in `ImageSet.keys`.
         hashes: Hash of each image, from `content_hash`.
-
-    Raises:
-        UserError: The folder has other content.
     """
 
     def __init__(self, folder: Path, facts: MapFacts, keys: Sequence[str], hashes: Sequence[str]) -> None:

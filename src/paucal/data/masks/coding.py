@@ -85,11 +85,7 @@ class MaskCoding:
         return np.asarray(self.values, dtype=np.int64)[self._order]
 
     def encode(self, values: NDArray[np.int32], name: str) -> NDArray[np.uint8]:
-        """Return the (H, W) class numbers of a mask's values; `IGNORED` for unlabelled pixels.
-
-        Raises:
-            UserError: A value does not belong to a class.
-        """
+        """Return the (H, W) class numbers of a mask's values; `IGNORED` for unlabelled pixels."""
         if self.kind == "binary":
             labelled = values if self.ignore is None else values[values != self.ignore]
             # In a file whose highest value is 1, 1 means marked, even if other files of the set use 255.
@@ -150,9 +146,6 @@ def read_class_names(path: Path) -> NamedClasses:
 
     A header line is recognised by its words ("name", "r", "g", "b", "value", ...); the name may be in the first or in
     the last column. CVAT's `labelmap.txt` and CamVid's `label_colors.txt` are read too.
-
-    Raises:
-        UserError: The file is missing or is not text, a row has another form, or a name or a value occurs twice.
     """
     try:
         text, _, note = read_decoded(path, MOST_BYTES)
@@ -223,10 +216,6 @@ def find_coding(
         given: Kind of the values as set by the user; None to infer it from the values.
         ignore: Value, or red, green and blue, that means "not labelled".
         named: Classes from a file.
-
-    Raises:
-        UserError: The values contradict the user's settings, files of the set have different codings, or the values
-            cannot represent classes.
     """
     has_named_colours = named is not None and named.colours
     if given is None and not has_named_colours:

@@ -34,11 +34,7 @@ def is_mask_table(file: Path) -> bool:
 
 
 def read_mask_table(file: Path) -> MaskTable:
-    """Read a table of masks; relative paths are relative to its folder, and several rows may name one image.
-
-    Raises:
-        UserError: A file is missing, a path leads out of the folder of the table, or a cell names no part.
-    """
+    """Read a table of masks; relative paths are relative to its folder, and several rows may name one image."""
     header, *rows = read_table(file).rows
     columns = _columns(header.cells)
     assert columns is not None

@@ -239,9 +239,6 @@ def is_smaller_than_image(
         image: (height, width) of the upright image.
         name: Name of the mask for messages.
         stored: (height, width) of the image before its EXIF tag turns it; None if equal to `image`.
-
-    Raises:
-        UserError: The mask is larger than its image, or has another shape.
     """
     if tuple(mask) == tuple(image):
         return False

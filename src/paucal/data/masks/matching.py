@@ -234,9 +234,6 @@ class _Matching:
         Args:
             image: Image with one mask or more.
             decoys: List to which unused masks are added.
-
-        Raises:
-            UserError: The masks are named in different ways, so that it is unclear which one to use.
         """
         hits = self._assigned[image.key]
         kinds = {name.kind for _, name in hits}

@@ -60,9 +60,6 @@ def meaning_by_class(masks: GivenMasks, marked: Sequence[tuple[str, ...]]) -> Me
     Args:
         masks: Facts of the masks.
         marked: Classes that the files of each image mark.
-
-    Raises:
-        UserError: A class is not among those that are given, or files have other values than marked and not marked.
     """
     names = sorted({name for classes in marked for name in classes})
     classes = ("background", *names) if masks.named is None else masks.named.names

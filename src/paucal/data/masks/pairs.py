@@ -89,10 +89,6 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
             with a column of images and one of masks.
         images: Folder of the images instead of `data`; needs `masks`.
         masks: Folder of the masks.
-
-    Raises:
-        UserError: A folder is missing, no names match, several files may be the mask or the image of one name, or lists
-            of train, val or test contradict the images.
     """
     if (images is None) != (masks is None):
         raise UserError("--images and --masks go together: give both, or a folder that has both in it.")

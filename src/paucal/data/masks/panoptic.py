@@ -44,9 +44,6 @@ def draw_panoptic(root: Path) -> tuple[Drawn, list[str]]:
     """Return key, mask file and part of each image of a folder with panoptic JSON, and notes; empty without such files.
 
     The masks hold the positions of the categories in the JSON, and `classes.csv` above them their names.
-
-    Raises:
-        UserError: A file is invalid, an image or a PNG is missing, or the files name different categories.
     """
     tree = folder_tree(root)
     files = find_panoptic(tree)

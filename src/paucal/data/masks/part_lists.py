@@ -48,9 +48,6 @@ def read_part_lists(bases: Iterable[Path], keys: Sequence[str]) -> ListedParts:
     Args:
         bases: Folders that may contain lists.
         keys: Keys of the images.
-
-    Raises:
-        UserError: No line of the lists in `ImageSets` names an image, or a part or an image has two lists.
     """
     names = _Names(keys)
     parts: dict[str, str] = {}

@@ -16,11 +16,7 @@ KEPT = (*IMAGE_SUFFIXES, ".txt", ".csv", ".json")
 
 
 def unpack(archive: Path) -> Path:
-    """Return the folder with the images and lists of a zip or tar file; it is unpacked unless the cache has it.
-
-    Raises:
-        UserError: The archive is damaged, compressed as a whole, holds a name that leads out of it, or is too large.
-    """
+    """Return the folder with the images and lists of a zip or tar file; it is unpacked unless the cache has it."""
     if archive.name.lower().endswith(COMPRESSED):
         raise UserError(f"{str(archive)!r} is compressed as a whole: unpack it, and give the folder.")
     found = archive.resolve().stat()

@@ -30,10 +30,6 @@ def open_named(name: str, root: str | Path | None = None, download: bool = False
         root: Folder of the files; None for `data_root`.
         download: Whether torchvision may download missing files, or unpack official archives that are already there.
         labelled: False opens the set without labels.
-
-    Raises:
-        UserError: The files are missing or damaged, or cannot be downloaded; labels are wanted and there are none; a
-            package is missing; or a list of an official partition is damaged.
     """
     entry, folder = NAMED[name], data_root(root)
     if labelled and not entry.labelled:
@@ -129,10 +125,6 @@ def _by_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSet:
     """Return the images in the lists of an official partition, in their parts; without lists, all images, with a note.
 
     torchvision's SUN397 has all images and none of the ten partitions, of which papers report the first.
-
-    Raises:
-        UserError: Some lists of a partition are missing and others are not; or a line of a list names no image of the
-            set, or one that was named before.
     """
     lists = entry.lists
     if lists is None:

@@ -201,11 +201,7 @@ class RemoteShardFolder:
         return files.open(f"{root.rstrip('/')}/{shard.name}", "rb")
 
     def find_file(self, name: str) -> Shard:
-        """Return a shard by its name, also on storage that cannot list files.
-
-        Raises:
-            UserError: The file does not exist, or the storage does not report its size.
-        """
+        """Return a shard by its name, also on storage that cannot list files."""
         files, root = self._storage()
         try:
             size = files.info(f"{root.rstrip('/')}/{checked_name(self.url, name)}").get("size")
@@ -296,11 +292,7 @@ def is_remote(location: str | Path) -> bool:
 
 
 def open_storage(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system of a URL and the path in it.
-
-    Raises:
-        UserError: A package is missing, or the URL is invalid.
-    """
+    """Return fsspec's file system of a URL and the path in it."""
     try:
         import fsspec.core  # imported here: only data on object storage needs it
     except ImportError:
@@ -314,11 +306,7 @@ def open_storage(url: str) -> tuple[Any, str]:
 
 
 def upload(folder: Path, url: str) -> None:
-    """Copy the files of a folder to a new URL; the index is copied last, so that it exists only once all shards do.
-
-    Raises:
-        UserError: There are files at the URL already, or it cannot be written.
-    """
+    """Copy the files of a folder to a new URL; the index is copied last, so that it exists only once all shards do."""
     files, root = open_storage(url.rstrip("/"))
     try:
         if files.exists(root) and files.find(root):

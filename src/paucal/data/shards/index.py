@@ -127,9 +127,6 @@ def damage_notes(damaged: Mapping[str, str], total: int, shown: str) -> list[str
         damaged: What is wrong with shards, by their name.
         total: Number of all shards.
         shown: Name of the set in messages.
-
-    Raises:
-        UserError: All shards are damaged.
     """
     if not damaged:
         return []
@@ -142,11 +139,7 @@ def damage_notes(damaged: Mapping[str, str], total: int, shown: str) -> list[str
 
 
 def read_index(file: IO[bytes], shown: str) -> ShardIndex:
-    """Read an index from an open file.
-
-    Raises:
-        UserError: The index is damaged, of another version, or names a shard outside of its folder.
-    """
+    """Read an index from an open file."""
     try:
         with zipfile.ZipFile(file) as packed:
             if sum(member.file_size for member in packed.infolist()) > MOST_BYTES:

@@ -55,11 +55,7 @@ _LOOKED_AT = 64  # first members of a tar file, which show whether it is a shard
 
 
 def find_shards(folder: Path) -> bool:
-    """Return whether a folder holds tar shards: an index, or tar files in it or in its split folders, but no images.
-
-    Raises:
-        UserError: The tar files are compressed.
-    """
+    """Return whether a folder holds tar shards: an index, or tar files in it or in its split folders, but no images."""
     if (folder / NAME).is_file():
         return True
     folders, files = _entries(folder)

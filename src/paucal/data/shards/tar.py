@@ -56,11 +56,7 @@ class TarContents:
 
 
 def index_tar(path: Path, shown: str, label_field: str = JSON_FIELD) -> TarContents:
-    """Return the images of one tar file.
-
-    Raises:
-        UserError: The file is damaged or compressed, or holds a path that leads out of it, or the same key twice.
-    """
+    """Return the images of one tar file."""
     images: dict[str, tarfile.TarInfo] = {}
     labels: dict[str, str] = {}
     try:
@@ -146,9 +142,6 @@ def build_index(files: Sequence[Shard], contents: Sequence[TarContents], names: 
         files: Shards.
         contents: Images of each shard.
         names: Class names by number; empty if the labels are the names.
-
-    Raises:
-        UserError: There are no images, or a number has no name.
     """
     counts = [len(one.offsets) for one in contents]
     if not sum(counts):

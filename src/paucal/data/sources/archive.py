@@ -134,11 +134,7 @@ def open_archive(file: Path, labelled: bool = True) -> ImageSet:
 
 
 def archive_entries(file: Path) -> list[_Entry]:
-    """Return the files in an archive, except hidden ones.
-
-    Raises:
-        UserError: The archive is damaged, compressed as a whole, or holds a name that leads out of it.
-    """
+    """Return the files in an archive, except hidden ones."""
     require_regular(file)
     if file.name.lower().endswith(COMPRESSED):
         raise UserError(

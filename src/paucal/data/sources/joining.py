@@ -38,9 +38,6 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
 
     If some sets have their own splits, the images of the others are training images. If some sets are multi-label, the
     joined set is multi-label.
-
-    Raises:
-        UserError: Only some sets have classes.
     """
     if any(image_set.multi_hot is not None for image_set in sets) and all(image_set.classes for image_set in sets):
         sets = [image_set.as_multi_hot() for image_set in sets]

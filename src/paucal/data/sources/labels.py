@@ -178,9 +178,6 @@ def from_columns(classes: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Lab
     Args:
         classes: Names of the columns.
         rows: (N, K) cells.
-
-    Raises:
-        UserError: Two columns have the same name.
     """
     if len(set(classes)) < len(classes):
         twice = next(name for name in classes if classes.count(name) > 1)

@@ -73,10 +73,6 @@ def locate(listed: Sequence[ListedImage], root: Path | None) -> Located:
         listed: All images of a set.
         root: Folder that the paths are relative to; None searches the folder of the file and its parent, and folders
             of images or of the part below them.
-
-    Raises:
-        UserError: A path is a URL, leads out of the folder of the images or fits several files, or none of the sampled
-            images exists.
     """
     groups: dict[tuple[Path, str], list[int]] = {}
     for place, row in enumerate(listed):
@@ -148,11 +144,7 @@ def _below(folder: Path, file: Path, part: str, finders: dict[Path, "FileFinder"
 def _choose_folder(
     rows: Sequence[ListedImage], candidates: Sequence["FileFinder"], root: Path | None
 ) -> tuple["FileFinder", str]:
-    """Return the folder with most of the sampled images, and the corresponding path prefix on another machine.
-
-    Raises:
-        UserError: No folder has any of these images.
-    """
+    """Return the folder with most of the sampled images, and the corresponding path prefix on another machine."""
     sample = [rows[place] for place in evenly_spaced(len(rows), _SAMPLED_ROWS)]
     best, most = None, 0
     for finder in candidates:

@@ -77,10 +77,6 @@ def open_images(  # noqa: PLR0913 (a caller may choose any of them)
         progress: Function called with (shards read, total shards) while shards without an index are read.
         skip_damaged: Whether shards that cannot be read are left out, with a note; otherwise they are refused.
 
-    Raises:
-        UserError: The location does not exist, holds no images, or is not laid out as described; a published set is
-            missing, or cannot be downloaded.
-
     Example:
         >>> images = open_images("digits")
         >>> len(images), len(images.classes), images.store.read(0).size

@@ -87,9 +87,6 @@ def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -
         file: Path of the table, for messages.
         rows: All rows.
         options: Names of the columns, if given, and whether labels are wanted.
-
-    Raises:
-        UserError: The table lacks a column of paths, of classes, or one that the options name.
     """
     first, label_column = rows[0].cells, options.label_column
     if first[0].lower().endswith(IMAGE_SUFFIXES) and not (options.image_column or label_column):
@@ -133,9 +130,6 @@ def find_tables(folder: Path, options: SourceOptions) -> dict[str, Path]:
 
     They are the train table and its companions, or the only table with a path and a class, in the folder or in a
     subfolder called `annotations` or the like; or one table in each train/val/test folder.
-
-    Raises:
-        UserError: There are several such tables; the user has to name one.
     """
     beside = [below for below in sorted(folder.iterdir()) if below.name.lower() in FOLDERS_OF_TABLES and below.is_dir()]
     for place in (folder, *beside):

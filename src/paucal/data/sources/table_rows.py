@@ -67,9 +67,6 @@ def read_list(file: Path, labelled: bool, most: int | None = None) -> TableRows:
 
     Returns:
         Rows of the path with forward slashes and the class number, which is "-1" when not `labelled`.
-
-    Raises:
-        UserError: A line is not of this form, or there are no lines.
     """
     text, _, note = read_decoded(file, MOST_LIST_BYTES)
     lines = ((n, line.strip()) for n, line in enumerate(io.StringIO(text, newline=None), start=1) if line.strip())

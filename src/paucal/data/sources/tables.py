@@ -62,10 +62,6 @@ def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
     Args:
         files: Table of each part, as `find_tables` returns them; the key is "" for a table on its own.
         options: Options of the tables.
-
-    Raises:
-        UserError: There are no such columns, a path leads out of the root, two rows of an image differ, a part
-            has no known name, or the images do not exist.
     """
     tables, several, where = _with_names(_read_tables(files, options), options)
     if not tables.rows:
@@ -218,9 +214,6 @@ def find_train_list(folder: Path, root: Path | None = None) -> Path | None:
 
     Its name must be that of a train list, its first line must be as `open_list` expects, and the image in that line
     must be where `open_list` searches for it.
-
-    Raises:
-        UserError: There are several such lists; the user has to name one.
     """
     lists = train_files([file for file in sorted(folder.glob(f"[!.]*{LIST_SUFFIX}")) if _is_list(file, root)])
     if len(lists) > 1:

@@ -32,9 +32,6 @@ def open_voc(root: Path, labelled: bool = True) -> ImageSet:
 
     If an image is in several classes, all images may have several labels or none, and a difficult class is an unknown
     label, as in VOC's own evaluation. Otherwise each image has one label, and images without a class are left out.
-
-    Raises:
-        UserError: A line is invalid, or an image is in two parts or has no file.
     """
     signs: dict[str, dict[str, int]] = {}
     parts: dict[str, str] = {}
@@ -114,11 +111,7 @@ def _image_name(text: str) -> str:
 
 
 def _file_of(finder: FileFinder, image: str, root: Path) -> str:
-    """Return the file of an image, relative to the folder of images; "" if there is none.
-
-    Raises:
-        UserError: There are several files, and none or more than one is a JPEG.
-    """
+    """Return the file of an image, relative to the folder of images; "" if there is none."""
     files = finder.find(image)
     files = [file for file in files if file.lower().endswith((".jpg", ".jpeg"))] or files
     if len(files) > 1:

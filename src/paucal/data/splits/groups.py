@@ -27,10 +27,6 @@ def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
         by: Column of the table that the set was read from; "duplicates" for images that are equal or look alike; or a
             regular expression whose first group (the whole match if it has none) names the group. Every image whose
             key does not match is a group by itself.
-
-    Raises:
-        UserError: `by` is neither a column nor a regular expression, most names do not match, or duplicates are wanted
-            in a streamed set.
     """
     if by in images.columns:
         return np.unique(np.asarray(images.columns[by], dtype=object).astype(str), return_inverse=True)[1]
@@ -83,9 +79,6 @@ def cut_groups(
         cut: Share of each part.
         seed: Seed of the order.
         groups: (N,) numbers of the groups.
-
-    Raises:
-        UserError: There are fewer groups than parts, or a class would have no training image left.
     """
     parts, n_classes = parts.copy(), max(1, len(images.classes))
     pool = np.flatnonzero(parts == "train")
@@ -176,9 +169,6 @@ def fold_parts(
         folds: Number of folds.
         seed: Seed of the draw.
         groups: (N,) numbers of the groups; None for no groups.
-
-    Raises:
-        UserError: A class has fewer images, or the set fewer groups, than there are folds.
     """
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold  # slow to import, and rarely needed
 
@@ -210,9 +200,6 @@ def fold_parts(
 
 def parse_fold(text: str) -> tuple[int, int]:
     """Return the number of the fold and the number of folds.
-
-    Raises:
-        UserError: The text is not two numbers with a slash.
 
     Example:
         >>> parse_fold("2/5")

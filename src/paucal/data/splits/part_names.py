@@ -87,9 +87,6 @@ def files_of_set(file: Path, accepts: Callable[[Path], bool], noun: str) -> dict
         file: Any file; for a file of training images, those of the other parts with the same name are added.
         accepts: Whether a file may belong to the set.
         noun: Word for the files in messages, such as "lists".
-
-    Raises:
-        UserError: Two files belong to the same part.
     """
     own = part_name(file)
     if own.part != "train":

@@ -177,9 +177,6 @@ def take_fraction(split: Split, labels: Targets, fraction: float, seed: int) -> 
         labels: (N,) labels, or (N, K) multi-hot rows, which are reduced by iterative stratification.
         fraction: Share in (0, 1].
         seed: Seed of the draw.
-
-    Raises:
-        UserError: The fraction is not in (0, 1].
     """
     if not 0 < fraction <= 1:
         raise UserError(f"the fraction of training images is {fraction}; expected a number above 0, at most 1")
@@ -196,9 +193,6 @@ def take_few(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
 
     A class with fewer images keeps all of them, and the description says so. With the same seed, a smaller choice is a
     subset of a larger one.
-
-    Raises:
-        UserError: `per_class` is below 1, or images have several labels.
     """
     if labels.ndim == 2:
         raise UserError(

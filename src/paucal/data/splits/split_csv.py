@@ -34,9 +34,6 @@ def write_split(path: Path, image_set: ImageSet, split: Split, digests: Iterable
         image_set: N images.
         split: Parts of the images.
         digests: N digests, which identify the images even if they are moved or renamed; None omits the column.
-
-    Raises:
-        ValueError: The split was made for another number of images.
     """
     if len(split.parts) != len(image_set):
         raise ValueError(f"the split has {len(split.parts)} rows for {len(image_set)} images")

@@ -90,9 +90,6 @@ def build_rand_augment(
         augmentation: Settings, of which `rand_augment` and `interpolation` are used.
         size: (height, width) of the view in pixels.
         normalisation: Normalisation whose mean fills the uncovered regions.
-
-    Raises:
-        UserError: The description is not valid for timm.
     """
     description = augmentation.rand_augment
     if description is None:
@@ -263,9 +260,6 @@ class Mixing:
         """Mix the images and turn the labels into (B, K) shares; return an unmixed batch unchanged.
 
         Random numbers are drawn from torch's CPU generator, which needs no synchronisation with the device.
-
-        Raises:
-            ValueError: The batch has several views, no labels, or dense targets, which cannot be mixed.
         """
         if self.prob == 0 or self.mixup == self.cutmix == 0 or len(batch) < 2:
             return batch

@@ -62,9 +62,6 @@ def draw_folds(labels: Tensor, seed: int = 0, folds: int = FOLDS) -> list[tuple[
         labels: (N,) int64 classes; or (N, K) for several labels, then the folds are drawn without regard to classes.
         seed: Seed of the draw.
         folds: Number of folds; fewer with fewer images.
-
-    Raises:
-        UserError: Fewer than two classes have two images, so that a fold could have a single class.
     """
     if labels.ndim == 1 and int((labels.unique(return_counts=True)[1] > 1).sum()) < 2:
         raise UserError(
@@ -95,11 +92,7 @@ def take_rows(data: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor
 
 
 def require_classes(labels: Tensor, what: str = "the training images") -> None:
-    """Refuse (N,) labels of a single class.
-
-    Raises:
-        UserError: There are fewer than two classes.
-    """
+    """Refuse (N,) labels of a single class."""
     count = len(labels.unique())
     if count < 2:
         raise UserError(
@@ -124,11 +117,7 @@ def count_broken(features: Tensor) -> int:
 
 
 def require_finite(features: Tensor, what: str) -> None:
-    """Refuse features that are NaN or infinite.
-
-    Raises:
-        UserError: Some are not finite.
-    """
+    """Refuse features that are NaN or infinite."""
     broken = count_broken(features)
     if broken:
         raise UserError(
@@ -138,11 +127,7 @@ def require_finite(features: Tensor, what: str) -> None:
 
 
 def require_same_width(train: Tensor, test: Tensor) -> None:
-    """Refuse features of two different models.
-
-    Raises:
-        UserError: The features have different numbers of channels.
-    """
+    """Refuse features of two different models."""
     if train.shape[1] != test.shape[1]:
         raise UserError(
             f"the training features have {train.shape[1]} channels and the test features {test.shape[1]}: they "

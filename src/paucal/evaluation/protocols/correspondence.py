@@ -126,9 +126,6 @@ def correspond(
 
     Returns:
         Two (N,) float64 tensors on the CPU.
-
-    Raises:
-        UserError: the backbone's grid is a single cell, its features are not finite, or there are no images.
     """
     if backbone.grid == (1, 1):
         raise UserError("the last grid has a single cell, so there is nothing to match: give a larger --img-size.")

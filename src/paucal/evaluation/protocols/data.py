@@ -73,9 +73,6 @@ def with_parts(images: ImageSet, seed: int, val_fraction: float | None, test_fra
     A model may have been trained on any of a folder's images. Test images drawn from it could therefore be training
     images. For a set without official splits but with a published number of training images per class
     (Caltech-101: 30), that number is drawn, and all other images are the test images.
-
-    Raises:
-        UserError: there is no test split and no `test_fraction`, or the splits make no sense.
     """
     shares = {"val_fraction": val_fraction, "test_fraction": test_fraction}
     known = {name: value for name, value in shares.items() if value is not None}
@@ -104,11 +101,7 @@ def _few_train(images: ImageSet, per_class: int, seed: int, shares: dict[str, fl
 
 
 def evaluation_data(images: ImageSet, split: Split, metric: MetricName | None = None) -> EvaluationData:
-    """Return the data of a split; by default the metric of Table 9 for its sets, else accuracy.
-
-    Raises:
-        UserError: the training images have a single class, there are no test images, or the metric needs other labels.
-    """
+    """Return the data of a split; by default the metric of Table 9 for its sets, else accuracy."""
     parts = {part: split.indices(part) for part in PARTS}
     labels = torch.from_numpy(images.targets).long()
     for part in ("train", "test"):
@@ -140,11 +133,7 @@ def _data_of_several(
 
 
 def limit(data: EvaluationData, most: int, seed: int) -> EvaluationData:
-    """Keep at most `most` images of every split, with class counts as equal as possible.
-
-    Raises:
-        UserError: `most` is smaller than the number of classes.
-    """
+    """Keep at most `most` images of every split, with class counts as equal as possible."""
     if most < data.n_classes:
         raise UserError(
             f"--max-images is {most}, but {data.name} has {counted(data.n_classes, 'class', 'classes')}: give at "
@@ -195,11 +184,7 @@ def is_voc(folder: Path) -> bool:
 
 
 def find_voc(root: str | Path | None = None, download: bool = False) -> Path:
-    """Return the folder of VOC2007 below the data root, downloaded by torchvision on request.
-
-    Raises:
-        UserError: the folder does not exist, or cannot be downloaded.
-    """
+    """Return the folder of VOC2007 below the data root, downloaded by torchvision on request."""
     base = data_root(root)
     folder = base / VOC_FOLDER
     if all((folder / _VOC_LISTS / f"{VOC_CLASSES[0]}_{part}.txt").is_file() for part in ("train", "test")):
@@ -224,9 +209,6 @@ def open_voc(folder: Path) -> EvaluationData:
     Args:
         folder: Folder with `JPEGImages` and `ImageSets/Main`, into which both archives, trainval and test, were
             unpacked.
-
-    Raises:
-        UserError: a list or another file of the archives is missing or damaged.
     """
     keys: list[str] = []
     rows: list[NDArray[np.int64]] = []

@@ -135,9 +135,6 @@ def evaluate_backbone(
         protocols: Protocols to run.
         options: Options of the protocols.
         bar: Function that opens a progress bar with a title.
-
-    Raises:
-        UserError: A protocol does not suit the data, or a feature is not finite.
     """
     bar = bar or (lambda title: nullcontext(lambda done, total: None))
     if data.labels.ndim == 2 and set(protocols) - SEVERAL_CLASSES:

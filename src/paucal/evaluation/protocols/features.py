@@ -61,9 +61,6 @@ _KIND = re.compile(r"(?P<alone>pooled|class\+mean)|(?P<levels>blocks|stages|clas
 def parse_kind(text: str) -> FeatureKind:
     """Parse "pooled", "blocks:4", "stages:2", "class+mean" (of the last block) or "class+mean:4".
 
-    Raises:
-        UserError: The text has another form.
-
     Example:
         >>> parse_kind("blocks:4")
         FeatureKind(levels='blocks', count=4)
@@ -220,9 +217,6 @@ class FeatureCache:
         Args:
             key: Key of the features.
             order: (N,) rows of the result, for the images in ascending order of their positions.
-
-        Raises:
-            UserError: The file has features of another model or of other images than its name says.
         """
         path = self.path(key)
         if path is None or not path.is_file():

@@ -41,9 +41,6 @@ def knn_scores(
 
     Returns:
         (M, K) float64 votes for each k, on the CPU.
-
-    Raises:
-        ValueError: there is no training image, or a k is below 1.
     """
     if not len(train) or min(neighbours, default=0) < 1:
         raise ValueError(f"expected training images and k >= 1, got {len(train)} and {list(neighbours)}")

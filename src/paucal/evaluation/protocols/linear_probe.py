@@ -172,9 +172,6 @@ def fit_probe(
         settings: Schedule of both trainings.
         metric: Metric that is highest at the best rate; of equal scores the lower rate wins.
         progress: Called after every epoch with (done, all).
-
-    Raises:
-        UserError: There are no validation images, or a feature is not finite.
     """
     features, dim = val[0], val[0].shape[1]
     if not len(features):

@@ -308,10 +308,6 @@ def fit_selected(
         solver: Backend and stopping rule.
         search: Search for lambda.
         both: Rows of `train` and then of `val`, if they already lie in one tensor, which saves a copy.
-
-    Raises:
-        UserError: There are no validation images or a single class, or the features are of different models or not
-            finite.
     """
     if not len(val[0]):
         raise UserError("there are no validation images to choose lambda with: give --val-fraction 0.1.")

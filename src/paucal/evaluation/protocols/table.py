@@ -83,11 +83,7 @@ class Row:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Row":
-        """Rebuild a row from the result of `to_dict`.
-
-        Raises:
-            UserError: the value is invalid.
-        """
+        """Rebuild a row from the result of `to_dict`."""
         try:
             return cls(
                 str(content["data"]),

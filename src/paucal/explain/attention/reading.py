@@ -118,11 +118,7 @@ def run_recorded(module: nn.Module, images: Tensor) -> Recorded:
 
 
 def require_attention(module: nn.Module) -> None:
-    """Refuse a model without readable attention.
-
-    Raises:
-        UserError: the model has no attention that can be read.
-    """
+    """Refuse a model without readable attention."""
     if not attention_layers(module):
         raise UserError(
             f"{model_name(module)} has no attention that can be read: use grad-cam or integrated-gradients."

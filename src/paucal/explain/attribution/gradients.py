@@ -71,9 +71,6 @@ def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned:
         images: (B, C, H, W), normalised.
         classes: (B,) or a single one.
         pruned: Use LibraGrad's gradients.
-
-    Raises:
-        UserError: no block gives a grid, or there is no such class.
     """
     size = (images.shape[-2], images.shape[-1])
     with explainable(model) as module, torch.enable_grad():

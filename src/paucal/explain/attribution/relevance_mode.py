@@ -181,11 +181,7 @@ def explicit_attention(
     scale: float | None = None,
     **others: Any,
 ) -> Tensor:
-    """Compute `scaled_dot_product_attention` in single operations, without dropout.
-
-    Raises:
-        ValueError: the attention is causal, or shares keys among heads, which image backbones do not.
-    """
+    """Compute `scaled_dot_product_attention` in single operations, without dropout."""
     if is_causal or others.get("enable_gqa"):
         raise ValueError("causal attention and shared keys are not written out")
     weights = (query * (1 / math.sqrt(query.shape[-1]) if scale is None else float(scale))) @ key.transpose(-2, -1)

@@ -99,9 +99,6 @@ def mistakes_attribution_figure(mistakes: Sequence[Explained], method: str) -> F
     Args:
         mistakes: Images with their maps for two classes, the predicted class first.
         method: Title of the method.
-
-    Raises:
-        ValueError: there are no mistakes.
     """
     if not mistakes:
         raise ValueError("there are no mistakes to draw")

@@ -20,11 +20,7 @@ from paucal.types import UserError
 
 
 def _card(name: str) -> ModelCard:
-    """Describe a teacher: a run, or a timm model with its published weights.
-
-    Raises:
-        UserError: There is no such teacher, or it does not predict a single class per image.
-    """
+    """Describe a teacher: a run, or a timm model with its published weights."""
     found = find_named(name, "--teacher")
     if not isinstance(found, RunFolder):
         if imagenet_classes(found) is None:
@@ -57,12 +53,7 @@ def _build(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term
 
 
 def _settle(settings: Any, term: Distillation, run_images: RunImages) -> None:
-    """Give the teacher its own normalisation, and put its classes in the order of the run.
-
-    Raises:
-        UserError: The images have several labels, or the teacher lacks a class or was trained on validation or test
-            images of this run.
-    """
+    """Give the teacher its own normalisation, and put its classes in the order of the run."""
     card, images = _card(settings.teacher), run_images.images
     if images.multi_hot is not None:
         raise UserError(

@@ -69,11 +69,7 @@ def given_options(settings: Any) -> dict[str, Any]:
 
 
 def check_options(settings: Any) -> None:
-    """Refuse settings without effect on the chosen variant, and settings that contradict each other.
-
-    Raises:
-        UserError: There is such a setting.
-    """
+    """Refuse settings without effect on the chosen variant, and settings that contradict each other."""
     for name, needs in NEEDS.items():
         chosen = _in_effect(settings, needs.setting)
         if getattr(settings, name) is not None and chosen not in needs.values:

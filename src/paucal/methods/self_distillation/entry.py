@@ -53,11 +53,7 @@ def _options(settings: Any) -> SelfDistillationOptions:
 
 
 def _check(settings: Any) -> None:
-    """Refuse tasks that contradict each other.
-
-    Raises:
-        UserError: The region task would start without being used, after the end of the run, or with mixed crops.
-    """
+    """Refuse tasks that contradict each other."""
     if settings.mixup and settings.tasks not in ("view", None):
         raise UserError(
             "--mixup mixes crops, but a mixed cell has no single counterpart: give --tasks view, or leave it out."

@@ -70,10 +70,6 @@ def checked_licence(name: str, licence: str) -> str:
     Args:
         name: timm name of the model.
         licence: Name of the licence, as given.
-
-    Raises:
-        UserError: timm does not know the model or the tag, the licence is not a line of text, or timm states another
-            licence for the weights of this tag.
     """
     require_name(name)
     try:
@@ -102,10 +98,6 @@ def check_weights(
         licence: Name of their licence.
         licence_text: Text of the licence; "" if unknown.
         fed: Preprocessing of images; None for the file's own, or else timm's.
-
-    Raises:
-        UserError: the tensors are not those of the model, a value or an output is not finite, or timm states another
-            licence.
     """
     licence = checked_licence(name, licence)
     state, report = take_whole(build_empty(name, {}), weights)

@@ -48,11 +48,7 @@ def write_archive(file: BinaryIO, weights: CheckedWeights) -> None:
 
 
 def read_archive(path: Path) -> CheckedWeights:
-    """Read an archive from elsewhere, which may be damaged or hostile, and check its weights by loading them.
-
-    Raises:
-        UserError: it is damaged or not an archive of weights, or the weights do not fit its model.
-    """
+    """Read an archive from elsewhere, which may be damaged or hostile, and check its weights by loading them."""
     try:
         with zipfile.ZipFile(require_regular(path)) as archive:
             parts = {name: _entry(archive, name, path) for name in _LIMITS}

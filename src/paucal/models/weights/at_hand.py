@@ -33,11 +33,7 @@ def input_of_weights(model: str) -> ImageInput:
 
 
 def checked_path(package: Package) -> Path:
-    """Return the path of a package's file.
-
-    Raises:
-        UserError: the file is missing or differs from the published one.
-    """
+    """Return the path of a package's file."""
     path = package.path()
     if path is None or not path.is_file() or path.stat().st_size != package.size or file_digest(path) != package.sha256:
         raise UserError(
@@ -101,11 +97,7 @@ def can_be_fetched(one: Trained) -> str | None:
 
 
 def named_in_order(tensors: Mapping[str, Any], model: nn.Module) -> dict[str, Tensor]:
-    """Return tensors under the names of a model's tensors, which are in the same order.
-
-    Raises:
-        ValueError: their number differs, or a tensor has another shape.
-    """
+    """Return tensors under the names of a model's tensors, which are in the same order."""
     own = model.state_dict()
     if len(own) != len(tensors) or any(a.shape != b.shape for a, b in zip(own.values(), tensors.values(), strict=True)):
         raise ValueError("the tensors are not those of the model in the same order")

@@ -92,11 +92,7 @@ class AddedWeights:
 
 
 def require_words(text: str, what: str) -> str:
-    """Return a short text of one line, without surrounding space.
-
-    Raises:
-        ValueError: it is empty, too long, or has control characters.
-    """
+    """Return a short text of one line, without surrounding space."""
     text = text.strip()
     if not text or len(text) > MOST_WORDS or not text.isprintable():
         raise ValueError(f"the {what} {text[:40]!r} is invalid: expected one line of 1 to {MOST_WORDS} characters")
@@ -120,11 +116,7 @@ def find_added(name: str) -> AddedWeights | None:
 
 
 def parse_card(text: str) -> AddedWeights:
-    """Read a card, which may be untrusted.
-
-    Raises:
-        ValueError: it is not a valid card.
-    """
+    """Read a card, which may be untrusted."""
     stored = parse_json(text)
     if not isinstance(stored, dict):
         raise ValueError("it is not a card of weights")

@@ -84,9 +84,6 @@ def command_of(verb: str, argv: Sequence[str], output: str | None, resumed: str 
         argv: Arguments of the call.
         output: Run folder as given.
         resumed: Run to resume; None for a new one.
-
-    Raises:
-        UserError: The run folder is taken, or there is no run to resume.
     """
     for place in (output, resumed):
         if place is not None and is_remote(place):

@@ -13,11 +13,7 @@ PACKAGES = {"slurm": "submitit", "ray": "ray"}  # by the value of --on, which is
 
 
 def require_package(on: str) -> None:
-    """Check for a package without importing it: Ray reads its settings on import.
-
-    Raises:
-        UserError: The package is not installed.
-    """
+    """Check for a package without importing it: Ray reads its settings on import."""
     spec = importlib.util.find_spec(PACKAGES[on])
     if spec is None or spec.origin is None:  # a folder of that name has no origin
         raise UserError(
@@ -26,11 +22,7 @@ def require_package(on: str) -> None:
 
 
 def import_package(on: str) -> Any:
-    """Return the package.
-
-    Raises:
-        UserError: The package is not installed, or cannot be imported.
-    """
+    """Return the package."""
     require_package(on)
     try:
         return importlib.import_module(PACKAGES[on])
@@ -42,11 +34,7 @@ def import_package(on: str) -> Any:
 
 
 def require_sbatch() -> None:
-    """Check that jobs can be submitted from here.
-
-    Raises:
-        UserError: There is no SLURM.
-    """
+    """Check that jobs can be submitted from here."""
     if shutil.which("sbatch") is None:
         raise UserError(
             "--on slurm: there is no SLURM on this machine (no sbatch): call it where jobs are submitted, or leave out "
@@ -56,9 +44,6 @@ def require_sbatch() -> None:
 
 def slurm_options(words: Sequence[str]) -> dict[str, str | int]:
     """Parse options of the form NAME=VALUE; values that are numbers are converted.
-
-    Raises:
-        UserError: A word has another form.
 
     Example:
         >>> slurm_options(["slurm_partition=gpu", "gpus_per_node=1"])

@@ -28,9 +28,6 @@ def train_on_ray(command: Command, processes: int, device: str | None, threads: 
         processes: Processes that train together.
         device: Device of the run; None for the best one of the cluster.
         threads: CPUs of each process; None for an equal share of this machine's.
-
-    Raises:
-        UserError: Ray is not installed, or the run failed too often.
     """
     ray = import_ray()
     from ray.train import FailureConfig, RunConfig, ScalingConfig  # imported here, as Ray is

@@ -35,9 +35,6 @@ def slurm_script(command: Command, devices: int, nodes: int, on_gpu: bool, optio
         nodes: Machines.
         on_gpu: Whether each process has a GPU.
         options: Further options of sbatch, by their names in submitit or in sbatch.
-
-    Raises:
-        UserError: sbatch cannot read the path of the run.
     """
     if re.search(r"[\x00-\x1f\x7f\\]", command.run):
         raise UserError(
@@ -73,9 +70,6 @@ def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str
         devices: Processes on each machine.
         nodes: Machines.
         on_gpu: Whether each process has a GPU.
-
-    Raises:
-        UserError: The run is not below the folder in which the command is called, which the cluster mounts.
     """
     if not Path(command.run).is_relative_to(command.folder):
         raise UserError(

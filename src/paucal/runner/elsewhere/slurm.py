@@ -75,9 +75,6 @@ def submit(
         on_gpu: Whether each process has a GPU.
         options: Further options of the job, by their names in submitit.
         cluster: "slurm", or submitit's "local" for a process on this machine.
-
-    Raises:
-        UserError: submitit is not installed, there is no SLURM, or it refuses the job.
     """
     submitit = import_package("slurm")
     if cluster == "slurm":

@@ -227,11 +227,7 @@ def _check_new(settings: TrainSettings, tune_record: TuneRecord | None, whole: b
 
 
 def _describe_unlabelled(settings: TrainSettings, images: ImageSet, objective: Objective) -> list[str]:
-    """Open the images without labels of a new run, and return a line about them.
-
-    Raises:
-        UserError: No image is left, the run's images have several labels, or its model has no linear classifier.
-    """
+    """Open the images without labels of a new run, and return a line about them."""
     if settings.unlabelled is None:
         return []
     if images.multi_hot is not None:
@@ -250,11 +246,7 @@ def head_file(sides: Sequence[int]) -> str:
 
 
 def load_head(run: RunFolder, objective: Objective, sides: Sequence[int] | None) -> None:
-    """Load the head fitted at an image size, if the run has one, into the deployed network.
-
-    Raises:
-        UserError: The file does not fit the model.
-    """
+    """Load the head fitted at an image size, if the run has one, into the deployed network."""
     path = run.path / head_file(sides or [])
     path = path if path.is_file() else run.path / HEAD
     classifier = linear_classifier(objective.deployable())
@@ -336,11 +328,7 @@ def _build(settings: TrainSettings, n_classes: int, channels: int) -> tuple[Obje
 
 
 def _check_request(objective: Objective, settings: TrainSettings, card: ModelCard) -> None:
-    """Refuse settings that do not give an objective the data it needs.
-
-    Raises:
-        UserError: The batch is too small, or the views cannot be made or kept.
-    """
+    """Refuse settings that do not give an objective the data it needs."""
     request = objective.data_request
     if settings.frozen_views and (why := why_not_kept(settings, objective)) is not None:
         raise UserError(f"--frozen-views is not supported here: {why}.")

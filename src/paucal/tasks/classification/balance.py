@@ -41,11 +41,7 @@ def positive_weights(multi_hot: NDArray[np.int8]) -> Tensor:
 
 
 def suit_labels(settings: TrainSettings, data: SplitImages, objective: Objective) -> None:
-    """Let an objective learn one sigmoid per class if images may have several labels.
-
-    Raises:
-        UserError: The method or balanced sampling needs a single label per image.
-    """
+    """Let an objective learn one sigmoid per class if images may have several labels."""
     if data.images.multi_hot is None:
         return
     if not isinstance(objective, Supervised):
@@ -62,12 +58,7 @@ def suit_labels(settings: TrainSettings, data: SplitImages, objective: Objective
 
 
 def balance(settings: TrainSettings, data: SplitImages, objective: Objective) -> None:
-    """Weight the classes in an objective's loss, if the settings say so.
-
-    Raises:
-        UserError: The method has no class weights, weights and balanced sampling are combined, or balanced sampling is
-            used with shards.
-    """
+    """Weight the classes in an objective's loss, if the settings say so."""
     if settings.sampling == "balanced" and data.images.stream is not None:
         raise UserError(
             "--sampling balanced would read from all shards for every batch, which is too slow for training: use "

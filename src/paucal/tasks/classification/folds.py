@@ -95,9 +95,6 @@ def train_folds(settings: TrainSettings, given: Mapping[str, str], console: Cons
 
     Returns:
         The scores, or the point at which a run was stopped.
-
-    Raises:
-        UserError: The data or a setting is invalid, or the folder holds other runs.
     """
     folds = settings.folds
     if folds is None or settings.fold is not None:

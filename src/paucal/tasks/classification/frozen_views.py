@@ -184,11 +184,7 @@ def autocast(settings: TrainSettings) -> torch.autocast:
 
 
 def _check(stages: FrozenStages, objective: Objective, batch: Batch, found: Tensor, settings: TrainSettings) -> None:
-    """Refuse networks whose frozen stages draw random numbers, or pass on more than one tensor.
-
-    Raises:
-        UserError: The network is not supported.
-    """
+    """Refuse networks whose frozen stages draw random numbers, or pass on more than one tensor."""
     again = _activations(stages, objective, batch, settings)
     model = objective.deployable().eval()
     images = batch.views[0].to(settings.device)
@@ -218,11 +214,7 @@ def most_views(folder: Path, images: int, n_bytes: int) -> int:
 
 
 def _mapped(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return a tensor in a memory-mapped file that is removed together with the tensor.
-
-    Raises:
-        UserError: There is not enough space for it.
-    """
+    """Return a tensor in a memory-mapped file that is removed together with the tensor."""
     each = int(np.prod(shape[1:])) * dtype.itemsize
     size = shape[0] * each
     if not most_views(folder, shape[0], each):

@@ -41,9 +41,6 @@ def split_images(settings: TrainSettings, images: ImageSet, keep_test: bool = Fa
         settings: Settings of the run.
         images: Images.
         keep_test: Whether a test part is cut even from very few images.
-
-    Raises:
-        UserError: A class has too few images for the split, or a share is invalid.
     """
     shares: dict[str, Any] = {
         name: value for name in ("val_fraction", "test_fraction") if (value := getattr(settings, name)) is not None

@@ -135,9 +135,6 @@ def one_length(settings: TrainSettings, origin: Mapping[str, str]) -> TrainSetti
 
     Flags take precedence over a config, and a config over a recipe; within a config the epochs take precedence, since
     they were planned from the config's time.
-
-    Raises:
-        UserError: Both were given, or the time is invalid.
     """
     if settings.time is not None:
         seconds_of(settings.time, "--time")

@@ -64,9 +64,6 @@ def fit_batch(
 
     Returns:
         The settings, with the same effective batch, and the reason.
-
-    Raises:
-        UserError: Not even one image fits, or the model is sharded over the devices.
     """
     usual = settings.images_per_pass
     if settings.device != "cuda":

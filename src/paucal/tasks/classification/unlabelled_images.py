@@ -27,11 +27,7 @@ MOST_IMAGES = 5000  # larger numbers were not measured, and take long
 
 
 def open_unlabelled(settings: TrainSettings) -> ImageSet:
-    """Open the images of `--unlabelled`, without their test images and without reading pixels.
-
-    Raises:
-        UserError: There are no images, or only test images, or they are streamed from shards.
-    """
+    """Open the images of `--unlabelled`, without their test images and without reading pixels."""
     images = find_images(_source(settings), labelled=False)
     if images.stream is not None:
         raise UserError(f"--unlabelled: {settings.unlabelled} holds shards, which are read in order: unpack them.")

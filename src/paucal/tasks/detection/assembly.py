@@ -217,11 +217,7 @@ def _facts(boxed: BoxedImages, data: SplitImages, start: StartFacts | None) -> B
 
 
 def _with_chosen_masks(settings: DetectSettings, boxed: BoxedImages) -> BoxedImages:
-    """Return the images, without masks if the detector learns none.
-
-    Raises:
-        UserError: Masks are on and a box has no outline, or copy-paste is on without masks.
-    """
+    """Return the images, without masks if the detector learns none."""
     if settings.masks == "on" and boxed.without_outline:
         raise UserError(
             f"--masks on needs an outline for every box, but {boxed.without_outline} of "

@@ -46,11 +46,7 @@ class Detections:
         return Detections(self.boxes[kept], self.scores[kept], self.labels[kept], masks)
 
     def mask(self, place: int) -> NDArray[np.bool_]:
-        """Return the (H, W) mask of the object at a position.
-
-        Raises:
-            UserError: The detector predicts no masks.
-        """
+        """Return the (H, W) mask of the object at a position."""
         if self.masks is None:
             raise UserError("this detector predicts boxes only: train one with --masks on.")
         return unpack_mask(self.masks[place]).astype(bool)
@@ -132,11 +128,7 @@ def coco_document(
 
 
 def read_detections(file: Path) -> pa.Table:
-    """Return the objects of a file that `coco_document` wrote as a table: key, class, score and corners in pixels.
-
-    Raises:
-        UserError: The file is missing or damaged.
-    """
+    """Return the objects of a file that `coco_document` wrote as a table: key, class, score and corners in pixels."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         keys = {image["id"]: image["file_name"] for image in content["images"]}

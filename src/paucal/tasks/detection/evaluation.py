@@ -130,11 +130,7 @@ class DetectionScores:
 
 
 def require_metrics() -> None:
-    """Refuse to evaluate detectors without the package that computes COCO's scores.
-
-    Raises:
-        UserError: The extra is not installed.
-    """
+    """Refuse to evaluate detectors without the package that computes COCO's scores."""
     if find_spec(BACKEND) is None:
         raise UserError(f"detectors are scored by faster-coco-eval, which is not installed: {EXTRA}.")
 

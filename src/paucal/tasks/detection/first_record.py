@@ -40,11 +40,7 @@ def save_layers(run: RunFolder, detector: nn.Module) -> None:
 
 
 def load_layers(run: RunFolder, detector: nn.Module) -> None:
-    """Put the stored layers into a detector.
-
-    Raises:
-        UserError: The file is missing or damaged, or does not fit the detector.
-    """
+    """Put the stored layers into a detector."""
     stored, path = read_weights(run.path / WEIGHTS), str(run.path / WEIGHTS)
     expected = {name: value.shape for name, value in detector.state_dict().items() if not name.startswith(BACKBONE)}
     if {name: value.shape for name, value in stored.items()} != expected:
@@ -53,11 +49,7 @@ def load_layers(run: RunFolder, detector: nn.Module) -> None:
 
 
 def read_first(run: RunFolder | None) -> FirstDetector | None:
-    """Read the record of a run's first detector; None if it has none yet.
-
-    Raises:
-        UserError: The file is damaged.
-    """
+    """Read the record of a run's first detector; None if it has none yet."""
     if run is None or not (run.path / FILE).is_file():
         return None
     stored = run.read_json(FILE)

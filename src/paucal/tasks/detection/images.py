@@ -116,10 +116,6 @@ def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
     Args:
         tree: Files of the set.
         annotations: Content of the annotation files.
-
-    Raises:
-        UserError: There is no image or no box, an image lies outside of the location or has another size than its file
-            states, a box lies outside of its image or has its corners swapped, or an outline is invalid.
     """
     annotated, numbers = annotations.images, annotations.numbers
     if not annotated:

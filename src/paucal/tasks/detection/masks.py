@@ -36,11 +36,7 @@ class RunLengths(TypedDict):
 
 
 def mask_functions() -> ModuleType:
-    """Return faster-coco-eval's functions for masks.
-
-    Raises:
-        UserError: The extra is not installed.
-    """
+    """Return faster-coco-eval's functions for masks."""
     if find_spec(BACKEND) is None:
         raise UserError(f"reading outlines of objects needs faster-coco-eval, which is not installed: {EXTRA}.")
     return import_module(f"{BACKEND}.core.mask")
@@ -150,11 +146,6 @@ def mask_of_outline(outline: Any, size: tuple[int, int], where: str) -> RunLengt
             list or as packed text.
         size: (height, width) of the image in pixels.
         where: Beginning of messages.
-
-    Raises:
-        UserError: A polygon has fewer than 3 points, an odd number of coordinates, a value that is not a number, a
-            point far outside of the image or more points or pixels than can be drawn; or run lengths are invalid or of
-            another image.
     """
     if isinstance(outline, dict):
         return _mask_of_runs(outline, size, where)

@@ -97,11 +97,7 @@ PUBLISHED = (
 
 
 def choose_published(settings: DetectSettings, outlined: bool) -> Published:
-    """Return the published detector of some settings: ResNet-50 by default, with masks if the objects have outlines.
-
-    Raises:
-        UserError: The model of the settings is not that of a published detector.
-    """
+    """Return the published detector of some settings: ResNet-50 by default, with masks if the objects have outlines."""
     masks = settings.masks == "on" or (settings.masks in (None, "auto") and outlined)
     model = settings.model or RESNET["model"]
     fitting = [each for each in PUBLISHED if each.settings["model"] == model]
@@ -114,11 +110,7 @@ def choose_published(settings: DetectSettings, outlined: bool) -> Published:
 def adopt_published(
     settings: DetectSettings, given: Mapping[str, str], outlined: bool
 ) -> tuple[DetectSettings, dict[str, str]]:
-    """Return settings that build the layers of the published detector, with the origins of all settings.
-
-    Raises:
-        UserError: A setting that was given builds other layers.
-    """
+    """Return settings that build the layers of the published detector, with the origins of all settings."""
     published = choose_published(settings, outlined)
     for name, value in published.settings.items():
         if name in given and getattr(settings, name) not in (value, "auto", None):

@@ -217,11 +217,7 @@ def _split(images: ImageSet) -> Split:
 
 
 def _check_images(settings: PretrainSettings, n_train: int, smallest: int) -> None:
-    """Refuse data sets that are too small.
-
-    Raises:
-        UserError: There are fewer images than the method compares, or than one step needs.
-    """
+    """Refuse data sets that are too small."""
     if n_train < smallest:
         raise UserError(f"there is only {n_train} image, but {settings.method} compares several: give more images.")
     if n_train < settings.effective_batch:

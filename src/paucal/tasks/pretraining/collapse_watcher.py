@@ -31,9 +31,6 @@ class CollapseWatcher:
     Attributes:
         verdict: Verdict on the newest epoch; None if it is healthy.
         healthy_epoch: Newest epoch without a symptom; None before the first.
-
-    Raises:
-        UserError: `on_collapse` is unknown.
     """
 
     def __init__(self, on_collapse: OnCollapse, judge: Judge, say: Callable[[str], None]) -> None:

@@ -18,9 +18,6 @@ def crop_groups(settings: CropSettings, size: Size) -> list[Crops]:
     Args:
         settings: Settings of the crops.
         size: (height, width) of the global crops in pixels.
-
-    Raises:
-        UserError: The numbers and sizes of the local crops do not match, or there is only one crop.
     """
     counts, sizes = settings.local_crops, settings.local_size
     if len(counts) != len(sizes) and sum(counts):

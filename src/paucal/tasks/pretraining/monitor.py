@@ -63,9 +63,6 @@ def knn_monitor(
 
     Returns:
         A function of a timm model and its device that returns {"val_knn": accuracy}, NaN if features are not finite.
-
-    Raises:
-        UserError: The images cannot be opened, have no labels or a single class, or are too few.
     """
     if most < QUERY_EVERY:
         raise UserError(f"--monitor-images is {most}; expected at least {QUERY_EVERY}, better some thousands.")

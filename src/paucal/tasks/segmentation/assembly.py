@@ -152,11 +152,7 @@ def _preprocessing(
 
 
 def fine_tuning(settings: SegmentSettings) -> FineTuning:
-    """Return layer-wise decay and freezing.
-
-    Raises:
-        UserError: --eval-mode would keep the running statistics of random weights.
-    """
+    """Return layer-wise decay and freezing."""
     if settings.eval_mode and settings.init is None:
         raise UserError(
             "--eval-mode keeps the running statistics of pretrained weights, but this run starts from random "

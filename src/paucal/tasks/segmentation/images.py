@@ -65,9 +65,6 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
         settings: Settings with the places of images and masks.
         bars: Progress bars.
         run: Resumed run, whose split and meaning of mask values are used; None for a new run.
-
-    Raises:
-        UserError: Images or masks are missing, cannot be read, or do not fit together.
     """
     if settings.data is None and settings.images is None:
         raise UserError(

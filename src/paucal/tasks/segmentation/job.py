@@ -290,11 +290,7 @@ def check_factors(name: str, values: list[float] | None, exact: int | None = Non
 
 
 def _one_length(settings: SegmentSettings, origin: Mapping[str, str]) -> SegmentSettings:
-    """Return settings in which only one of time and epochs decides the length of the run.
-
-    Raises:
-        UserError: Both were given.
-    """
+    """Return settings in which only one of time and epochs decides the length of the run."""
     if settings.time is None or settings.epochs is None:
         return settings
     if origin.get("time") == "config":

@@ -30,9 +30,6 @@ class UperHead(nn.Module):
         dropout: Share of channels dropped before the classifier.
         pooled: Cells per side to which the deepest map is averaged.
 
-    Raises:
-        ValueError: There are fewer than two maps.
-
     Example:
         >>> head = UperHead((8, 16, 32), n_classes=5, width=12).eval()
         >>> maps = [torch.zeros(1, 8, 16, 24), torch.zeros(1, 16, 8, 12), torch.zeros(1, 32, 4, 6)]

@@ -135,9 +135,6 @@ def open_reader(settings: CheckSettings, side: int) -> FeatureReader:
     Args:
         settings: Settings of the check.
         side: Median of the images' shorter sides in pixels.
-
-    Raises:
-        UserError: There is no such model, its weights are not available, or it has no linear classifier.
     """
     check_size(settings.img_size)
     name = settings.model or getattr(weights_at_hand(), "name", None)

@@ -195,11 +195,7 @@ def _spread(values: np.ndarray) -> dict[str, float]:
 
 
 def require_ours(folder: Path) -> None:
-    """Refuse a folder with files that were not written by a check but would be replaced.
-
-    Raises:
-        UserError: The folder has a page but no JSON of a check, or one of these names is not a file.
-    """
+    """Refuse a folder with files that were not written by a check but would be replaced."""
     there = [name for name in (PAGE, VALUES, SHEET) if (folder / name).exists()]
     if there and not (folder / VALUES).is_file():
         raise UserError(

@@ -116,9 +116,6 @@ class Slurm:
         count: Number of jobs.
         options: Options of a job, by their names in submitit.
         cluster: "slurm", or submitit's "local" for processes on this machine.
-
-    Raises:
-        UserError: submitit is not installed, there is no SLURM, or it refuses the jobs.
     """
 
     lost = 0  # SLURM reports crashed jobs itself

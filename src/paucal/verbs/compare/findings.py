@@ -195,11 +195,7 @@ def _read_hits(run: RunFolder) -> dict[str, bool]:
 
 
 def gain_over(first: Mapping[int, Outcome], second: Mapping[int, Outcome]) -> Difference | None:
-    """Return the gain in accuracy of one arm over another on their common seeds; None if there are none.
-
-    Raises:
-        UserError: Runs with the same seed were tested on different images.
-    """
+    """Return the gain in accuracy of one arm over another on their common seeds; None if there are none."""
     seeds = [seed for seed in first if seed in second]
     if not seeds:
         return None
@@ -225,9 +221,6 @@ def scores_of(cell: Cell) -> Scores:
         By name, the score of the run ("trained") and, for frozen features, that of random weights ("random"). They come
         from the run's own evaluation ("ap50", "mean_iou"), with the interval over test images ("low", "high") if there
         is one, and from the additional evaluation ("knn", "mean_iou_scales").
-
-    Raises:
-        UserError: A file is missing or damaged.
     """
     evaluation = read_scores(cell.folder) if cell.is_evaluated else {}
     if cell.verb not in SCORE_FILES:

@@ -92,11 +92,7 @@ class Grid:
 
 
 def read_grid(folder: Path) -> Grid:
-    """Read a grid.
-
-    Raises:
-        UserError: There is no grid, or its file is damaged.
-    """
+    """Read a grid."""
     if not is_grid(folder):
         raise UserError(f"{str(folder)!r} holds no comparison (no {GRID}): check the path.")
     stored = RunFolder(folder).read_json(GRID)
@@ -145,11 +141,7 @@ def require_images(grid: Grid, fingerprint: str) -> None:
 
 
 def merge_grids(old: Grid, new: Grid) -> Grid:
-    """Return a stored grid extended by the arms and seeds of a new one.
-
-    Raises:
-        UserError: The two differ in images or settings.
-    """
+    """Return a stored grid extended by the arms and seeds of a new one."""
     require_images(old, new.fingerprint)
     if old.verb != new.verb:
         raise UserError(f"--output: {str(old.folder)!r} holds runs of 'paucal {old.verb}': choose another folder.")
@@ -309,11 +301,7 @@ def chosen_rate(trials: list[Cell]) -> float | None:
 
 
 def validation_score(run: RunFolder) -> float:
-    """Return the validation accuracy of a finished run's model.
-
-    Raises:
-        UserError: The summary does not contain it.
-    """
+    """Return the validation accuracy of a finished run's model."""
     summary = run.read_json("summary.json")
     for name in ("kept_val_top1", "best_val_top1"):
         if isinstance(summary.get(name), int | float):
@@ -325,9 +313,6 @@ def start_of(cell: Cell) -> Cell | None:
     """Return the cell whose run a cell starts from, with the same seed, in the grids of a study's starts.
 
     None for random or published weights.
-
-    Raises:
-        UserError: There is no such cell.
     """
     if START not in cell.settings:
         return None
@@ -342,11 +327,7 @@ def start_of(cell: Cell) -> Cell | None:
 
 
 def start_settings(start: Cell | None) -> dict[str, str]:
-    """Return the settings that let a cell start from another one's run; empty without one.
-
-    Raises:
-        UserError: That run is not done.
-    """
+    """Return the settings that let a cell start from another one's run; empty without one."""
     if start is None:
         return {}
     state = state_of(start)

@@ -138,11 +138,7 @@ def compare_all(
 
 
 def resume_comparison(folder: Path, asked: GridSettings, console: Console) -> Comparison:
-    """Compute a stored grid.
-
-    Raises:
-        UserError: There is no grid, or a given setting would change it.
-    """
+    """Compute a stored grid."""
     _check(asked, 0)
     names = ("methods", "models", "arms", "seeds", "labels", "lrs", "output")
     changed = [name for name in names if getattr(asked, name)]

@@ -53,9 +53,6 @@ def prepare_grid(
         seconds: Function that returns the expected seconds of a run with given settings; by default the run is
             assembled and a few of its steps are timed.
         before: Called with the new grid after all checks, before workers can see it.
-
-    Raises:
-        UserError: A setting is invalid, the folder holds something else, or the images have changed.
     """
     folder, verb = _folder(asked, shared), "train" if images is None else images.verb
     old = read_grid(folder) if is_grid(folder) else None

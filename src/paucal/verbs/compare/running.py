@@ -98,9 +98,6 @@ def require_team(on: str, slurm: Sequence[str] | None = None, count: int = 1) ->
         on: Place "here", "slurm" or "ray".
         slurm: Options of SLURM jobs; None without any.
         count: Number of workers; 0 if none are started now.
-
-    Raises:
-        UserError: There is no SLURM, a package is not installed, or an option is invalid.
     """
     if slurm is not None and on != "slurm":
         raise UserError("--slurm gives options of SLURM jobs: use it with --on slurm.")

@@ -79,9 +79,6 @@ def make_arms(asked: GridSettings, named: Mapping[str, Mapping[str, Any]]) -> tu
     Args:
         asked: Methods, models and shares.
         named: Settings of further arms by name.
-
-    Raises:
-        UserError: Something is given twice, or a share is invalid.
     """
     methods = asked.methods if asked.methods is not None or named else ["supervised", "drloc"]
     ways = [(word, _method_settings(word)) for word in methods or ()] + [

@@ -115,9 +115,6 @@ def read_content(settings: ConvertSettings, kinds: Sequence[Kind], progress: Rep
         settings: Settings of the verb.
         kinds: Kinds of labels that the target layout supports, in order of preference.
         progress: Function called with (images read, all images).
-
-    Raises:
-        UserError: The set has no labels of these kinds, or they are invalid.
     """
     place = Path(settings.data).expanduser()
     has_masks = settings.images is not None or settings.masks is not None

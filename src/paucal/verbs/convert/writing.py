@@ -193,11 +193,7 @@ def write_masks(content: Content, folder: Path) -> None:
 
 
 def _draw(item: Item, names: Sequence[str]) -> NDArray[np.uint8]:
-    """Return the mask of the outlines of objects, the largest first; crowds are unlabelled pixels.
-
-    Raises:
-        UserError: An object has no outline, or its outline is invalid.
-    """
+    """Return the mask of the outlines of objects, the largest first; crowds are unlabelled pixels."""
     mask = np.zeros(item.size, dtype=np.uint8)
     drawn: list[tuple[int, NDArray[np.bool_]]] = []
     for thing in item.things:
@@ -222,11 +218,7 @@ def _class_folder(item: Item) -> str:
 
 
 def write_folders(content: Content, folder: Path) -> None:
-    """Check that each image has one class, whose folder it lies in.
-
-    Raises:
-        UserError: An image has no class or several, or two classes would have one folder.
-    """
+    """Check that each image has one class, whose folder it lies in."""
     odd = next((item for item in content.items if len(item.labels) != 1), None)
     if odd is not None:
         raise UserError(

@@ -53,11 +53,7 @@ class ClassifiedSet:
 
 
 def evaluate_classifier(run: str, data: Sequence[str], settings: EvalSettings, console: Console) -> list[ClassifiedSet]:
-    """Evaluate the classifier of a run on each data set, by default on its own images; print and store the reports.
-
-    Raises:
-        UserError: There is no such run, it has no classifier, or it does not know a class of the images.
-    """
+    """Evaluate the classifier of a run on each data set, by default on its own images; print and store the reports."""
     folder = open_model_folder(run)
     model = load_trained(folder, settings.device).require_classifier()
     if settings.mirror:
@@ -165,11 +161,7 @@ def _choose(
 
 
 def match_classes(images: ImageSet, classes: Sequence[str]) -> ImageSet:
-    """Renumber the labels of a set by the names of the model's classes.
-
-    Raises:
-        UserError: The set has a class that the model does not know.
-    """
+    """Renumber the labels of a set by the names of the model's classes."""
     unknown = [name for name in images.classes if name not in classes]
     if unknown:
         raise UserError(

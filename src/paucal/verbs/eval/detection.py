@@ -91,11 +91,7 @@ def _open_images(
 
 
 def with_classes(boxed: BoxedImages, classes: Sequence[str]) -> BoxedImages:
-    """Return the images with the labels of their boxes in a detector's order of classes.
-
-    Raises:
-        UserError: The detector does not know the class of a box.
-    """
+    """Return the images with the labels of their boxes in a detector's order of classes."""
     unknown = [name for name in boxed.classes if name not in classes]
     if unknown:
         raise UserError(

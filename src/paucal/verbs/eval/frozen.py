@@ -100,9 +100,6 @@ def evaluate_frozen(
         settings: Settings of the protocols, the images and the machine.
         folder: Folder of the table.
         console: Prints notes and the table.
-
-    Raises:
-        UserError: A model or a data set does not exist or does not suit a protocol, or a model lacks the features.
     """
     _check_settings(settings)
     run = find_run(model)

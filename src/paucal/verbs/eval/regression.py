@@ -52,11 +52,7 @@ class NumberedSet:
 
 
 def evaluate_regressor(model: str, data: Sequence[str], settings: EvalSettings, console: Console) -> list[NumberedSet]:
-    """Evaluate the model of a run on each table with true numbers; by default on the run's own test images.
-
-    Raises:
-        UserError: The run does not exist, a table has no such column, or there is no image to evaluate on.
-    """
+    """Evaluate the model of a run on each table with true numbers; by default on the run's own test images."""
     run = open_model_folder(model)
     regressor, results = load_regressor(run, settings.device), []
     if not data and not run.config.exists():

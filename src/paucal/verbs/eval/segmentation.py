@@ -57,9 +57,6 @@ def evaluate_segmenter(model: str, data: Sequence[str], settings: EvalSettings, 
     """Evaluate the network of a run on each set of images with masks; by default on the run's own images.
 
     The windows and scales are the same as in the run's test, unless others are given.
-
-    Raises:
-        UserError: The run does not exist, masks have unknown values, or there is no image to evaluate on.
     """
     check_factors("scales", settings.scales)
     run = open_model_folder(model)

@@ -103,11 +103,7 @@ def _spread(depth: int) -> list[int]:
 
 
 def _places(maps: Sequence[AttentionMap], asked: Sequence[int | str] | None) -> list[int]:
-    """Return the requested layers, counted from 0 and in the order of the network; [] if none are named.
-
-    Raises:
-        UserError: there is no such layer.
-    """
+    """Return the requested layers, counted from 0 and in the order of the network; [] if none are named."""
     if asked is None:
         return []
     if EVERY in asked:

@@ -20,11 +20,7 @@ MOST_CELLS = 56  # largest side of a grid that is drawn cell by cell
 
 
 def choose_method(model: TrainedModel, asked: str) -> tuple[str, str]:
-    """Return the method, and a sentence that gives the reason for it.
-
-    Raises:
-        UserError: there is no such method, or the model lacks what it needs.
-    """
+    """Return the method, and a sentence that gives the reason for it."""
     if asked == "auto":
         method, reason = best_method(model.module)
         return method, f"method: {METHODS[method].title}; auto: {reason}"

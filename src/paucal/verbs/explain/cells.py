@@ -34,11 +34,7 @@ _KEY = re.compile(r"objective\.terms\.\d+\.(heads\..+)")
 
 
 def open_localizer(name: TrainedModel | str, model: TrainedModel) -> DrLoc:
-    """Return the run's DrLoc term with its trained heads.
-
-    Raises:
-        UserError: the model is not a run, was trained without DrLoc, or its checkpoint is gone.
-    """
+    """Return the run's DrLoc term with its trained heads."""
     if isinstance(name, TrainedModel):
         raise UserError("--show localization reads the head from the run: give the run's folder instead of a model.")
     run = open_model_folder(name)
@@ -145,11 +141,7 @@ class TokenViews:
 
 
 def open_token_views(model: TrainedModel, teacher: str | None, device: str) -> TokenViews:
-    """Open a model, and a teacher if given, to show their token predictions side by side.
-
-    Raises:
-        UserError: a model cannot classify single cells, or the teacher does not know the model's classes.
-    """
+    """Open a model, and a teacher if given, to show their token predictions side by side."""
     model.require_classifier()
     if teacher is None:
         return TokenViews([("predicted classes of the cells", model)])

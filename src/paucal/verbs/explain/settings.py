@@ -58,11 +58,7 @@ _USED_BY: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def require_use(views: Sequence[str], settings: ExplainSettings) -> None:
-    """Refuse settings that no picture would use.
-
-    Raises:
-        UserError: a setting belongs to a view that is not drawn, or names a query that its view cannot take.
-    """
+    """Refuse settings that no picture would use."""
     for name, (does, users) in _USED_BY.items():
         if getattr(settings, name) is not None and not set(users) & set(views):
             raise UserError(f"--{name.replace('_', '-')} {does}: add --show {' or '.join(users)}.")

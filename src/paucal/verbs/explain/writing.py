@@ -26,9 +26,6 @@ def settle_folder(output: str | None, sources: Sequence[Any], default: Path = DE
         output: Folder that the user has given; None for the next number in `default`.
         sources: Images as paths or PIL images, and folders of images, which must not be written to.
         default: A folder of numbered folders.
-
-    Raises:
-        UserError: the folder is not empty, cannot be written, or lies among the images.
     """
     path = _next(default) if output is None else named_path(output)
     for source in sources:

@@ -145,9 +145,6 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
         image_size: (height, width) of its input in pixels; by default the size it was trained at. A larger size gives
             finer maps.
         device: Device for the model.
-
-    Raises:
-        UserError: There is no such teacher, or it cannot read images of that size or classify single cells.
     """
     check_size(image_size)
     model, named = open_named(name, device, image_size, "--teacher"), find_named(name)
@@ -230,9 +227,6 @@ def convert_published(
         console: Console for messages.
         classes: Names of the maps' classes in the order of their numbers; by default the classes of the set.
         min_accuracy: Share of a sample of labelled images that the mean over the cells must classify correctly.
-
-    Raises:
-        UserError: A map is missing, damaged or of another shape, or the accuracy of the maps is too low.
     """
     names = tuple(classes or images.classes)
     if not 2 <= len(names) <= MOST_CLASSES:

@@ -182,11 +182,7 @@ def _check_targets(settings: NextSettings) -> None:
 
 
 def _unlabelled(images: ImageSet, source: str, settings: NextSettings, console: Console) -> ImageSet:
-    """Return the images without those that the model has seen, and without copies.
-
-    Raises:
-        UserError: No image is left.
-    """
+    """Return the images without those that the model has seen, and without copies."""
     run = run_behind(source)
     seen, identities = np.zeros(len(images), dtype=bool), Identities(images)
     for learned in training_history(run):

@@ -192,11 +192,7 @@ def ordered(runs: Sequence[ListedRun], by: str) -> list[ListedRun]:
 
 
 def require_known(name: str, runs: Sequence[ListedRun], flag: str) -> None:
-    """Refuse a name that no run has a value for.
-
-    Raises:
-        UserError: no run has a value for the name.
-    """
+    """Refuse a name that no run has a value for."""
     known = {*HEADINGS, *(key for run in runs for key in (*run.settings, *run.summary))}
     if runs and name not in known:
         raise UserError(f"{flag}: no run has {name!r}{did_you_mean(name, known)}; expected a heading or a setting.")

@@ -136,11 +136,7 @@ def _write(settings: ShardSettings, folder: Path, publish: Callable[[Path], None
 
 
 def _open(settings: ShardSettings) -> ImageSet:
-    """Open the images.
-
-    Raises:
-        UserError: They cannot be opened, or have boxes or masks, which shards do not support.
-    """
+    """Open the images."""
     try:
         if not settings.unlabelled:
             return find_images(settings)

@@ -94,9 +94,6 @@ def _variant(
 def take_indices(count: int, indices: Indices) -> list[int]:
     """Return the selected ones of `count` levels: all (None), the last n (a number), or the listed indices.
 
-    Raises:
-        ValueError: a level does not exist.
-
     Example:
         >>> take_indices(4, None), take_indices(4, 2), take_indices(4, [0, -1])
         ([0, 1, 2, 3], [2, 3], [0, 3])

@@ -75,9 +75,6 @@ class StagedBackbone(Classifying):
         Returns:
             (final features, list of (B, C, H, W)), or the list. The final features are normed if the last stage was
             reached.
-
-        Raises:
-            ValueError: `output_fmt` is not "NCHW".
         """
         if output_fmt != "NCHW":
             raise ValueError(f"output_fmt is {output_fmt!r}; maps come as 'NCHW'")

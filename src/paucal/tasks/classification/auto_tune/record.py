@@ -80,11 +80,7 @@ class TuneRecord:
 
 
 def read_record(run: RunFolder | None) -> TuneRecord | None:
-    """Read the record of a run; None for a run without auto-tuning.
-
-    Raises:
-        UserError: The file is damaged.
-    """
+    """Read the record of a run; None for a run without auto-tuning."""
     if run is None or not (run.path / FILE).is_file():
         return None
     stored = run.read_json(FILE)

@@ -88,11 +88,7 @@ def _conclude(state: TuneState, step: TuneStep) -> None:
 
 
 def _read(state: TuneState, first: Fitted) -> tuple[ImageSet, Tensor]:
-    """Return the images without labels that resemble the training images, and their (U, D) features.
-
-    Raises:
-        UserError: There is no time for them, or they cannot be read.
-    """
+    """Return the images without labels that resemble the training images, and their (U, D) features."""
     setup, console = state.setup, state.console
     most = MOST_IMAGES
     if state.record.budget:

@@ -130,11 +130,7 @@ class Detector(nn.Module):
 def build_detector(
     spec: BackboneSpec, classes: int, options: DetectorOptions, drop_path_rate: float | None = None
 ) -> Detector:
-    """Build a detector on a backbone, with weights from the global random generator.
-
-    Raises:
-        UserError: The backbone cannot be built, or has no map of the required strides.
-    """
+    """Build a detector on a backbone, with weights from the global random generator."""
     spec = replace(spec, pretrained=False)
     if options.maps == "last-blocks":
         return Detector(LastBlocks(spec.build(drop_path_rate=drop_path_rate)), classes, options)

@@ -18,9 +18,6 @@ class LastBlocks(StageMaps):
 
     Args:
         backbone: timm's MobileNetV3-Large.
-
-    Raises:
-        UserError: The backbone is another network.
     """
 
     def __init__(self, backbone: FeatureBackbone) -> None:

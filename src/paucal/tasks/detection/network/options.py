@@ -130,9 +130,6 @@ class DetectorOptions:
         """Read the result of `to_dict` of this version or an older one, from an untrusted file.
 
         Options that the older version did not have take their default, with which its detectors were trained.
-
-        Raises:
-            UserError: An option is unknown, of another type or out of range, or one of the first version is missing.
         """
         if not isinstance(stored, dict):
             raise UserError("model.json has no options of its detector: restore it or train again.")
