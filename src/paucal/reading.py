@@ -62,11 +62,7 @@ def is_regular(path: str | Path) -> bool:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Read a whole file.
-
-    Args:
-        path: Path of the file.
-        most: Largest number of bytes that the file may have.
+    """Read a whole file of at most `most` bytes.
 
     Raises:
         UserError: The file is a pipe, a device or the like, or has more bytes.

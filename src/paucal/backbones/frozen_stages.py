@@ -63,9 +63,6 @@ class FrozenStages:
     def go_on_from(self, activations: Tensor) -> Tensor:
         """Let the network compute the outputs of a batch from its activations, until `forget`.
 
-        Args:
-            activations: (B, ...) activations, as `activations` returns them.
-
         Returns:
             The single image (1, C, H, W) to give to the network in place of the batch.
         """

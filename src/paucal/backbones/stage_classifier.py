@@ -116,12 +116,6 @@ class StageClassifier(nn.Linear):
 
     It takes the place of a network's own classifier, and is called with the last features like that.
 
-    Args:
-        model: timm model; hooks stay on it.
-        maps: Maps to read.
-        own_features: D.
-        classes: Number K of classes.
-
     Shape:
         - input: (B, D)
         - output: (B, K)

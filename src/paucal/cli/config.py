@@ -13,13 +13,7 @@ _LEFT_OUT = ("output", "overwrite", "time_limit")
 
 
 def read_config(name: str, hints: Mapping[str, Any], verb: str) -> dict[str, Any]:
-    """Return the settings of a config that have a value.
-
-    Args:
-        name: File as typed.
-        hints: Type of each setting of the verb.
-        verb: Verb of the command line.
-    """
+    """Return the settings of a config that have a value."""
     settings = {}
     for key, value in _content(name).items():
         word = str(key).replace("-", "_")

@@ -14,13 +14,7 @@ _ONLY_SLURM = "--slurm gives options of SLURM jobs: use it with --on slurm or --
 
 
 def run_elsewhere(verb: str, values: Namespace, argv: Sequence[str]) -> int | None:
-    """Start a run on a cluster if requested; return the exit code, or None for a run on this machine.
-
-    Args:
-        verb: Verb of the run.
-        values: All values of the call.
-        argv: Its arguments.
-    """
+    """Start a run on a cluster if requested; return the exit code, or None for a run on this machine."""
     if values.on is None and values.print_script is None:
         if values.slurm is not None:
             raise UserError(_ONLY_SLURM)

@@ -142,11 +142,6 @@ def decode_rgb(source: ImageSource, name: str, reading: Reading = WHOLE) -> Imag
     looked up, and values of more than 8 bits are scaled to 8; Pillow's own conversion would clip grey values at 255. A
     JPEG that will be reduced is decoded at a half, a quarter or an eighth of its size.
 
-    Args:
-        source: Encoded bytes, or path of the file.
-        name: Name of the image in messages.
-        reading: Size and value range of the result.
-
     Raises:
         UnreadableImage: The image cannot be decoded, has pixels without a known range (floats, 32-bit integers
             beyond 65,535), is larger than Pillow's limit against decompression bombs or more than 100 times as long

@@ -102,10 +102,6 @@ def inference_batch_size(image_size: tuple[int, int], device: str) -> int:
     An accelerator is fast with many images. A CPU is slower with many large images: the activations of an
     EfficientNet then take gigabytes, which fit in no cache.
 
-    Args:
-        image_size: Height and width in pixels.
-        device: "cpu", "cuda", ...
-
     Example:
         >>> sizes = ((224, 224), "cpu"), ((32, 32), "cpu"), ((224, 224), "cuda")
         >>> [inference_batch_size(*one) for one in sizes]

@@ -56,11 +56,7 @@ class NestedStore(ABC):
 
 
 class DecodedCopies:
-    """A store of decoded, possibly smaller copies of another store's images.
-
-    Args:
-        original: Store of the images themselves; None if there are only copies.
-    """
+    """A store of decoded, possibly smaller copies of another store's images."""
 
     def __init__(self, original: Store | None) -> None:
         self.original = original

@@ -40,12 +40,7 @@ def drawn_columns(rows: Sequence[Row]) -> list[str]:
 
 
 def with_speed(rows: Sequence[Row], images: int) -> list[Row]:
-    """Return the rows with `images_per_second` since the row before, if both rows have `seconds`.
-
-    Args:
-        rows: Rows of `metrics.csv`.
-        images: Images in an epoch.
-    """
+    """Return the rows with `images_per_second` since the row before, if both rows have `seconds`."""
     found: list[Row] = []
     before: Row = {"epoch": 0.0, "seconds": 0.0}
     for row in _numbered(rows):

@@ -226,14 +226,7 @@ def write_predictions_of_several(
 
 
 def write_predictions(path: Path, predictions: Predictions, keys: Sequence[str], classes: Sequence[str]) -> None:
-    """Write one CSV row per image: key, label (empty if unknown), predicted class, confidence, probability per class.
-
-    Args:
-        path: Path of the file.
-        predictions: N rows.
-        keys: N names of images, in the order of the rows.
-        classes: K names.
-    """
+    """Write one CSV row per image: key, label (empty if unknown), predicted class, confidence, probabilities."""
     if len(keys) != len(predictions) or len(classes) != predictions.logits.shape[1]:
         raise ValueError(f"expected {tuple(predictions.logits.shape)} keys, classes; got {len(keys)}, {len(classes)}")
     columns = (predictions.labels, predictions.predicted, predictions.probabilities)

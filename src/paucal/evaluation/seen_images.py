@@ -178,14 +178,7 @@ def keys_with_seen_labels(run: RunFolder, images: ImageSet) -> frozenset[str]:
 
 
 def require_unseen(name: str, run: RunFolder | None, images: ImageSet, test: NDArray[np.int64]) -> None:
-    """Refuse test images whose labels were used to train or select a model or an earlier run it started from.
-
-    Args:
-        name: Name of the model.
-        run: Run that trained the model; None if there is none.
-        images: Image set.
-        test: Positions of its test images.
-    """
+    """Refuse test images whose labels were used to train or select a model or an earlier run it started from."""
     identities = Identities(images)
     for place, learned in enumerate(training_history(run)):
         if not learned.labelled:
@@ -215,13 +208,7 @@ def seen_by_start(init: str | None, images: ImageSet, split: Split) -> list[str]
 
 
 def seen_unlabelled(run: RunFolder | None, images: ImageSet, test: NDArray[np.int64]) -> list[str]:
-    """Return remarks on test images used to pre-train a run or an earlier run it started from; often empty.
-
-    Args:
-        run: Run that is evaluated; None if the model comes from no run.
-        images: Image set.
-        test: Positions of its test images.
-    """
+    """Return remarks on test images used to pre-train a run or an earlier run it started from; often empty."""
     remarks, identities = [], Identities(images)
     for place, learned in enumerate(training_history(run)):
         path = learned.run.path

@@ -172,10 +172,6 @@ def strongest(maps: Tensor, top: int) -> tuple[Tensor, Tensor]:
     stored logits: a cell then keeps the teacher's probabilities. The published maps hold raw logits, for which
     zero has no fixed meaning.
 
-    Args:
-        maps: (B, K, H, W).
-        top: Number k of classes kept at each cell.
-
     Returns:
         values (B, k, H, W) float16 and indices (B, k, H, W) int64.
     """

@@ -67,10 +67,6 @@ def draw_mix_box(grid: tuple[int, int], generator: torch.Generator | None = None
 
     As in the authors' code, sides are rounded down, odd sides lose a cell, and the box is cut off at the grid's edge,
     so that on 14x14 cells an image keeps 73 % of its cells on average rather than half of them.
-
-    Args:
-        grid: (rows, columns).
-        generator: Generator on the CPU.
     """
     share, row, column = torch.rand(3, generator=generator).tolist()
     edges = []

@@ -38,13 +38,7 @@ def fine_tuning(settings: TrainSettings) -> FineTuning:
 
 
 def check_tuning(settings: TrainSettings, objective: Objective, per_class: Sequence[int]) -> list[str]:
-    """Return notes on frozen layers, and warnings about fine-tuning that may give poor results.
-
-    Args:
-        settings: Settings of the run.
-        objective: Objective of the run.
-        per_class: Training images of each class.
-    """
+    """Return notes on frozen layers, and warnings about fine-tuning that may give poor results."""
     if settings.lora_rank is not None and min(per_class) < FEWEST_TO_ADAPT:
         raise UserError(
             f"--lora-rank needs {FEWEST_TO_ADAPT} training images of each class, but the smallest class has "

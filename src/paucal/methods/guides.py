@@ -10,13 +10,7 @@ from paucal.types import UserError
 
 
 def refuse_leaks(setting: str, run: RunFolder, run_images: RunImages) -> None:
-    """Refuse a guide that was trained on validation or test images of the run, whose labels would leak.
-
-    Args:
-        setting: Name of the setting that names the guide.
-        run: The guide's run.
-        run_images: Images of the run that learns.
-    """
+    """Refuse a guide that was trained on validation or test images of the run, whose labels would leak."""
     known = keys_with_seen_labels(run, run_images.images).intersection(run_images.held_out)
     if known:
         raise UserError(

@@ -45,10 +45,6 @@ def source_of(name: str) -> str:
 def measure(name: str, drloc_weight: float) -> Listed:
     """Build a registered model on the meta device, where nothing is computed, and measure it.
 
-    Args:
-        name: Name of a model that is registered with timm.
-        drloc_weight: Weight of DrLoc's loss for it.
-
     Example:
         >>> import paucal.backbones
         >>> measured = measure("vit_mini", 0.1)

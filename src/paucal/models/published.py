@@ -118,13 +118,7 @@ def _published(model: nn.Module, state: dict[str, torch.Tensor], source: str, na
 
 
 def model_of_file(path: Path, tree: Mapping[str, Any], setting: str = "") -> str:
-    """Return the timm name of the model whose weights a file holds.
-
-    Args:
-        path: Path of the file.
-        tree: Content of the file.
-        setting: Setting that names the file, for messages.
-    """
+    """Return the timm name of the model whose weights a file holds."""
     name = suggest_model(tree)
     if name is None:
         raise UserError(

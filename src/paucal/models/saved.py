@@ -52,11 +52,6 @@ def load_saved(
 ) -> tuple[nn.Module, C, torch.device]:
     """Load the best model of a run, in evaluation mode.
 
-    Args:
-        run: A run folder.
-        kind: Class of the model's card.
-        device: Device for the model.
-
     Returns:
         The network, its card, and the device as torch names it.
     """

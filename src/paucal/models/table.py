@@ -76,13 +76,7 @@ def read_table(lines: Iterable[str]) -> Iterator[tuple[str, Listed]]:
 
 
 def write_table(path: Path, models: Iterable[tuple[str, Listed]], comment: str) -> None:
-    """Write a table, sorted as given.
-
-    Args:
-        path: Path of the file.
-        models: Names and measurements.
-        comment: One line on the software used for measuring.
-    """
+    """Write a table, sorted as given."""
     with path.open("w", encoding="utf-8", newline="") as file:
         file.write(f"# {comment}\n")
         writer = csv.writer(file, lineterminator="\n")

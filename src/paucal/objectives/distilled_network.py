@@ -25,13 +25,7 @@ class Seen:
 
 
 class DistilledNetwork(nn.Module):
-    """A student or a teacher: a backbone, a head for views and, with the region task, one for cells.
-
-    Args:
-        backbone: Backbone with grids and pooled features.
-        options: Tasks and sizes of their heads.
-        trained: Whether this is the student.
-    """
+    """A student or a teacher: a backbone, a head for views and, with the region task, one for cells."""
 
     def __init__(self, backbone: FeatureBackbone, options: SelfDistillationOptions, trained: bool) -> None:
         super().__init__()
@@ -40,11 +34,7 @@ class DistilledNetwork(nn.Module):
         self.heads = nn.ModuleDict({name: _head(backbone.dim, options, trained) for name in names})
 
     def see(self, crops: Sequence[Tensor]) -> Seen:
-        """Run the backbone once per resolution.
-
-        Args:
-            crops: Crops, each (B, C, H, W).
-        """
+        """Run the backbone once per resolution."""
         pooled: list[Tensor] = [crops[0]] * len(crops)
         cells: list[Tensor] = [crops[0]] * len(crops)
         for members in same_size(crops):

@@ -19,10 +19,6 @@ def imagenet_alone(model: str, recipe: str) -> str:
     The weights of many default tags have seen more: ViT-B/16's are from ImageNet-21k. A name with a tag is returned as
     it is, and so is the name of a model without any weights, which is reported when weights are read.
 
-    Args:
-        model: timm name, with or without a tag.
-        recipe: Name of the recipe, for the message.
-
     Example:
         >>> imagenet_alone("vit_base_patch16_224", "an example")
         'vit_base_patch16_224.augreg_in1k'

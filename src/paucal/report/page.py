@@ -47,13 +47,7 @@ def write_report(run_dir: Path) -> Path:
 
 
 def write_run_page(files: RunFiles, name: str, **content: Any) -> Path:
-    """Render a template for a run, write it as `report.html` into the run folder, and return its path.
-
-    Args:
-        files: Files of the run.
-        name: Name of the template.
-        **content: Variables of the template, in addition to the variables that all pages of runs have.
-    """
+    """Render a template for a run, write it as `report.html` into the run folder, and return its path."""
     page = template(name).render(
         title=files.summary.title or f"Run {files.run.path.resolve().name}",
         files=files,

@@ -61,12 +61,7 @@ def finish(seconds: float) -> str:
 
 
 class Expectation:
-    """Prints how long countable work will take, if over a minute.
-
-    Args:
-        title: Name of the work.
-        say: Function that prints a line.
-    """
+    """Prints how long countable work will take, if over a minute."""
 
     def __init__(self, title: str, say: Callable[[str], None]) -> None:
         self._title, self._say = title, say

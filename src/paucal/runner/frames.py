@@ -76,12 +76,7 @@ def takes_frames(function: F) -> F:
 
 
 def without_frame(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return DATA as a path, and settings that name its columns; both unchanged if DATA is no DataFrame.
-
-    Args:
-        data: DATA of any kind.
-        settings: Settings by name, and the columns `image` and `label` of a DataFrame.
-    """
+    """Return DATA as a path, and settings that name its columns; both unchanged if DATA is no DataFrame."""
     if not is_frame(data):
         return data, dict(settings)
     columns = {"image_column": settings.get("image"), "label_column": settings.get("label")}

@@ -148,10 +148,6 @@ class Watcher(Generic[A]):
 
     Attributes:
         scores_start: Whether to score the weights at the start of the run.
-
-    Args:
-        setup: Setup of the run.
-        console: Console for messages.
     """
 
     scores_start = False

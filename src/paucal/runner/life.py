@@ -183,13 +183,6 @@ def run_quietly(
 ) -> R:
     """Run a job from Python, without printing; a stopped run raises an error.
 
-    Args:
-        job: Kind of run.
-        settings: Settings by name, as given.
-        resumed: Run to resume, with `settings` as changes; None for a new run.
-        name: Name of the called function.
-        callbacks: Further Lightning callbacks.
-
     Raises:
         UserError: The data or a setting is invalid, or the run was stopped; the message says what to do.
         TypeError: A setting does not exist, or `callbacks` contains another object.

@@ -17,11 +17,7 @@ def in_notebook() -> bool:
 
 
 class NotebookProgress(Progress):
-    """A progress bar in the output of a notebook's cell; it is empty once the work is done.
-
-    Args:
-        output: Output that shows it.
-    """
+    """A progress bar in the output of a notebook's cell; it is empty once the work is done."""
 
     def __init__(self, output: "NotebookOutput") -> None:
         super().__init__(auto_refresh=False)

@@ -143,9 +143,6 @@ def explain_lost_processes(resume: str) -> Iterator[None]:
 
     A closed connection is noticed at once; a process that hangs, after torch's timeout (half an hour on the CPU, ten
     minutes on GPUs).
-
-    Args:
-        resume: Command that resumes the run.
     """
     try:
         yield

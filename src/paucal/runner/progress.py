@@ -50,11 +50,7 @@ class LiveBar(Callback):
 
 
 class Forecast(Callback):
-    """Prints how long training will take, if over a minute, without validation and the final report.
-
-    Args:
-        say: Function that prints a line.
-    """
+    """Prints how long training will take, if over a minute, without validation and the final report."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

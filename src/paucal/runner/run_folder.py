@@ -38,11 +38,7 @@ S = TypeVar("S", bound="DataclassInstance")
 
 
 class Writing:
-    """Exclusive access of the first process to a run folder, as a context manager.
-
-    Args:
-        console: Console for messages about a replaced run.
-    """
+    """Exclusive access of the first process to a run folder, as a context manager."""
 
     def __init__(self, console: Console) -> None:
         self.console = console

@@ -32,13 +32,7 @@ def in_its_folder(storage: Any, path: str, write: Callable[[str], None]) -> None
 
 
 class StorageLock:
-    """An exclusive lock on object storage.
-
-    Args:
-        storage: File system of fsspec.
-        path: Path of the lock, without a suffix.
-        what: Name of what is locked, for messages.
-    """
+    """An exclusive lock on object storage."""
 
     def __init__(self, storage: Any, path: str, what: str) -> None:
         self.what = what

@@ -193,14 +193,7 @@ class StoredRun:
 
 
 class StoredCopy(Callback):
-    """Copies a run to storage in a thread, whenever a state was saved and at the end.
-
-    Args:
-        stored: Run on storage.
-        lock: Its lock, held.
-        folder: Folder of the run on this machine.
-        console: Console for messages.
-    """
+    """Copies a run to storage in a thread, whenever a state was saved and at the end."""
 
     def __init__(self, stored: StoredRun, lock: StorageLock, folder: Path, console: Console) -> None:
         self.folder = folder

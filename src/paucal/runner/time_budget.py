@@ -39,10 +39,6 @@ OVERHEAD = 1.08  # factor for optimizer, moving average and records, which timed
 def seconds_of(text: str, name: str = "--time-limit") -> float:
     """Return the seconds of a duration such as "45m", "8h", "1d12h" or "1:30:00" (hours first).
 
-    Args:
-        text: Duration as typed.
-        name: Flag of the duration.
-
     Example:
         >>> seconds_of("1d12h"), seconds_of("1.5h"), seconds_of("0:45:30")
         (129600.0, 5400.0, 2730.0)

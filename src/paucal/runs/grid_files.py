@@ -16,11 +16,7 @@ def is_grid(folder: Path) -> bool:
 
 
 def read_scores(folder: Path) -> Mapping[str, Mapping[str, float]]:
-    """Return the scores of the additional evaluation of a run, by protocol.
-
-    Args:
-        folder: Folder above the run.
-    """
+    """Return the scores of the additional evaluation of a run, by protocol."""
     stored = RunFolder(folder).read_json(SCORES)
     try:
         return {

@@ -60,12 +60,7 @@ class Record:
 
 
 class LedgerWriter:
-    """Appends records to the file of one start of a run on one process.
-
-    Args:
-        run: Run folder.
-        start: The start.
-    """
+    """Appends records to the file of one start of a run on one process."""
 
     def __init__(self, run: Path, start: Start) -> None:
         (run / FOLDER).mkdir(exist_ok=True)

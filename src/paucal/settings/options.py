@@ -142,12 +142,7 @@ def check_ranges(settings: object) -> None:
 
 
 def refuse_empty(name: str, value: object) -> None:
-    """Raise a UserError for an empty word or a list with one, such as an unset shell variable.
-
-    Args:
-        name: Flag or argument, for the message.
-        value: Value of any type.
-    """
+    """Raise a UserError for an empty word or a list with one, such as an unset shell variable."""
     for word in value if isinstance(value, list) else [value]:
         if isinstance(word, str) and not word.strip():
             or_none = f", or leave {name} out" if name.startswith("-") else ""

@@ -229,13 +229,7 @@ def _train_teacher(call: Call, chosen: Mapping[str, Any], small: Scale, shared: 
 
 
 def shown_settings(runs: Sequence[Planned], starts: Sequence[Grid], grids: Sequence[Grid]) -> list[dict[str, str]]:
-    """Return name, images and settings of every run for the page: the starts, the common settings, and each run.
-
-    Args:
-        runs: Requested runs.
-        starts: Stored grids of the starts.
-        grids: Stored grids of the runs.
-    """
+    """Return name, images and settings of every run for the page: the starts, the common settings, and each run."""
     used_starts = {run.row.start for run in runs}
     rows = [
         {

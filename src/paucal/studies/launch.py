@@ -146,14 +146,7 @@ def _compute(call: Call, grids: Sequence[Grid]) -> bool:
 
 
 def _conclude(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], settled: bool) -> Studied:
-    """Print and write the results so far.
-
-    Args:
-        call: Call of the study.
-        starts: Stored grids of the starts.
-        grids: Stored grids of the rows.
-        settled: Whether every run is done or has failed.
-    """
+    """Print and write the results so far."""
     study, runs, small, folder = call.study, call.runs, call.small, call.folder
     whole = on_given_images(plan_whole(study, call.asked.scale, data_sets(), call.asked.columns or ()), call.asked)
     # Earlier calls may have stored grids on other images.

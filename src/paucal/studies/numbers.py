@@ -77,13 +77,7 @@ def measure_arm(column: Column, arm: ArmOutcome, baseline: ArmOutcome | None) ->
 def measure_scores(
     column: Column, own: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]]
 ) -> tuple[Measured | None, str]:
-    """Return the number of a row whose scores are stored beside its runs, or the reason for having none.
-
-    Args:
-        column: Column of the number.
-        own: Scores of the row's runs by name, with their "seed".
-        baseline: Scores of the runs that the row is compared with.
-    """
+    """Return the number of a row whose scores are stored beside its runs, or the reason for having none."""
     scores, base = (
         {run["seed"]: score for run in runs if (score := score_of(column, run)) is not None} for runs in (own, baseline)
     )
@@ -122,10 +116,6 @@ def average(sets: Sequence[BySeed]) -> dict[int, float]:
 def wins(sets: Sequence[BySeed], baseline: Sequence[BySeed]) -> dict[int, float]:
     """Return, for each seed, the number of data sets on which a row beats its baseline at the printed decimals.
 
-    Args:
-        sets: Scores in percent by seed, for each data set.
-        baseline: Scores of the baseline on the same data sets.
-
     Example:
         >>> wins([{0: 80.0}, {0: 60.04}], [{0: 79.0}, {0: 60.0}])
         {0: 1}
@@ -137,10 +127,6 @@ def wins(sets: Sequence[BySeed], baseline: Sequence[BySeed]) -> dict[int, float]
 
 def measured_elsewhere(study: Study, folder: Path) -> dict[str, Numbers]:
     """Return the numbers that other studies measured at full scale, by the names of those studies.
-
-    Args:
-        study: Study with the columns.
-        folder: Folder of the study, beside the folders of the others, which have their default names.
 
     Raises:
         UserError: A table there was not written by a study.

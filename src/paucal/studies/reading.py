@@ -96,11 +96,6 @@ def read_studies(
 ) -> dict[str, Study]:
     """Read the studies of a paper.
 
-    Args:
-        path: Path of the paper's file.
-        data_sets: Data sets that columns and rows may name.
-        by_kind: Entries that studies of a kind share, see `read_by_kind`.
-
     Raises:
         UserError: The file cannot be read, or an entry is invalid; the message names the study and the row.
     """

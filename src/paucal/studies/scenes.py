@@ -98,12 +98,7 @@ def _draw_into(folder: Path, images: int, side: int, seed: int) -> None:
 
 
 def share_out(count: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]:
-    """Return the digits for starts, and the digits for the scenes of each split, without overlap.
-
-    Args:
-        count: Number of all digits.
-        rng: Source of random numbers.
-    """
+    """Return the digits for starts, and the digits for the scenes of each split, without overlap."""
     lesson, others = np.split(rng.permutation(count), [count // 2])
     ends = np.round(np.cumsum(list(SHARES.values())) * len(others)).astype(int)[:-1]
     return lesson, dict(zip(SHARES, np.split(others, ends), strict=True))

@@ -109,12 +109,7 @@ def time_models(study: Study, asked: StudySettings, console: Console) -> Timed:
 
 
 def timed_rows(study: Study, wanted: Sequence[str]) -> list[Row]:
-    """Return the rows to time.
-
-    Args:
-        study: Study with columns of times.
-        wanted: Names of rows; () for all that have a model.
-    """
+    """Return the rows to time."""
     rows = {row.name: row for row in study.rows if row.model}
     for name in wanted:
         if name not in rows:

@@ -63,14 +63,7 @@ def format_hours(hours: float) -> str:
 
 
 def describe_scale(study: Study, small: Scale | None, runs: Sequence[Planned], seeds: int) -> str:
-    """Return a sentence on the runs to make.
-
-    Args:
-        study: Study that trains.
-        small: Smaller scale; None for the full one.
-        runs: Runs of the scale.
-        seeds: Number of seeds of each run.
-    """
+    """Return a sentence on the runs to make."""
     models, each = f"{counted(len(runs), 'way')} to {VERBS[study.kind]}", f"{counted(seeds, 'seed')} each"
     if small is None:
         return f"{study.name} as published: {models}, {each}"

@@ -90,10 +90,6 @@ class KeptEpochs:
         """Keep the newest epoch if it is among the best, and remove epochs that no longer are.
 
         The choice depends on the rows alone, so that a resumed run keeps the same epochs.
-
-        Args:
-            rows: Metrics of all epochs, newest last.
-            module: Module with the newest weights.
         """
         best = self._best(rows)
         if rows[-1] in best:

@@ -144,9 +144,6 @@ class ShardedStrategy(ModelParallelStrategy):
     Lightning's own file keeps the optimizer's state by parameter name, invents state for parameters that were never
     updated, and may run code when it is read. This strategy uses the same file as all others, through the trainer's
     `CheckpointIO`: the first process gathers the state, and each process shards what it reads.
-
-    Args:
-        processes: Number of processes on all machines.
     """
 
     def __init__(self, processes: int) -> None:

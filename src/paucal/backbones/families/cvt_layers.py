@@ -113,14 +113,7 @@ class CvtBlock(nn.Module):
 
 
 class CvtStage(nn.Module):
-    """A convolutional embedding, then blocks, with a class token before the cells where it has one.
-
-    Args:
-        embed: The embedding.
-        blocks: The blocks.
-        width: Channels.
-        class_token: Whether the stage has a class token.
-    """
+    """A convolutional embedding, then blocks, with a class token before the cells where it has one."""
 
     def __init__(self, embed: ConvEmbed, blocks: list[nn.Module], width: int, class_token: bool) -> None:
         super().__init__()

@@ -249,10 +249,6 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[
 
     Query, key and value of sparse attention become one projection. If the global tokens share that projection, the file
     holds two copies. The copy of the global tokens wins, as in the published code, which loads it last.
-
-    Args:
-        state: Tensors by name.
-        model: Model that the tensors are for.
     """
     renamed = {_name(key): value for key, value in state.items() if not key.endswith("relative_position_index")}
     own = model.state_dict()

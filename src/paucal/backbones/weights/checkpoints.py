@@ -42,10 +42,6 @@ def candidates(tree: Mapping[str, Any], names: Collection[str]) -> list[Candidat
     Nested mappings are searched ("state_dict", "model", "teacher", ...), and prefixes are found by comparing the ends
     of the names with the model's own ("module.", "backbone.", ...), without a complete list of wrappers.
 
-    Args:
-        tree: Tensors by name, or mappings of them.
-        names: Names of the model's tensors.
-
     Example:
         >>> import torch
         >>> found = candidates({"teacher": {"module.fc.bias": torch.zeros(2)}}, {"fc.bias"})

@@ -98,13 +98,7 @@ def _without_repetition(contents: Sequence[AnnotationSet]) -> tuple[list[Annotat
 
 
 class _File:
-    """One JSON file.
-
-    Args:
-        tree: Files of the set.
-        file: Path of the JSON.
-        names: Images of the set.
-    """
+    """One JSON file."""
 
     def __init__(self, tree: Tree, file: str, names: ImageNames) -> None:
         self._tree, self._file, self._names = tree, file, names

@@ -279,10 +279,6 @@ def decode_brush(values: Sequence[Any], size: tuple[int, int]) -> NDArray[np.boo
     then blocks: whether the block repeats one value (1), which length its count has (2), the count less 1, and the
     value or values. Values are the red, green, blue and alpha of each pixel in turn; alpha marks the region.
 
-    Args:
-        values: Packed bytes.
-        size: (height, width) of the mask.
-
     Raises:
         ValueError: The bytes are not a mask of this size; the message says why.
     """

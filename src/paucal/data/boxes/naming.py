@@ -67,12 +67,7 @@ def explain_foreign_path(name: str) -> str:
 
 
 class ImageNames:
-    """Finds files by the names that annotation files give them.
-
-    Args:
-        paths: Paths of the files, with forward slashes.
-        tree: Files of the whole set.
-    """
+    """Finds files by the names that annotation files give them."""
 
     def __init__(self, paths: Collection[str], tree: Tree) -> None:
         self._tree = tree

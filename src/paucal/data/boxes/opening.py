@@ -134,9 +134,6 @@ def find_unsupported_files(tree: Tree) -> AnnotationFiles | None:
 def read_boxes(place: Path) -> tuple[Tree, AnnotationSet]:
     """Read the annotation files of a place.
 
-    Args:
-        place: Folder, archive, or annotation file of a set.
-
     Raises:
         UserError: The place has no boxes in a layout of the table, or an annotation file is invalid.
     """

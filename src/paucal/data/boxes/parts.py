@@ -93,12 +93,7 @@ def _stem(file: str) -> str:
 
 
 class _ListedNames:
-    """Finds images by the names that lists give them: names of images, or names of their annotation files.
-
-    Args:
-        images: Images with annotations.
-        tree: Files of the set.
-    """
+    """Finds images by the names that lists give them: names of images, or names of their annotation files."""
 
     def __init__(self, images: Sequence[AnnotatedImage], tree: Tree) -> None:
         self._tree = tree

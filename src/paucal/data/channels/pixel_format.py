@@ -85,12 +85,7 @@ def has_other_depth(source: ImageSource, name: str, reading: Reading) -> bool:
 
 
 def depth_notes(images: ImageSet, reading: Reading) -> list[str]:
-    """Return a list with a note if images of a set have another depth than a model's training images.
-
-    Args:
-        images: Set of images, of which up to 16 are read.
-        reading: Reading of the model's images.
-    """
+    """Return a list with a note if images of a set have another depth than a model's training images."""
     other, looked = 0, images.sample(LOOKED_AT)
     for index in looked:
         store, place = locate_original(images.store, int(index))

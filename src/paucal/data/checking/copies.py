@@ -13,10 +13,6 @@ from paucal.data.splits.groups import DUPLICATES, group_numbers
 def copies_among(images: ImageSet, known: ImageSet | None = None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return which images look like one in another set, and which look like an earlier one in their own set, both (N,).
 
-    Args:
-        images: N images.
-        known: Another set; None if there is none.
-
     Raises:
         UserError: A set is streamed from shards.
     """

@@ -239,10 +239,6 @@ def classes_given_away(values: Sequence[Hashable], labels: NDArray[np.int64]) ->
     The prediction for an image is the most frequent class of the other images with its value, or no class if there are
     no others, so unique sizes predict nothing. A class is given away if the prediction is right for 95 % of
     its images and of the images predicted as it, and if 95 % of the images of other classes are not predicted as it.
-
-    Args:
-        values: N values, such as formats.
-        labels: (N,) numbers of classes.
     """
     if not len(labels):
         return []

@@ -107,11 +107,6 @@ def free_space(folder: Path, most: int = MOST_BYTES, spare: Path | None = None) 
     """Remove the least recently used entries until the rest takes at most `most` bytes, and old unfinished files.
 
     A run that has an entry open can still read it; on Windows an open entry is not removed.
-
-    Args:
-        folder: Cache folder.
-        most: Largest total size in bytes.
-        spare: File of pixels to keep.
     """
     entries = list_entries(folder)
     total = sum(entry.n_bytes for entry in entries)

@@ -69,11 +69,6 @@ def read_mask(path: Path, name: str, most: int | None = None) -> RawMask:
     A colour image whose channels are equal everywhere counts as grey, as does an image with one bit per pixel (0 and
     1). Transparency is dropped, unless all pixels have the same colour, so that only transparency marks a region.
 
-    Args:
-        path: Path of the file.
-        name: Name of the mask for messages.
-        most: Largest number of pixels; None for the limit of all images.
-
     Raises:
         UnreadableImage: The file is not an image, is damaged, holds floats, or has too many pixels.
     """

@@ -55,12 +55,7 @@ def meaning_of_values(masks: GivenMasks, marked: Sequence[tuple[str, ...]]) -> M
 
 
 def meaning_by_class(masks: GivenMasks, marked: Sequence[tuple[str, ...]]) -> Meaning:
-    """Return the meaning of masks with a file for each class.
-
-    Args:
-        masks: Facts of the masks.
-        marked: Classes that the files of each image mark.
-    """
+    """Return the meaning of masks with a file for each class."""
     names = sorted({name for classes in marked for name in classes})
     classes = ("background", *names) if masks.named is None else masks.named.names
     if masks.coding is None and classes[0].lower() != "background":

@@ -119,11 +119,7 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
 
 
 def tell_sides(keys: Sequence[str]) -> Sides:
-    """Distinguish images from masks by the names of their folders, or else by their file names.
-
-    Args:
-        keys: Paths relative to one folder, with forward slashes.
-    """
+    """Distinguish images from masks by the names of their folders, or else by their file names."""
     sides: dict[str, list[str]] = {"image": [], "mask": [], "other": [], "": []}
     for key in keys:
         sides[_side(key)].append(key)

@@ -44,10 +44,6 @@ def read_part_lists(bases: Iterable[Path], keys: Sequence[str]) -> ListedParts:
 
     A line gives the name, the file name or the path of an image; a second path or numbers may follow. A list is named
     after a part, in any spelling that folders may have, or "trainval" for train and val.
-
-    Args:
-        bases: Folders that may contain lists.
-        keys: Keys of the images.
     """
     names = _Names(keys)
     parts: dict[str, str] = {}
@@ -144,13 +140,7 @@ def _ends(path: str) -> Iterator[str]:
 
 
 def _join_lists(lists: Mapping[str, list[str]], files: Mapping[str, Path], before: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of each image; "trainval" means val if there is a list of train but none of val, else train.
-
-    Args:
-        lists: Keys of the images in the list of each part.
-        files: Path of the list of each part.
-        before: Parts from the lists of another folder.
-    """
+    """Return the part of each image; "trainval" means val if there is a list of train but none of val, else train."""
     parts: dict[str, str] = dict(before)
     for part in ("train", "val", "test"):
         for key in lists.get(part, ()):

@@ -50,10 +50,6 @@ def masks_among(keys: Sequence[str], store: Store) -> MasksAmong | None:
     The names of folders suffice if all folders are named after images or masks (`images/`, `masks/`, `trainannot/`).
     If only files are named so (`x.png`, `x_mask.png`), or there are other folders, the colours in a few masks are
     counted as well. Two folders of other names with files of the same names are distinguished only by colours.
-
-    Args:
-        keys: Paths of all images, with forward slashes.
-        store: Store of the images, by position.
     """
     if not _may_have_masks(keys):
         return _masks_of_twins(keys, store)

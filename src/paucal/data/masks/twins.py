@@ -15,12 +15,7 @@ MASK_COLOURS, PHOTO_COLOURS = 32, 256  # most colours of a mask, and least of a 
 
 
 def twin_folders(keys: Sequence[str], store: Store) -> tuple[str, str] | None:
-    """Return the two folders of a set that are photographs and their masks by colours and sizes; None for other sets.
-
-    Args:
-        keys: Paths of all images, with forward slashes.
-        store: Store of the images, by position.
-    """
+    """Return the folders of photographs and of their masks, recognised by colours and sizes; None for other sets."""
     places: dict[str, dict[str, int]] = {}
     for place, key in enumerate(keys):
         folder, _, rest = key.partition("/")

@@ -13,12 +13,7 @@ AHEAD = 4  # shards that are fetched before they are needed
 
 
 class ShardsAhead:
-    """Fetches shards in background threads, in the order in which an epoch needs them.
-
-    Args:
-        store: Store of all images.
-        stream: Stream of all images.
-    """
+    """Fetches shards in background threads, in the order in which an epoch needs them."""
 
     def __init__(self, store: Store, stream: Stream) -> None:
         self._store, self._shards = store, stream.shards

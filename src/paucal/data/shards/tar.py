@@ -213,11 +213,6 @@ class TarStore(Reopened, EncodedStore):
     """Images of tar shards.
 
     Shards stay open for a minute: for small images, opening one takes as long as decoding.
-
-    Args:
-        place: Folder of the shards.
-        index: Positions of the images in them.
-        keys: (N,) keys of the images, for messages.
     """
 
     kept = ("_place", "_index", "_keys")

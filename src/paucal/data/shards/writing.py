@@ -274,13 +274,7 @@ def _shard_name(part: str, shards: Sequence[Shard], suffix: str) -> str:
 
 
 class _ParquetWriter:
-    """Writes Parquet files in the layout of Hugging Face data sets.
-
-    Args:
-        folder: Folder for the shards.
-        classes: Class names; empty without labels.
-        multi_label: Whether each image has a list of labels.
-    """
+    """Writes Parquet files in the layout of Hugging Face data sets."""
 
     def __init__(self, folder: Path, classes: Sequence[str], multi_label: bool) -> None:
         self.shards: list[Shard] = []

@@ -174,10 +174,6 @@ def from_columns(classes: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Lab
 
     An empty cell or -1 means that the class is unknown (as in CheXpert, arXiv:1901.07031), but in a table without any
     0 an empty cell means 0. If every image is of exactly one class, the labels are single labels.
-
-    Args:
-        classes: Names of the columns.
-        rows: (N, K) cells.
     """
     if len(set(classes)) < len(classes):
         twice = next(name for name in classes if classes.count(name) > 1)

@@ -81,13 +81,7 @@ class Columns:
 
 
 def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -> Columns:
-    """Return the columns of a table; its first row has their names unless it describes an image.
-
-    Args:
-        file: Path of the table, for messages.
-        rows: All rows.
-        options: Names of the columns, if given, and whether labels are wanted.
-    """
+    """Return the columns of a table; its first row has their names unless it describes an image."""
     first, label_column = rows[0].cells, options.label_column
     if first[0].lower().endswith(IMAGE_SUFFIXES) and not (options.image_column or label_column):
         return _of_unnamed(file, rows, options.labelled)

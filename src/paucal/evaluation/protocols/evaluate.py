@@ -128,13 +128,6 @@ def evaluate_backbone(
     Validation images choose lambda (logistic regression) and the learning rate (linear probe). Afterwards they are
     added to the training images. Without validation images, cross-validation within the training images chooses. Test
     images are never used for choices.
-
-    Args:
-        subject: Backbone.
-        data: Images and their splits.
-        protocols: Protocols to run.
-        options: Options of the protocols.
-        bar: Function that opens a progress bar with a title.
     """
     bar = bar or (lambda title: nullcontext(lambda done, total: None))
     if data.labels.ndim == 2 and set(protocols) - SEVERAL_CLASSES:

@@ -39,13 +39,7 @@ class Few:
 
 
 def draw_few(labels: Tensor, per_class: int, seed: int) -> Tensor:
-    """Return the rows of `per_class` images of each class; with one seed, smaller draws are subsets of larger draws.
-
-    Args:
-        labels: (N,) int64.
-        per_class: Number of images per class; all images of a class that has fewer.
-        seed: Seed of the draw.
-    """
+    """Return the rows of `per_class` images of each class; with one seed, smaller draws are subsets of larger draws."""
     rows = []
     for label in labels.unique().tolist():
         members = (labels == label).nonzero()[:, 0]

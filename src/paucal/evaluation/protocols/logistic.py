@@ -102,9 +102,6 @@ def search_strength(score: Callable[[float], float]) -> SearchResult:
     """Find the lambda with the highest validation score in at most 15 evaluations.
 
     Of equal scores, the larger lambda wins, since its model is simpler. NaN loses.
-
-    Args:
-        score: Function that returns the validation score of a lambda.
     """
     tried: dict[int, float] = {}
 

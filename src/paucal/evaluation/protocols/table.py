@@ -260,13 +260,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
 
 
 def store_table(folder: Path, rows: Sequence[Row], about: Mapping[str, Any]) -> None:
-    """Write `table.csv` and `results.json`, with all lines at full precision.
-
-    Args:
-        folder: Folder, created if it is missing.
-        rows: All lines.
-        about: Models, data sets and settings, of JSON types.
-    """
+    """Write `table.csv` and `results.json`, with all lines at full precision."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / CSV_NAME, _as_csv(rows))
     names = list(rows[0].scores) if rows else []
@@ -296,12 +290,7 @@ def shown_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
-    """Draw the share of each printed line for all models with its interval, the first model at the top.
-
-    Args:
-        rows: Rows of `shown_rows`, at least one.
-        level: Level of the intervals.
-    """
+    """Draw the share of each printed line for all models with its interval, the first model at the top."""
     names = list(rows[0].scores)
     room = max(0.42, 0.14 * len(names))  # inches per line
     figure = Figure(figsize=(5.4, 1.5 + room * max(len(rows), 2)), layout="constrained")

@@ -83,10 +83,6 @@ class Recorded(NamedTuple):
 def run_recorded(module: nn.Module, images: Tensor) -> Recorded:
     """Run a model and record its attention, with gradients if they are enabled.
 
-    Args:
-        module: Module as `explainable` yields it.
-        images: Images as in `read_attention`.
-
     Raises:
         UserError: as `read_attention`.
     """

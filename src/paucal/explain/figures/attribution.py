@@ -94,12 +94,7 @@ MISTAKES_PER_ROW = 2  # mistakes in a row, each with three panels
 
 
 def mistakes_attribution_figure(mistakes: Sequence[Explained], method: str) -> Figure:
-    """Draw each image with the attribution for the predicted class and for its label, on one scale.
-
-    Args:
-        mistakes: Images with their maps for two classes, the predicted class first.
-        method: Title of the method.
-    """
+    """Draw each image with the attribution for the predicted class and for its label, on one scale."""
     if not mistakes:
         raise ValueError("there are no mistakes to draw")
     columns = min(MISTAKES_PER_ROW, len(mistakes))

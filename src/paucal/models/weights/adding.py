@@ -65,12 +65,7 @@ class CheckedWeights:
 
 
 def checked_licence(name: str, licence: str) -> str:
-    """Return a licence, as it is to be stored.
-
-    Args:
-        name: timm name of the model.
-        licence: Name of the licence, as given.
-    """
+    """Return a licence, as it is to be stored."""
     require_name(name)
     try:
         licence = require_words(licence, "licence")

@@ -77,14 +77,7 @@ class Command:
 
 
 def command_of(verb: str, argv: Sequence[str], output: str | None, resumed: str | None) -> Command:
-    """Return the command for other machines, and reserve its run folder.
-
-    Args:
-        verb: Verb of the run.
-        argv: Arguments of the call.
-        output: Run folder as given.
-        resumed: Run to resume; None for a new one.
-    """
+    """Return the command for other machines, and reserve its run folder."""
     for place in (output, resumed):
         if place is not None and is_remote(place):
             raise UserError(

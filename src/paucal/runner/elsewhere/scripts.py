@@ -63,14 +63,7 @@ def slurm_script(command: Command, devices: int, nodes: int, on_gpu: bool, optio
 
 
 def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str:
-    """Return a RayJob that starts or resumes a run on its own cluster; lines to change are marked.
-
-    Args:
-        command: Command of the run.
-        devices: Processes on each machine.
-        nodes: Machines.
-        on_gpu: Whether each process has a GPU.
-    """
+    """Return a RayJob that starts or resumes a run on its own cluster; lines to change are marked."""
     if not Path(command.run).is_relative_to(command.folder):
         raise UserError(
             f"--output: {command.run!r} is not below the current folder, which the machines of the cluster mount: "

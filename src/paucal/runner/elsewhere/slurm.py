@@ -18,11 +18,7 @@ _MOST_TIMEOUTS = 1000  # time limits that a job may reach before submitit gives 
 
 
 class RequeuedCommand:
-    """The function that submitit calls in each task of a job; its state is saved before the job is requeued.
-
-    Args:
-        command: Command of the run.
-    """
+    """The function that submitit calls in each task of a job; its state is saved before the job is requeued."""
 
     def __init__(self, command: Command) -> None:
         self.command = command

@@ -35,12 +35,6 @@ def run_preprocessing(
 ) -> Preprocessing:
     """Return the preprocessing of a run: as stored, or from its settings and its pretrained weights.
 
-    Args:
-        settings: Resolved settings of the run.
-        data: Images of the run.
-        start: Preprocessing of the pretrained weights.
-        run: Run to resume; None for a new one.
-
     Raises:
         UserError: The run's model card is damaged.
     """

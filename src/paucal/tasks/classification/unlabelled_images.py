@@ -44,12 +44,6 @@ def open_unlabelled(settings: TrainSettings) -> ImageSet:
 def usable_images(settings: TrainSettings, data: SplitImages, most: int, console: Console) -> ImageSet:
     """Return decoded images without labels, without copies of the run's images.
 
-    Args:
-        settings: Settings of the run.
-        data: Images of the run.
-        most: Largest number of images.
-        console: Console for progress and for notes on images that are left out.
-
     Raises:
         UserError: There are no images, or none can be read.
     """

@@ -140,11 +140,6 @@ def evaluate_detections(
 ) -> DetectionScores:
     """Score detections with intervals: boxes, and masks if all detections and objects have them.
 
-    Args:
-        detections: Detections of each image.
-        truth: Objects of the same images.
-        classes: Names of the detector's classes.
-
     Raises:
         UserError: faster-coco-eval is not installed.
     """
@@ -171,11 +166,6 @@ def format_score(score: Score) -> str:
 
 def coco_scores(detections: Sequence[Detections], truth: Sequence[Boxes], n_classes: int) -> dict[str, Any]:
     """Return COCO's scores as torchmetrics and faster-coco-eval compute them.
-
-    Args:
-        detections: Detections of each image.
-        truth: Objects of the same images.
-        n_classes: Number of classes K.
 
     Returns:
         "ap" (the mean over ten overlaps from 0.5 to 0.95 and all classes with an object), "ap50", "ap75", "recall" (of
@@ -236,12 +226,6 @@ def match_detections(
 
     In descending order of the score, each detection takes the free object that it overlaps most. A detection that
     overlaps only a crowd is ignored.
-
-    Args:
-        detections: Detections of each image.
-        truth: Objects of the same images.
-        n_classes: Number of classes.
-        masks: Whether to compare masks instead of boxes.
     """
     return [_match_class(detections, truth, label, masks) for label in range(n_classes)]
 

@@ -46,12 +46,7 @@ TIMED_STEPS = 2  # after one warm-up step
 
 
 class GridCache:
-    """The grids of a frozen backbone for the images of a batch, kept while they fit in the memory.
-
-    Args:
-        stages: Maps of the backbone.
-        most_bytes: Memory for the grids.
-    """
+    """The grids of a frozen backbone for the images of a batch, kept while they fit in the memory."""
 
     def __init__(self, stages: StageMaps, most_bytes: int) -> None:
         self._stages, self._left = stages, most_bytes

@@ -112,10 +112,6 @@ def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
 
     Boxes without an area are dropped and boxes across an edge are cut there; notes count both. Classes without a box
     are left out. Images have masks if each of their boxes has an outline.
-
-    Args:
-        tree: Files of the set.
-        annotations: Content of the annotation files.
     """
     annotated, numbers = annotations.images, annotations.numbers
     if not annotated:

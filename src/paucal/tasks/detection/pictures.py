@@ -101,13 +101,7 @@ def sheet(pictures: Sequence[Image.Image], captions: Sequence[str] = ()) -> Imag
 
 
 def count_mistakes(detections: Detections, truth: Boxes, least: float = SHOWN) -> tuple[int, int]:
-    """Return the numbers of missed objects and of false detections of an image, at an overlap of 0.5.
-
-    Args:
-        detections: Detections.
-        truth: Objects.
-        least: Smallest score of a detection that counts.
-    """
+    """Return the numbers of missed objects and of false detections of an image, at an overlap of 0.5."""
     shown = detections.above(least)
     missed = false = 0
     for label in np.union1d(shown.labels, truth.labels):

@@ -153,10 +153,6 @@ class CopyPaste:
     Both images are already augmented. Edges are hard, since the paper finds no gain from smooth
     ones. Differs from the paper: images differ in size, so the other image is placed over the first at random.
     All draws are made from torch's global generator, which is seeded for each image.
-
-    Args:
-        chance: Chance of pasting objects into an image.
-        partners: Positions of the images that objects are taken from.
     """
 
     def __init__(self, chance: float, partners: Sequence[int]) -> None:

@@ -13,12 +13,7 @@ from paucal.types import Crops, UserError, height_and_width
 
 
 def crop_groups(settings: CropSettings, size: Size) -> list[Crops]:
-    """Return the groups of crops, the global one first.
-
-    Args:
-        settings: Settings of the crops.
-        size: (height, width) of the global crops in pixels.
-    """
+    """Return the groups of crops, the global one first."""
     counts, sizes = settings.local_crops, settings.local_size
     if len(counts) != len(sizes) and sum(counts):
         raise UserError(

@@ -25,13 +25,7 @@ WORSE, WORSE_EPOCHS = 0.01, 2  # loss of accuracy, and epochs in a row, that sto
 
 
 class StageWatch(Watcher[PretrainingSetup]):
-    """Watches a stage of a run for collapse and for the last epoch of the stage.
-
-    Args:
-        run: Run folder.
-        setup: Setup of the stage.
-        console: Console for messages.
-    """
+    """Watches a stage of a run for collapse and for the last epoch of the stage."""
 
     scores_start = True
 

@@ -15,11 +15,7 @@ from paucal.types import Batch, LossTerms, Progress
 
 
 class FrozenNetwork(Objective):
-    """A network that is not trained; the regression is put into its classifier of one output.
-
-    Args:
-        backbone: Backbone with one output.
-    """
+    """A network that is not trained; the regression is put into its classifier of one output."""
 
     def __init__(self, backbone: FeatureBackbone) -> None:
         super().__init__()

@@ -64,12 +64,6 @@ def assemble(
 ) -> SegmentationSetup:
     """Open images and masks, choose the open settings and build the network; write nothing.
 
-    Args:
-        settings: Given or stored settings.
-        given: Origin of each given setting.
-        bars: Progress bars.
-        run: Resumed run; None for a new run.
-
     Raises:
         UserError: The images, the masks or a setting are invalid.
     """

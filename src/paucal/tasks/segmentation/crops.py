@@ -55,12 +55,7 @@ class CropOptions:
 
 
 class CropTransform:
-    """Draws one crop of an image and its mask, with torch's global generator.
-
-    Args:
-        options: Sizes and strengths.
-        statistics: Mean and deviation of the images.
-    """
+    """Draws one crop of an image and its mask, with torch's global generator."""
 
     def __init__(self, options: CropOptions, statistics: Normalisation) -> None:
         self.options = options
@@ -124,14 +119,7 @@ class CropTransform:
 
 
 class MaskedCrops(ViewDataset):
-    """Crops of images with their masks; their randomness depends on (seed, epoch, image, repeat) only.
-
-    Args:
-        image_set: Images.
-        masks: Masks of the same images.
-        transform: Draws a crop.
-        seed: Seed of the run.
-    """
+    """Crops of images with their masks; their randomness depends on (seed, epoch, image, repeat) only."""
 
     def __init__(self, image_set: ImageSet, masks: MaskStore, transform: CropTransform, seed: int) -> None:
         super().__init__(image_set, [], seed, labels=False)

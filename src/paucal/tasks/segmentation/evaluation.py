@@ -61,16 +61,7 @@ def count_and_write_masks(
     folder: Path,
     advance: Callable[[int, int], None],
 ) -> list[Tally]:
-    """Count the pixels of images as `count_pixels` does, and write the predicted masks into a folder.
-
-    Args:
-        model: Model to evaluate.
-        data: Images and masks.
-        indices: Positions of the images.
-        options: Windows, scales and mirroring.
-        folder: Folder of the predicted masks.
-        advance: Called with (images done by this process, all images).
-    """
+    """Count the pixels of images as `count_pixels` does, and write the predicted masks into a folder."""
     written: list[Path] = []
 
     def write(index: int, probabilities: Tensor) -> None:

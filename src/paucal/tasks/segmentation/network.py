@@ -71,13 +71,7 @@ class UperHead(nn.Module):
 
 
 class PyramidPooling(nn.Module):
-    """Fuses the deepest map with its averages over a few large cells.
-
-    Args:
-        channels: Channels of the map.
-        width: Channels of each average and of the output.
-        pooled: Cells per side of each average.
-    """
+    """Fuses the deepest map with its averages over a few large cells."""
 
     def __init__(self, channels: int, width: int, pooled: Sequence[int] = POOLED) -> None:
         super().__init__()

@@ -185,14 +185,7 @@ def report_table(report: SegmentationReport) -> Table:
 
 
 def write_scores(folder: Path, report: SegmentationReport, tallies: Sequence[Tally], keys: Sequence[str]) -> None:
-    """Write the scores into a folder as JSON, and the scores of classes and of images as CSV.
-
-    Args:
-        folder: Existing folder.
-        report: Scores of the set.
-        tallies: Counts of its images.
-        keys: Keys of all images, by `Tally.index`.
-    """
+    """Write the scores into a folder as JSON, and the scores of classes and of images as CSV."""
     write_text(folder / METRICS, json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n")
     write_text(folder / "per_class.csv", per_class_table(report))
     write_text(folder / "per_image.csv", per_image_table(tallies, keys))

@@ -91,13 +91,7 @@ def for_masks(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def crop_findings(opening: Sequence[Finding], survey: Survey, device: str) -> list[Finding]:
-    """Return a finding on images smaller than half the crops that `paucal segment` would choose.
-
-    Args:
-        opening: Findings of opening the set; without masks there is no finding.
-        survey: Survey of the images.
-        device: Training device, which determines the crops.
-    """
+    """Return a finding on images smaller than half the crops that `paucal segment` would choose."""
     short = survey.sizes[survey.readable].min(axis=1)
     if not len(short) or not any(one.name == MASKS for one in opening):
         return []

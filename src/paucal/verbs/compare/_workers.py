@@ -49,14 +49,7 @@ class Team(Protocol):
 
 
 class Processes:
-    """Workers that are processes on this machine, each with its own GPU if there are several.
-
-    Args:
-        folder: Folder of the grid.
-        count: Number of workers.
-        threads: Threads of each worker.
-        device: "cuda" to distribute the GPUs.
-    """
+    """Workers that are processes on this machine, each with its own GPU if there are several."""
 
     def __init__(self, folder: Path, count: int, threads: int, device: str | None = None) -> None:
         self._logs = folder / LOGS

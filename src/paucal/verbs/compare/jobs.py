@@ -82,11 +82,6 @@ class GridImages:
 def open_images(verb: str, settings: Mapping[str, Any], console: Console) -> GridImages:
     """Open the images that the runs of a grid read.
 
-    Args:
-        verb: Verb of the grid.
-        settings: Settings that locate the images, and others of the verb.
-        console: Console for progress.
-
     Raises:
         UserError: The images cannot be opened.
     """

@@ -27,12 +27,6 @@ MAX_SILENCE = 600.0  # longest time between two lines of progress, in seconds
 def run_workers(grid: Grid, asked: GridSettings, again: str, console: Console) -> bool:
     """Let workers compute the open cells of a stored grid.
 
-    Args:
-        grid: Stored grid.
-        asked: Number and kind of the workers.
-        again: Command that resumes the grid.
-        console: Console for messages and progress.
-
     Returns:
         Whether all cells are settled.
 
@@ -191,12 +185,7 @@ def _share_done(run: RunFolder) -> float:
 
 
 class ProgressReporter:
-    """Prints changes of a grid's progress.
-
-    Args:
-        console: Console for the messages.
-        workers: Workers of this call.
-    """
+    """Prints changes of a grid's progress."""
 
     def __init__(self, console: Console, workers: int) -> None:
         self._console, self._workers = console, max(1, workers)

@@ -45,10 +45,6 @@ def _next(root: Path) -> Path:
 class Pictures:
     """Writes figures into a folder.
 
-    Args:
-        folder: Folder, made with the first picture.
-        kind: "png", "svg" or "both".
-
     Attributes:
         written: Files written so far.
     """

@@ -62,10 +62,6 @@ class Answers:
 class Model:
     """A model of one task that predicts labels of unlabelled images.
 
-    Args:
-        source: Run, folder or file of the model.
-        device: Device.
-
     Attributes:
         reading: Size and channels with which its images are read.
     """

@@ -204,11 +204,6 @@ def best_trial(trials: Sequence[TuneStep], images: int, sides: Sequence[Sequence
     others, those whose accuracy is within a standard error of the highest one are compared by their losses, image by
     image, where their images have one size: the first of them stays, unless another one leads by more than a standard
     error.
-
-    Args:
-        trials: Trials, with the default preset's first.
-        images: Number of validation images.
-        sides: Image size of each trial in pixels.
     """
     scores = [trial.score for trial in trials]
     worked = [number for number, trial in enumerate(trials) if trial.details["loss"] < WORST] or [0]

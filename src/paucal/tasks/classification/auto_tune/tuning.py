@@ -86,12 +86,7 @@ class CostEstimate:
 
 
 def in_equal_time(costs: Sequence[CostEstimate], per_epoch: int) -> list[CostEstimate]:
-    """Return the costs with trial steps that take the same time for all presets, at most an epoch of the slowest.
-
-    Args:
-        costs: Costs of the presets, with the steps of a trial that fit in the time.
-        per_epoch: Steps of an epoch.
-    """
+    """Return the costs with trial steps that take the same time for all presets, at most an epoch of the slowest."""
     seconds = min(max(cost.epoch for cost in costs), *(cost.steps * cost.epoch / per_epoch for cost in costs))
     return [replace(cost, steps=round(seconds * per_epoch / cost.epoch)) for cost in costs]
 

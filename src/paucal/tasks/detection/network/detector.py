@@ -40,11 +40,6 @@ LOSS_NAMES = {"loss_objectness": "object", "loss_rpn_box_reg": "proposal"}  # ou
 class Detector(nn.Module):
     """A two-stage detector.
 
-    Args:
-        stages: Maps of the backbone.
-        classes: Number of classes of objects.
-        options: Options of the detector.
-
     Example:
         >>> import torch
         >>> spec = BackboneSpec("resnet18", 0, image_size=(128, 128))

@@ -67,9 +67,6 @@ class EveryLevelPooling(nn.Module):
 class OneImageDetector(nn.Module):
     """A detector that returns one table.
 
-    Args:
-        detector: Detector in evaluation mode.
-
     Shape:
         - images: (1, 3, H, W), normalised
         - output: (most, 6), or (most, 6 + 784) with masks: left, top, right and bottom in pixels, score and class from

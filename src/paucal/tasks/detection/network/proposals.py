@@ -57,12 +57,7 @@ class ProposalHead(RPNHead):
 
 
 class ProposalNetwork(RegionProposalNetwork):
-    """torchvision's proposal network on a feature pyramid.
-
-    Args:
-        stages: Maps of the backbone.
-        options: Options of the detector.
-    """
+    """torchvision's proposal network on a feature pyramid."""
 
     def __init__(self, stages: StageMaps, options: DetectorOptions) -> None:
         strides = [*stages.strides, 2 * stages.strides[-1]]

@@ -177,12 +177,7 @@ class RegionHeads(RoIHeads):
 
 
 class SharedPredictor(nn.Module):
-    """The class of a region, and one correction of its box for all classes.
-
-    Args:
-        dim: Features per region.
-        classes: Number of classes of objects.
-    """
+    """The class of a region, and one correction of its box for all classes."""
 
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__()
