@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paucal.evaluation.confident_learning import class_thresholds, confident_joint, suspected_labels
+from paucal.evaluation.confident_learning import class_thresholds, confident_class, suspected_labels
 
 
 def made(seed: int, n: int, k: int, noise: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
@@ -22,30 +22,30 @@ def made(seed: int, n: int, k: int, noise: float = 0.2) -> tuple[np.ndarray, np.
     return probabilities, labels
 
 
-def naive(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, list[int]]:
+def naive(probabilities: np.ndarray, labels: np.ndarray) -> tuple[list[int], list[int]]:
     n, k = probabilities.shape
     thresholds = [
         sum(probabilities[i, c] for i in range(n) if labels[i] == c) / max(1, sum(labels == c)) for c in range(k)
     ]
-    joint, suspects = np.zeros((k, k), dtype=int), []
+    guesses, suspects = [-1] * n, []
     for i in range(n):
         confident = [c for c in range(k) if (labels == c).any() and probabilities[i, c] >= thresholds[c] - 1e-6]
         if not confident:
             continue
         best = max(range(k), key=lambda c: probabilities[i, c])
         guess = confident[0] if len(confident) == 1 else best
-        joint[labels[i], guess] += 1
+        guesses[i] = guess
         if guess != labels[i] and best != labels[i]:
             suspects.append(i)
-    return joint, sorted(suspects, key=lambda i: probabilities[i, labels[i]])
+    return guesses, sorted(suspects, key=lambda i: probabilities[i, labels[i]])
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10_000), st.integers(6, 60), st.integers(2, 5))
 def test_suspects__are_those_of_the_loops(seed, n, k):
     probabilities, labels = made(seed, n, k)
-    joint, suspects = naive(probabilities, labels)
-    assert (confident_joint(probabilities, labels) == joint).all()
+    guesses, suspects = naive(probabilities, labels)
+    assert confident_class(probabilities, labels).tolist() == guesses
     assert [one.position for one in suspected_labels(probabilities, labels)] == suspects
 
 

@@ -41,15 +41,6 @@ def class_thresholds(probabilities: NDArray[np.float64], labels: NDArray[np.int6
     return thresholds
 
 
-def confident_joint(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the (K, K) counts of images labelled i that confidently belong to class j (equation 1)."""
-    guesses = _confident_class(probabilities, labels)
-    n_classes = probabilities.shape[1]
-    counts = np.zeros((n_classes, n_classes), dtype=np.int64)
-    np.add.at(counts, (labels[guesses >= 0], guesses[guesses >= 0]), 1)
-    return counts
-
-
 def suspected_labels(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> list[Suspect]:
     """Return the labels that are probably wrong, the least probable labels first.
 
@@ -61,7 +52,7 @@ def suspected_labels(probabilities: NDArray[np.float64], labels: NDArray[np.int6
         raise ValueError(f"expected (N, K) probabilities and (N,) labels, got {probabilities.shape} and {labels.shape}")
     if not ((probabilities >= 0) & (probabilities <= 1 + _SLACK)).all():
         raise ValueError("expected probabilities from 0 to 1")
-    guesses, likeliest = _confident_class(probabilities, labels), probabilities.argmax(1)
+    guesses, likeliest = confident_class(probabilities, labels), probabilities.argmax(1)
     suspects = np.flatnonzero((guesses >= 0) & (guesses != labels) & (likeliest != labels))
     own = probabilities[np.arange(len(labels)), labels]
     ordered = suspects[np.argsort(own[suspects], kind="stable")]
@@ -71,8 +62,8 @@ def suspected_labels(probabilities: NDArray[np.float64], labels: NDArray[np.int6
     ]
 
 
-def _confident_class(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the (N,) confident class of each image; -1 where no class reaches its threshold."""
+def confident_class(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the (N,) class that each image confidently belongs to (equation 1); -1 if none reaches its threshold."""
     reached = probabilities >= class_thresholds(probabilities, labels) - _SLACK
     count = reached.sum(1)
     guesses = np.where(count > 1, probabilities.argmax(1), reached.argmax(1))

@@ -62,8 +62,25 @@ class ClassRow:
     f1: float | None
 
 
+class StoredReport:
+    """What the two kinds of reports share."""
+
+    scores: Mapping[str, Score]
+    per_class: Sequence[Any]
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes, in the order of the model's outputs."""
+        return [row.name for row in self.per_class]
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The scores without their intervals."""
+        return {name: score.value for name, score in self.scores.items()}
+
+
 @dataclass(frozen=True)
-class ClassificationReport:
+class ClassificationReport(StoredReport):
     """All scores of a classifier on one set of images, as plain values.
 
     Attributes:
@@ -86,16 +103,6 @@ class ClassificationReport:
     confusion: Sequence[Sequence[int]]
     repeats: int = 0
     folds: int = 0
-
-    @property
-    def classes(self) -> list[str]:
-        """Names of the classes, in the order of the model's outputs."""
-        return [row.name for row in self.per_class]
-
-    @property
-    def values(self) -> dict[str, float]:
-        """The scores without their intervals."""
-        return {name: score.value for name, score in self.scores.items()}
 
     def cross_validated(self, hits: NDArray[np.bool_], folds: int) -> "ClassificationReport":
         """Return the report on a cross-validation: accuracy averages all repeats, the rest is of the first.
@@ -172,7 +179,7 @@ class MultiLabelRow:
 
 
 @dataclass(frozen=True)
-class MultiLabelReport:
+class MultiLabelReport(StoredReport):
     """All scores of a multi-label classifier on one set of images, as plain values.
 
     Attributes:
@@ -187,16 +194,6 @@ class MultiLabelReport:
     level: float
     scores: Mapping[str, Score]
     per_class: Sequence[MultiLabelRow]
-
-    @property
-    def classes(self) -> list[str]:
-        """Names of the classes, in the order of the model's outputs."""
-        return [row.name for row in self.per_class]
-
-    @property
-    def values(self) -> dict[str, float]:
-        """The scores without their intervals."""
-        return {name: score.value for name, score in self.scores.items()}
 
     @property
     def scored(self) -> list[MultiLabelRow]:

@@ -59,15 +59,15 @@ def read_frozen(run: RunFolder) -> FrozenFeatures | None:
         return None
     content = run.read_json(str(path.relative_to(run.path)))
     try:
-        rows = [Row.from_dict(one) for one in content["rows"][:MAX_ROWS]]
+        rows = [Row.from_dict(row) for row in content["rows"][:MAX_ROWS]]
         sets = content["data"][:MAX_ROWS]
-        seen = dict.fromkeys(text for one in sets for text in _seen(one.get("seen_unlabelled") or {}))
+        seen = [text for data in sets for texts in (data.get("seen_unlabelled") or {}).values() for text in texts]
         return FrozenFeatures(
-            [_sentence(one) for one in sets],
+            [_sentence(data) for data in sets],
             [name[:MAX_TEXT] for name in _models(rows)],
             list(_lines(rows, several=len(sets) > 1)),
             [text[:MAX_TEXT] for text in remarks(rows)],
-            list(seen),
+            list(dict.fromkeys(str(text)[:MAX_TEXT] for text in seen)),
             _level(content["level"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError, UserError) as problem:
@@ -108,7 +108,3 @@ def _level(value: Any) -> float:
     if not 0 < level < 1:
         raise ValueError(f"expected a level between 0 and 1, got {level}")
     return level
-
-
-def _seen(texts_by_model: Mapping[str, Sequence[str]]) -> list[str]:
-    return [str(text)[:MAX_TEXT] for texts in texts_by_model.values() for text in texts]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from paucal.cores import usable_cores
 from paucal.data.channels.pixel_format import count_channels
 from paucal.data.channels.pixels import RGB
 from paucal.data.classes import choose_classes
-from paucal.data.dataset import Sample
+from paucal.data.dataset import collate
 from paucal.data.decode import WHOLE, Reading
 from paucal.data.decoded.prepare import prepare_images, side_for
 from paucal.data.images import ImageSet, without_decoded_copies
@@ -278,13 +278,14 @@ def normalisation(settings: JobSettings, data: SplitImages, start: ImageInput | 
 
 
 def step_loader(
-    dataset: Dataset[Sample],
+    dataset: Dataset[Any],
     data: SplitImages,
     settings: JobSettings,
     plan: Plan,
     start: int,
     repeats: int = 1,
     balanced: bool = False,
+    into_batch: Callable[[list[Any]], Any] = collate,
 ) -> TrainLoader:
     """Return the training loader of this process, starting at a forward pass."""
     train, stream = data.part("train"), data.images.stream
@@ -302,7 +303,7 @@ def step_loader(
         stream=stream and stream.take(train),
         on_pass=ShardsAhead(data.images.store, stream).reach if stream and is_remote(data.images.location) else None,
     )
-    return make_train_loader(dataset, sampler, settings.workers, pin_memory=settings.device == "cuda")
+    return make_train_loader(dataset, sampler, settings.workers, settings.device == "cuda", into_batch)
 
 
 def eval_loader(

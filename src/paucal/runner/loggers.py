@@ -110,14 +110,6 @@ def _score_alone(logger: Any, settings: Mapping[str, Any], scores: dict[str, flo
         logger.log_metrics(scores, step)
 
 
-def _close_tensorboard(logger: Any, ending: str) -> None:
-    logger.finalize(ending)
-
-
-def _close_mlflow(logger: Any, ending: str) -> None:
-    logger.finalize({"stopped": "KILLED"}.get(ending, ending))
-
-
 def _close_wandb(logger: Any, ending: str) -> None:
     logger.finalize(ending)
     logger.experiment.finish(exit_code=int(ending != "success"))  # a later run in this process needs a new wandb run
@@ -125,9 +117,17 @@ def _close_wandb(logger: Any, ending: str) -> None:
 
 KINDS: dict[str, Kind] = {
     "tensorboard": Kind(
-        _open_tensorboard, _score_beside_settings, _close_tensorboard, lambda logger: str(logger.log_dir)
+        _open_tensorboard,
+        _score_beside_settings,
+        lambda logger, ending: logger.finalize(ending),
+        lambda logger: str(logger.log_dir),
     ),
-    "mlflow": Kind(_open_mlflow, _score_alone, _close_mlflow, lambda logger: str(logger._tracking_uri)),
+    "mlflow": Kind(
+        _open_mlflow,
+        _score_alone,
+        lambda logger, ending: logger.finalize({"stopped": "KILLED"}.get(ending, ending)),
+        lambda logger: str(logger._tracking_uri),
+    ),
     "wandb": Kind(
         _open_wandb,
         _score_alone,

@@ -184,12 +184,13 @@ class StoredRun:
         if known is None or known[0] != stamp:
             digest = digest_of(copy)
             if all(digest != other for other, _ in self._kept.values()):
-                in_its_folder(self._storage, self.path(f"{OBJECTS}/{digest}"), lambda path: self._send(copy, path))
+                in_its_folder(
+                    self._storage,
+                    self.path(f"{OBJECTS}/{digest}"),
+                    lambda path: retry(lambda: self._storage.put_file(str(copy), path)),
+                )
             known = self._known[name] = stamp, digest
         return known[1], copy.stat().st_size
-
-    def _send(self, copy: Path, path: str) -> None:
-        retry(lambda: self._storage.put_file(str(copy), path))
 
 
 class StoredCopy(Callback):

@@ -27,6 +27,8 @@ MOST_DISTANCE = 7  # differing bits of 64; up to this distance `near_pairs` find
 _BANDS, _BAND_BITS = 4, 16
 _CHUNK = 1 << 14  # hashes whose neighbours are searched at a time
 _MOST_PAIRS = 1 << 24  # candidates held at a time, before their distances are computed
+# The first 8 rows of the (32, 32) discrete cosine transform of type II, without normalisation.
+_COSINES = np.cos(np.pi * np.arange(KEPT)[:, None] * (2 * np.arange(SIDE) + 1) / (2 * SIDE))
 _BYTE_BITS = np.array([bin(value).count("1") for value in range(256)], dtype=np.uint8)
 
 
@@ -222,12 +224,3 @@ def _pieces(counts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         length = max(1, int(np.searchsorted(sums, _MOST_PAIRS, side="right")))
         yield np.arange(begin, min(begin + length, len(counts)))
         begin += length
-
-
-def _cosines() -> NDArray[np.float64]:
-    """Return the first 8 rows, (8, 32), of the discrete cosine transform of type II, without normalisation."""
-    frequency, place = np.arange(KEPT)[:, None], np.arange(SIDE)[None]
-    return np.cos(np.pi * frequency * (2 * place + 1) / (2 * SIDE))
-
-
-_COSINES = _cosines()

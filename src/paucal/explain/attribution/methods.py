@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -33,14 +34,6 @@ class Method(NamedTuple):
     asks_class: bool = True
 
 
-def _libra_rollout(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-    return gradient_rollout(model, images, classes, pruned=True)
-
-
-def _rollout(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-    return attention_rollout(model, images)
-
-
 def last_attention(model: nn.Module, images: Tensor, classes: Tensor | None = None) -> Tensor:
     """Return how much the last layer's class token attends to the cells, mean over heads, (B, rows, columns).
 
@@ -59,11 +52,15 @@ def last_attention(model: nn.Module, images: Tensor, classes: Tensor | None = No
 METHODS: Mapping[str, Method] = {
     "relevance": Method("relevance (Chefer et al.)", relevance, "rules"),
     "gradient-rollout": Method("gradient x attention rollout", gradient_rollout, "attention"),
-    "libra-rollout": Method("pruned gradient x attention rollout (LibraGrad)", _libra_rollout, "attention"),
+    "libra-rollout": Method(
+        "pruned gradient x attention rollout (LibraGrad)", partial(gradient_rollout, pruned=True), "attention"
+    ),
     "libra": Method("pruned gradient x features (LibraGrad)", gradient_features),
     "grad-cam": Method("Grad-CAM", grad_cam),
     "integrated-gradients": Method("integrated gradients", integrated_gradients),
-    "rollout": Method("attention rollout", _rollout, "attention", asks_class=False),
+    "rollout": Method(
+        "attention rollout", lambda model, images, classes: attention_rollout(model, images), "attention", False
+    ),
     "attention": Method("attention of the last layer", last_attention, "attention", asks_class=False),
 }
 RANDOM = "random"

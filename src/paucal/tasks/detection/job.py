@@ -14,9 +14,7 @@ from PIL import Image
 from torch import nn
 
 from paucal.cores import slowdown
-from paucal.data.loader import TrainLoader, make_train_loader
-from paucal.data.sampler import StepSampler
-from paucal.distributed import rank, world_size
+from paucal.data.loader import TrainLoader
 from paucal.recipes.detection import LENGTH, RECIPES
 from paucal.recipes.recipe import fill_in, require_start
 from paucal.rules.resolve import origins
@@ -25,6 +23,7 @@ from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.clock import duration
 from paucal.runner.console import Console
 from paucal.runner.frames import Data
+from paucal.runner.images import step_loader
 from paucal.runner.job import Bars, Watcher
 from paucal.runner.run_folder import store_changes
 from paucal.runner.starts import plain_init
@@ -198,24 +197,13 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
 
     def loader(self, setup: DetectionSetup, start: int) -> TrainLoader:
         """Return the training loader of this process from forward pass `start` on."""
-        settings, plan, preprocessing = setup.settings, setup.plan, setup.card.preprocessing
+        settings, preprocessing = setup.settings, setup.card.preprocessing
         hflip, jitter = settings.hflip, settings.jitter
         view = training_view(setup.sides, preprocessing.mean, preprocessing.std, hflip, jitter)
-        indices = setup.data.part("train")
-        sampler = StepSampler(
-            indices,
-            settings.images_per_pass,
-            plan.most_steps * plan.accumulate,
-            settings.seed,
-            start,
-            rank=rank(),
-            world=world_size(),
-            accumulate=plan.accumulate,
-        )
-        partners = [int(index) for index in indices]
+        partners = [int(index) for index in setup.data.part("train")]
         pasting = CopyPaste(settings.copy_paste, partners) if settings.copy_paste else None
         dataset = BoxedDataset(setup.images, view, settings.seed, pasting, settings.least_box)
-        return make_train_loader(dataset, sampler, settings.workers, settings.device == "cuda", collate_boxes)
+        return step_loader(dataset, setup.data, settings, setup.plan, start, into_batch=collate_boxes)
 
     def optimization(self, setup: DetectionSetup) -> Optimization:
         """Return AdamW and its schedule."""

@@ -57,7 +57,8 @@ class CollapseWatcher:
             self.healthy_epoch = epoch
         kinds = [None if verdict is None else verdict.kind for verdict in (before, self.verdict)]
         if kinds[0] != kinds[1]:
-            self._history.append({"epoch": epoch, "kind": kinds[1], "sentence": self._sentence()})
+            sentence = "the signs of collapse are gone." if self.verdict is None else self.verdict.sentence
+            self._history.append({"epoch": epoch, "kind": kinds[1], "sentence": sentence})
             if not silent:
                 self._tell(epoch, kinds[0])
         return self.verdict
@@ -81,9 +82,6 @@ class CollapseWatcher:
         self._history = [dict(entry) for entry in state["history"]]
         self.healthy_epoch = state["healthy_epoch"]
         self.verdict = self._judge(self._rows, None)
-
-    def _sentence(self) -> str:
-        return "the signs of collapse are gone." if self.verdict is None else self.verdict.sentence
 
     def _tell(self, epoch: float, before: str | None) -> None:
         if self.verdict is None:

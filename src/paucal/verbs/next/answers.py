@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from paucal.data.decode import Reading
 from paucal.data.images import ImageSet
-from paucal.evaluation.familiarity import Familiarity
 from paucal.export.reading import load_model
 from paucal.models.tasks import CLASSIFICATION, DETECTION, SEGMENTATION
 from paucal.models.trained import TrainedModel
@@ -91,7 +90,8 @@ class Classifier(Model):
         rows = [row for block in blocks for row in block.predictions(self.model.card)]
         shares = torch.cat([block.shares for block in blocks])
         features = torch.cat([block.features for block in blocks if block.features is not None])
-        known = self._familiarity(console)
+        run = RunFolder(Path(self.source))
+        known = familiarity_of(run, self.model, console) if (run.path / MARKER).exists() else None
         several = self.model.card.several
         likeliest = [row.top(2) for row in rows]
         words = [", ".join(f"{name} {percent(share, '.0f')}" for name, share in top) for top in likeliest]
@@ -104,10 +104,6 @@ class Classifier(Model):
             likeliest,
             lambda chosen: self._content(images, chosen, [tuple(rows[n].labels) for n in chosen], shares),
         )
-
-    def _familiarity(self, console: Console) -> Familiarity | None:
-        run = RunFolder(Path(self.source))
-        return familiarity_of(run, self.model, console) if (run.path / MARKER).exists() else None
 
     def _content(
         self, images: ImageSet, chosen: NDArray[np.int64], labels: list[tuple[str, ...]], shares: Tensor
