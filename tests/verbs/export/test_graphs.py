@@ -13,9 +13,16 @@ from paucal.verbs.export.settings import ExportSettings
 
 
 @pytest.mark.parametrize(
-    ("unit", "largest", "kept"), [("pixels", 0.09, True), ("pixels", 0.11, False), ("images", 0.09, False)]
+    ("unit", "largest", "kept"),
+    [
+        ("pixels", 0.09, True),
+        ("pixels", 0.11, False),
+        ("objects", 0.09, True),
+        ("objects", 0.11, False),
+        ("images", 0.09, False),
+    ],
 )
-def test_weights_of_16_bits__may_differ_more_in_one_of_millions_of_pixels(unit, largest, kept, tmp_path, monkeypatch):
+def test_weights_of_16_bits__may_differ_more_in_one_of_many_answers(unit, largest, kept, tmp_path, monkeypatch):
     writer = GraphWriter(SimpleNamespace(unit=unit), ExportSettings(), SilentConsole())
     writer.pictures = Pictures([], None, "test images")
     found = Comparison(200, largest, 0.998, (1.0, 0.5))

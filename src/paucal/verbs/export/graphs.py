@@ -20,7 +20,7 @@ from paucal.verbs.export.subjects import Subject
 from paucal.wording import counted, percent
 
 PIXELS_TOLERANCE = 0.05  # for graphs with their preprocessing inside, which round a few pixels differently
-MOST_OF_PIXELS = 5  # factor on the tolerance for segmenters, whose largest difference is over millions of pixels
+MANY, MOST_OF_MANY = ("pixels", "objects"), 5  # factor on the tolerance where the largest of thousands is compared
 LEAST_AGREEMENT, LEAST_OF_8_BITS = 0.95, 0.75  # least agreement of a file with the model
 ANSWERS = {  # by the kind of prediction: names of the agreement and of the accuracy
     "images": ("the same class for {}", "accuracy"),
@@ -118,7 +118,7 @@ class GraphWriter:
             _require_agreement(path.name, found, LEAST_OF_8_BITS, "leave out --int8")
         else:
             tolerance = max(entry.tolerance, PIXELS_TOLERANCE if pixels else 0)
-            _require_alike(path.name, found, tolerance * (MOST_OF_PIXELS if self.subject.unit == "pixels" else 1))
+            _require_alike(path.name, found, tolerance * (MOST_OF_MANY if self.subject.unit in MANY else 1))
             _require_agreement(path.name, found, LEAST_AGREEMENT, "use another --format")
         self.console.say(self._sentence(path.name, found))
         return found
