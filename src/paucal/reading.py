@@ -229,7 +229,7 @@ class _DepthError(yaml.MarkedYAMLError):
 
 
 class _RepeatedKeyError(yaml.MarkedYAMLError):
-    """A repeated key, of which YAML would take the last."""
+    """A key that is repeated; YAML would use the last one."""
 
 
 # libyaml's loader is ten times as fast, and is part of PyYAML's usual builds.

@@ -75,6 +75,8 @@ def run(argv: Sequence[str]) -> int:
         predict_as_labels(values.run, values.paths, settings, wanted, console)
         return 0
     answer = {DETECTION: _detect, SEGMENTATION: _segment, REGRESSION: _number}.get(task, _classify)
+    if task == REGRESSION:
+        _refuse(given, ("pictures", *OF_CLASSIFIERS), "--{} is for classifiers and detectors")
     if in_motion:
         from paucal.verbs.predict.moving import predict_moving
 
@@ -120,7 +122,6 @@ def _number(call: _Call) -> None:
     from paucal.verbs.predict.launch import open_pictures
     from paucal.verbs.predict.regression import as_text, predict_numbers
 
-    _refuse(call.given, ("pictures", *OF_CLASSIFIERS), "--{} is for classifiers and detectors")
     output, form = call.table()
     model = load_model(call.run, call.settings.device)
     opened = open_pictures(model, list(call.paths), call.settings, call.console)

@@ -55,7 +55,7 @@ class ImageEstimator(BaseEstimator):
 
 
 class TrainedEstimator(ImageEstimator):
-    """An estimator each fit of which is a run of `paucal.train`, with its parameters as settings.
+    """An estimator whose fits are runs of `paucal.train`, with its parameters as settings.
 
     Attributes:
         run_: Folder of the run.

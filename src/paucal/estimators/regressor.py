@@ -79,7 +79,7 @@ class ImageRegressor(RegressorMixin, TrainedEstimator):
         check_consistent_length(images, numbers)
         if len(images) < FEWEST:
             raise ValueError(f"X has too few images (n_samples = {len(images)}), at least {FEWEST} are needed.")
-        self._train(images, "target", numbers.tolist(), target="target")
+        self._train(images, "target", numbers.astype(np.float64).tolist(), target="target")
         return self
 
     def predict(self, X: Images) -> NDArray[np.float64]:

@@ -136,7 +136,7 @@ def paste_objects(images: Tensor, classes: Tensor, generator: torch.Generator, s
 
 
 def pointing_hits(maps: Tensor, boxes: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Return whether each map's maximum lies in the box, and the share of its positive values there; both (B,).
+    """Return whether each map has its maximum in the box, and the share of its positive values inside it; both (B,).
 
     Args:
         maps: (B, h, w), read as cells of equal size; a cell counts by its area in the box.

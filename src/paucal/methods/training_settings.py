@@ -61,8 +61,7 @@ class TrainSettings(
         "column of a table with a number for each image, which is predicted instead of a class", group="data"
     )
     ordinal: bool = option(
-        "with --target: the numbers are grades, few whole numbers in order, of which one is predicted, with a "
-        "probability for each",
+        "with --target: the numbers are grades, few whole numbers in order; predict one, with a probability for each",
         False,
         group="data",
     )

@@ -1,6 +1,7 @@
 """The card of a model that predicts a number, and how its output is read: as a number, or as one of a few grades."""
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
@@ -16,6 +17,7 @@ from paucal.models.tasks import REGRESSION
 from paucal.types import UserError
 
 LEVEL = 0.9  # share of images whose number an interval is made to hold
+HALF_WIDTH = 1.645  # standard deviations on either side of a normal distribution's mean that hold this share
 MOST_GRADES = 12  # grades of a scale
 Values = NDArray[np.float64]
 
@@ -110,9 +112,12 @@ class RegressionCard(ModelCard):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        numbers = (self.mean, self.deviation, *(() if self.half_width == math.inf else (self.half_width,)))
-        if not all(is_number(value) and math.isfinite(value) for value in numbers):
-            raise UserError("a model card has a mean, a deviation or a half_width that is no number: restore it.")
+        half = 0.0 if self.half_width == math.inf else self.half_width
+        if not all(map(_is_finite, (self.mean, self.deviation, half))) or self.deviation <= 0 or half < 0:
+            raise UserError(
+                "a model card has a mean that is not a number, a deviation that is not above 0, or a half_width below "
+                "0: restore it."
+            )
         if self.grades is not None and not _are_sound(self.grades):
             raise UserError("a model card has grades without ascending cuts and a slope above 0: restore it.")
 
@@ -158,16 +163,22 @@ class RegressionCard(ModelCard):
         return spec.num_classes, {
             "half_width": math.inf if half is None else half,
             "mean": stored["mean"],
-            "deviation": stored.get("deviation", 1.0),
+            # Cards of earlier versions have none: the deviation of the errors is in the same unit, and no larger.
+            "deviation": stored.get("deviation", half / HALF_WIDTH if half else 1.0),
             "reads_stages": stored.get("reads_stages", False) is True,
             "grades": grades,
         }
 
 
+def _is_finite(value: Any) -> bool:
+    """Return whether a value of a file is a number that a float can hold."""
+    return is_number(value) and -sys.float_info.max <= value <= sys.float_info.max
+
+
 def _are_sound(grades: Grades) -> bool:
     values = (grades.lowest, grades.slope, *grades.cuts)
     return (
-        all(is_number(value) and math.isfinite(value) for value in values)
+        all(map(_is_finite, values))
         and type(grades.lowest) is int
         and grades.slope > 0
         and 1 <= len(grades.cuts) < MOST_GRADES

@@ -103,8 +103,16 @@ class TrainedModel:
         return replace(self, module=MirrorAveraged(self.module))
 
     def at_precision(self, dtype: torch.dtype | None) -> "TrainedModel":
-        """Return a model that computes under autocast; itself for None."""
-        return self if dtype is None else replace(self, module=LowerPrecision(self.module, dtype))
+        """Return a model that computes under autocast; itself for None.
+
+        Raises:
+            UserError: the model predicts numbers, which 16 bits would round to two or three digits.
+        """
+        if dtype is None:
+            return self
+        if isinstance(self.card, RegressionCard):
+            raise UserError("--precision: 16 bits would round predicted numbers to two or three digits: leave it out.")
+        return replace(self, module=LowerPrecision(self.module, dtype))
 
     @torch.inference_mode()
     def probabilities(self, images: Sequence[Image.Image | np.ndarray]) -> Tensor:

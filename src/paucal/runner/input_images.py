@@ -161,7 +161,7 @@ def _open(path: str, console: Console) -> Iterator[ImageSet]:
         raise UserError(f"the pattern {path!r} matches no file; check the spelling.")
     images = [name for name in found if _has_images(Path(name))]
     if not images:
-        files = "1 file, which is not an image" if len(found) == 1 else f"{len(found)} files, none of which is an image"
+        files = "1 file, which is not an image" if len(found) == 1 else f"{len(found)} files, but no image"
         raise UserError(f"the pattern {path!r} matches {files}.")
     if len(images) < len(found):
         others = len(found) - len(images)

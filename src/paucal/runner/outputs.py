@@ -119,7 +119,7 @@ def check_file(text: str, images: Mapping[str, str | None], root: str | None, fl
     return path
 
 
-# Files that evaluations write: main files, one of which identifies a folder of results, and other files.
+# Files that evaluations write. One of the main files (SCORES) identifies a folder of results.
 SCORES = ("metrics.json", "segmentation.json")
 RESULTS = (
     (

@@ -1,5 +1,6 @@
 import json
 import pickle
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -264,3 +265,20 @@ def test_open_parquet__leaves_out_further_columns_of_one_name(make_parquet, tmp_
         table = table.append_column(name, numbers)
     pq.write_table(table, tmp_path / "twice.parquet")
     assert set(open_images(tmp_path / "twice.parquet").columns) == {"y"}
+
+
+def test_open_parquet__has_decimals_and_words_of_a_dictionary_as_columns(make_parquet, tmp_path):
+    table = pq.read_table(make_parquet("plain.parquet", 2, {"label": ["a", "b"]}))
+    table = table.append_column("price", pa.array([Decimal("1.50"), None]))
+    table = table.append_column("colour", pa.array(["red", "blue"]).dictionary_encode())
+    pq.write_table(table, tmp_path / "more.parquet")
+    columns = open_images(tmp_path / "more.parquet").columns
+    assert columns == {"price": ["1.50", ""], "colour": ["red", "blue"]}
+
+
+def test_open_parquet__keeps_sixteen_further_columns(make_parquet, tmp_path):
+    table = pq.read_table(make_parquet("plain.parquet", 2, {"label": ["a", "b"]}))
+    for number in range(20):
+        table = table.append_column(f"x{number}", pa.array([number, 0]))
+    pq.write_table(table, tmp_path / "wide.parquet")
+    assert list(open_images(tmp_path / "wide.parquet").columns) == [f"x{number}" for number in range(16)]

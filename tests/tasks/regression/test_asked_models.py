@@ -1,6 +1,7 @@
 """What other verbs do with a run of numbers and one of grades: the right values, or a sentence."""
 
 import csv
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +21,12 @@ pytestmark = pytest.mark.skipif(weights_at_hand() is None, reason="no trained we
 
 @pytest.fixture(scope="module", params=["level", "grade"])
 def run(request, tmp_path_factory):
-    """A run of numbers, and one of four grades of brightness."""
+    """A run of numbers, and one of four grades of brightness, of a table that has a class for each image too."""
     folder = tmp_path_factory.mktemp(request.param)
     table = bright_table(folder / "images")
     rows = list(csv.reader(table.read_text().splitlines()))
-    grades = [["grade"], *([str(1 + int(float(row[1]) // 60))] if row[1] else [""] for row in rows[1:])]
+    brightness = [str(1 + int(float(row[1]) // 60)) if row[1] else "" for row in rows[1:]]
+    grades = [["grade", "side"], *zip(brightness, itertools.cycle(["left", "right"]))]
     table.write_text("\n".join(",".join([*row, *grade]) for row, grade in zip(rows, grades, strict=True)))
     options = {"ordinal": True} if request.param == "grade" else {}
     return paucal.train(table, target=request.param, output=folder / "run", img_size=64, **options)
@@ -128,6 +130,9 @@ def test_a_classifier__may_start_from_the_weights_of_a_regression(run, tmp_path:
         ),
         (["export", "RUN", "--format", "hub", "--output", "OUT"], "is for classifiers that timm can build"),
         (["predict", "RUN", "IMAGE", "--top-k", "2"], "--top-k is for classifiers and detectors"),
+        (["predict", "RUN", "clip.mp4", "--top-k", "2"], "--top-k is for classifiers and detectors"),
+        (["predict", "RUN", "IMAGE", "--precision", "bf16-mixed"], "16 bits would round predicted numbers"),
+        (["serve", "RUN", "--label", "IMAGES", "--save", "OUT"], "is a model for regression, but the page collects"),
     ],
 )
 def test_verbs_of_classes__refuse_numbers_in_a_sentence(run, tmp_path: Path, capsys, arguments: list[str], words: str):
@@ -149,10 +154,25 @@ def test_verbs_of_classes__refuse_numbers_in_a_sentence(run, tmp_path: Path, cap
     assert not (tmp_path / "out").exists()
 
 
+def test_exported_numbers__are_no_labels(run, tmp_path: Path, capsys):
+    paucal.export_model(run, format=["onnx"], output=tmp_path / "files")
+    words = ["predict", tmp_path / "files/model.onnx", images(run)[0], "--to", "csv", "--output", tmp_path / "out"]
+    assert main(list(map(str, words))) == 2
+    assert "predicts numbers, which --to does not support" in " ".join(capsys.readouterr().err.split())
+
+
+def test_frozen_features__are_judged_on_the_classes_of_the_same_table(run):
+    table = run.folder.parent / "images/table.csv"
+    found = paucal.evaluate(run, str(table), protocol=["knn"], label_column="side", test_fraction=0.2)
+    assert found.score("knn").value >= 0
+
+
 def test_check__says_what_numbers_a_table_has(run, capsys):
     table, column = run.folder.parent / "images/table.csv", run.model.classes[0]
     result = paucal.check(str(table), target=column)
     assert not result.misleads
     assert any(f"which paucal train --target {column} predicts" in finding.text for finding in result.findings)
     assert len(result.checked.images) == 58
+    with pytest.raises(paucal.UserError, match="--target is for paucal train, and --verb is detect"):
+        paucal.check(str(table), target=column, verb="detect")
     assert ("--ordinal predicts one of them" in " ".join(f.text for f in result.findings)) == (column == "grade")

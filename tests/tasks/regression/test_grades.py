@@ -86,6 +86,13 @@ def test_cards__come_back_and_damaged_grades_are_refused():
     fed = Preprocessing((32, 32), 1.0, "bicubic", (0.5,) * 3, (0.5,) * 3)
     card = RegressionCard(spec, ("grade",), fed, half_width=0.3, mean=2.0, grades=Grades(1, (1.5, 2.5), 2.0))
     assert RegressionCard.from_dict(card.to_dict()) == card
+    older = {name: value for name, value in card.to_dict().items() if name != "deviation"}
+    assert RegressionCard.from_dict({**older, "half_width": 329.0}).deviation == pytest.approx(200)
+    for name, value in (("deviation", 0), ("deviation", -1.0), ("half_width", -3), ("mean", 10**400)):
+        with pytest.raises(UserError, match="restore it"):
+            RegressionCard.from_dict({**card.to_dict(), name: value})
+    with pytest.raises(UserError, match="restore it"):
+        RegressionCard.from_dict({**card.to_dict(), "grades": {"lowest": 10**400, "cuts": [1.0], "slope": 1.0}})
     assert card.describe(1.6) == "grade 2 (1 to 2)"
     assert replace(card, grades=None, half_width=math.inf).describe(1.6) == "grade 1.6"
     for name, value in (("cuts", [2.5, 1.5]), ("slope", 0), ("slope", math.nan), ("lowest", "1"), ("cuts", [])):

@@ -32,6 +32,7 @@ from paucal.data.sources.parquet_columns import (
 )
 from paucal.data.sources.parquet_store import ARROW_SUFFIX, PARQUET_SUFFIX, ArrowStore, ParquetStore, RowFile
 from paucal.data.sources.source import SourceOptions
+from paucal.data.sources.table_columns import MOST_COLUMNS
 from paucal.data.splits.part_names import PARTS
 from paucal.data.string_arrays import RepeatedStrings, StringArray
 from paucal.reading import require_regular
@@ -145,7 +146,7 @@ def _open(files: list[RowFile], name: str, location: str, options: SourceOptions
 
 
 def _further_columns(files: Sequence[RowFile], columns: Columns, kept: NDArray[np.int64]) -> dict[str, list[str]]:
-    """Return the columns of numbers and texts beside the image and its label, as a CSV would have them.
+    """Return up to 16 columns of numbers and texts beside the image and its label, as a CSV would have them.
 
     Damaged columns are left out, since most runs do not need them.
     """
@@ -154,6 +155,8 @@ def _further_columns(files: Sequence[RowFile], columns: Columns, kept: NDArray[n
     for field in schemas[0]:
         single = all(schema.names.count(field.name) == 1 for schema in schemas)
         alike = single and all(schema.field(field.name).type == field.type for schema in schemas)
+        if len(found) == MOST_COLUMNS:
+            break
         if alike and field.name not in (columns.image, columns.label) and is_plain(field.type):
             with suppress(pa.ArrowException, OSError):
                 cells = [cell for file in files for cell in cells_of(file.rows(field.name).column)]

@@ -62,8 +62,10 @@ def find_columns(shown: str, schema: pa.Schema, options: SourceOptions) -> Colum
 def is_plain(kind: pa.DataType) -> bool:
     """Return whether a column has numbers, texts, or true and false."""
     kinds = pa.types
-    tests = (kinds.is_integer, kinds.is_floating, kinds.is_string, kinds.is_large_string, kinds.is_boolean)
-    return any(test(kind) for test in tests)
+    if kinds.is_dictionary(kind):
+        return is_plain(kind.value_type)
+    tests = (kinds.is_integer, kinds.is_floating, kinds.is_decimal, kinds.is_string, kinds.is_large_string)
+    return kinds.is_boolean(kind) or any(test(kind) for test in tests)
 
 
 def cells_of(column: Any) -> list[str]:

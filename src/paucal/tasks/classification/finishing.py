@@ -152,7 +152,7 @@ class _Tuned:
 def _averaged(
     run: RunFolder, setup: TrainingSetup, outcome: Outcome, kept: KeptEpochs, watch: Watch, console: Console
 ) -> tuple[Finish, _Tuned | None]:
-    files = kept.kept(outcome.rows)
+    files = broadcast_value(kept.kept(outcome.rows))  # all processes must choose the same epochs
     if not files:
         return Finish(), None
     # Averages are evaluated in a new network, since the trained one may be sharded.
@@ -163,10 +163,11 @@ def _averaged(
     def evaluate(state: Mapping[str, Tensor]) -> tuple[float, float]:
         module.load_state_dict(dict(state))
         scores = watch.validate(module.to(device), device)
-        return broadcast_value((scores[measure.column], -scores[LOSS]))  # all processes must choose the same epochs
+        return broadcast_value((scores[measure.column], -scores[LOSS]))
 
     mean, chosen, score = greedy_soup(files, evaluate)
-    best = (outcome.best[measure.column], -outcome.best[LOSS]) if outcome.best else (watch.floor or 0.0, 0.0)
+    own = (outcome.best[measure.column], -outcome.best[LOSS]) if outcome.best else (watch.floor or 0.0, 0.0)
+    best = broadcast_value(own)
     module.load_state_dict(mean)
     epochs = tuple(sorted(math.ceil(row["epoch"]) for row in outcome.rows if kept.file(row) in chosen))
     tuned = _Tuned(module, epochs, score[0])

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from paucal.data.images import ImageSet
 from paucal.data.sources.labels import is_missing
+from paucal.data.sources.table_columns import MOST_COLUMNS
 from paucal.data.splits.split import Split, make_split
 from paucal.data.splits.split_csv import read_split
 from paucal.methods.training_settings import TrainSettings
@@ -42,7 +43,8 @@ def with_numbers(images: ImageSet, column: str, fewest: int = FEWEST) -> tuple[I
     """
     if column not in images.columns:
         known = ", ".join(map(repr, images.columns)) or "no table with further columns"
-        raise UserError(f"--target: {images.location} has no column {column!r}; it has {known}.")
+        first = f" (only {MOST_COLUMNS} columns are read)" if len(images.columns) == MOST_COLUMNS else ""
+        raise UserError(f"--target: {images.location} has no column {column!r}; it has {known}{first}.")
     cells = images.columns[column]
     kept = [place for place, cell in enumerate(cells) if not is_missing(cell)]
     targets = np.asarray([_number(cells[place], column, images.keys[place]) for place in kept], dtype=np.float64)

@@ -199,6 +199,8 @@ def _small(checked: CheckedSet, survey: Survey) -> list[Finding]:
 def _open(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
     """Open a set with its labels, or with the classes of its masks or boxes, or else unlabelled."""
     if settings.target is not None:
+        if settings.verb not in (None, "train"):
+            raise UserError(f"--target is for paucal train, and --verb is {settings.verb}: leave one of them out.")
         return _with_target(settings, settings.target)
     masked = open_masked(settings) or open_with_boxes(settings)
     if masked is not None:

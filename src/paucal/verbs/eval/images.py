@@ -195,8 +195,10 @@ def open_data(
         if target is not None and (folder := _voc_folder(target, opening)) is not None:
             data = open_voc(folder)
         else:
-            if run is not None and (target is None or is_same_place(run, target, opening)):
+            if run is not None and target is None:
                 _require_classes(run)
+            numbers = run is not None and run.settings.get("target") is not None
+            if run is not None and not numbers and (target is None or is_same_place(run, target, opening)):
                 images = open_again(run, advance, opening.download, reading)
             else:
                 images = load_images(replace(opening, data=str(target)), advance, reading=reading)

@@ -257,7 +257,8 @@ def _time_again(
         with one_thread():
             network = GRAPHS[candidate.format].run(candidate.folder / candidate.name)
             again = compare_all(own, network, pixels, pictures, None, clock=process_time)
-        found = min(found, replace(found, milliseconds=again.milliseconds), key=lambda one: one.milliseconds[1])
+        original, exported = found.milliseconds
+        found = replace(found, milliseconds=(original, min(exported, again.milliseconds[1])))
     return found
 
 

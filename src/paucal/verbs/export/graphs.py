@@ -118,7 +118,13 @@ class GraphWriter:
             _require_agreement(path.name, found, LEAST_OF_8_BITS, "leave out --int8")
         else:
             tolerance = max(entry.tolerance, PIXELS_TOLERANCE if pixels else 0)
-            _require_alike(path.name, found, tolerance * (MOST_OF_MANY if self.subject.unit in MANY else 1))
+            most = tolerance * (MOST_OF_MANY if self.subject.unit in MANY else 1)
+            if not found.largest <= most:
+                raise UserError(
+                    f"{path.name} differs from the model: {self._difference(found)} on "
+                    f"{counted(found.images, 'image')}, expected {most:g} at most, so it was not kept: use another "
+                    "--format."
+                )
             _require_agreement(path.name, found, LEAST_AGREEMENT, "use another --format")
         self.console.say(self._sentence(path.name, found))
         return found
@@ -146,12 +152,14 @@ class GraphWriter:
             found = compare_all(*asked, clock=self.clock)
         return replace(found, size=_size(path.parent))
 
+    def _difference(self, found: Comparison) -> str:
+        if self.subject.unit == "numbers":
+            return f"a number differs by {found.largest:.2g} of the target's deviations"
+        return f"a probability differs by {found.largest:.2g}"
+
     def _sentence(self, name: str, found: Comparison) -> str:
         own, other = found.milliseconds
         same, right = ANSWERS[self.subject.unit]
-        largest = f"a probability differs by {found.largest:.2g}"
-        if self.subject.unit == "numbers":
-            largest = f"a number differs by {found.largest:.2g} deviations"
         scores = (
             ""
             if found.accuracy is None
@@ -159,7 +167,7 @@ class GraphWriter:
         )
         return (
             f"{name} ({found.size / 2**20:.1f} MiB): on {found.images} {self.pictures.what} "
-            f"{same.format(percent(found.agreement))}, {largest} at most{scores}; "
+            f"{same.format(percent(found.agreement))}, {self._difference(found)} at most{scores}; "
             f"{other:.1f} ms an image, the model here {own:.1f}"
         )
 
@@ -167,14 +175,6 @@ class GraphWriter:
 def _size(folder: Path) -> int:
     """Return the bytes of all files of a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def _require_alike(name: str, found: Comparison, most: float) -> None:
-    if not found.largest <= most:
-        raise UserError(
-            f"{name} differs from the model: a probability by {found.largest:.2g} on "
-            f"{counted(found.images, 'image')}, expected {most:g} at most, so it was not kept: use another --format."
-        )
 
 
 def _require_agreement(name: str, found: Comparison, least: float, advice: str) -> None:

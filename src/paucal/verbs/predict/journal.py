@@ -221,7 +221,7 @@ def _about(path: Path) -> dict[str, Any] | None:
 
 
 def stored_precision(folder: Path) -> str | None:
-    """Return the arithmetic of the unfinished predictions in a folder; None if there are none.
+    """Return the arithmetic of the unfinished predictions in a folder; None for a folder without predictions.
 
     Raises:
         UserError: A file of predictions is not a regular file.

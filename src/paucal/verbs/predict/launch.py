@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -76,7 +76,8 @@ def predict(
     if isinstance(loaded.card, RegressionCard):
         console = LoggedConsole()
         opened = open_pictures(loaded, sources, chosen, console)
-        return predict_numbers(*opened, console, features)  # type: ignore[return-value]  # typed as what nearly all callers get
+        with _memory_for(*opened[1:]):
+            return predict_numbers(*opened, console, features)  # type: ignore[return-value]  # typed as what nearly all callers get
     return Predictions(classify_all(loaded.require_classifier(), sources, chosen, LoggedConsole(), features))
 
 
@@ -90,10 +91,14 @@ def classify_all(
     """Classify all images of the sources; see `predict`."""
     check_ranges(settings)
     asked, pictures, settings = open_pictures(model, sources, settings, console)
-    several = len(pictures) > (settings.batch_size or 1)  # keeping memory for a single batch takes longer than it saves
-    with kept_memory() if several else nullcontext():
+    with _memory_for(pictures, settings):
         blocks = ask(asked, pictures, settings, console, features=features)
         return [row for block in blocks for row in block.predictions(asked.card)]
+
+
+def _memory_for(pictures: Pictures, settings: PredictSettings) -> AbstractContextManager[None]:
+    """Return a block that keeps freed memory; for a single batch this would take longer than it saves."""
+    return kept_memory() if len(pictures) > (settings.batch_size or 1) else nullcontext()
 
 
 def open_pictures(

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from paucal.data.decode import WHOLE, UnreadableImage
 from paucal.data.images import ImageSet
 from paucal.data.sources.joining import join_sets
+from paucal.export.reading import task_of_model
 from paucal.models.saved import read_card
-from paucal.models.tasks import DETECTION, REGRESSION, SEGMENTATION, task_of
+from paucal.models.tasks import DETECTION, REGRESSION, SEGMENTATION
 from paucal.reading import named_path
 from paucal.runner.console import Console, NullConsole
 from paucal.runner.input_images import InMemory, Pictures, full_name, open_sources
@@ -61,7 +62,7 @@ def predict_as_labels(
     """
     if wanted.to is None or wanted.output is None:
         raise UserError("--to writes labels and copies of the images: give --output, a new folder for them.")
-    task = task_of(source)
+    task = task_of_model(source)
     if task == REGRESSION:
         raise UserError("this model predicts numbers, which --to does not support: leave --to out to get a table.")
     kind = _KINDS.get(task, "train")

@@ -72,13 +72,15 @@ class Answerer:
         with self._lock:  # decoding too, so that only one large picture at a time is in memory
             picture = self._decoded(content, name)
             shares = self._answering(picture).probabilities([picture])[0]
+            card = self.model.card
+            number = _number(card, shares) if isinstance(card, RegressionCard) else {}
             rest = {
                 "unlike": self._unlike(picture),
                 "note": self._note(content, name),
-                "explanation": self._explanation(picture, name) if explain else None,
+                "explanation": self._explanation(picture, name, number.get("says")) if explain else None,
             }
-            if isinstance(self.model.card, RegressionCard):
-                return {"name": name, **_number(self.model.card, shares), **rest}
+            if number:
+                return {"name": name, **number, **rest}
             order = shares.argsort(descending=True, stable=True)[:SHOWN].tolist()
             thresholds = self.model.card.thresholds
             chosen = None if thresholds is None else marked(shares, thresholds).tolist()
@@ -136,7 +138,7 @@ class Answerer:
             "inside": INSIDE,
         }
 
-    def _explanation(self, picture: Image.Image, name: str) -> dict[str, Any]:
+    def _explanation(self, picture: Image.Image, name: str, says: str | None) -> dict[str, Any]:
         if next(self.model.module.parameters(), None) is None:
             return {"maps": [], "why": "an ONNX model cannot be explained: serve the run instead"}
         try:
@@ -148,8 +150,8 @@ class Answerer:
         rows = zip(drawn.classes, drawn.shares, drawn.maps, strict=False)
         maps = [
             {
-                "name": drawn.says or label,
-                "probability": None if drawn.says else round(share, 4),
+                "name": says or label,
+                "probability": None if says else round(share, 4),
                 "picture": _as_url(overlay(drawn.picture, values, low, high)),
             }
             for label, share, values in rows

@@ -9,7 +9,8 @@ import numpy as np
 
 from paucal.data.images import ImageSet, without_decoded_copies
 from paucal.data.sources.joining import SEPARATOR
-from paucal.models.tasks import CLASSIFICATION, task_of
+from paucal.export.reading import task_of_model
+from paucal.models.tasks import CLASSIFICATION, REGRESSION
 from paucal.runner.console import Console
 from paucal.runner.images import find_images, load_images
 from paucal.runner.input_images import full_name
@@ -51,10 +52,11 @@ def check_labelling(source: str | None, settings: ServeSettings) -> None:
     repeated = [name for name, count in Counter(settings.classes or ()).items() if count > 1]
     if repeated or len(settings.classes or ("", "")) < 2:
         raise UserError(f"--classes is {' '.join(settings.classes or ())!r}, expected two different names or more.")
-    if source is not None and task_of(source) != CLASSIFICATION:
+    if source is not None and (task := task_of_model(source)) != CLASSIFICATION:
+        advice = "'paucal next --to coco' writes its predictions for a labelling tool"
         raise UserError(
-            f"{source} finds objects or areas, but the page labels whole images: 'paucal next --to coco' writes "
-            "its predictions for a labelling tool."
+            f"{source} is a model for {task}, but the page collects classes of whole images: "
+            f"{'give --classes in place of it' if task == REGRESSION else advice}."
         )
 
 
