@@ -127,7 +127,7 @@ def test_fit__leaves_the_users_own_arguments_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "size", "says"),
     [
-        (VIT, (250, 250), "does not work out for 250x250 pixels; use 240x240 or 256x256"),
+        (VIT, (250, 250), "which is impossible for 250x250 pixels; use 240x240 or 256x256"),
         (VIT, (31, 31), "use 24x24 or 32x32"),
         (SWIN, (250, 250), "use 248x248 or 252x252"),
         (

@@ -72,7 +72,7 @@ def test_to_dict__survives_json() -> None:
         ({"in_chans": 0}, "channels is 0"),
         ({"arguments": {"checkpoint_path": "a.pth"}}, "'checkpoint_path' of resnet18 does not describe"),
         ({"arguments": {"pretrained_cfg_overlay": {"file": "a"}}}, "does not describe an architecture"),
-        ({"arguments": {"num_classes": 3}}, "is set by an option of its own"),
+        ({"arguments": {"num_classes": 3}}, "has its own option"),
         ({"arguments": {"act_layer": torch.nn.ReLU}}, "must be of JSON types"),
         ({"colour": 1}, "unknown entries ['colour']"),
     ],

@@ -212,7 +212,7 @@ def test_share__counts_the_elements_below_the_classifier():
     assert torch.equal(model.state_dict()["blocks.2.norm1.weight"], before)
     assert f"{int(report.share * 1000) / 10} % of the parameters below the classifier" in report.lines()[0]
     assert "not in the start, left at fresh values: blocks.2." in str(report)
-    assert "in the start and of no use here: extra.weight" in str(report)
+    assert "in the start, not used here: extra.weight" in str(report)
 
 
 CLASSES = ("ant", "bee", "cat", "dog")
@@ -262,7 +262,7 @@ def test_other_architecture__is_refused_by_name_by_shape_or_by_kind():
         start(model, resnet)
     with pytest.raises(UserError, match=r"it holds a test_resnet, so choose --model test_resnet\.$"):
         start(model, resnet, model_name="test_resnet")
-    with pytest.raises(UserError, match=r"'cls_token', for one, is 1x1x48 there and 1x1x32 here"):
+    with pytest.raises(UserError, match=r"for example, 'cls_token' is 1x1x48 there and 1x1x32 here"):
         start(model, vit(embed_dim=48).state_dict())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 

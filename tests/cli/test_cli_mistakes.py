@@ -46,7 +46,7 @@ from paucal.types import UserError
         (["train", "--mixup", "1e-320"], "--mixup is 1e-320, expected 0 for none or a number between 0.001 and 1000"),
         (["train", "--cutmix", "1e300"], "--cutmix is 1e+300, expected 0 for none or a number between 0.001 and 1000"),
         (["train", "--rand-augment", "rand-m9-n99999999999"], "whose n is 1e+11; expected a number from 1 to 15"),
-        (["train", "--rand-augment", "rand-x"], "'x' has no meaning in it"),
+        (["train", "--rand-augment", "rand-x"], "'x' is not valid"),
         (["train", "--rand-augment", "rand-m99"], "whose m is 99; expected a number from 0 to 10"),
         (["train", "--min-lr", "0.1", "--lr", "0.01"], "--min-lr is 0.1, above --lr 0.01"),
         (["train", "--min-lr", "1"], "--min-lr is 1, above --lr "),

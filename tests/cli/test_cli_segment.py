@@ -296,7 +296,7 @@ def test_names_of_classes__reach_the_results_and_may_have_no_pixel(segmented, tm
         (["--mask-values", "colour"], "the masks are grey"),
         (["--classes", "none.txt"], "there is no such file"),
         (["--images", "x"], "--images and --masks go together"),
-        (["--recipe", "upernet-ade20k"], "trains on from a pre-trained backbone"),
+        (["--recipe", "upernet-ade20k"], "starts from a pre-trained backbone"),
         (["--freeze-epochs", "3"], "leaves no epoch of 3"),
     ],
 )

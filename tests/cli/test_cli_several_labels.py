@@ -122,7 +122,7 @@ def test_check__knows_several_labels(run, capsys):
     [
         (["--method", "relabel", "--labels", "maps"], "needs one label for each image"),
         (["--sampling", "balanced"], "--sampling balanced shows equally many images of every class"),
-        (["--few-labels", "3"], "--few-labels takes so many images of every class"),
+        (["--few-labels", "3"], "--few-labels takes a number of images of each class"),
     ],
 )
 def test_train__refuses_what_needs_one_label(run, capsys, tmp_path, words, sentence):

@@ -25,7 +25,7 @@ def test_train__without_validation_keeps_the_last_epoch_and_says_so(unselected):
     run = RunFolder(unselected / "run")
     log = " ".join(run.log.read_text().split())
     assert "30 to train, 0 to validate, 6 to test" in log
-    assert "and no images are kept to select with" in log
+    assert "and no images are kept for model selection" in log
     assert "kept: epoch 2, the last: there were no validation images to select with" in log
     assert "best on the validation images" not in log
     summary = run.read_json("summary.json")

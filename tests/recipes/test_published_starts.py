@@ -74,9 +74,9 @@ def test_tuning__of_random_weights_is_refused_and_a_start_brings_its_moments(nam
     assert "normalise" not in recipe.settings
     if "init" not in recipe.settings:
         settings, _ = with_recipe(TrainSettings(recipe=name), {})
-        with pytest.raises(UserError, match=rf"--recipe {name} trains on from .*give --init"):
+        with pytest.raises(UserError, match=rf"--recipe {name} starts from .*give --init"):
             require_start(RECIPES, name, settings.init)
-    with pytest.raises(UserError, match=rf"--recipe {name} trains on from"):
+    with pytest.raises(UserError, match=rf"--recipe {name} starts from"):
         require_start(RECIPES, name, with_recipe(TrainSettings(recipe=name, init=None), {"init": "config"})[0].init)
     settings, _ = with_recipe(TrainSettings(recipe=name, init="runs/1"), {"init": "flag"})
     require_start(RECIPES, name, settings.init)
@@ -86,5 +86,5 @@ def test_tuning__of_random_weights_is_refused_and_a_start_brings_its_moments(nam
 
 def test_command__says_so_in_one_sentence(capsys, tmp_path):
     message = failure(capsys, "train", "--recipe", "dhvt-finetune", "--output", tmp_path / "run")
-    assert "nobody has published any of DHVT: give --init a run, such as one of --recipe dhvt-imagenet" in message
+    assert "none of DHVT are published: give --init a run, such as one of --recipe dhvt-imagenet" in message
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""The frozen stages of a network apart from the rest: their activations, and a network that goes on from them."""
+"""The frozen stages of a network: their activations, and the network continued from stored activations."""
 
 import posixpath
 from typing import Any
@@ -16,7 +16,7 @@ class _StageReached(Exception):
 
 
 class FrozenStages:
-    """Computes what a network's frozen stages hand on, and lets the network go on from it.
+    """Computes the activations of a network's frozen stages, and lets the network continue from stored ones.
 
     A hook on the first trained stage reads its input, or replaces it. The network is then given a single image in place
     of the batch, so the frozen stages cost one image, whatever the architecture does between its input and that stage.
@@ -48,17 +48,17 @@ class FrozenStages:
         try:
             self._model(images)
         except _StageReached as reached:
-            (found,) = reached.args
+            (activations,) = reached.args
         else:
-            found = None
+            activations = None
         finally:
             self._reading = False
-        if not isinstance(found, Tensor) or len(found) != len(images):
+        if not isinstance(activations, Tensor) or len(activations) != len(images):
             raise UserError(f"--frozen-views is not supported for {model_name(self._model)}: leave it out.")
         self._image = images[-1:].clone()
-        laid_out = found.ndim == 4 and found.is_contiguous(memory_format=torch.channels_last)
+        laid_out = activations.ndim == 4 and activations.is_contiguous(memory_format=torch.channels_last)
         self._layout = torch.channels_last if laid_out else torch.contiguous_format
-        return found.detach()
+        return activations.detach()
 
     def go_on_from(self, activations: Tensor) -> Tensor:
         """Let the network compute the outputs of a batch from its activations, until `forget`.

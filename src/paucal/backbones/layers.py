@@ -22,9 +22,9 @@ def classifier_modules(model: nn.Module) -> tuple[str, ...]:
     listed: Any = (getattr(model, "pretrained_cfg", None) or {}).get("classifier")
     names = [listed] if isinstance(listed, str) else list(listed or ())
     if not names and hasattr(model, "get_classifier"):
-        found: Any = model.get_classifier()  # type: ignore[operator]
-        wanted = found if isinstance(found, tuple | list) else [found]
-        names = [name for name, module in model.named_modules() if any(module is one for one in wanted)]
+        layers: Any = model.get_classifier()  # type: ignore[operator]
+        outputs = layers if isinstance(layers, tuple | list) else [layers]
+        names = [name for name, module in model.named_modules() if any(module is output for output in outputs)]
     parts = dict(model.named_modules())
     return tuple(name for name in names if name in parts and any(True for _ in parts[name].parameters()))
 
@@ -53,11 +53,11 @@ def layer_ids(model: nn.Module) -> dict[str, int]:
         (0, 4, 12, 13)
     """
     matcher = getattr(model, "group_matcher", None)
-    found: Any = (
+    numbers: Any = (
         auto_group_layers(model) if matcher is None else group_parameters(model, matcher(coarse=False), reverse=True)
     )
-    last = max(found.values())
-    return {name: int(found.get(name, last)) for name, _ in model.named_parameters()}
+    last = max(numbers.values())
+    return {name: int(numbers.get(name, last)) for name, _ in model.named_parameters()}
 
 
 def layer_scales(model: nn.Module, decay: float) -> dict[str, float]:

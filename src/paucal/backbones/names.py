@@ -62,18 +62,18 @@ def require_arguments(name: str, arguments: Mapping[str, Any]) -> None:
     """Check that a model's arguments describe an architecture and nothing else."""
     for key in arguments:
         if key in ("num_classes", "in_chans", "img_size", "pretrained"):
-            raise UserError(f"Model argument {key!r} of {name} is set by an option of its own; remove it.")
+            raise UserError(f"Model argument {key!r} of {name} has its own option; remove it.")
     require_harmless(name, arguments)
 
 
 def require_harmless(name: str, arguments: Mapping[str, Any]) -> None:
-    """Check that building a model with these arguments, even on trial, reads no file and fetches nothing."""
+    """Check that merely building a model with these arguments reads no file and fetches nothing."""
     for key, value in arguments.items():
         if key in _RESERVED or (key == "pretrained" and value):
             raise UserError(f"Model argument {key!r} of {name} does not describe an architecture; remove it.")
         most = MOST_BLOCKS if _COUNTS_BLOCKS.search(key) else MOST_UNITS
         if _largest(value) > most:
-            raise UserError(f"Model argument {key}={value} of {name} is more than {most:,}, the most that is built.")
+            raise UserError(f"Model argument {key}={value} of {name} is more than {most:,}, the limit.")
 
 
 def _largest(value: Any) -> float:
@@ -86,7 +86,7 @@ def _largest(value: Any) -> float:
 
 
 def create_model(name: str, **arguments: Any) -> nn.Module:
-    """Build a timm model, with its errors about arguments turned into one sentence."""
+    """Build a timm model; errors about its arguments become one sentence."""
     require_name(name)
     try:
         if not arguments.get("pretrained"):

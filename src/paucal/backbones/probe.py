@@ -1,4 +1,4 @@
-"""Find out by one forward pass how a timm model's features are to be read."""
+"""Find out with one forward pass how to read a timm model's features."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -91,7 +91,7 @@ def make_plan(model: nn.Module, images: Tensor, hooked: HookedTensors) -> Plan:
 def final_prefixes(prefixes: tuple[int, ...]) -> tuple[int, ...]:
     """Return the leading tokens that the final output may have: the class token is never left out there.
 
-    Otherwise a lone class token would pass as a grid of one cell.
+    Otherwise a lone class token would be taken for a grid of one cell.
     """
     return prefixes[:1] if prefixes[0] else prefixes
 

@@ -182,7 +182,7 @@ def _refusal(name: str, model: nn.Module, image_size: Size) -> str:
         below = [max(1, side // step) * step for side, step in zip(image_size, steps, strict=True)]
         above = [-(-side // step) * step for side, step in zip(image_size, steps, strict=True)]
         return (
-            f"{name} cuts images into equal patches, which does not work out for {_times(image_size)} "
+            f"{name} cuts images into equal patches, which is impossible for {_times(image_size)} "
             f"pixels; use {_times(below)} or {_times(above)}."
         )
     own = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))[1:]

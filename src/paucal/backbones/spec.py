@@ -111,12 +111,12 @@ class BackboneSpec:
         unknown = sorted(set(stored) - known)
         missing = sorted({"name", "num_classes"} - set(stored))
         if unknown or missing:
-            raise UserError(f"A stored backbone has unknown entries {unknown} and lacks {missing}; store it anew.")
+            raise UserError(f"A stored backbone has unknown entries {unknown} and lacks {missing}; store it again.")
         return cls(**stored)
 
     def _with_drop_path(self, arguments: dict[str, Any], rate: float) -> dict[str, Any]:
         if not 0 <= rate < 1:
-            raise UserError(f"The drop-path rate is {rate}; give a chance from 0 up to, not including, 1.")
+            raise UserError(f"The drop-path rate is {rate}; give a probability from 0 to below 1.")
         extended = {**arguments, "drop_path_rate": rate}
         if _accepts(self.name, extended):
             return extended
@@ -126,7 +126,7 @@ class BackboneSpec:
 
 
 def _require_room(spec: BackboneSpec, parameters: int, arguments: Mapping[str, Any]) -> None:
-    """Refuse a model whose weights, or whose pass over one image, would fill the memory; a spec may be hostile."""
+    """Refuse a model that, or one image in it, cannot fit in memory; a spec may come from an untrusted file."""
     free, gib = available_memory(), 2**30
     if BYTES * parameters > free:
         size = f"{BYTES * parameters / gib:.3g} GiB"
@@ -139,9 +139,9 @@ def _require_room(spec: BackboneSpec, parameters: int, arguments: Mapping[str, A
     cost = image_cost(spec.name, spec.image_size, arguments)
     if cost is not None and 2 * cost.largest > free:  # input and output of a layer
         raise UserError(
-            f"one image of {spec.image_size[0]}x{spec.image_size[1]} pixels takes {spec.name} at least "
-            f"{2 * cost.largest / gib:.3g} GiB, and {free / gib:.3g} GiB of this machine's memory are free: choose "
-            "smaller images."
+            f"one image of {spec.image_size[0]}x{spec.image_size[1]} pixels needs at least "
+            f"{2 * cost.largest / gib:.3g} GiB with {spec.name}, and {free / gib:.3g} GiB of this machine's memory are "
+            "free: choose smaller images."
         )
 
 

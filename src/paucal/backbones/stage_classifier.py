@@ -89,20 +89,20 @@ class StagePool:
 
     def __init__(self, model: nn.Module, maps: Sequence[StageMap]) -> None:
         self.maps, self._hooked = tuple(maps), HookedTensors()
-        self._handles = [hook_output(model, one.name, self._hooked) for one in maps]
+        self._handles = [hook_output(model, stage.name, self._hooked) for stage in maps]
         self._hooked.tensors = {}
 
     @property
     def width(self) -> int:
         """Number S of features that are joined."""
-        return 2 * sum(one.channels for one in self.maps)
+        return 2 * sum(stage.channels for stage in self.maps)
 
     def join(self, features: Tensor) -> Tensor:
         """Return (B, D + S): (B, D) last features, the means of all maps, then their standard deviations."""
         kept, self._hooked.tensors = self._hooked.tensors or {}, {}
         if len(kept) < len(self.maps):
             raise RuntimeError("the maps of the last stages are missing: run the whole network, not its classifier")
-        pooled = [one.pooled(kept[one.name]) for one in self.maps]
+        pooled = [stage.pooled(kept[stage.name]) for stage in self.maps]
         return torch.cat([features, *(mean for mean, _ in pooled), *(spread for _, spread in pooled)], 1)
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class StagePool:
 class StageClassifier(nn.Linear):
     """Linear classifier of (B, D) last features and the pooled maps of the last stages.
 
-    It takes the place of a network's own classifier, and is called with the last features like that.
+    It takes the place of a network's own classifier, and is called like it with the last features.
 
     Shape:
         - input: (B, D)

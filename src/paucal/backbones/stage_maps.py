@@ -57,17 +57,17 @@ class StageMaps(nn.Module):
         >>> maps = StageMaps(FeatureBackbone(timm.create_model("resnet18", num_classes=0), (64, 64)))
         >>> maps.strides, maps.channels
         ((4, 8, 16, 32), (64, 128, 256, 512))
-        >>> [tuple(one.shape[2:]) for one in maps(torch.zeros(1, 3, 50, 70))]
+        >>> [tuple(grid.shape[2:]) for grid in maps(torch.zeros(1, 3, 50, 70))]
         [(16, 24), (8, 12), (4, 6), (2, 3)]
     """
 
     def __init__(self, backbone: FeatureBackbone, any_size: bool = True, finest: int = SMALLEST_STRIDE) -> None:
         super().__init__()
         self.backbone = backbone
-        found = _stages_of(backbone)
-        self._stages = {stride: one for stride, one in found.items() if len(found) == 1 or stride >= finest}
+        stages = _stages_of(backbone)
+        self._stages = {stride: stage for stride, stage in stages.items() if len(stages) == 1 or stride >= finest}
         normed = not any(isinstance(module, BATCH_NORMS) for module in backbone.model.modules())
-        self._single = len(found) == 1
+        self._single = len(stages) == 1
         if not self._single:
             self.strides = tuple(self._stages)
             self.channels = tuple(channels for _, channels in self._stages.values())
@@ -75,7 +75,7 @@ class StageMaps(nn.Module):
             self._shrink = 1.0
         else:
             stride = math.sqrt(math.prod(backbone.cell_size))
-            factors = [one for one in pyramid_factors(stride) if _power_of_two(stride) / one >= finest]
+            factors = [factor for factor in pyramid_factors(stride) if _power_of_two(stride) / factor >= finest]
             self.strides = tuple(round(_power_of_two(stride) / factor) for factor in factors)
             self.levels = nn.ModuleList(_Rescale(backbone.dim, factor) for factor in factors)
             self.channels = tuple(level.channels for level in self.levels if isinstance(level, _Rescale))
@@ -101,7 +101,7 @@ class StageMaps(nn.Module):
         return self.maps_of(self.grids(images), self.padded_size(images.shape[-2], images.shape[-1]))
 
     def grids(self, images: Tensor) -> list[Tensor]:
-        """Return what the model itself gives of a batch: a grid per level, or the one that all levels are made from."""
+        """Return the model's own grids of a batch: one per level, or the single grid that all levels are built from."""
         images = self._padded(images)
         height, width = images.shape[-2:]
         if self._shrink != 1:
@@ -157,7 +157,7 @@ class StageMaps(nn.Module):
         side = 2 * self.multiple
         with undisturbed(self), torch.enable_grad():
             images = probe_images(self.backbone.model, self.fixed_size or (side, side))
-            total = sum((one.sum() for one in self(images)), start=images.new_zeros(()))
+            total = sum((grid.sum() for grid in self(images)), start=images.new_zeros(()))
             reached = torch.autograd.grad(total, parameters, allow_unused=True)
         for parameter, gradient in zip(parameters, reached, strict=True):
             if gradient is None:

@@ -18,12 +18,12 @@ from paucal.verbs.predict.launch import predict
 class ImageClassifier(ClassifierMixin, TrainedEstimator):
     """A classifier of images that follows scikit-learn's contract; each fit is a run of `paucal.train`.
 
-    X holds paths, PIL images or uint8 arrays. A fit trains on all of them but validation images, which choose the
-    model, and one image of each class, on which the run's own report is made; judge the estimator on other images, as
-    `cross_val_score` does. What is not given is chosen from the images.
+    X holds paths, PIL images or uint8 arrays. A fit trains on all of them except validation images, which select the
+    model, and one image of each class for the run's own report; evaluate the estimator on other images, as
+    `cross_val_score` does. Settings that are not given are chosen from the images.
 
     A fitted estimator holds the path of its run and loads the model when it is needed, so it can be pickled and copied
-    to other processes, as long as the run folder stays.
+    to other processes, as long as the run folder exists.
 
     Args:
         time: Time of a fit, such as "5m"; None for the usual quarter of an hour.
@@ -86,7 +86,7 @@ class ImageClassifier(ClassifierMixin, TrainedEstimator):
         """Train on images X with one class each.
 
         Raises:
-            ValueError: X holds something else than images, or y fewer than two classes.
+            ValueError: X is not a list of images, or y has fewer than two classes.
             UserError: A setting is invalid, or a class has too few images.
         """
         images = list_images(X)

@@ -15,9 +15,9 @@ from paucal.verbs.check.labels import weights_at_hand
 
 
 class ImageEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageEstimator):
-    """Turns images into vectors: the inputs of the classifier of a network that is not trained here.
+    """Turns images into vectors: the inputs of a frozen network's classifier.
 
-    X holds paths, PIL images or uint8 arrays. A copy of the estimator, or one that was pickled, opens the network anew
+    X holds paths, PIL images or uint8 arrays. A copy of the estimator, or one that was pickled, opens the network again
     by its name.
 
     Args:
@@ -45,7 +45,7 @@ class ImageEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageEsti
         """Open the network; it learns nothing from the images.
 
         Raises:
-            ValueError: X holds something else than images.
+            ValueError: X is not a list of images.
             UserError: There is no such model, or there are no pretrained weights on this machine.
         """
         images = list_images(X)

@@ -1,4 +1,4 @@
-"""What paucal's estimators share: a network that is loaded when it is needed, its features, and fits that are runs."""
+"""Common parts of paucal's estimators: a network that is loaded on first use, its features, and fits that are runs."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -23,9 +23,9 @@ OWN = ("random_state", "runs", "settings")  # parameters that are not settings o
 
 
 class ImageEstimator(BaseEstimator):
-    """An estimator of images with a trained network, which a copy or a pickle loads anew."""
+    """An estimator with a trained network; a copy or a pickle of the estimator loads the network again."""
 
-    _loaded: list[TrainedModel]  # one, once it is needed; predicting leaves the attributes as they are
+    _loaded: list[TrainedModel]  # empty before first use; a list, so that predicting sets no attribute
 
     @abstractmethod
     def _load(self) -> TrainedModel:

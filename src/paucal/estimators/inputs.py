@@ -24,15 +24,15 @@ def list_images(images: Images) -> list[str | ImageInMemory]:
     """Return X as a list of paths and pictures."""
     if isinstance(images, str | os.PathLike | Image.Image):
         raise ValueError(f"X is a single image, {EXPECTED}.")
-    found = [os.fspath(image) if isinstance(image, os.PathLike) else image for image in _rows(images)]
-    if not found:
+    items = [os.fspath(image) if isinstance(image, os.PathLike) else image for image in _rows(images)]
+    if not items:
         raise ValueError("X has no images (0 samples), at least 1 is required.")
-    for place, image in enumerate(found):
+    for place, image in enumerate(items):
         is_array = isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim in (2, 3)
         if not is_array and not isinstance(image, str | Image.Image):
             what = f"an array of {image.shape} {image.dtype}" if isinstance(image, np.ndarray) else repr(type(image))
             raise ValueError(f"X[{place}] is {what}, {EXPECTED}.")
-    return found
+    return items
 
 
 def _rows(images: Images) -> Iterable[Any]:
@@ -42,7 +42,7 @@ def _rows(images: Images) -> Iterable[Any]:
             raise ValueError(f"X has the columns {', '.join(columns)}, expected one column of images: select it.")
         return next(iter(columns.values()))
     if isinstance(images, np.ndarray) and images.dtype.kind in "OUS" and images.ndim == 2 and images.shape[1] == 1:
-        return images[:, 0]  # as ColumnTransformer hands over one column
+        return images[:, 0]  # ColumnTransformer passes a single column in this form
     if hasattr(images, "tocsr"):
         raise ValueError(f"X is a sparse matrix, and sparse input is not supported: {EXPECTED}.")
     is_scalar = isinstance(images, bytes) or (isinstance(images, np.ndarray) and images.ndim == 0)
@@ -52,7 +52,7 @@ def _rows(images: Images) -> Iterable[Any]:
 
 
 def name_classes(classes: NDArray[Any]) -> list[str]:
-    """Return a name for each class: its text, or a number where texts could be taken for something else."""
+    """Return a name for each class: its text, or its number if a text could be read as something else."""
     names = [str(name) for name in classes]
     plain = list(plain_if_distinct(names)) == names and not any(is_missing(name) for name in names)
     if plain and len({name.strip() for name in names}) == len(names) and all(name == name.strip() for name in names):

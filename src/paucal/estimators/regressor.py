@@ -16,14 +16,14 @@ from paucal.verbs.predict.launch import predict
 
 
 class ImageRegressor(RegressorMixin, TrainedEstimator):
-    """A model of a number for each image that follows scikit-learn's contract; each fit is a run of `paucal.train`.
+    """Predicts a number for each image, under scikit-learn's contract; each fit is a run of `paucal.train`.
 
-    X holds paths, PIL images or uint8 arrays, at least ten. A fit keeps one of them for the run's own report; judge the
-    estimator on other images, as `cross_val_score` does. A fitted estimator holds the path of its run, so it can be
-    pickled as long as the folder stays.
+    X holds paths, PIL images or uint8 arrays, at least ten. A fit keeps one of them for the run's own report; evaluate
+    the estimator on other images, as `cross_val_score` does. A fitted estimator holds the path of its run, so it can be
+    pickled as long as the folder exists.
 
     Args:
-        ordinal: Whether the numbers are grades, few whole numbers in order.
+        ordinal: Whether the numbers are grades: a few whole numbers in order.
         model: timm name of the backbone.
         init: Weights whose features are used: a run folder, a file or "timm"; None for trained weights on this machine.
         img_size: Side of the images in pixels.
@@ -66,10 +66,10 @@ class ImageRegressor(RegressorMixin, TrainedEstimator):
         self.settings = settings
 
     def fit(self, X: Images, y: Any) -> Self:
-        """Fit a number to each image of X.
+        """Fit the regression to images X with one number each.
 
         Raises:
-            ValueError: X holds something else than images, or too few, or y something else than finite numbers.
+            ValueError: X is not a list of at least ten images, or y holds anything but finite numbers.
             UserError: A setting is invalid.
         """
         images = list_images(X)

@@ -71,7 +71,7 @@ _COST_CIFAR = "300 epochs at 32 pixels with 512 images a step; the paper used tw
 _COST_LARGE = "300 epochs at 224 pixels; the paper used two GPUs (--devices 2)"
 _COST_TUNED = "100 epochs at 224 pixels with 256 images a step (--devices 2); give --init"
 _FROM = (
-    "weights of ImageNet-1k, and nobody has published any of DHVT: give --init a run, such as one of --recipe "
+    "weights of ImageNet-1k, and none of DHVT are published: give --init a run, such as one of --recipe "
     "dhvt-imagenet, or a weights file"
 )
 
@@ -89,7 +89,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "dhvt-cifar": _PAPER,
     "dhvt-cifar-reference": _recipe(
-        "the same with the published program's schedule, whose rate changes once an epoch and an epoch late",
+        "the same with the published program's schedule, whose rate changes once per epoch, one epoch late",
         _THEIRS,
         _COST_CIFAR,
         _SCORES_CIFAR,
@@ -105,7 +105,7 @@ RECIPES: dict[str, Recipe] = {
         1e-3,
     ),
     "dhvt-domainnet-reference": _recipe(
-        "the same as the published program does it",
+        "the same as in the published program",
         _THEIRS,
         _COST_LARGE,
         _SCORES_DOMAINNET,
@@ -116,7 +116,7 @@ RECIPES: dict[str, Recipe] = {
         "DHVT on ImageNet-1K, 5e-4 at 512 images", _SOURCE, _COST_LARGE, _SCORES_IMAGENET, _IMAGENET, 5e-4
     ),
     "dhvt-imagenet-reference": _recipe(
-        "the same as the published program does it: half the images and half the rate",
+        "the same as in the published program: half the images and half the rate",
         _THEIRS,
         _COST_LARGE,
         _SCORES_IMAGENET,
@@ -133,7 +133,7 @@ RECIPES: dict[str, Recipe] = {
         tunes=_FROM,
     ),
     "dhvt-finetune-reference": _recipe(
-        "the same as the published program does it: half the rate, in evaluation mode, so that batch norms stay",
+        "the same as in the published program: half the rate, in evaluation mode, so that batch norms stay",
         _THEIRS,
         _COST_TUNED,
         _SCORES_TUNED,

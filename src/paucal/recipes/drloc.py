@@ -77,7 +77,7 @@ RECIPES: dict[str, Recipe] = {
         "the DrLoc paper's training from scratch", "arXiv:2106.03746, section 4", _COST, _SCRATCH_SCORES, _PAPER, 5e-4
     ),
     "drloc-scratch-reference": _recipe(
-        "the same as the published program does it: its reading of the loss, a third of a 300-epoch cosine",
+        "the same as in the published program: its reading of the loss, a third of a 300-epoch cosine",
         "the paper's program",
         _COST,
         _SCRATCH_SCORES,

@@ -173,7 +173,7 @@ RECIPES: dict[str, Recipe] = {
         drop_path=0.0,
     ),
     "esvit-small-batch": Recipe(
-        "batches of 16 to 128 on one device: prototypes of length 1 held for longer, a slower teacher, a cooler end",
+        "batches of 16 to 128 on one device: prototypes of length 1 for longer, a slower teacher, cooler at the end",
         "this project, after DINO's advice for small batches",
         "one device",
         "docs/lab/2026-11-21-pretraining-small.md",

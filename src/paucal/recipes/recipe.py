@@ -93,7 +93,7 @@ def require_start(recipes: Mapping[str, Recipe], name: str | None, init: str | N
     """Refuse to tune random weights."""
     recipe = recipes.get(name or "")
     if recipe is not None and recipe.tunes is not None and init is None:
-        raise UserError(f"--recipe {name} trains on from {recipe.tunes}.")
+        raise UserError(f"--recipe {name} starts from {recipe.tunes}.")
 
 
 def fill_in(
@@ -118,6 +118,6 @@ def fill_in(
         return settings, dict(given)
     recipe = find_recipe(recipes, name)
     model = getattr(settings, "model", None) if "model" in given else recipe.settings.get("model")
-    said = recipe.of_model(model).settings
-    values = {key: value for key, value in said.items() if key not in given and key not in left_out}
+    own = recipe.of_model(model).settings
+    values = {key: value for key, value in own.items() if key not in given and key not in left_out}
     return replace(settings, **values), {**given, **dict.fromkeys(values, f"recipe {name}")}

@@ -14,7 +14,7 @@ RECIPES: dict[str, Recipe] = {
     "small-images": Recipe(
         "light augmentation for images of up to 64 pixels and short runs",
         "docs/lab/2026-11-21-drloc-fifteen-epochs.md",
-        "minutes on a processor for a few thousand images",
+        "minutes on a CPU for a few thousand images",
         "docs/lab/2026-11-21-drloc-fifteen-epochs.md",
         {
             "batch_size": 64,

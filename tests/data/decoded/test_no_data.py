@@ -37,14 +37,14 @@ def filled(values: np.ndarray, fill: float) -> np.ndarray:
         (
             filled(HEIGHTS, -9999),
             None,
-            "-9999 (31.2 % of the values) lies far from all others, and is taken for no data",
+            "-9999 (31.2 % of the values) lies far from all others, and is treated as no data",
         ),
         (filled(HEIGHTS, -9999), "-9999", None),
         (filled(HEIGHTS, 0.5) * 0 + filled(HEIGHTS, 7777), "7777", None),
-        (filled(HEIGHTS.astype(np.int32), -32768), None, "is taken for no data"),
+        (filled(HEIGHTS.astype(np.int32), -32768), None, "is treated as no data"),
         (filled(HEIGHTS.astype(np.uint16), 65535), "65535", None),
-        (filled(HEIGHTS, -3.4028235e38), None, "beyond 1e+30, and are taken for no data"),
-        (filled(HEIGHTS, np.nan), None, "NaN or infinite (in 4 of 4 images looked at); NaN is read as black"),
+        (filled(HEIGHTS, -3.4028235e38), None, "beyond 1e+30, and are treated as no data"),
+        (filled(HEIGHTS, np.nan), None, "NaN or infinite (in 4 of 4 sampled images); NaN is read as black"),
         (filled(HEIGHTS, np.inf), None, "NaN or infinite"),
     ],
 )

@@ -116,7 +116,9 @@ def test_open_images__are_read_from_one_folder_too(root):
     assert "published with 9,011,219 images; 3 are here" in images.notes[-1]
     shutil.rmtree(root / "train")
     (root / "train").mkdir()
-    with pytest.raises(UserError, match=r"incomplete or damaged \(there are no images\); its archives are fetched"):
+    with pytest.raises(
+        UserError, match=r"incomplete or damaged \(there are no images\); its archives must be downloaded"
+    ):
         open_images("openimages", root=root, labelled=False)
 
 

@@ -85,7 +85,7 @@ def test_make_split__without_labels_is_one_class():
 def test_make_split__zero_fractions_cut_nothing(make_set):
     split = make_split(make_set([0, 1]), val_fraction=0, test_fraction=0)
     assert split.parts.tolist() == ["train", "train"]
-    assert split.description == "train is all images, and no images are kept to select with"
+    assert split.description == "train is all images, and no images are kept for model selection"
 
 
 def test_make_split__without_val_trains_on_all_but_the_usual_test_images(make_set):
@@ -99,13 +99,13 @@ def test_make_split__without_val_trains_on_all_but_the_usual_test_images(make_se
     usual, all_used = make_split(larger, seed=3), make_split(larger, seed=3, val_fraction=0)
     assert all_used.indices("test").tolist() == usual.indices("test").tolist()
     assert set(all_used.indices("train")) == {*usual.indices("train"), *usual.indices("val")}
-    assert all_used.description.endswith("and no images are kept to select with")
+    assert all_used.description.endswith("and no images are kept for model selection")
 
 
 def test_make_split__without_val_trains_on_a_val_folder_beside_a_test_folder(make_set):
     split = make_split(make_set([0, 0, 0, 1, 1], ["train", "test", "val", "train", "val"]), val_fraction=0)
     assert split.parts.tolist() == ["train", "test", "train", "train", "train"]
-    assert "train is its train and val folders, and no images are kept to select with" in split.description
+    assert "train is its train and val folders, and no images are kept for model selection" in split.description
     lone = make_split(make_set([0, 0, 1, 1], ["train", "val", "train", "val"]), val_fraction=0)
     assert lone.parts.tolist() == ["train", "test", "train", "test"]
 
@@ -180,7 +180,7 @@ def test_limit_val__never_leaves_more_to_validate_than_to_train(make_set):
     assert _per_class(images, limited, "val") == [16, 4]
     assert set(limited.indices("val")) < set(few.indices("val"))
     assert limited.indices("test").tolist() == few.indices("test").tolist()
-    assert limited.description.endswith("no more images to validate than to train")
+    assert limited.description.endswith("no more validation than training images")
     assert limit_val(split, images.labels, seed=0) is split
 
 

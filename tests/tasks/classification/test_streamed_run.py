@@ -93,6 +93,6 @@ def test_folds__of_streamed_images_test_each_once_and_train_in_runs(data):
 
 
 def test_group_by__copies_is_refused_where_nobody_has_looked_at_the_images(data):
-    with pytest.raises(UserError, match=r"--group-by duplicates looks at every image.*paucal check"):
+    with pytest.raises(UserError, match=r"--group-by duplicates compares all images.*paucal check"):
         make_split(data.images, group_by="duplicates")
     assert make_split(data.images, group_by=r"/(\d+)").counts()["train"] > 0

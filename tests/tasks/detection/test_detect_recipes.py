@@ -128,7 +128,7 @@ def test_what_is_given__wins_over_a_recipe():
 
 
 def test_recipes__want_trained_weights_and_a_name_that_exists():
-    with pytest.raises(UserError, match="trains on from a pre-trained backbone"):
+    with pytest.raises(UserError, match="starts from a pre-trained backbone"):
         filled("detector-coco-1x", init=None)
     with pytest.raises(UserError, match="did you mean 'detector-coco-1x'"):
         filled("detector-coco-1")

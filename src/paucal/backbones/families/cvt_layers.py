@@ -206,7 +206,7 @@ def require_sound(
     if min(depths) < 1:
         raise ValueError(f"depths is {tuple(depths)}; each stage must have a block or more")
     if not 0 <= drop_path_rate < 1:
-        raise ValueError(f"drop_path_rate is {drop_path_rate}; give a chance from 0 up to, not including, 1")
+        raise ValueError(f"drop_path_rate is {drop_path_rate}; give a probability from 0 to below 1")
 
 
 def renamed(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
@@ -218,8 +218,8 @@ def renamed(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
         state: Tensors by name; a prefix before the names that the first rule matches is removed.
         rules: (pattern of the beginning of a name, its replacement); the first rule that matches is used.
     """
-    known = (re.match(rf"(.*?)(?:{rules[0][0]})", name) for name in state)
-    prefix = next((found[1] for found in known if found is not None), "")
+    matches = (re.match(rf"(.*?)(?:{rules[0][0]})", name) for name in state)
+    prefix = next((match[1] for match in matches if match is not None), "")
     result = {}
     for name, value in state.items():
         plain = name.removeprefix(prefix)

@@ -83,7 +83,7 @@ class DhvtParts:
 
     def _require(self, name: str, allowed: Any, *further: Any) -> None:
         value, values = getattr(self, name), (*get_args(allowed), *further)
-        if not any(value is one or (isinstance(one, str) and value == one) for one in values):
+        if not any(value is choice or (isinstance(choice, str) and value == choice) for choice in values):
             raise ValueError(f"{name} is {value!r}; give one of {', '.join(map(repr, values))}")
 
 

@@ -128,8 +128,8 @@ def _is_lucidrains(state: Mapping[str, Tensor]) -> bool:
 
 def _timm_name(name: str) -> str:
     for pattern, replacement in _LUCIDRAINS.items():
-        new, found = re.subn("^" + pattern, replacement, name)
-        if found:
+        new, count = re.subn("^" + pattern, replacement, name)
+        if count:
             return new
     return name
 

@@ -56,7 +56,7 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor, features: Tensor
         (B, N, e), in the precision of `value` or float32 if that is wider.
     """
     wide = torch.promote_types(value.dtype, torch.float32)
-    query, key, value, features = (one.to(wide) for one in (query, key, value, features))
+    query, key, value, features = (part.to(wide) for part in (query, key, value, features))
     of_query, of_key = _exponents(query, features), _exponents(key, features)
     query_top, key_top = of_query.detach().amax(-1, keepdim=True), of_key.detach().amax((-2, -1), keepdim=True)
     of_query, of_key = (of_query - query_top).exp(), (of_key - key_top).exp()

@@ -149,20 +149,20 @@ def _sparse_places(call: Call, weights: Tensor, image_size: Grid) -> Places:
     """Return the places of weights (B * chunks, heads, Q, g + K) of the cells, one group per chunk of queries."""
     layer, (tokens, grid) = call.layer, call.inputs
     own = Tokens(grid, prefix_names(call.model, layer.global_tokens))
-    found, first = sparse_pairs(grid, layer.window, layer.mode, tokens), len(own.prefix)
+    pairs, first = sparse_pairs(grid, layer.window, layer.mode, tokens), len(own.prefix)
     cells = torch.arange(own.cells, device=weights.device)
     queries, keys = cells[None], cells[None]
-    if found.queries is not None and found.restore is not None:
-        queries = torch.full_like(found.queries, -first - 1)  # a repeated cell counts once
-        queries[found.restore] = cells
-        queries = queries.view(found.chunks, -1)
-    if found.keys is not None:
-        keys = found.keys.flatten(1)
-    if found.hidden is not None:
-        unseen = found.hidden.flatten(2).all(1).expand(found.chunks, -1)
-        keys = torch.where(unseen, -first - 1, keys.expand(found.chunks, -1))
-    of_globals = torch.arange(first, device=weights.device).expand(found.chunks, -1)
-    return Places(own, own, queries + first, torch.cat((of_globals, keys.expand(found.chunks, -1) + first), 1))
+    if pairs.queries is not None and pairs.restore is not None:
+        queries = torch.full_like(pairs.queries, -first - 1)  # a repeated cell counts once
+        queries[pairs.restore] = cells
+        queries = queries.view(pairs.chunks, -1)
+    if pairs.keys is not None:
+        keys = pairs.keys.flatten(1)
+    if pairs.hidden is not None:
+        unseen = pairs.hidden.flatten(2).all(1).expand(pairs.chunks, -1)
+        keys = torch.where(unseen, -first - 1, keys.expand(pairs.chunks, -1))
+    of_globals = torch.arange(first, device=weights.device).expand(pairs.chunks, -1)
+    return Places(own, own, queries + first, torch.cat((of_globals, keys.expand(pairs.chunks, -1) + first), 1))
 
 
 class GlobalAttention(nn.Module):

@@ -113,12 +113,12 @@ def _converter(model: nn.Module) -> Callable[[dict, nn.Module], dict] | None:
     name = (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or ""
     files = [timm.model_entrypoint(name).__module__] if timm.is_model(name) else []
     files += [kind.__module__ for kind in type(model).__mro__]
-    found = (getattr(sys.modules.get(file), "checkpoint_filter_fn", None) for file in files)
-    return next((function for function in found if function is not None), None)
+    converters = (getattr(sys.modules.get(file), "checkpoint_filter_fn", None) for file in files)
+    return next((function for function in converters if function is not None), None)
 
 
 def _dropped(given: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> list[str]:
-    """Return the names that a conversion has dropped; none if it has made new tensors of old ones."""
+    """Return the names that a conversion has dropped; empty if it has built new tensors from old ones."""
     kept = {id(value) for value in converted.values()}
     old = {id(value) for value in given.values()}
     if any(name not in given and id(value) not in old for name, value in converted.items()):
@@ -256,15 +256,16 @@ def _match(
     if set(given) != set(shapes):
         return {}, "fresh, as the start has none"
     counts = {value.shape[0] if value.ndim and value.is_floating_point() else 0 for value in given.values()}
-    wanted, found = next(iter(shapes.values()))[0], max(counts)
-    if theirs is not None and ours is not None and len(theirs) == found:
+    wanted, available = next(iter(shapes.values()))[0], max(counts)
+    if theirs is not None and ours is not None and len(theirs) == available:
         if unknown := [name for name in ours if name not in set(theirs)]:
             return {}, f"fresh, as the start does not know {some(unknown)}"
-        rows, verdict = [theirs.index(name) for name in ours], f"kept, {wanted} of {found} classes found by name"
-    elif found == wanted:
-        rows, verdict = list(range(wanted)), "kept, as the start and this run have as many classes, unnamed there"
+        rows, verdict = [theirs.index(name) for name in ours], f"kept, {wanted} of {available} classes found by name"
+    elif available == wanted:
+        rows = list(range(wanted))
+        verdict = "kept, as the start and this run have equally many classes, and the start does not name them"
     else:
-        return {}, f"fresh, as the start has {counted(found, 'class', 'classes')} and this run {wanted}"
+        return {}, f"fresh, as the start has {counted(available, 'class', 'classes')} and this run {wanted}"
     if len(counts) > 1 or any(value[:wanted].shape != shapes[name] for name, value in given.items()):
         return {}, "fresh, as the start's has another shape"
     return {name: value[torch.tensor(rows)] for name, value in given.items()}, verdict

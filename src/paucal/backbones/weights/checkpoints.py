@@ -48,13 +48,13 @@ def candidates(tree: Mapping[str, Any], names: Collection[str]) -> list[Candidat
         >>> found[0].part, list(found[0].state)
         ("teacher, 'module.'", ['fc.bias'])
     """
-    mappings = sorted(_mappings(tree), key=lambda found: -len(found[1]))[:MOST_MAPPINGS]
-    found = [
+    mappings = sorted(_mappings(tree), key=lambda mapping: -len(mapping[1]))[:MOST_MAPPINGS]
+    parts = [
         Candidate(_describe(path, prefix), _strip(tensors, prefix))
         for path, tensors in mappings
         for prefix in _prefixes(tensors, names)
     ]
-    return sorted(found, key=lambda one: _rank(one.part))
+    return sorted(parts, key=lambda part: _rank(part.part))
 
 
 def _mappings(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict]]:
@@ -73,9 +73,9 @@ def _prefixes(tensors: Mapping[str, Tensor], names: Collection[str]) -> list[str
         for cut in range(1, len(parts)):
             if ".".join(parts[cut:]) in names:
                 votes[".".join(parts[:cut]) + "."] += 1
-    found = [prefix for prefix, _ in votes.most_common(MOST_PREFIXES)]
+    voted = [prefix for prefix, _ in votes.most_common(MOST_PREFIXES)]
     wrapped = [prefix for prefix in WRAPPERS if sum(key.startswith(prefix) for key in tensors) > len(tensors) / 2]
-    return list(dict.fromkeys([*found, *reversed(wrapped), ""]))
+    return list(dict.fromkeys([*voted, *reversed(wrapped), ""]))
 
 
 def _strip(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -115,8 +115,8 @@ class Program:
     rename: Callable[[State], State] = dict
     own_crops: bool = False
 
-    def made(self, names: Collection[str]) -> bool:
-        """Return whether a file's tensor names are this program's."""
+    def wrote(self, names: Collection[str]) -> bool:
+        """Return whether the program wrote a file, by the names of its tensors."""
         return all(any(re.search(sign, name) for name in names) for sign in self.signs)
 
     def without_method(self, state: Mapping[str, Tensor]) -> tuple[State, list[str]]:
@@ -196,11 +196,10 @@ def recognise(names: Collection[str]) -> Program | None:
         'yitu-opensource/T2T-ViT'
         >>> recognise({"conv1.weight", "fc.bias"})
     """
-    return next((program for program in PROGRAMS if program.made(names)), None)
+    return next((program for program in PROGRAMS if program.wrote(names)), None)
 
 
 def models_of(program: Program) -> list[str]:
     """Return the registered models that a program's weights may belong to, the likeliest first."""
     names = timm.list_models()
-    found = [name for pattern in program.models for name in fnmatch.filter(names, pattern)]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(name for pattern in program.models for name in fnmatch.filter(names, pattern)))

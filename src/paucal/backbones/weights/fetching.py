@@ -12,7 +12,7 @@ import huggingface_hub
 from huggingface_hub import constants
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError
 
-SECONDS = 5.0  # to wait for the hub's answer
+SECONDS = 5.0  # longest wait for the hub's answer
 _FILES = ("model.safetensors", "pytorch_model.bin")  # the files that timm looks for, in this order
 _LOGGERS = ("huggingface_hub", "timm", "httpx", "httpx2", "urllib3", "filelock")
 
@@ -30,7 +30,7 @@ def require_reachable(config: Any) -> None:
         return
     name, revision, files = _whereabouts(config)
     if constants.is_offline_mode():
-        raise ConnectionError("they are not in the cache, and HF_HUB_OFFLINE forbids to fetch them")
+        raise ConnectionError("they are not in the cache, and HF_HUB_OFFLINE forbids fetching them")
     url = huggingface_hub.hf_hub_url(name, files[0], revision=revision)
     try:
         with hushed():

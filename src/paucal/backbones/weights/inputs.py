@@ -1,4 +1,4 @@
-"""Image preprocessing that belongs to weights, as used when these were tested: crop, filter, mean and deviation.
+"""Image preprocessing that belongs to weights: the crop, filter, mean and deviation with which they were tested.
 
 The papers' code tests with other preprocessing than timm does for the same architectures. EsViT, DINO, DeiT, DrLoc,
 DHVT, Swin, CvT and Vision Longformer resize the shorter side to 256 for a crop of 224 pixels, where timm's
@@ -60,7 +60,7 @@ def input_of_file(program: str, model: str) -> ImageInput:
     """Return the preprocessing that a file's weights were tested with.
 
     Args:
-        program: Name (`Program.name`) of the program that wrote the file; "" if its tensors do not tell.
+        program: Name (`Program.name`) of the program that wrote the file; "" if unknown.
         model: timm name of their model.
 
     Example:
@@ -71,16 +71,16 @@ def input_of_file(program: str, model: str) -> ImageInput:
     """
     if program == SWIN and model.endswith("_384"):
         return ImageInput(crop_ratio=1.0)  # there the whole image is resized to 384 pixels
-    known = next((one for one in PROGRAMS if one.name == program), None)
-    if model.startswith("deit_") if known is None else not known.own_crops:
+    writer = next((entry for entry in PROGRAMS if entry.name == program), None)
+    if model.startswith("deit_") if writer is None else not writer.own_crops:
         return ImageInput()
     return input_of_timm(model)
 
 
 def program_of(tree: Mapping[str, Any]) -> str:
-    """Return the name of the program that wrote a file, "" if the names of its tensors do not tell."""
-    found = (recognise(candidate.state) for candidate in candidates(tree, ()))
-    return next((program.name for program in found if program is not None), "")
+    """Return the name of the program that wrote a file, "" if the names of its tensors do not identify it."""
+    programs = (recognise(candidate.state) for candidate in candidates(tree, ()))
+    return next((program.name for program in programs if program is not None), "")
 
 
 def input_of_scratch(model: str) -> ImageInput:

@@ -1,4 +1,4 @@
-"""A short, truthful report of what happened to the tensors of a file."""
+"""A short report of what happened to the tensors of a file."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -43,8 +43,7 @@ class LoadReport:
 
     def lines(self) -> list[str]:
         """Return sentences for the user: how much was loaded, then only what is unexpected."""
-        found = [f"written by {self.program}"] if self.program else []
-        where = "; ".join([*found, *([self.part] if self.part else [])])
+        where = "; ".join(word for word in (self.program and f"written by {self.program}", self.part) if word)
         part = f" ({where})" if where else ""
         taken = len(self.loaded) + len(self.adapted)
         lines = [
@@ -58,7 +57,7 @@ class LoadReport:
         for names, what in (
             ([name for name in self.fresh if name in misfits], "of another shape in the start, left at fresh values"),
             ([name for name in self.fresh if name not in misfits], "not in the start, left at fresh values"),
-            ([name for name in self.unused if name not in misfits], "in the start and of no use here"),
+            ([name for name in self.unused if name not in misfits], "in the start, not used here"),
         ):
             lines += [f"{what}: {some(names)}"] if names else []
         lines += [f"left out, as part of the training method: {some(self.method)}"] if self.method else []

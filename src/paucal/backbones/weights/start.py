@@ -75,7 +75,7 @@ def start_from(
         raise UserError(_too_little(model, weights, best))
     of_classifier = classifier_modules(model)
     _require_shapes(model, weights.source, best, of_classifier)
-    from_classifier = _taken_out(fitted, of_classifier)
+    from_classifier = _take_classifier(fitted, of_classifier)
     own = model.state_dict()
     shapes = {name: value.shape for name, value in own.items() if within(name, of_classifier)}
     kept, verdict = keep_classifier(from_classifier, shapes, weights.classes, classes, head)  # type: ignore[arg-type]
@@ -108,13 +108,13 @@ def take_whole(model: nn.Module, weights: StartWeights) -> tuple[dict[str, Tenso
     """
     best = _best_fit(model, weights)
     of_classifier, fitted = classifier_modules(model), best.fitted
-    classifier = _taken_out(fitted, of_classifier)
+    classifier = _take_classifier(fitted, of_classifier)
     needed = [name for name in model.state_dict() if not within(name, of_classifier) and not _is_count(name)]
     missing = [name for name in needed if name not in fitted.state and not is_computed(name)]
     if missing:
         raise UserError(
             f"{weights.source} does not hold the weights of {model_name(model)}: {len(missing)} of its {len(needed)} "
-            f"tensors are not there in the right shape ({missing[0]!r}, for one); give the --model that they were "
+            f"tensors are not there in the right shape (such as {missing[0]!r}); give the --model that they were "
             "made with."
         )
     state = {**fitted.state, **classifier}
@@ -205,29 +205,28 @@ def _share(model: nn.Module, fitted: Fitted) -> float:
 
 def _too_little(model: nn.Module, weights: StartWeights, best: Fit) -> str:
     name, own, fitted = model_name(model), model.state_dict(), best.fitted
-    found = f"{len(fitted.state)} of the {len(own)} tensors of {name} in the right shape"
-    told = weights.model is not None and weights.model != name
-    if told:
+    fitting = f"{len(fitted.state)} of the {len(own)} tensors of {name} in the right shape"
+    if weights.model is not None and weights.model != name:
         reason = f"it holds a {weights.model}, so choose --model {weights.model}"
     elif fitted.misfits:
         misfit, value = next(iter(fitted.misfits.items()))
-        there, here = _told_apart(value, own[misfit])
+        there, here = _describe_difference(value, own[misfit])
         reason = (
-            f"{misfit!r}, for one, is {there} there and {here} here, so choose the --model and "
+            f"for example, {misfit!r} is {there} there and {here} here, so choose the --model and "
             "--model-args that the weights were made with"
         )
         if value.shape == own[misfit].shape:
-            reason = f"{misfit!r}, for one, is of {there} there and of {here} here: convert the weights to floats"
+            reason = f"for example, {misfit!r} is of {there} there and of {here} here: convert the weights to floats"
     else:
         theirs = next(iter(_names(weights.tree)), "nothing")
         reason = (
             f"its tensors have names such as {theirs!r}, the model's such as {next(iter(own))!r}; choose the --model "
             "that the weights were made with"
         )
-    return f"--init: {weights.source} has only {found} ({rounded_down(best.share)} of the parameters): {reason}."
+    return f"--init: {weights.source} has only {fitting} ({rounded_down(best.share)} of the parameters): {reason}."
 
 
-def _taken_out(fitted: Fitted, of_classifier: Sequence[str]) -> dict[str, Tensor]:
+def _take_classifier(fitted: Fitted, of_classifier: Sequence[str]) -> dict[str, Tensor]:
     """Remove the classifier's tensors from the fitting and the misfitting ones, and return them."""
     names = [name for name in (*fitted.state, *fitted.misfits) if within(name, of_classifier)]
     return {name: (fitted.state if name in fitted.state else fitted.misfits).pop(name) for name in names}
@@ -239,13 +238,13 @@ def _require_shapes(model: nn.Module, source: str, best: Fit, of_classifier: Seq
     if best.program is None or not wrong:
         return
     theirs, own = best.fitted.misfits[wrong[0]], model.state_dict()[wrong[0]]
-    there, here = _told_apart(theirs, own)
+    there, here = _describe_difference(theirs, own)
     what, advice = ("shapes", "choose the --model and --model-args that they were made with")
     if theirs.shape == own.shape:
         what, advice = ("types", "convert the weights to floats")
     raise UserError(
         f"--init: {source} holds weights as {best.program.name} writes them, but {len(wrong)} of its tensors have "
-        f"other {what} than in {model_name(model)}: {wrong[0]!r}, for one, is {there} there and {here} "
+        f"other {what} than in {model_name(model)}: for example, {wrong[0]!r} is {there} there and {here} "
         f"here; {advice}."
     )
 
@@ -256,7 +255,7 @@ def _names(tree: Mapping[str, Any]) -> list[str]:
     return max([[name for name, value in tree.items() if isinstance(value, Tensor)], *inner], key=len)
 
 
-def _told_apart(theirs: Tensor, own: Tensor) -> tuple[str, str]:
+def _describe_difference(theirs: Tensor, own: Tensor) -> tuple[str, str]:
     """Return the difference between two tensors as text: their shapes, or else their types."""
     if theirs.shape != own.shape:
         return _times(theirs), _times(own)

@@ -63,10 +63,7 @@ def describe_channels(channels: int) -> str:
     if channels == RGB:
         return ""
     kept = "" if channels < RGB else "; sheets and reports show the first three"
-    return (
-        f"images are read with {channels} channels{kept}; augmentations of colours are left out, since they have no "
-        "meaning there"
-    )
+    return f"images are read with {channels} channels{kept}; colour augmentations are off, since they only apply to RGB"
 
 
 def has_other_depth(source: ImageSource, name: str, reading: Reading) -> bool:
@@ -192,17 +189,17 @@ def measured_values(looked: Sequence[Values], outside: float) -> tuple[NDArray[n
     finite, notes = np.isfinite(values), []
     if not finite.all():
         images = sum(not np.isfinite(image.values).all() for image in looked)
-        where = f"(in {images} of {len(looked)} images looked at)"
+        where = f"(in {images} of {len(looked)} sampled images)"
         notes.append(f"{_share(~finite)} of the values are NaN or infinite {where}; NaN is read as black")
     good = finite & (values != declared)
     if (beyond := good & (np.abs(values) >= _BEYOND)).any():
         good &= ~beyond
-        notes.append(f"{_share(beyond)} of the values are beyond {_BEYOND:g}, and are taken for no data")
+        notes.append(f"{_share(beyond)} of the values are beyond {_BEYOND:g}, and are treated as no data")
     for number in _far_values(values[good], outside):
         message = f"{number:g} ({_share(values == number)} of the values) lies far from all others"
         if re.fullmatch(_NO_DATA, f"{number:.1f}"):
             good &= values != number
-            notes.append(f"{message}, and is taken for no data")
+            notes.append(f"{message}, and is treated as no data")
         else:
             notes.append(f"{message}, which get few of 256 levels: where it stands for no data, write NaN")
     return values[good], notes

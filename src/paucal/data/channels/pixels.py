@@ -38,7 +38,9 @@ class Planes(Image.Image):
     def __init__(self, planes: Sequence[Image.Image]) -> None:
         super().__init__()
         if not planes or any(plane.mode != "L" or plane.size != planes[0].size for plane in planes):
-            raise ValueError(f"expected grey pictures of one size, got {[(one.mode, one.size) for one in planes]}")
+            raise ValueError(
+                f"expected grey pictures of one size, got {[(plane.mode, plane.size) for plane in planes]}"
+            )
         self.planes = tuple(planes)
         shown = [*self.planes[:RGB]] if len(planes) > 1 else [planes[0]] * RGB
         shown += [Image.new("L", planes[0].size)] * (RGB - len(shown))

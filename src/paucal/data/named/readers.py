@@ -159,7 +159,7 @@ _READERS: dict[str, tuple[Callable[..., Any], _Read]] = {
 
 
 def _read_hdf5(file: Path, name: str) -> Any:
-    """Open an HDF5 file and return its data set `name`, whose values must be in that very file.
+    """Open an HDF5 file and return its data set `name`, whose values must be in the same file.
 
     HDF5 can point into other files; an untrusted file must not choose which files are read.
 

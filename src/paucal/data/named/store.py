@@ -135,7 +135,7 @@ def _by_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSet:
     }
     missing = [lists.files[part] for part, file in files.items() if file is None]
     if len(missing) == len(files):
-        note = f"{entry.title}: the parts are ours; for the {lists.title} {_where_to_put(lists, root)}"
+        note = f"{entry.title}: paucal has cut the parts; for the {lists.title} {_where_to_put(lists, root)}"
         hints = replace(images.hints, official_parts=_where_to_put(lists, root))
         return replace(images, notes=(*images.notes, note), hints=hints)
     if missing:

@@ -1,4 +1,4 @@
-"""Published data sets by name: what each consists of, where its files come from, and where they are on this machine.
+"""Published data sets by name: their parts, where their files come from, and where they are on this machine.
 
 torchvision reads the files, and downloads them on request (`readers.py`). The layouts below the root are torchvision's
 own, so a folder that another program has filled through torchvision works as it is.
@@ -43,7 +43,7 @@ class Lists:
         counts: Number of images in each part, as published.
         archive: Official file that has the lists, for people.
         folders: Folders that may hold the lists, relative to the root; the first is recommended.
-        prefix: Text that turns a line, put before it, into an image path relative to the root.
+        prefix: Text before a line that makes it an image path relative to the root.
         example: Example of a line.
     """
 
@@ -69,7 +69,7 @@ class NamedSet:
         unpacked: Paths relative to the root, or to one of `homes`, that exist once the files are unpacked.
         hints: Known properties of the images.
         package: Package that torchvision needs to read the set and paucal does not install by itself; "" for none.
-        fetch_package: Likewise, the package that the download needs.
+        fetch_package: Likewise the package that downloading the set needs; "" for none.
         fetchable: Whether torchvision can still download the set.
         obstacle: Reason why torchvision cannot download it, as the beginning of a sentence.
         note: How the parts here differ from the official ones.
@@ -89,7 +89,7 @@ class NamedSet:
     package: str = ""
     fetch_package: str = ""
     fetchable: bool = True
-    obstacle: str = "torchvision cannot fetch it any more"
+    obstacle: str = "torchvision can no longer download it"
     note: str = ""
     lists: Lists | None = None
     homes: tuple[str, ...] = ("",)
@@ -310,7 +310,7 @@ NAMED: dict[str, NamedSet] = {
         folder="fer2013",
         unpacked=("fer2013/fer2013.csv",),
         fetchable=False,
-        obstacle="Kaggle gives it to people who are signed in",
+        obstacle="Kaggle only gives it to signed-in users",
     ),
     "ucf101": NamedSet(
         title="UCF101",
@@ -320,7 +320,7 @@ NAMED: dict[str, NamedSet] = {
         folder="ucf101",
         unpacked=("ucf101/ucfTrainTestlist", "ucf101/UCF-101"),
         fetchable=False,
-        obstacle="its frames have to be taken out of videos (docs/published_sets.md says how)",
+        obstacle="its frames must be extracted from videos (docs/published_sets.md says how)",
         note="the parts are those of the first of the three official splits",
     ),
     "hateful_memes": NamedSet(
@@ -331,7 +331,7 @@ NAMED: dict[str, NamedSet] = {
         folder="hateful_memes",
         unpacked=("hateful_memes/train.jsonl", "hateful_memes/dev_seen.jsonl", "hateful_memes/img"),
         fetchable=False,
-        obstacle="its licence has to be agreed to by hand",
+        obstacle="its licence must be accepted by hand",
         note="dev_seen is the test part, as in EsViT's table 9; the text of the memes is not read",
     ),
     "webvision": NamedSet(
@@ -341,12 +341,12 @@ NAMED: dict[str, NamedSet] = {
             Portion("train", 1_459_125, {"file": "train_filelist_flickr.txt", "folder": "flickr"}),
             Portion("val", 50_000, {"file": "val_filelist.txt", "folder": "val_images_256", "inside": True}),
         ),
-        files="the folders google, flickr and info, and to test with val_images_256,",
+        files="the folders google, flickr and info, and val_images_256 for testing,",
         source="https://data.vision.ee.ethz.ch/cvl/webvision/download.html",
         folder="webvision",
         unpacked=("info",),
         fetchable=False,
-        obstacle="its archives are fetched by hand",
+        obstacle="its archives must be downloaded by hand",
         note="training images have the class of the query that found them, which nobody has checked",
         homes=("webvision", ""),
         one_of=("google", "flickr"),
@@ -359,7 +359,7 @@ NAMED: dict[str, NamedSet] = {
         folder="openimages",
         unpacked=(),
         fetchable=False,
-        obstacle="its archives are fetched by hand",
+        obstacle="its archives must be downloaded by hand",
         note="its training images, without labels",
         homes=("openimages", ""),
         one_of=OPEN_IMAGES,

@@ -23,9 +23,9 @@ from paucal.types import UserError
 
 MOST_FETCHED = 32 << 30  # bytes of downloaded shards on this machine
 _SHARE_OF_FREE = 0.5  # share of the free disk that downloaded shards may take
-# Seconds after which a shard is asked for a second time: so many times as long as others took, but at least these.
+# A shard is requested a second time after this multiple of the usual seconds, but not before the least patience.
 _LATE, _LEAST_PATIENCE, _FIRST_PATIENCE = 4.0, 5.0, 60.0
-_LONGEST_SILENCE = 3600.0  # seconds without a byte after which a download has ended
+_LONGEST_SILENCE = 3600.0  # seconds without a new byte after which a download counts as abandoned
 _MOST_SPEEDS = 32  # downloads whose speed is remembered
 _EXTRA = "pip install 'paucal[remote]'"
 
@@ -185,7 +185,9 @@ class RemoteShardFolder:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(target.with_name(f".{target.name}.lock")):
             if not _is_complete(target, shard.size):  # else another process has just downloaded it
-                for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):  # by a process that has ended
+                for left in target.parent.glob(
+                    f".{glob.escape(target.name)}.*.tmp"
+                ):  # left by a process that has ended
                     with suppress(OSError):
                         left.unlink()
                 _free_space(self.cache.parent, shard.size)
@@ -331,7 +333,7 @@ def _is_complete(target: Path, size: int) -> bool:
 
 
 def _free_space(folder: Path, needed: int) -> None:
-    """Remove what ended downloads have left, and the least recently used shards until one of `needed` bytes fits."""
+    """Remove leftovers of ended downloads, and the least recently used shards until `needed` bytes are free."""
     for left in folder.rglob(".*.tmp"):
         with suppress(OSError):  # as below
             if time.time() - left.stat().st_mtime > _LONGEST_SILENCE:

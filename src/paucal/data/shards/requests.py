@@ -1,4 +1,4 @@
-"""Requests to storage that may fail or be slow: tried again within a budget, and asked a second time."""
+"""Requests to storage that may fail or be slow: repeated within a time budget, or doubled when slow."""
 
 import errno
 import itertools
@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from paucal.types import UserError
 
-_TRIES = 3  # at least
+_TRIES = 3  # fewest tries
 _BUDGET = 120.0  # seconds after which no request is tried again
-_PAUSE, _LONGEST_PAUSE = 2.0, 30.0  # seconds, at most, before the second try and before any try
+_PAUSE, _LONGEST_PAUSE = 2.0, 30.0  # seconds: longest pause before the second try, and before any try
 FULL = (errno.ENOSPC, errno.EDQUOT)
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ def hedged(work: Callable[[int], T], patience: float, discard: Callable[[T], Non
         patience: Seconds after which the second request begins.
         discard: Function called with an answer that came too late.
 
-    Where the wait for an answer is interrupted, all answers come too late.
+    If the wait is interrupted, every answer comes too late.
 
     Raises:
         Exception: The first request failed within its patience, or both failed.

@@ -33,8 +33,8 @@ LABEL_SUFFIXES = (".cls", ".label")
 JSON_FIELD = "label"
 _SIZE = slice(124, 136)  # position in a tar header of the size of the member
 _MOST_LABEL = 1 << 20  # largest label file in bytes
-_STAYS_OPEN = 60.0  # seconds, after which a shard is asked for again, so that downloaded ones in use are not removed
-_MOST_OPEN = 64  # shards, of the 1,024 files that most systems let a process open
+_STAYS_OPEN = 60.0  # seconds until a shard is opened again, which marks its downloaded copy as in use
+_MOST_OPEN = 64  # shards; most systems let a process open 1,024 files
 _IMAGES, _LABELS = frozenset(IMAGE_SUFFIXES), frozenset(LABEL_SUFFIXES)
 
 
@@ -143,13 +143,13 @@ def build_index(files: Sequence[Shard], contents: Sequence[TarContents], names: 
         contents: Images of each shard.
         names: Class names by number; empty if the labels are the names.
     """
-    counts = [len(one.offsets) for one in contents]
+    counts = [len(shard.offsets) for shard in contents]
     if not sum(counts):
         raise UserError(
             f"{files[0].name if len(files) == 1 else counted(len(files), 'tar file')} held no images (expected members "
             f"ending in {', '.join(IMAGE_SUFFIXES)})."
         )
-    classes, labels = _number_labels([label for one in contents for label in one.labels], names)
+    classes, labels = _number_labels([label for shard in contents for label in shard.labels], names)
     bare, empty = int((labels < 0).sum()), [file.name for file, count in zip(files, counts, strict=True) if not count]
     notes = [f"{counted(bare, 'image')} in the shards {was(bare)} without a label"] if bare and classes else []
     if empty:
@@ -158,10 +158,10 @@ def build_index(files: Sequence[Shard], contents: Sequence[TarContents], names: 
         files=tuple(files),
         classes=classes,
         shards=np.repeat(np.arange(len(files)), counts).astype(np.int32),
-        offsets=np.concatenate([one.offsets for one in contents]),
-        lengths=np.concatenate([one.lengths for one in contents]),
+        offsets=np.concatenate([shard.offsets for shard in contents]),
+        lengths=np.concatenate([shard.lengths for shard in contents]),
         labels=labels,
-        keys=StringArray.concatenate([one.names for one in contents]),
+        keys=StringArray.concatenate([shard.names for shard in contents]),
         notes=tuple(notes),
     )
 
@@ -222,7 +222,7 @@ class TarStore(Reopened, EncodedStore):
         self._begin()
 
     def _begin(self) -> None:
-        self._open: dict[int, _OpenShard] = {}  # by number, the one that was opened first at the beginning
+        self._open: dict[int, _OpenShard] = {}  # by number, the one opened first at the front
 
     def __len__(self) -> int:
         return len(self._index)
@@ -251,7 +251,7 @@ class TarStore(Reopened, EncodedStore):
         try:
             try:
                 content = self._open_shard(number).read(start, HEADER + length)
-            except OSError:  # on a network disk a shard that was replaced has to be opened anew
+            except OSError:  # on a network disk a shard that was replaced has to be opened again
                 self._open.pop(number, None)
                 content = self._open_shard(number).read(start, HEADER + length)
         except OSError as problem:

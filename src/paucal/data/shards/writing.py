@@ -141,7 +141,7 @@ class Member:
     key: str
 
     def stem(self, number: int) -> str:
-        """Return a unique file name without suffix: the number, after as much of the key as a tar header can hold."""
+        """Return a unique file name without suffix: as much of the key as a tar header can hold, then the number."""
         plain = _SPECIAL_CHARACTERS.sub("_", os.path.splitext(self.key)[0]).strip("/")[-_MOST_NAME:].lstrip("/")
         return f"{plain}-{number:08d}" if plain else f"{number:08d}"
 

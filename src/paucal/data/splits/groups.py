@@ -33,8 +33,8 @@ def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
     if by == DUPLICATES:
         if images.stream is not None:
             raise UserError(
-                "--group-by duplicates looks at every image, and those in shards are read as they come: remove the "
-                "copies that 'paucal check' finds, or group by a pattern of their names"
+                "--group-by duplicates compares all images before the run, but images in shards are read during it: "
+                "remove the copies that 'paucal check' finds, or group by a pattern in the names"
             )
         return _copies(images)
     if len(by) > _MOST_PATTERN:
@@ -48,7 +48,7 @@ def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
     if matches < _LEAST_SHARE * len(names):
         raise UserError(
             f"--group-by: {by!r} is not a column and matches {matches} of {len(names)} names (such as "
-            f"{images.keys[0]!r}){known}; give a pattern that most names have, as 'patient[0-9]+'"
+            f"{images.keys[0]!r}){known}; give a pattern that most names match, such as 'patient[0-9]+'"
         )
     alone = [
         f"group {name}" if name is not None else f"image {key}" for name, key in zip(names, images.keys, strict=True)
@@ -92,7 +92,7 @@ def cut_groups(
         )
     order = np.random.default_rng(derive_seed(seed, len(members))).permutation(list(members))
     order = sorted(order.tolist(), key=lambda group: -len(members[group]))
-    counts = {group: _class_counts(images, found, n_classes) for group, found in members.items()}
+    counts = {group: _class_counts(images, positions, n_classes) for group, positions in members.items()}
     total = _class_counts(images, pool, n_classes)
     left = total.copy()
     for later, (part, share) in zip(reversed(range(len(wanted_parts))), wanted_parts.items(), strict=True):
@@ -110,18 +110,18 @@ def cut_groups(
     return parts
 
 
-def _class_counts(images: ImageSet, found: NDArray[np.int64], n_classes: int) -> NDArray[np.int64]:
+def _class_counts(images: ImageSet, positions: NDArray[np.int64], n_classes: int) -> NDArray[np.int64]:
     """Return the number of images per class: one class if unlabelled, and an extra "no label" class for multi-hot."""
     if images.multi_hot is None:
-        return np.bincount(np.maximum(images.labels[found], 0), minlength=n_classes)
-    bare = (images.multi_hot[found] != 1).all(1).sum()
-    return np.append(images.class_counts(found), bare)
+        return np.bincount(np.maximum(images.labels[positions], 0), minlength=n_classes)
+    unlabelled = (images.multi_hot[positions] != 1).all(1).sum()
+    return np.append(images.class_counts(positions), unlabelled)
 
 
 def _nearest(
     wanted: NDArray[np.float64], left: NDArray[np.int64], counts: Mapping[int, NDArray[np.int64]], order: list[int]
 ) -> list[int]:
-    """Return groups that bring a part's (K,) counts near to the wanted ones; if there are none, the smallest possible.
+    """Return groups that bring a part's (K,) counts close to the wanted ones; if none does, the smallest possible.
 
     Every class that still has training images keeps some.
     """
@@ -138,7 +138,7 @@ def _nearest(
 
 
 def _suffices(left: NDArray[np.int64], counts: Mapping[int, NDArray[np.int64]], moved: list[int], parts: int) -> bool:
-    """Return whether each of the parts that are cut later finds a group when these ones have moved."""
+    """Return whether every part that is cut later can still get a group once these groups have moved."""
     rest = left - sum(counts[group] for group in moved)
     free = [group for group in counts if group not in moved and ((rest - counts[group]) > 0)[rest > 0].all()]
     return len(free) >= parts
@@ -148,11 +148,12 @@ def refuse_divided_groups(parts: NDArray[np.str_], groups: NDArray[np.int64]) ->
     """Refuse groups with images in several of the data's own parts (such as train and test)."""
     given = sorted(set(parts.tolist()) - {"unused"})
     of_part = [set(groups[parts == part].tolist()) for part in given]
-    torn = set().union(*(one & other for place, one in enumerate(of_part) for other in of_part[:place]))
-    if torn:
+    divided = set().union(*(ids & earlier for place, ids in enumerate(of_part) for earlier in of_part[:place]))
+    if divided:
         raise UserError(
-            f"--group-by: {counted(len(torn), 'group')} lie in several of the data's own parts ({', '.join(given)}), "
-            "which would stay so: divide the images anew, or give them without parts"
+            f"--group-by: {counted(len(divided), 'group')} lie in several of the data's own parts "
+            f"({', '.join(given)}), which --group-by does not change: move each group into one part, or give images "
+            "without parts"
         )
 
 
@@ -205,10 +206,10 @@ def parse_fold(text: str) -> tuple[int, int]:
         >>> parse_fold("2/5")
         (2, 5)
     """
-    found = re.fullmatch(r"([1-9]\d{0,2})/([1-9]\d{0,2})", text)
-    if found is None:
+    match = re.fullmatch(r"([1-9]\d{0,2})/([1-9]\d{0,2})", text)
+    if match is None:
         raise UserError(f"--fold is {text!r}; expected the fold and the number of folds, such as 2/5")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def describe_groups(by: str, groups: NDArray[np.int64]) -> str:
@@ -220,7 +221,7 @@ def iterative_parts(multi_hot: Targets, shares: Sequence[float], seed: int) -> N
     """Divide images with several labels, so that each part has its share of every class; return (N,) part numbers.
 
     Iterative stratification (Sechidis, Tsoumakas and Vlahavas, "On the stratification of multi-label data", ECML PKDD
-    2011, figure 2): the class with the fewest images left is dealt out first, image by image, each to the part that
+    2011, figure 2): the class with the fewest images left is divided first; each of its images goes to the part that
     still lacks most of that class. Images without a label come last, to the part that lacks most images. Unlike the
     paper, ties go to the first part, not to a random one; the order of the images is random. The rarest classes get
     their shares most exactly, and every part with a share gets an image if there are enough.
@@ -241,7 +242,7 @@ def iterative_parts(multi_hot: Targets, shares: Sequence[float], seed: int) -> N
     while left.any():
         label = int(np.where(left > 0, left, len(rows) + 1).argmin())
         for place in order[(parts[order] < 0) & rows[order, label]]:
-            part = max(range(len(shares)), key=lambda one: (wanted[one, label], wanted_images[one]))
+            part = max(range(len(shares)), key=lambda candidate: (wanted[candidate, label], wanted_images[candidate]))
             parts[place] = part
             wanted[part] -= rows[place]
             wanted_images[part] -= 1

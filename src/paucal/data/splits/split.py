@@ -24,7 +24,7 @@ from paucal.wording import counted
 
 PARTS = ("train", "val", "test", "unused")
 USUAL_VAL = 0.1
-UNSELECTED = "and no images are kept to select with"
+UNSELECTED = "and no images are kept for model selection"
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def keep_all(image_set: ImageSet) -> Split:
         UserError: A class has a single image, so that no other image could be classified by it.
     """
     _refuse_small_classes(image_set, np.ones(len(image_set), dtype=bool), 2)
-    words = f"all {len(image_set)} images train, which are too few to keep some for a test: scores are cross-validated"
+    words = f"all {len(image_set)} images are for training, too few for a test part: scores are cross-validated"
     return Split(np.full(len(image_set), "train", dtype="<U6"), words)
 
 
@@ -196,7 +196,8 @@ def take_few(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
     """
     if labels.ndim == 2:
         raise UserError(
-            "--few-labels takes so many images of every class, and these images may be of several: give --fraction"
+            "--few-labels takes a number of images of each class, but these images may have several classes: give "
+            "--fraction instead"
         )
     if per_class < 1:
         raise UserError(f"the number of training images per class is {per_class}; expected 1 or more")
@@ -219,12 +220,12 @@ def limit_val(split: Split, labels: Targets, seed: int) -> Split:
     if n_val <= n_train:
         return split
     if labels.ndim == 2:
-        return _keep_rows(split, labels, n_train / n_val, seed, "no more images to validate than to train", part="val")
+        return _keep_rows(split, labels, n_train / n_val, seed, "no more validation than training images", part="val")
     counts = _counts(split, labels, "val")
     kept = {label: max(1, count * n_train // n_val) for label, count in counts.items()}
     while sum(kept.values()) > n_train and max(kept.values()) > 1:  # rare classes were rounded up to one
         kept[max(kept, key=kept.__getitem__)] -= 1
-    return _keep(split, labels, kept, seed, "no more images to validate than to train", part="val")
+    return _keep(split, labels, kept, seed, "no more validation than training images", part="val")
 
 
 def _check_fractions(val_fraction: float, test_fraction: float) -> None:
@@ -250,8 +251,8 @@ def _refuse_small_classes(image_set: ImageSet, pool: NDArray[np.bool_], least: i
     counts = image_set.class_counts(np.flatnonzero(pool))
     if are_measurements(image_set.classes, float((counts < least).mean())) and counts.min() < least:
         raise UserError(
-            f"the labels of {image_set.location} look like measurements ({', '.join(image_set.classes[:3])}, ...), and "
-            "classes are learnt here: join them to ranges, such as 'low' and 'high'."
+            f"the labels of {image_set.location} look like measurements ({', '.join(image_set.classes[:3])}, ...), but "
+            "a classifier needs classes: group them into ranges, such as 'low' and 'high'."
         )
     for name, count in zip(image_set.classes, counts, strict=True):
         if count < least:

@@ -121,15 +121,15 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         UserError: The file is missing or not as `write_split` writes it.
     """
     try:
-        found = read_table(path, exact=True).rows
+        lines = read_table(path, exact=True).rows
     except OSError as error:
         raise UserError(f"{path} cannot be read as a split ({error}); give the split.csv of a run.") from None
-    columns = [name.strip() for name in found[0].cells] if found else []
+    columns = [name.strip() for name in lines[0].cells] if lines else []
     if columns not in (_COLUMNS, [*_COLUMNS, _DIGEST]):
         shown, more = [name[:MOST_NAME] for name in columns[: len(_COLUMNS)]], len(columns) - len(_COLUMNS)
         others = f" and {more} more" if more > 0 else ""
         raise UserError(f"{path} has the columns {shown}{others}; expected {_COLUMNS}, as a run writes them.")
-    rows = [dict.fromkeys(_COLUMNS, str(None)) | dict(zip(columns, row.cells, strict=False)) for row in found[1:]]
+    rows = [dict.fromkeys(_COLUMNS, str(None)) | dict(zip(columns, row.cells, strict=False)) for row in lines[1:]]
     for row in rows:
         if row["split"] not in PARTS:
             raise UserError(f"{path} puts {row['key']} in '{row['split']}'; expected one of {', '.join(PARTS)}")

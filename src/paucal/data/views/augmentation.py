@@ -36,7 +36,7 @@ _GEOMETRIC = ("Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel")  #
 _TRANSLATION = 0.45  # timm's largest shift of RandAugment, as a share of the shorter side
 # Source x = a x + b y + c, source y = d x + e y + f, in pixels.
 Affine = tuple[float, float, float, float, float, float]
-ALPHAS = (1e-3, 1e3)  # outside of this range, all float32 shares would be 0 or 1, or all a half
+ALPHAS = (1e-3, 1e3)  # beyond these limits all float32 shares round to 0 or 1, or to one half
 
 
 @dataclass(frozen=True)
@@ -120,13 +120,13 @@ def _check_description(description: str) -> None:
     for section in sections if kind == "rand" else [description]:
         if section in _SETS:
             continue
-        found = _SECTION.fullmatch(section)
-        if found is None or found[1] in values or (found[1] in _WHOLE and "." in found[2]):
+        match = _SECTION.fullmatch(section)
+        if match is None or match[1] in values or (match[1] in _WHOLE and "." in match[2]):
             raise UserError(
-                f"rand_augment is '{description}'; expected a description such as 'rand-m9-mstd0.5-inc1', or none, and "
-                f"'{section}' has no meaning in it"
+                f"rand_augment is '{description}'; expected a description such as 'rand-m9-mstd0.5-inc1', or none; "
+                f"'{section}' is not valid"
             )
-        values[found[1]] = float(found[2])
+        values[match[1]] = float(match[2])
     for name, value in values.items():
         low, high = _RANGES[name] if name != "m" else (0, values.get("mmax", _RANGES["m"][1]))
         if not low <= value <= high:
