@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -89,7 +90,7 @@ def test_export__with_preprocessing_takes_bytes_and_gives_probabilities(run, tmp
     torch.testing.assert_close(network(pixels), paucal.load(run).probabilities([picture]), rtol=0.01, atol=0.02)
 
 
-def test_export__in_8_bits_says_what_it_costs(run, tmp_path):
+def test_export__in_8_bits_says_what_it_costs(run, tmp_path, caplog):
     found = paucal.export_model(run, output=str(tmp_path / "out"), format=["onnx"], int8=True, images=40)
     small, whole = (tmp_path / "out" / name for name in ("model.int8.onnx", "model.onnx"))
     assert small.stat().st_size < 0.8 * whole.stat().st_size
@@ -97,6 +98,15 @@ def test_export__in_8_bits_says_what_it_costs(run, tmp_path):
     assert comparison.accuracy is not None
     assert 0 < comparison.largest < 0.5
     assert comparison.agreement > 0.8
+    assert [line for line in caplog.messages if "out-of-range" in line] == []  # onnxruntime on each normalisation
+
+
+def test_export__in_8_bits_needs_the_images_of_a_run(run, tmp_path, capsys):
+    (tmp_path / "bare").mkdir()
+    for name in ("model.json", "model.safetensors"):
+        shutil.copy(run / name, tmp_path / "bare")
+    assert export(tmp_path / "bare", tmp_path / "out", "--format", "onnx", "--int8") == 2
+    assert "error: --int8 needs the training images of a run" in " ".join(capsys.readouterr().err.split())
 
 
 def test_export__keeps_what_agrees_and_nothing_of_what_does_not(run, tmp_path, capsys, monkeypatch):

@@ -4,7 +4,7 @@ import json
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from paucal.export.program import Graph
-from paucal.export.quiet import first_line
+from paucal.export.quiet import first_line, silenced
 from paucal.models.card import ModelCard
 from paucal.models.saved import card_of_stored
 from paucal.models.trained import TrainedModel
@@ -187,18 +187,17 @@ def quantised(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> byte
     except ImportError as problem:
         raise UserError(f"--int8 {NEEDED}") from problem
 
+    left = iter([*images])  # read here, so that what is wrong with them is not taken for a fault of onnxruntime
+
     class Reader(quantization.CalibrationDataReader):
         """Returns the images one by one to onnxruntime."""
 
-        def __init__(self) -> None:
-            self.left: Iterator[NDArray[Any]] = iter(images)
-
         def get_next(self) -> dict[str, NDArray[Any]]:
             """Return the next input; None after the last."""
-            image = next(self.left, None)
+            image = next(left, None)
             return None if image is None else {name: image}  # type: ignore[return-value]
 
-    with tempfile.TemporaryDirectory(prefix="paucal-int8-") as place:
+    with tempfile.TemporaryDirectory(prefix="paucal-int8-") as place, silenced():
         whole, ready, small = (Path(place) / f"{stage}.onnx" for stage in ("whole", "ready", "small"))
         whole.write_bytes(content)
         try:
