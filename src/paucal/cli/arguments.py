@@ -162,9 +162,6 @@ def parse_run(
 
     Returns:
         All values, the origin of each given value, and the settings made from them.
-
-    Raises:
-        UserError: as `parse` does.
     """
     parser, known = VerbParser(verb, description), {item.name: item for item in fields(settings)}
     add_data(parser, known["data"].metadata["help"])

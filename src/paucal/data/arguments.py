@@ -33,11 +33,7 @@ def list_images(images: Any) -> list[ImageInMemory]:
 
 
 def list_sources(images: Any) -> list[str | ImageInMemory]:
-    """Return paths and images in memory as a list; see `list_images`.
-
-    Raises:
-        UserError: Something else was given.
-    """
+    """Return paths and images in memory as a list; see `list_images`."""
     expected = f"expected {PATHS}, {IMAGES}"
     return [
         os.fsdecode(source) if isinstance(source, str | os.PathLike) else _check_image(source, number, expected)

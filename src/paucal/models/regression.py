@@ -97,9 +97,6 @@ class RegressionCard(ModelCard):
         mean: Mean of the target over the training images.
         deviation: Standard deviation of the target over the training images.
         grades: Grades that the number stands for; None if it is the prediction itself.
-
-    Raises:
-        UserError: A value is out of range.
     """
 
     task: ClassVar[str] = REGRESSION

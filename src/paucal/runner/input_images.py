@@ -108,11 +108,7 @@ class Pictures:
         return store.read(index)
 
     def read_or_skip(self, position: int, on_bad: str, console: Console) -> Image.Image | UnreadableImage:
-        """Return a picture, or the reason why it is skipped, which is also printed.
-
-        Raises:
-            UserError: It cannot be read and `on_bad` is "refuse".
-        """
+        """Return a picture, or the reason why it is skipped, which is also printed."""
         try:
             return self.read(position)
         except UnreadableImage as problem:

@@ -90,9 +90,6 @@ def begin(
 
     Returns:
         The result, or the point at which the run was stopped.
-
-    Raises:
-        UserError: The data or a setting is invalid.
     """
     join_processes()
     if not is_first():

@@ -64,9 +64,6 @@ def refuse_inside_images(
         images: Locations of images by flag.
         root: Folder of published data sets.
         flag: Flag that names the results.
-
-    Raises:
-        UserError: The path is inside the images.
     """
     for name, location in images.items():
         if location is None or location == BUILT_IN or is_named(location, root):
@@ -89,9 +86,6 @@ def check_results(
         images: Locations of images by flag.
         root: Folder of published data sets.
         more: Further file names that this evaluation writes.
-
-    Raises:
-        UserError: The folder cannot be used.
     """
     refuse_inside_images(folder, images, root)
     try_folder(folder)
@@ -173,11 +167,7 @@ def _refuse_to_remove(path: Path, read: Mapping[str, str]) -> None:
 
 
 def require_empty(target: Path, flag: str = "--output") -> None:
-    """Refuse a folder that is not empty, or a file.
-
-    Raises:
-        UserError: It is not empty.
-    """
+    """Refuse a folder that is not empty, or a file."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{flag}: {str(target)!r} is not empty: give a new or an empty folder.")
 

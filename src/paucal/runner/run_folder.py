@@ -59,11 +59,7 @@ class Writing:
         return run
 
     def go_on(self, run: RunFolder) -> None:
-        """Lock the folder of an existing run.
-
-        Raises:
-            UserError: Another process writes there.
-        """
+        """Lock the folder of an existing run."""
         self._hold(run)
         sweep(run.path)
         if lies_aside(run.path):  # killed before it saved a state or removed the replaced run

@@ -68,11 +68,7 @@ def plain_init(settings: M) -> M:
 
 
 def pin_start(settings: M) -> M:
-    """Return settings with the absolute path of the initial weights.
-
-    Raises:
-        UserError: The path does not exist.
-    """
+    """Return settings with the absolute path of the initial weights."""
     if settings.init is None or settings.init in PUBLISHED:
         return settings
     path = _existing(settings.init)

@@ -110,11 +110,7 @@ class StoredRun:
         return number, files
 
     def read_settings(self) -> dict[str, Any]:
-        """Return the stored settings, unchecked; empty if there is no run.
-
-        Raises:
-            UserError: The config cannot be read.
-        """
+        """Return the stored settings, unchecked; empty if there is no run."""
         manifest = self.manifest() or {}
         if MARKER not in manifest:
             return {}

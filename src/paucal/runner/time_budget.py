@@ -120,11 +120,7 @@ class TimedJob(Job[S, A, R]):
 
     @abstractmethod
     def fit_length(self, setup: A, pace: Pace, left: float) -> Length:
-        """Return the length of a run that ends within the remaining seconds.
-
-        Raises:
-            UserError: The time is too short.
-        """
+        """Return the length of a run that ends within the remaining seconds."""
 
     def needs_planning(self, setup: A) -> bool:
         """Return whether the run has a time and no length yet."""

@@ -136,11 +136,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def try_folder(path: Path, flag: str = "--output") -> None:
-    """Check whether files can be written into a folder, without leaving any.
-
-    Raises:
-        UserError: The folder is not writable.
-    """
+    """Check whether files can be written into a folder, without leaving any."""
     _try(path, LONGEST_NAME, path, flag)
 
 

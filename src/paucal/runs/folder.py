@@ -124,20 +124,12 @@ class RunFolder:
 
     @property
     def verb(self) -> str:
-        """The verb of the run, such as "train" or "pretrain".
-
-        Raises:
-            UserError: The config cannot be read.
-        """
+        """The verb of the run, such as "train" or "pretrain"."""
         return str(self.read_yaml(MARKER).get("verb", "train"))
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The stored settings, unchecked; empty if the folder has only a model.
-
-        Raises:
-            UserError: The config cannot be read.
-        """
+        """The stored settings, unchecked; empty if the folder has only a model."""
         stored = self.read_yaml(MARKER).get("settings") if self.config.exists() else None
         return self.with_kept_frame(stored) if isinstance(stored, dict) else {}
 

@@ -55,11 +55,7 @@ class RunLock:
         self._last_beat = 0.0
 
     def acquire(self) -> None:
-        """Acquire the lock.
-
-        Raises:
-            UserError: Another process holds it.
-        """
+        """Acquire the lock."""
         claim = self.folder / f".{LOCK}.{self._token}.tmp"
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         holder = Holder(self._token, os.getpid(), socket.gethostname(), process_space(), since)
@@ -137,9 +133,6 @@ def sole_writer(folder: Path, what: str) -> Iterator[RunLock]:
     Args:
         folder: Folder of results that take long to write.
         what: Kind of folder, for messages.
-
-    Raises:
-        UserError: Another process writes there.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = RunLock(folder, what)

@@ -46,11 +46,7 @@ def data_sets() -> Mapping[str, DataSet]:
 
 @cache
 def studies() -> Mapping[str, Study]:
-    """Return all studies, paper by paper, in the order of their tables.
-
-    Raises:
-        UserError: A file is damaged.
-    """
+    """Return all studies, paper by paper, in the order of their tables."""
     by_kind = read_by_kind(FOLDER / "by_kind.yaml")
     files = [read_studies(FOLDER / f"{paper}.yaml", data_sets(), by_kind) for paper in PAPERS]
     return {name: study for file in files for name, study in file.items()}

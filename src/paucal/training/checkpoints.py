@@ -31,11 +31,7 @@ class AtomicCheckpoints(CheckpointIO):
 
 
 def checkpoint_step(path: Path) -> int:
-    """Return the number of optimizer steps before a checkpoint.
-
-    Raises:
-        UserError: The file is damaged, or is not a checkpoint of this version.
-    """
+    """Return the number of optimizer steps before a checkpoint."""
     with _of_this_version(path):
         return int(load_checkpoint(path)["callbacks"]["RunKeeper"]["step"])
 
@@ -56,9 +52,6 @@ def checkpoint_rows(path: Path) -> list[dict[str, float]]:
 
     `metrics.csv` may have more rows: it gets one after every epoch, and a killed run repeats the epochs since its
     newest checkpoint.
-
-    Raises:
-        UserError: The file is damaged, or is not a checkpoint of this version.
     """
     if not path.exists():
         return []
@@ -67,22 +60,14 @@ def checkpoint_rows(path: Path) -> list[dict[str, float]]:
 
 
 def checkpoint_best(path: Path) -> tuple[int, dict[str, float]]:
-    """Return the optimizer steps before a checkpoint, and the metrics of the best epoch until then.
-
-    Raises:
-        UserError: The file is damaged, or is not a checkpoint of this version.
-    """
+    """Return the optimizer steps before a checkpoint, and the metrics of the best epoch until then."""
     with _of_this_version(path):
         kept = load_checkpoint(path)["callbacks"]["RunKeeper"]
         return int(kept["step"]), dict(kept["best"])
 
 
 def checkpoint_changes(path: Path) -> tuple[PlanChange, ...]:
-    """Return the corrections of a run's length in a checkpoint; empty without a checkpoint.
-
-    Raises:
-        UserError: The file is damaged, or is not a checkpoint of this version.
-    """
+    """Return the corrections of a run's length in a checkpoint; empty without a checkpoint."""
     if not path.exists():
         return ()
     with _of_this_version(path):

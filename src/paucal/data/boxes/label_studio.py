@@ -235,11 +235,7 @@ def _add(image: AnnotatedImage, value: Mapping[str, Any], place: _Place, unread:
 
 
 def _outline(value: Mapping[str, Any], place: _Place, kind: str) -> tuple[Corners, Any] | None:
-    """Return the box and the outline of a region in pixels; None if it is of another kind.
-
-    Raises:
-        UserError: The region is damaged.
-    """
+    """Return the box and the outline of a region in pixels; None if it is of another kind."""
     height, width = place.size
     damaged = place.problem(kind, "whose numbers cannot be read: correct it")
     if isinstance(value.get("rle"), list):

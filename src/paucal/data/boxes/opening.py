@@ -154,20 +154,12 @@ def read_boxes(place: Path) -> tuple[Tree, AnnotationSet]:
 
 
 def open_boxed_images(place: Path) -> ImageSet:
-    """Return the images that the annotation files of a place describe, without labels.
-
-    Raises:
-        UserError: As for `read_boxes`.
-    """
+    """Return the images that the annotation files of a place describe, without labels."""
     return without_labels(*read_boxes(place))
 
 
 def open_tagged_images(place: Path) -> ImageSet | None:
-    """Return the images of annotation files that have labels of whole images and no boxes; None for other places.
-
-    Raises:
-        UserError: As for `read_boxes`.
-    """
+    """Return the images of annotation files that have labels of whole images and no boxes; None for other places."""
     found = find_boxes(place)
     if found is None or found.name not in TAGGED:
         return None

@@ -84,11 +84,7 @@ def open_tree(place: Path) -> Tree:
 
 
 def folder_tree(root: Path, files: Sequence[str] | None = None) -> Tree:
-    """List the files below a folder, or only the given files.
-
-    Raises:
-        UserError: A folder cannot be read.
-    """
+    """List the files below a folder, or only the given files."""
     inside = root.resolve()
     return Tree(
         shown=str(root),

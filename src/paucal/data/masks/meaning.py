@@ -124,11 +124,7 @@ def _folders_above(file: Path, root: Path) -> list[Path]:
 
 
 def _fits(named: NamedClasses, facts: MaskFacts, ignore: Sequence[int] | None, coding: MaskCoding | None) -> bool:
-    """Return whether a table names every value in the masks, or has a name for each class in their order.
-
-    Raises:
-        UserError: It does not fit.
-    """
+    """Return whether a table names every value in the masks, or has a name for each class in their order."""
     chosen = coding or find_coding(facts, None, ignore, None if named.values is None else named)
     if named.values is None:
         return len(named.names) == chosen.count

@@ -231,11 +231,7 @@ def _paired(root: Path, mask_root: Path, sides: Sides, bases: Iterable[Path]) ->
 
 
 def _matched(sides: Sides) -> tuple[Matches, dict[str, str]]:
-    """Return the masks of each image, and the class of each mask if there is a file for each class.
-
-    Raises:
-        UserError: The masks do not match.
-    """
+    """Return the masks of each image, and the class of each mask if there is a file for each class."""
     problem: UserError | None = None
     try:
         matches = match(sides.images, sides.masks)

@@ -208,9 +208,6 @@ def find_images(root: Path, passed_over: Counter[str] | None = None, links: dict
         root: Folder to search.
         passed_over: Counter to which the files that are not images are added, by lower-case suffix.
         links: Dictionary to which folders reached a second time are added, each with its other name.
-
-    Raises:
-        UserError: A folder cannot be read.
     """
     images: list[str] = []
     for path in find_files(root, links):
@@ -237,11 +234,7 @@ def find_files(root: Path, links: dict[str, str] | None = None) -> Iterator[str]
 
 
 def require_readable(folder: Path) -> None:
-    """Refuse a folder with unreadable subfolders, which glob patterns would silently skip.
-
-    Raises:
-        UserError: A folder cannot be read.
-    """
+    """Refuse a folder with unreadable subfolders, which glob patterns would silently skip."""
     for below in folder.iterdir():
         if not ignored(below.name) and below.is_dir() and not os.access(below, os.R_OK | os.X_OK):
             _refuse_unreadable(PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(below)))

@@ -181,11 +181,7 @@ def _name(file: Path, root: Path) -> str:
 
 
 def _read(files: Sequence[RowFile], columns: Columns) -> tuple[list[list[int]], list[Values]]:
-    """Return the lengths of the row groups of each file, and its labels if `columns` has a label column.
-
-    Raises:
-        UserError: The files differ in their columns or classes, or a column cannot be read.
-    """
+    """Return the lengths of the row groups of each file, and its labels if `columns` has a label column."""
     groups: list[list[int]] = []
     labels: list[Values] = []
     for file in files:

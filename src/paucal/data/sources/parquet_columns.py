@@ -30,11 +30,7 @@ class Columns:
 
 
 def find_columns(shown: str, schema: pa.Schema, options: SourceOptions) -> Columns:
-    """Return the columns of a file.
-
-    Raises:
-        UserError: There is no such column, or no column of images.
-    """
+    """Return the columns of a file."""
     features = features_of(schema)
     image = options.image_column or _image_column(schema, features)
     if image is None:
@@ -171,11 +167,7 @@ class Values:
 
 
 def read_values(column: pa.ChunkedArray, name: str, shown: str) -> Values:
-    """Return the labels of a column.
-
-    Raises:
-        UserError: The column holds something else, or is damaged.
-    """
+    """Return the labels of a column."""
     kind = column.type
     try:
         if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
@@ -236,9 +228,6 @@ def encode(cells: Sequence[Values], columns: Columns, shown: str, separator: str
         columns: Names of the column and, if the metadata has them, the classes.
         shown: Name of the files in messages.
         separator: Separator between several labels in text; None or "none" for one label.
-
-    Raises:
-        UserError: The files differ in the type of their labels, or labels lie outside of the class names.
     """
     kinds = sorted({part.kind for part in cells if len(part)})
     if len(kinds) > 1:

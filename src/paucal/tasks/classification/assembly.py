@@ -96,9 +96,6 @@ def assemble(
         bars: Function that shows a progress bar.
         run: Run to resume, with its split; None for a new one.
         opened: Images of the run if they are open already.
-
-    Raises:
-        UserError: The data or a setting is invalid.
     """
     chooses_start = run is None and _may_choose_start(settings, given)
     asked = settings, given

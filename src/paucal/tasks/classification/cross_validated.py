@@ -27,11 +27,7 @@ def store_held_out(run: RunFolder, held_out: HeldOut, fitted: Tensor) -> None:
 
 
 def read_held_out(run: RunFolder) -> HeldOut:
-    """Read the predictions of a cross-validation, whose rows are positions among all training images.
-
-    Raises:
-        UserError: The file is missing or damaged.
-    """
+    """Read the predictions of a cross-validation, whose rows are positions among all training images."""
     stored = read_weights(run.path / FILE)
     return HeldOut(stored["rows"], stored["logits"], stored["labels"], int(stored["folds"]))
 

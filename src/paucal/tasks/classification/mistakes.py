@@ -73,11 +73,7 @@ def _figure(mistakes: list[Mistake], predictions: Predictions, images: ImageSet,
 
 
 def _maps(model: TrainedModel, batch: Tensor, asked: list[Tensor]) -> tuple[str, list[Tensor]]:
-    """Return the best method that can be computed, with its maps for the predicted classes and for the labels.
-
-    Raises:
-        UserError: No method can be computed.
-    """
+    """Return the best method that can be computed, with its maps for the predicted classes and for the labels."""
     problem = None
     for method in ranked_methods(model.module):
         if method in OF_CAPTUM:  # needs an optional package, and is slower

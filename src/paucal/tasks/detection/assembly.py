@@ -142,9 +142,6 @@ def assemble(
         given: Origin of each setting that was given.
         bars: Function that shows a progress bar.
         run: Run to resume; None for a new one.
-
-    Raises:
-        UserError: The images or a setting are invalid.
     """
     require_metrics()
     boxed = open_boxed(settings.data, outlines=settings.masks != "off")

@@ -28,9 +28,6 @@ def detector_cost(
         options: Options of the detector, or the settings that determine them.
         regions: Proposals per image that each head scores.
 
-    Raises:
-        UserError: The backbone cannot be built, or has no map of the required strides.
-
     Example:
         >>> options = DetectorOptions(channels=32, head_dim=16)
         >>> parts = detector_cost(BackboneSpec("resnet18", 0, image_size=(256, 256)), 3, options)

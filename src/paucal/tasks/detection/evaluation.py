@@ -138,11 +138,7 @@ def require_metrics() -> None:
 def evaluate_detections(
     detections: Sequence[Detections], truth: Sequence[Boxes], classes: Sequence[str]
 ) -> DetectionScores:
-    """Score detections with intervals: boxes, and masks if all detections and objects have them.
-
-    Raises:
-        UserError: faster-coco-eval is not installed.
-    """
+    """Score detections with intervals: boxes, and masks if all detections and objects have them."""
     values = coco_scores(detections, truth, len(classes))
     kinds = {"": False, MASKS: True} if f"{MASKS}ap" in values else {"": False}
     matches = {kind: match_detections(detections, truth, len(classes), masks) for kind, masks in kinds.items()}
@@ -173,9 +169,6 @@ def coco_scores(detections: Sequence[Detections], truth: Sequence[Boxes], n_clas
         pixels of the annotated image: under 32 x 32, under 96 x 96, above; as in COCO, of the mask if known), and
         "per_class", a list of K average precisions, None for classes without an object. If all detections and objects
         have masks, also "mask_ap" and so on, from overlaps of masks.
-
-    Raises:
-        UserError: faster-coco-eval is not installed.
     """
     require_metrics()
     from torchmetrics.detection import MeanAveragePrecision

@@ -72,9 +72,6 @@ def assemble(
         given: Origin of each setting that was given.
         bars: Function that shows a progress bar.
         run: Run to resume; None for a new one.
-
-    Raises:
-        UserError: The images or a setting are invalid.
     """
     start = find_start(settings, run)
     data, facts, settings, reasons = _open(settings, bars, run, start)
@@ -182,11 +179,7 @@ def load_unlabelled(settings: PretrainSettings, advance: Advance | None = None) 
 
 
 def open_monitor(settings: PretrainSettings, card: ModelCard) -> Monitor | None:
-    """Return the monitor of nearest neighbours on labelled images; None without such images.
-
-    Raises:
-        UserError: The images cannot be used.
-    """
+    """Return the monitor of nearest neighbours on labelled images; None without such images."""
     if settings.monitor is None:
         return None
     return knn_monitor(

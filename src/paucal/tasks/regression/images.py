@@ -36,11 +36,7 @@ class NumberedImages(SplitImages):
 
 
 def with_numbers(images: ImageSet, column: str, fewest: int = FEWEST) -> tuple[ImageSet, NDArray[np.float64]]:
-    """Return the images that have a number in a column, and the (N,) numbers.
-
-    Raises:
-        UserError: There is no such column, a cell is not a number, or too few images have one.
-    """
+    """Return the images that have a number in a column, and the (N,) numbers."""
     if column not in images.columns:
         known = ", ".join(map(repr, images.columns)) or "no table with further columns"
         first = f" (only {MOST_COLUMNS} columns are read)" if len(images.columns) == MOST_COLUMNS else ""
@@ -78,11 +74,7 @@ def are_grades(targets: NDArray[np.float64]) -> bool:
 
 
 def require_grades(targets: NDArray[np.float64], column: str) -> None:
-    """Refuse targets that are not grades.
-
-    Raises:
-        UserError: They are not whole numbers, or too far from each other.
-    """
+    """Refuse targets that are not grades."""
     if not are_grades(targets):
         raise UserError(
             f"--ordinal: {column!r} has {counted(len(np.unique(targets)), 'value')} from {targets.min():g} to "

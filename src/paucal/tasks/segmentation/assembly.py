@@ -62,11 +62,7 @@ class SegmentationSetup(RunSetup[SegmentSettings]):
 def assemble(
     settings: SegmentSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
 ) -> SegmentationSetup:
-    """Open images and masks, choose the open settings and build the network; write nothing.
-
-    Raises:
-        UserError: The images, the masks or a setting are invalid.
-    """
+    """Open images and masks, choose the open settings and build the network; write nothing."""
     data = open_segmentation_data(settings, bars, run)
     remarks: list[str] = []
     if run is None:

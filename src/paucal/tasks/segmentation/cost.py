@@ -17,9 +17,6 @@ def segmenter_cost(
         classes: Number of classes of pixels.
         width: Channels within the head.
         auxiliary: Channels within the auxiliary head; None without it.
-
-    Raises:
-        UserError: The backbone cannot be built, or keeps no grid.
     """
     with meta_device():
         network = segmentation_network(spec, classes, width).eval()

@@ -73,11 +73,7 @@ class SegmentationCard(ModelCard):
     resize_to: Size | None = None
 
     def build(self, drop_path_rate: float | None = None) -> SegmentationNetwork:
-        """Build the network with fresh weights.
-
-        Raises:
-            UserError: The backbone cannot be built.
-        """
+        """Build the network with fresh weights."""
         spec = replace(self.backbone, pretrained=False)
         return segmentation_network(spec, len(self.classes), self.head.width, self.head.dropout, drop_path_rate)
 

@@ -117,11 +117,7 @@ def _has_masks(root: Path) -> bool:
 
 
 def _without_masks(root: Path, problem: UserError) -> ImageSet:
-    """Return the images of a folder whose masks were not found.
-
-    Raises:
-        UserError: There are no images.
-    """
+    """Return the images of a folder whose masks were not found."""
     keys = find_images(root) if root.is_dir() else []
     if is_archive(root) and root.exists():
         return open_images(root, labelled=False)

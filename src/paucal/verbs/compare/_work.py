@@ -50,9 +50,6 @@ def work(
 
     Returns:
         Whether the grid is settled; False if a signal stopped this worker or the leader is gone.
-
-    Raises:
-        UserError: The grid cannot be read.
     """
     parent = os.getppid()
     while not led or os.getppid() == parent:

@@ -151,11 +151,7 @@ def read_findings(grid: Grid) -> Findings:
 
 
 def read_outcome(cell: Cell) -> Outcome:
-    """Read the results of a finished run of `paucal train`.
-
-    Raises:
-        UserError: A file is missing or damaged.
-    """
+    """Read the results of a finished run of `paucal train`."""
     run = cell.run
     summary = run.read_json("summary.json")
     report = ClassificationReport.from_dict(run.read_json("evaluation/test/metrics.json"))

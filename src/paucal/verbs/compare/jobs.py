@@ -80,11 +80,7 @@ class GridImages:
 
 
 def open_images(verb: str, settings: Mapping[str, Any], console: Console) -> GridImages:
-    """Open the images that the runs of a grid read.
-
-    Raises:
-        UserError: The images cannot be opened.
-    """
+    """Open the images that the runs of a grid read."""
     if verb == EVAL:
         places = {name: settings[name] for name in ("data", "data_root", "download") if name in settings}
         return GridImages(verb, find_data(settings["data"], OpeningSettings(**places)))
@@ -138,11 +134,7 @@ def fingerprint(images: ImageSet) -> str:
 
 
 def assemble_run(verb: str, values: Mapping[str, Any], console: Console) -> tuple[AnyJob, RunSetup[Any]]:
-    """Assemble a run without writing anything, to find invalid settings.
-
-    Raises:
-        UserError: The data or a setting is invalid.
-    """
+    """Assemble a run without writing anything, to find invalid settings."""
     job = job_of(verb)
     settings, origin = job.check(job.kind(**values), dict.fromkeys(values, "given"))
     return job, job.assemble(job.pin(settings), origin, console.progress)

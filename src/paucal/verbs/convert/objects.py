@@ -53,10 +53,6 @@ def polygon_of(thing: Thing) -> list[float] | None:
 
 
 def mask_of(item: Item, thing: Thing) -> NDArray[np.bool_]:
-    """Return the (H, W) pixels within the outline of an object.
-
-    Raises:
-        UserError: The outline is invalid.
-    """
+    """Return the (H, W) pixels within the outline of an object."""
     where = f"{item.name!r} has an outline of {thing.name!r}"
     return unpack_mask(mask_of_outline(thing.outline, item.size, where)).astype(np.bool_)

@@ -114,11 +114,7 @@ def seen_with_labels(history: Sequence[LearnedImages], identities: Identities) -
 
 
 def is_same_place(run: RunFolder, target: str, settings: LabelledDataSettings) -> bool:
-    """Return whether DATA is the data that a run was trained on, to be opened with the same settings.
-
-    Raises:
-        UserError: The run's settings cannot be read.
-    """
+    """Return whether DATA is the data that a run was trained on, to be opened with the same settings."""
     if not run.config.is_file():
         return False
     stored = run.settings
@@ -209,11 +205,7 @@ def open_data(
 
 
 def find_data(target: str, opening: OpeningSettings) -> ImageSet:
-    """Open a data set without reading its pixels.
-
-    Raises:
-        UserError: The data set does not exist.
-    """
+    """Open a data set without reading its pixels."""
     if (folder := _voc_folder(target, opening)) is not None:
         return open_voc(folder).images
     return find_images(replace(opening, data=target))
@@ -228,11 +220,7 @@ def _voc_folder(target: str, opening: OpeningSettings) -> Path | None:
 
 
 def _require_classes(run: RunFolder) -> None:
-    """Refuse a run whose images have numbers.
-
-    Raises:
-        UserError: They do.
-    """
+    """Refuse a run whose images have numbers."""
     if (column := run.settings.get("target")) is not None:
         raise UserError(
             f"the images of {str(run.path)!r} have numbers ({column!r}), and frozen features are evaluated with "

@@ -136,9 +136,6 @@ def find_objects(
         settings: Settings of the prediction.
         wanted: Format of the output, and the folder for pictures.
         console: Console for skipped images and progress.
-
-    Raises:
-        UserError: An image or the folder for the pictures is invalid.
     """
     folder = None if wanted.pictures is None else named_path(wanted.pictures, "--pictures")
     if folder is not None:
@@ -178,11 +175,7 @@ def object_words(row: Objects, least: float = SHOWN) -> list[list[str]]:
 
 
 def write_pictures(rows: Sequence[Objects], folder: Path) -> None:
-    """Write the pictures of a prediction into a folder, named by their number and the image.
-
-    Raises:
-        UserError: A file of this name exists.
-    """
+    """Write the pictures of a prediction into a folder, named by their number and the image."""
     folder.mkdir(parents=True, exist_ok=True)
     width = len(str(len(rows)))
     for number, row in enumerate(rows, 1):
@@ -223,11 +216,7 @@ def enlarge(image: Image.Image) -> Image.Image:
 
 
 def require_of_detectors(settings: PredictSettings) -> None:
-    """Refuse settings that are for classifiers.
-
-    Raises:
-        UserError: There is such a setting.
-    """
+    """Refuse settings that are for classifiers."""
     if settings.mirror or settings.scales is not None:
         flag = "--mirror" if settings.mirror else "--scales"
         raise UserError(f"{flag} averages predictions for an image, but this run is a detector: leave it out.")

@@ -79,11 +79,7 @@ class Journal:
             self.folder.rmdir()
 
     def resume(self, pictures: Pictures) -> int:
-        """Return how many of the pictures have stored predictions.
-
-        Raises:
-            UserError: the predictions are of other pictures.
-        """
+        """Return how many of the pictures have stored predictions."""
         for block in self.blocks():
             for name, stamp in zip(block.names, block.stamps, strict=True):
                 known = self.done < len(pictures)
@@ -109,11 +105,7 @@ class Journal:
         self.done += len(block)
 
     def blocks(self) -> Iterator[Block]:
-        """Yield all stored blocks.
-
-        Raises:
-            UserError: the blocks do not fit the model.
-        """
+        """Yield all stored blocks."""
         for path in self._parts():
             for block in _read(path):
                 if block.shares.shape[1] != (self.classes if len(block.shares) else 0):

@@ -104,11 +104,7 @@ def _memory_for(pictures: Pictures, settings: PredictSettings) -> AbstractContex
 def open_pictures(
     model: TrainedModel, sources: Sequence[str | ImageInMemory], settings: PredictSettings, console: Console
 ) -> tuple[TrainedModel, Pictures, PredictSettings]:
-    """Return the model prepared for the settings, the pictures it reads, and the settings with a batch size.
-
-    Raises:
-        UserError: a source holds no image, a batch does not fit in memory, or a setting is for other models.
-    """
+    """Return the model prepared for the settings, the pictures it reads, and the settings with a batch size."""
     if settings.scales is not None:
         raise UserError("--scales is for models that give every pixel a class, and this one classifies: leave it out.")
     fed = model.card.preprocessing

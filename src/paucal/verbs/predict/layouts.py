@@ -56,9 +56,6 @@ def predict_as_labels(
         settings: Settings of the prediction.
         wanted: Layout and folder.
         console: Console for messages and progress.
-
-    Raises:
-        UserError: The layout does not support the model's predictions, or an image or the folder is invalid.
     """
     if wanted.to is None or wanted.output is None:
         raise UserError("--to writes labels and copies of the images: give --output, a new folder for them.")

@@ -108,11 +108,7 @@ def predict_moving(
     moving: MovingSettings,
     console: Console,
 ) -> None:
-    """Classify the frames of videos or cameras, or new pictures in a folder, and write each row immediately.
-
-    Raises:
-        UserError: a source cannot be read, settings do not fit together, or a video is damaged and must not be skipped.
-    """
+    """Classify the frames of videos or cameras, or new pictures in a folder, and write each row immediately."""
     for group in (settings, wanted, moving):
         check_ranges(group)
     every = 0.0 if moving.every == EACH else seconds_of(moving.every, "--every")

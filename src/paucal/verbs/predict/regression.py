@@ -69,22 +69,14 @@ class NumberPredictions(list[NumberPrediction]):
         )
 
     def to_pandas(self) -> "DataFrame":
-        """Return the table of `to_arrow` as a DataFrame of pandas.
-
-        Raises:
-            UserError: pandas is not installed.
-        """
+        """Return the table of `to_arrow` as a DataFrame of pandas."""
         return to_pandas(self.to_arrow())
 
 
 def predict_numbers(
     model: TrainedModel, pictures: Pictures, settings: PredictSettings, console: Console, features: bool = False
 ) -> NumberPredictions:
-    """Return the number of each picture; the first arguments are as `open_pictures` returns them.
-
-    Raises:
-        UserError: An image cannot be read.
-    """
+    """Return the number of each picture; the first arguments are as `open_pictures` returns them."""
     card, rows = card_of(model), NumberPredictions()
     for block in ask(model, pictures, settings, console, features=features):
         names = [name for name, readable in zip(block.names, block.readable, strict=True) if readable]

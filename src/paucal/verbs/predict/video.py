@@ -73,11 +73,7 @@ def is_live(source: str) -> bool:
 
 
 def require_av() -> Any:
-    """Return the module of PyAV.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """Return the module of PyAV."""
     try:
         return importlib.import_module("av")
     except ImportError:
@@ -86,11 +82,7 @@ def require_av() -> Any:
 
 @contextmanager
 def opened_video(source: str) -> Iterator[Any]:
-    """Open a video, and yield PyAV's container, which has a stream of pictures.
-
-    Raises:
-        UserError: there is no such video or camera, or it has no pictures.
-    """
+    """Open a video, and yield PyAV's container, which has a stream of pictures."""
     av, place, form = require_av(), source, None
     if source.startswith(CAMERA):
         pattern, form = _DEVICES.get(platform.system(), _DEVICES["Linux"])
@@ -157,9 +149,6 @@ def read_frames(source: str, every: float, ledger: VideoLedger, after: int = -1)
         every: Seconds between two of them: the first frame at or after each multiple is taken. 0 takes each frame.
         ledger: Counts the frames.
         after: Number of the last frame with a stored prediction.
-
-    Raises:
-        UserError: there is no such video, or it has no frames.
     """
     with opened_video(source) as container:
         due = 0.0

@@ -34,9 +34,6 @@ def watched_pictures(
         idle: Seconds without a new picture after which watching ends; None for never.
         reading: How pictures are read for the model.
         console: Names pictures that cannot be read.
-
-    Raises:
-        UserError: there is no such folder.
     """
     if not folder.is_dir():
         raise UserError(f"--watch: there is no folder {str(folder)!r}: make it, or give another.")

@@ -56,11 +56,7 @@ class Targets:
 
 
 def check_targets(wanted: AnswerSettings, sources: Iterable[str]) -> Targets:
-    """Return the output files.
-
-    Raises:
-        UserError: a file exists, cannot be written, or would lie among the images.
-    """
+    """Return the output files."""
     output, form = (None, wanted.format) if wanted.output is None else check_table(wanted.output, wanted.format)
     targets = Targets(
         form or "csv",

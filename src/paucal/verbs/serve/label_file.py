@@ -99,11 +99,7 @@ class LabelFile:
 
 
 def check_label_file(text: str, images: str) -> Path:
-    """Return the path of the table of labels.
-
-    Raises:
-        UserError: It is not a CSV file, lies among the images, or its folder cannot be written.
-    """
+    """Return the path of the table of labels."""
     path = named_path(text, "--save")
     if path.suffix.lower() != ".csv":
         raise UserError(f"--save: {text[:120]!r} must end in .csv: give another name.")

@@ -31,11 +31,7 @@ TURN = 10  # every tenth image is drawn at random
 
 
 def check_labelling(source: str | None, settings: ServeSettings) -> None:
-    """Refuse settings that do not fit each other, before anything is loaded.
-
-    Raises:
-        UserError: A setting is missing, or is for the other page.
-    """
+    """Refuse settings that do not fit each other, before anything is loaded."""
     if settings.label is None:
         for name in ("save", "classes"):
             if getattr(settings, name) is not None:
@@ -61,11 +57,7 @@ def check_labelling(source: str | None, settings: ServeSettings) -> None:
 
 
 def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile, console: Console) -> Labelling:
-    """Open the images to label, and ask the model about them if there is one.
-
-    Raises:
-        UserError: The images or the model cannot be read, or the model gives several labels.
-    """
+    """Open the images to label, and ask the model about them if there is one."""
     data = DataSettings(data=str(settings.label), on_bad_image="skip")
     suggestions: Mapping[int, Suggestion] = {}
     if source is None:

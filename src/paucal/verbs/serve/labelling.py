@@ -143,11 +143,7 @@ class Labelling:
             return self._next(name)
 
     def picture(self, place: int) -> bytes:
-        """Return an image as JPEG.
-
-        Raises:
-            UserError: There is no such image, or it cannot be read.
-        """
+        """Return an image as JPEG."""
         self._path(place)
         try:
             picture = self._images.store.read(place).convert("RGB")

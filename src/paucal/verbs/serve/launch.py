@@ -31,9 +31,6 @@ def serve(source: str | None, settings: ServeSettings, console: Console) -> None
         source: A run, an exported folder, or an ONNX file; None to label images without a model.
         settings: Address of the server, limits of its requests, and images to label.
         console: Console that shows the address.
-
-    Raises:
-        UserError: there is no such model, the address cannot be used, or the extra `serve` is missing.
     """
     check_ranges(settings)
     try:
@@ -114,11 +111,7 @@ def _hosts(host: str) -> tuple[str, ...] | None:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address.
-
-    Raises:
-        UserError: the address is taken, not of this machine, or not allowed.
-    """
+    """Return a socket that listens at an address."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     except (socket.gaierror, UnicodeError) as problem:

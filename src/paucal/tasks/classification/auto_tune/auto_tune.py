@@ -35,9 +35,6 @@ def auto_tune(run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
 
     Returns:
         Whether the choice was finished; False where a signal stopped a trial.
-
-    Raises:
-        UserError: The time is too short for one epoch.
     """
     if setup.tune_record is None:
         raise ValueError("this run has no auto-tuning")
