@@ -4,13 +4,15 @@ import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from paucal.evaluation.collapse import Verdict
-from paucal.evaluation.plots import BLUE, GREY, ORANGE
+from paucal.evaluation.plots import BLUE, GREY, ORANGE, save_figure
+from paucal.runs import RunFolder
 
 Row = Mapping[str, float]
 PANELS_ACROSS = 3
@@ -50,6 +52,12 @@ def with_speed(rows: Sequence[Row], images: int) -> list[Row]:
         found.append({**row, SPEED: images * epochs / passed} if passed > 0 and epochs > 0 else row)
         before = row
     return found
+
+
+def save_curves(run: RunFolder, rows: Sequence[Row], images: int, **marks: Any) -> None:
+    """Draw `plots/curves.png` of a run, if it has epochs; `marks` are the options of `curves_figure`."""
+    if rows:
+        save_figure(run.plots / "curves.png", curves_figure(with_speed(rows, images), **marks))
 
 
 def curves_figure(

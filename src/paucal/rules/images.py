@@ -50,23 +50,19 @@ def erase(facts: DataAndMachine, img_size: Sides, model: str | None, time: str |
 
 def mixup(facts: DataAndMachine, img_size: Sides, model: str | None, time: str | None) -> Choice:
     """The paper's alpha; off for tiny images and for several labels."""
-    if facts.several_labels:
-        return 0.0, SEVERAL
-    if why := _light(facts, model, img_size, time):
-        return 0.0, why
-    return _mixed(img_size, 0.8)
+    return _mixing(0.8, facts, img_size, model, time)
 
 
 def cutmix(facts: DataAndMachine, img_size: Sides, model: str | None, time: str | None) -> Choice:
     """The paper's alpha; off for tiny images and for several labels."""
+    return _mixing(1.0, facts, img_size, model, time)
+
+
+def _mixing(alpha: float, facts: DataAndMachine, img_size: Sides, model: str | None, time: str | None) -> Choice:
     if facts.several_labels:
         return 0.0, SEVERAL
     if why := _light(facts, model, img_size, time):
         return 0.0, why
-    return _mixed(img_size, 1.0)
-
-
-def _mixed(img_size: Sides, alpha: float) -> Choice:
     return (0.0, "images under 32 pixels become unreadable") if _side(img_size) < 32 else (alpha, PAPER)
 
 

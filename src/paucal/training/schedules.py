@@ -1,5 +1,6 @@
 """Learning-rate schedules as pure functions of the step, which need no saved state."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -7,7 +8,36 @@ from paucal.types import half_cosine
 
 
 @dataclass(frozen=True)
-class CosineWarmup:
+class _WarmupAndFall:
+    """Linear warm-up, then a fall that is counted from step 0.
+
+    Attributes:
+        peak: Learning rate from which the rate falls.
+        horizon: Step at which it reaches the floor.
+        warmup: Steps of linear warm-up.
+        start: Learning rate at step 0.
+        floor: Learning rate at the horizon, and after it.
+    """
+
+    peak: float
+    horizon: int
+    warmup: int = 0
+    start: float = 0.0
+    floor: float = 0.0
+
+    def __call__(self, step: float) -> float:
+        """Return the learning rate of the step that follows `step` completed ones."""
+        if step < self.warmup:
+            return self.start + (self.peak - self.start) * step / self.warmup
+        return self.fall(step)
+
+    @abstractmethod
+    def fall(self, step: float) -> float:
+        """Return the learning rate after the warm-up."""
+
+
+@dataclass(frozen=True)
+class CosineWarmup(_WarmupAndFall):
     """Linear warm-up, then one half cosine, evaluated at every step.
 
     The cosine's position counts from step 0, so it is not restarted after the warm-up, and its horizon is independent
@@ -15,45 +45,23 @@ class CosineWarmup:
     protocol): its "100 epochs" are the first third of a 300-epoch cosine. Beyond the horizon the rate stays at
     the floor.
 
-    Attributes:
-        peak: Highest learning rate.
-        horizon: Step at which the cosine reaches the floor.
-        warmup: Steps of linear warm-up.
-        start: Learning rate at step 0.
-        floor: Learning rate at the horizon.
-
     Example:
         >>> schedule = CosineWarmup(peak=1e-3, horizon=300, warmup=20, start=1e-6, floor=1e-5)
         >>> [f"{schedule(epoch):.3e}" for epoch in (0, 1, 20, 100)]
         ['1.000e-06', '5.095e-05', '9.892e-04', '7.525e-04']
     """
 
-    peak: float
-    horizon: int
-    warmup: int = 0
-    start: float = 0.0
-    floor: float = 0.0
-
-    def __call__(self, step: float) -> float:
-        """Return the learning rate of the step that follows `step` completed ones."""
-        if step < self.warmup:
-            return self.start + (self.peak - self.start) * step / self.warmup
+    def fall(self, step: float) -> float:
+        """Return the learning rate on the half cosine."""
         return half_cosine(self.peak, self.floor, step, self.horizon)
 
 
 @dataclass(frozen=True)
-class LinearWarmup:
+class LinearWarmup(_WarmupAndFall):
     """Linear warm-up, then a straight line that counts from step 0: "poly" of power 1, as used for segmentation.
 
     This is the schedule of Swin's, DrLoc's and LV-ViT's segmentation code. As in `CosineWarmup`, the fall is not
     restarted after the warm-up.
-
-    Attributes:
-        peak: Learning rate from which the line falls.
-        horizon: Step at which it reaches the floor.
-        warmup: Steps of linear warm-up.
-        start: Learning rate at step 0.
-        floor: Learning rate at the horizon, and after it.
 
     Example:
         >>> schedule = LinearWarmup(peak=6e-5, horizon=160_000, warmup=1500)
@@ -61,16 +69,8 @@ class LinearWarmup:
         ['0.00e+00', '3.00e-05', '5.94e-05', '3.00e-05', '0.00e+00']
     """
 
-    peak: float
-    horizon: int
-    warmup: int = 0
-    start: float = 0.0
-    floor: float = 0.0
-
-    def __call__(self, step: float) -> float:
-        """Return the learning rate of the step that follows `step` completed ones."""
-        if step < self.warmup:
-            return self.start + (self.peak - self.start) * step / self.warmup
+    def fall(self, step: float) -> float:
+        """Return the learning rate on the line."""
         return self.floor + (self.peak - self.floor) * max(0.0, 1 - step / max(self.horizon, 1))
 
 

@@ -10,8 +10,7 @@ import torch
 from paucal.distributed import rank
 from paucal.evaluation.calibration import FEWEST_IMAGES, Calibration, calibration
 from paucal.evaluation.classification import classification_report, multi_label_report
-from paucal.evaluation.curves import curves_figure, with_speed
-from paucal.evaluation.plots import save_figure
+from paucal.evaluation.curves import save_curves
 from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.evaluation.record import due_line, record_classification, record_multi_label, report_table, score_lines
 from paucal.evaluation.results import MultiLabelReport, Report, scored_part
@@ -102,9 +101,7 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
         return Result(run.path, report, outcome.seconds)
     chance = {f"train_{name}": value for name, value in setup.objective.chance_levels().items()}
     best = outcome.best.get("epoch") if _selected(setup) else None
-    if outcome.rows:
-        rows = with_speed(outcome.rows, len(setup.data.part("train")))
-        save_figure(run.plots / "curves.png", curves_figure(rows, chance=chance, best=best))
+    save_curves(run, outcome.rows, len(setup.data.part("train")), chance=chance, best=best)
     report = _record(run, setup, predictions)
     calibrated = calibration(plain, finish.temperature, finish.images) if finish.images else None
     clear_epochs(run, setup)

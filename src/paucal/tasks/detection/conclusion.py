@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from paucal.distributed import rank
-from paucal.evaluation.curves import curves_figure, with_speed
+from paucal.evaluation.curves import save_curves
 from paucal.evaluation.plots import save_figure
 from paucal.memory import peak_memory
 from paucal.metrics.intervals import Score
@@ -128,10 +128,8 @@ def _write(
     for kind, matches in scores.matches.items():
         figure = precision_recall_figure(matches, card.classes, weights)
         save_figure(run.plots / f"{kind}precision_recall.png", figure)
-    if outcome.rows:
-        best = outcome.best.get("epoch") if len(setup.data.part("val")) else None
-        rows = with_speed(outcome.rows, len(setup.data.part("train")))
-        save_figure(run.plots / "curves.png", curves_figure(rows, best=best))
+    best = outcome.best.get("epoch") if len(setup.data.part("val")) else None
+    save_curves(run, outcome.rows, len(setup.data.part("train")), best=best)
     _draw(run, setup, indices, detections)
     run.write_json("summary.json", _summary(setup, outcome, result))
     write_detection_report(run.path)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from paucal.rules.facts import DataAndMachine, describe_undertrained
 from paucal.rules.machine import ARITHMETIC, PROCESSES
+from paucal.rules.model import model_args
 from paucal.rules.resolve import Choice, rules_by_name
 from paucal.wording import counted
 
@@ -41,14 +42,6 @@ def model(facts: DataAndMachine) -> Choice:
     if facts.device == "cpu":
         return "resnet18", "from scratch on a CPU: small, with a map of every stride"
     return "swin_tiny_patch4_window7_224", "the backbone of the papers' detectors"
-
-
-def model_args(facts: DataAndMachine, model: str | None) -> Choice:
-    """Take the arguments of the initial weights, which otherwise would not fit."""
-    start = facts.start
-    if start is None or not start.model_args or model != start.model:
-        return None, ""
-    return list(start.model_args), f"those of {start.where}"
 
 
 def img_size(facts: BoxFacts, device: str | None) -> Choice:

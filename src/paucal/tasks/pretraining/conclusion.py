@@ -9,7 +9,7 @@ from typing import Any
 
 from paucal.distributed import rank
 from paucal.evaluation.collapse import Verdict
-from paucal.evaluation.curves import curves_figure, health_figure, with_speed
+from paucal.evaluation.curves import health_figure, save_curves
 from paucal.evaluation.plots import save_figure
 from paucal.memory import peak_memory
 from paucal.methods.pretraining import method_of
@@ -55,8 +55,7 @@ def conclude(
     verdict = stage_watch.watcher.verdict
     if rank() == 0:
         chance = {f"train_{name}": value for name, value in setup.objective.chance_levels().items()}
-        rows = with_speed(outcome.rows, len(setup.data.part("train")))
-        save_figure(run.plots / "curves.png", curves_figure(rows, chance=chance))
+        save_curves(run, outcome.rows, len(setup.data.part("train")), chance=chance)
         prototypes = method_of(setup.settings).prototypes(setup.settings)
         dim = setup.objective.backbones()[0].dim
         save_figure(run.plots / "health.png", health_figure(outcome.rows, prototypes, dim, verdict))

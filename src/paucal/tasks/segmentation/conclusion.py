@@ -10,8 +10,7 @@ from PIL import Image
 
 from paucal.data.masks.mask_files import read_mask
 from paucal.distributed import rank
-from paucal.evaluation.curves import curves_figure, with_speed
-from paucal.evaluation.plots import save_figure
+from paucal.evaluation.curves import save_curves
 from paucal.memory import peak_memory
 from paucal.report.segmentation import write_segmentation_report
 from paucal.runner.console import Console
@@ -92,10 +91,8 @@ def conclude(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, console
         return SegmentResult(run.path, report, outcome.seconds)
     write_scores(folder, report, tallies, data.images.keys)
     _draw_extremes(run, setup, tallies)
-    if outcome.rows:
-        best = outcome.best.get("epoch") if len(data.part("val")) else None
-        rows = with_speed(outcome.rows, len(data.part("train")))
-        save_figure(run.plots / "curves.png", curves_figure(rows, best=best))
+    best = outcome.best.get("epoch") if len(data.part("val")) else None
+    save_curves(run, outcome.rows, len(data.part("train")), best=best)
     run.write_json("summary.json", summary(run, setup, outcome, report))
     page = write_segmentation_report(run.path)
     console.show(report_table(report))
