@@ -3,9 +3,11 @@
 import inspect
 import json
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from paucal.evaluation.results import MultiLabelReport, Report
@@ -43,6 +45,28 @@ def write_timm_folder(folder: Path, module: nn.Module, card: ModelCard, page: st
         names.insert(2, CONFIG)
     write_text(folder / PAGE, page)
     return [folder / name for name in names]
+
+
+def with_temperature_in_weights(module: nn.Module, card: ModelCard) -> tuple[nn.Module, ModelCard]:
+    """Return a copy whose logits are divided by the card's temperature already, for programs that know of none.
+
+    A network whose logits are not those of one linear layer is returned as it is, with its card.
+    """
+    scaled = deepcopy(module).eval()
+    named = getattr(scaled, "get_classifier", None)
+    if not callable(named) or not isinstance(classifier := named(), nn.Linear):
+        return module, card
+    batch = torch.randn(
+        1, card.backbone.in_chans, *card.preprocessing.image_size, generator=torch.Generator().manual_seed(0)
+    ).to(classifier.weight)
+    with torch.inference_mode():
+        expected = scaled(batch) / card.temperature
+        for values in classifier.parameters():
+            values /= card.temperature
+        found = scaled(batch)
+    # Some networks add the logits of a second classifier.
+    alike = torch.allclose(found, expected, rtol=1e-3, atol=1e-4)
+    return (scaled, card.at_temperature(1.0)) if alike else (module, card)
 
 
 def _write_config(path: Path, module: nn.Module, card: ModelCard) -> None:

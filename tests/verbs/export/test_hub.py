@@ -6,9 +6,11 @@ import timm
 import torch
 import yaml
 from PIL import Image
+from torch import nn
 
 import paucal
 from paucal.cli.main import main
+from paucal.export.timm_folder import with_temperature_in_weights
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +36,13 @@ def test_hub__folder_is_loaded_by_timm_and_says_how_good_the_model_is(run, tmp_p
     made = paucal.export_model(run, format="hub", output=tmp_path / "out", data_licence="CC0-1.0")
     assert {path.name for path in made.files} == {"model.safetensors", "model.json", "config.json", "README.md"}
     network = timm.create_model(f"local-dir:{made.folder}", pretrained=True).eval()
-    own = paucal.load(run).module
+    own = paucal.load(run)
+    assert abs(own.card.temperature - 1) > 0.01
     batch = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        torch.testing.assert_close(network(batch), own(batch))
+        torch.testing.assert_close(network(batch).softmax(1), own.card.shares(own.module(batch)))
+    picture = Image.linear_gradient("L").convert("RGB").resize((60, 45))
+    torch.testing.assert_close(paucal.load(made.folder).probabilities([picture]), own.probabilities([picture]))
     _, header, page = (made.folder / "README.md").read_text().split("---\n", 2)
     stated = yaml.safe_load(header)
     assert (stated["library_name"], stated["pipeline_tag"]) == ("timm", "image-classification")
@@ -61,10 +66,32 @@ def test_hub__folder_is_loaded_by_transformers_without_a_network(run, tmp_path, 
     network = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
     batch = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        torch.testing.assert_close(network(batch).logits, own.module(batch))
+        torch.testing.assert_close(network(batch).logits.softmax(1), own.card.shares(own.module(batch)))
     picture = Image.linear_gradient("L").convert("RGB").resize((60, 45))
     prepared = transformers.AutoImageProcessor.from_pretrained(folder)(picture)["pixel_values"]
     torch.testing.assert_close(prepared, own.prepared([picture]), atol=0.02, rtol=0)
+
+
+class TwoClassifiers(nn.Module):
+    """A network whose logits are the sum of two classifiers', of which it names one."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.other = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def get_classifier(self):
+        return self.head
+
+    def forward(self, images):
+        return self.head(images.mean((2, 3))) + self.other(images.amax((2, 3)))
+
+
+def test_temperature__stays_in_the_card_of_a_network_with_two_classifiers(run):
+    module, card = TwoClassifiers(), paucal.load(run).card.at_temperature(2.0)
+    before = {name: values.clone() for name, values in module.state_dict().items()}
+    network, kept = with_temperature_in_weights(module, card)
+    assert kept.temperature == 2
+    assert all(torch.equal(values, before[name]) for name, values in network.state_dict().items())
 
 
 def test_push__uploads_these_files_into_a_private_repository(run, tmp_path, monkeypatch, capsys):

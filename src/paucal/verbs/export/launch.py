@@ -16,7 +16,7 @@ from paucal.evaluation.results import read_report
 from paucal.export.comparison import Comparison
 from paucal.export.formats import GRAPHS
 from paucal.export.hub import HubFacts, push_folder
-from paucal.export.timm_folder import model_page, write_timm_folder
+from paucal.export.timm_folder import model_page, with_temperature_in_weights, write_timm_folder
 from paucal.models.trained import TrainedModel
 from paucal.models.weights.at_hand import licence_of
 from paucal.report.detection import write_detection_report
@@ -234,8 +234,11 @@ def _write_folder(
 ) -> list[Path]:
     """Write the folder that timm reads, and upload it if requested."""
     place.mkdir(parents=True, exist_ok=True)
-    page = _page(run, subject.model, settings, for_hub)
-    files = write_timm_folder(place, subject.network, subject.card, page)
+    network, card = subject.network, subject.card
+    if for_hub:
+        network, card = with_temperature_in_weights(network, card)
+    page = _page(run, replace(subject.model, card=card), settings, for_hub)
+    files = write_timm_folder(place, network, card, page)
     if settings.push is not None:
         console.say(f"uploaded to {push_folder(place, files, settings.push)}")
     return files
