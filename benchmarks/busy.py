@@ -2,10 +2,10 @@
 
     python benchmarks/busy.py
 
-Each way is a process of its own that stays, and all take turns, quiet and busy, so that ratios compare neighbours in
-time. Ways:
+Each variant is a process that stays alive; all take turns, on quiet and on busy cores, so that ratios compare
+measurements made one after the other. Variants:
 
-- before: torch is imported before paucal, which then can set nothing: threads spin for milliseconds before they sleep;
+- before: torch is imported before paucal, which can then set nothing: threads spin for milliseconds before they sleep;
 - before, threads chosen: the same, and the number of threads that is quickest at that moment (`choose_threads`);
 - after: paucal is imported first, as the command line does;
 - after, threads chosen;
@@ -14,7 +14,7 @@ time. Ways:
 
 Work: a training step (EfficientNet-Lite0, 16 images of 224 pixels), `paucal.predict` for 64 images of 224 pixels with
 such a model, and the built-in run (`paucal train` without data, --epochs 2), as whole commands. Busy means that
-programs which do nothing but count run beside it: half as many as cores, at least one.
+programs that only count run beside it: half as many as cores, at least one.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Does a run end when it said it would, where other programs begin in its middle?
+"""Does a run end on time if other programs start in the middle of it?
 
     python benchmarks/busy_clock.py --work W --minutes 5        # three runs: a quarter of an hour
 
 Runs `paucal train`, `paucal detect` and `paucal segment` with `--time`, one after the other, as whole commands on
-images that are made here. In the middle of each, programs that do nothing but count begin: as many as cores, until the
-run ends. Stored are the minutes of the command from its start to its end, and how its length was corrected. A run is in
-time where it takes no more than 1.1 times what it was given.
+images that are made here. In the middle of each, programs that only count start, as many as there are cores, and run
+until the end. Stored are the minutes of the command from its start to its end, and how its length was corrected. A run
+is on time if it takes no more than 1.1 times what it was given.
 """
 
 import argparse

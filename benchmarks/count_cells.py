@@ -3,7 +3,7 @@
     python benchmarks/count_cells.py ../shared/data/bccd --splits 100
 
 The target of each image of bccd is the number of its boxes. Features of the whole images are read once; each split cuts
-a fifth of the images for the test, and fits and judges as `paucal train --target` does.
+a fifth of the images for the test, and fits and evaluates as `paucal train --target` does.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def judge(features: np.ndarray, targets: np.ndarray, seed: int) -> dict[str, flo
 
 
 def main() -> None:
-    """Judge all splits and print the means and deviations as JSON."""
+    """Evaluate all splits and print the means and deviations as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bccd", type=Path)
     parser.add_argument("--splits", type=int, default=100)

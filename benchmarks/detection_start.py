@@ -5,7 +5,7 @@
 
 "joint" trains the backbone from the first step (`--heads-steps 0`), "heads-first" as `paucal detect --time` does by
 default. The clock of each run is the processor time of its process, on one thread, so that other programs on the
-machine do not change what fits in the minutes. What is finished is not repeated; `--arms` makes one arm at a time.
+machine do not change what fits in the minutes. Finished runs are not repeated; `--arms` makes one arm at a time.
 Stored are the AP on the validation images over the minutes, the minute of the first detector with an AP50 of half its
 last value or more, and the AP on the test images.
 """
@@ -51,7 +51,7 @@ def read(arguments: list[str]) -> argparse.Namespace:
 
 
 def row(options: argparse.Namespace, arm: str, minutes: float, seed: int, flags: list[str]) -> dict[str, Any]:
-    """Return what an arm reached, run where it is not there yet."""
+    """Return what an arm reached, trained if missing."""
     run = options.work / f"{options.name}-{arm}-{minutes:g}m-{seed}"
     if not (run / "summary.json").exists():
         length = ["--time", f"{round(60 * minutes)}s", "--seed", str(seed)]

@@ -1,4 +1,4 @@
-"""Small networks with and without DrLoc: a night of two processor cores, minutes of a GPU."""
+"""Small networks with and without DrLoc: a night on two CPU cores, or minutes on a GPU."""
 
 import csv
 import os
@@ -56,7 +56,7 @@ def _grid(session: Session) -> Row:
 
 
 def _run(words: list[str], seconds: float) -> None:
-    """Call paucal for as long as there is time; what it has not finished the next call goes on with.
+    """Call paucal for as long as there is time; the next call continues what is unfinished.
 
     Raises:
         OutOfTime: it is not finished.

@@ -1,4 +1,4 @@
-"""The measurements of time and memory that wait for an accelerator, made of the other benchmarks' functions."""
+"""The measurements of time and memory that need an accelerator, made with the other benchmarks' functions."""
 
 import os
 import shutil

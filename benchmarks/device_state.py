@@ -19,23 +19,23 @@ FAILED = "failed"
 
 
 class OutOfTime(Exception):
-    """A part could not be finished in this call; the next one goes on with it."""
+    """A part could not be finished in this call; the next call continues it."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """What a call was asked for.
+    """The options of a call.
 
     Attributes:
         device: "cuda", "mps" or "cpu".
-        toy: whether everything is as small as it can be, to try the script itself.
-        data: folders that may hold the image sets, the first that does is taken.
-        work: where training runs lie between calls.
-        results: where results are stored and looked for.
-        copies: where changed results are copied as well; None for nowhere.
-        deadline: value of `time.monotonic()` at which the call ends.
-        minutes: the length of a whole call.
-        without: a word; parts with it in their name are left to a later call. None for no such word.
+        toy: Whether everything is as small as possible, to test the script itself.
+        data: Folders that may hold the image sets; the first that does is used.
+        work: Folder of the training runs, which later calls resume.
+        results: Folder of the results.
+        copies: Folder to which changed results are copied; None for none.
+        deadline: Value of `time.monotonic()` at which the call ends.
+        minutes: Length of a whole call.
+        without: Word whose parts are left to a later call, by their names; None for no word.
     """
 
     device: str
@@ -55,7 +55,7 @@ class Session:
 
     @property
     def backend(self) -> str:
-        """Of torch.compile: a toy traces only."""
+        """Backend of torch.compile; a toy only traces."""
         return "eager" if self.toy else "inductor"
 
     def source(self, name: str) -> Path | None:
@@ -69,12 +69,12 @@ class Piece:
     """A measurement.
 
     Attributes:
-        name: of the result.
-        title: what it tells.
-        minutes: that it took, or is guessed to take, on one large GPU.
-        parts: from a session to what is measured one by one, by name; a part may raise `OutOfTime`.
-        summary: of all parts.
-        sets: image sets it cannot do without.
+        name: Name of the result.
+        title: What is measured, in words.
+        minutes: Minutes it took, or is expected to take, on one large GPU.
+        parts: Function from a session to the functions that measure the parts, by name; these may raise `OutOfTime`.
+        summary: Function from all parts to the summary of the result.
+        sets: Image sets that it needs.
     """
 
     name: str
@@ -122,7 +122,7 @@ def measure(piece: Piece, session: Session, retry: bool = False, say: Callable[[
     done = {name: row for name, row in stored_parts(piece, session, retry).items() if name in parts}
     each = 60 * piece.minutes / max(len(parts), 1)
     for name in waiting(piece, session, retry):
-        # A part longer than a call either goes on from where it was, or is begun with all the time there is.
+        # A part longer than a call either continues where it stopped, or starts with all the time there is.
         if session.left < (0 if session.toy else min(each, 30 * session.minutes)):
             return False
         _tidy(session.device)
@@ -130,7 +130,7 @@ def measure(piece: Piece, session: Session, retry: bool = False, say: Callable[[
         try:
             row = parts[name]()
         except OutOfTime:
-            say(f"  {name}: goes on in the next call")
+            say(f"  {name}: continues in the next call")
             return False
         except (Exception, SystemExit) as problem:
             row = {FAILED: f"{type(problem).__name__}: {str(problem)[:500]}"}

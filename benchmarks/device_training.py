@@ -1,4 +1,4 @@
-"""The trainings that wait for an accelerator: runs that go on from call to call."""
+"""The trainings that need an accelerator: runs that continue from call to call."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -3,11 +3,12 @@
     python benchmarks/esvit_gain.py ../shared/data/cifar10 --work /tmp/esvit
 
 The same small Swin with random weights, pre-trained with the view task, and with both tasks. Pre-training sees the
-training images without labels. Nearest neighbours (k = 20): training images as the bank, test images as the questions.
-Fine-tuning: all arms alike on 1, 10 and 100 % of the labels, each from several seeds, judged once on the test images.
+training images without labels. Nearest neighbours (k = 20): training images as the bank, test images as the queries.
+Fine-tuning: all arms alike on 1, 10 and 100 % of the labels, each from several seeds, scored once on the test images.
 Fine-tuning is three calls of `paucal.compare`, one for each share, since epochs depend on it; the script adds the
 pre-training before and the one file of results behind them. Other scripts use its parts, too.
-Nothing is chosen by test images. Finished parts are kept in --work, so that a call goes on where the last one stopped.
+Nothing is chosen by test images. Finished parts are kept in --work, so that a new call resumes where the last one
+stopped.
 """
 
 import argparse
@@ -36,7 +37,7 @@ NEIGHBOURS = 20
 
 
 def export(source: str, folder: Path, train: int, test: int) -> None:
-    """Write images as class folders, in parts of their own; nothing where that is done."""
+    """Write images as class folders, in parts of their own; do nothing if they exist."""
     if (folder / "done").exists():
         return
     images = open_images(source)
@@ -51,7 +52,7 @@ def export(source: str, folder: Path, train: int, test: int) -> None:
 
 
 def pretrained(arm: str, options: argparse.Namespace, data: Path) -> Path:
-    """Return the run of an arm, made where it is not there yet; of "none", one that has learned next to nothing."""
+    """Return the run of an arm, trained if missing; for "none" a run that has learned next to nothing."""
     run = options.work / f"pretrain-{arm}"
     length = {"tasks": "view", "epochs": 1, "lr": 1e-12} if arm == "none" else {"tasks": arm, "epochs": options.epochs}
     if not (run / "summary.json").exists():

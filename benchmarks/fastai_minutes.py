@@ -74,7 +74,7 @@ def batch_seconds(learn) -> float:
 
 
 def main() -> None:
-    """Tune within the time, judge once on the test images, print."""
+    """Tune within the time, evaluate once on the test images, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--split", type=Path, required=True)

@@ -5,7 +5,7 @@
 Images are drawn from the whole set, the head of `paucal train` is chosen and fitted to them, and its cross-validated
 accuracy is compared with the accuracy on all images that were not drawn: as they are, and with every class counting
 alike, as in the draws. Features are computed once (`few_shot_features.py`). A draw that is stored in the work folder is
-not made again, so a stopped call goes on.
+not made again, so a stopped call can be resumed.
 """
 
 import argparse

@@ -3,9 +3,10 @@
     python benchmarks/few_shot.py CLOTHING CIFAR10 --work /tmp/few --joined CLOTHING
 
 For every set, number of images per class and seed, labelled images are drawn from the training part, each head is
-fitted to them and judged on all images that were not drawn; differences are paired by seed. Where a head has something
-to choose, it is chosen by cross-validation within the labelled images. The race is the one of `paucal train`. Features
-are computed once (`few_shot_features.py`); --joined names the sets for which a second network's are joined.
+fitted to them and evaluated on all images that were not drawn; differences are paired by seed. Where a head has
+something to choose, it is chosen by cross-validation within the labelled images. The race is the one of `paucal
+train`. Features are computed once (`few_shot_features.py`); --joined names the sets for which a second network's are
+joined.
 """
 
 import argparse
@@ -36,7 +37,7 @@ TODAY, RACE = "today", "race"
 
 @dataclass(frozen=True)
 class Draw:
-    """Labelled images of one seed, and the images to judge on.
+    """Labelled images of one seed, and the images to evaluate on.
 
     Attributes:
         features: (N, D) features by name, of all images of the set.
@@ -112,7 +113,7 @@ def weighted(select: Callable[[Draw], list[Tensor]], share: float) -> Scores:
 
 
 def mirrored(fit: FitHead, both_sides: bool) -> Scores:
-    """Return the test scores of a head fitted to the images and their mirror images, judged on one view or on both."""
+    """Return the test scores of a head fitted to the images and their mirror images, scored on one view or on both."""
 
     def scores(draw: Draw) -> Tensor:
         views = torch.cat([draw.last()[draw.rows], draw.last(True)[draw.rows]])
@@ -270,7 +271,7 @@ def draw_figure(cells: list[dict[str, Any]]) -> Figure:
 
 
 def main() -> None:
-    """Judge all heads on all draws, store and print."""
+    """Evaluate all heads on all draws, store and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", nargs="+", help="labelled images with a test part of their own")
     parser.add_argument("--work", type=Path, required=True, help="folder for the features")

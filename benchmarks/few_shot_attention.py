@@ -2,7 +2,7 @@
 
     python benchmarks/few_shot_attention.py CLOTHING CIFAR10 --work /tmp/few --seeds 100 101 102
 
-Images are drawn, and heads judged, as in `few_shot.py`. The attentive head pools the cells of the last map with the
+Images are drawn, and heads evaluated, as in `few_shot.py`. The attentive head pools the cells of the last map with the
 softmax of their products with one learned query. It begins as the probe: the query is zero, which is the mean, and the
 linear layer is logistic regression on it. Query and layer then learn together, the layer with the penalty of the probe.
 Two networks are joined image by image: their last features, and what the race reads of each. A network computes one
@@ -140,7 +140,7 @@ def summarised(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Judge the heads on all draws, store and print."""
+    """Evaluate the heads on all draws, store and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", nargs="+", help="labelled images with a test part of their own")
     parser.add_argument("--work", type=Path, required=True, help="folder for the features")

@@ -57,7 +57,7 @@ def pooled(backbone: FeatureBackbone, images: Tensor) -> dict[str, Tensor]:
 
 
 def features(source: str, model: str, work: Path, train: int, test: int) -> dict[str, Tensor]:
-    """Return the features of a set's images, made where they are not there yet.
+    """Return the features of a set's images, made if missing.
 
     Args:
         source: Images with a train and a test part; a validation part is added to the test part.

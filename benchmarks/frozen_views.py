@@ -5,9 +5,9 @@
 
 Arms tune the last stages from the same probe in about the same time: `anew` computes everything in `--epochs` epochs,
 the others keep so many views and get the epochs that fit in the same time, from the seconds of a training image
-measured in pairs: an epoch anew costs 1, one from activations `share`, and each view 1 - `share` beforehand. So
+measured in pairs: an epoch of `anew` costs 1, one from activations `share`, and each view 1 - `share` beforehand. So
 `epochs` = (epochs anew - views * (1 - share)) / share. Differences are paired by seed, on the test images; the best
-epoch of each is chosen on validation images. What is finished is not repeated.
+epoch of each is chosen on validation images. Finished runs are not repeated.
 """
 
 import argparse
@@ -35,7 +35,7 @@ BATCH = 32
 
 
 def seconds(model: str, side: int, frozen: int, rounds: int) -> dict[str, list[float]]:
-    """Return the CPU milliseconds of an image in a step anew, in one from activations, and in the frozen stages."""
+    """Return the CPU milliseconds of an image in a step of `anew`, in one from activations, and in frozen stages."""
     backbone = BackboneSpec(model, 10, image_size=(side, side)).build()
     objective = Supervised(backbone, None, 0.0, FineTuning(freeze=frozen, eval_mode=True)).train()
     stages, labels = FrozenStages(objective.deployable(), frozen), torch.arange(BATCH) % 10
@@ -69,9 +69,9 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=800)
     parser.add_argument("--test-images", type=int, default=400)
     parser.add_argument("--side", type=int, default=160)
-    parser.add_argument("--epochs", type=int, default=6, help="of the arm that computes everything anew")
+    parser.add_argument("--epochs", type=int, default=6, help="of the arm that computes everything in every epoch")
     parser.add_argument("--views", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--share", type=float, help="of the time of an epoch anew; measured by default")
+    parser.add_argument("--share", type=float, help="of the time of an epoch of `anew`; measured by default")
     parser.add_argument("--model", default="tf_efficientnet_lite0.in1k")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2], help="none to time the steps alone")
     parser.add_argument("--rounds", type=int, default=8)

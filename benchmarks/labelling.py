@@ -7,7 +7,7 @@ Three random images of each class are labelled at first. In each round a linear 
 as in the first model of `paucal train`, and each way chooses the next 50 from its probabilities and the features. What
 counts is how many labels a way needs for 85 % of the accuracy of a head that is fitted to all images, over what random
 choice needs from the same start. Networks are not tuned in the rounds, and probabilities are not calibrated.
-`--held-out` judges on a share of the training part instead of the test part, for development with other seeds.
+`--held-out` evaluates on a share of the training part instead of the test part, for development with other seeds.
 """
 
 import argparse
@@ -189,7 +189,7 @@ def labels_needed(curve: list[tuple[int, float]], goal: float) -> float:
 
 
 def parts(found: dict[str, Tensor], held_out: float | None, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the images to label and those to judge on: the test part, or a share of the training part."""
+    """Return the images to label and those to evaluate on: the test part, or a share of the training part."""
     is_test = found["is_test"].numpy()
     pool, judged = np.flatnonzero(~is_test), np.flatnonzero(is_test)
     if held_out:
@@ -225,7 +225,9 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--train", type=int, default=240, help="most images of a class to draw from")
     parser.add_argument("--test", type=int, default=300, help="most test images of a class")
-    parser.add_argument("--held-out", type=float, help="judge on this share of the training part, not on the test part")
+    parser.add_argument(
+        "--held-out", type=float, help="evaluate on this share of the training part, not on the test part"
+    )
     parser.add_argument("--step", type=int, default=50, help="labels of a round")
     parser.add_argument("--most", type=int, default=730, help="labels at which a simulation ends")
     parser.add_argument("--name", help="of the stored result; without it nothing is stored")

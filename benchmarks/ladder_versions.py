@@ -6,8 +6,8 @@
 
 Each run is `paucal train IMAGES --time T --seed S` in a process of its own that imports the sources of one tree and
 whose clock is its processor time on one thread (`processor_time.py`), so that other programs change little. Each model
-is judged on the test images, and by `paucal.evaluate` of this tree on the labelled images that no run has seen: those
-of the training part that were not drawn, and the validation part. Finished runs are kept in --work. A tree whose
+is evaluated on the test images, and by `paucal.evaluate` of this tree on the labelled images that no run has seen:
+those of the training part that were not drawn, and the validation part. Finished runs are kept in --work. A tree whose
 sources need further packages gets their folder after a colon (`before=../before/src:../packages`).
 """
 
@@ -28,7 +28,7 @@ from processor_time import run_command
 
 
 def export_unseen(source: str, folder: Path, train: int, most: int) -> None:
-    """Write the labelled images that `export` left out as class folders; nothing where that is done."""
+    """Write the labelled images that `export` left out as class folders; do nothing if they exist."""
     if (folder / "done").exists():
         return
     images = open_images(source)
@@ -42,7 +42,7 @@ def export_unseen(source: str, folder: Path, train: int, most: int) -> None:
 
 
 def run_tree(sources: str, data: Path, unseen: Path, run: Path, settings: list[str]) -> dict[str, Any]:
-    """Return what a run of one tree reached, made where it is not there yet."""
+    """Return what a run of one tree reached, made if missing."""
     kept = run.with_suffix(".json")
     if not kept.exists():
         words = ["train", str(data), *settings, "--output", str(run), *(["--overwrite"] if run.exists() else [])]
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--images", type=int, default=800, help="training images, validation among them")
     parser.add_argument("--test-images", type=int, default=400)
-    parser.add_argument("--unseen", type=int, default=2000, help="most further images to judge on")
+    parser.add_argument("--unseen", type=int, default=2000, help="most further images to evaluate on")
     parser.add_argument("--time", default="5m")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     options = parser.parse_args()

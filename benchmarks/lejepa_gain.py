@@ -4,10 +4,10 @@
 
 The same small Swin with random weights, pre-trained by EsViT's view task, by both its tasks and by LeJEPA, for as many
 epochs as fit in --minutes of one core each: the time of an epoch is measured first, as processor time, arms taking
-turns. Pre-training sees the training images without labels. Judged by nearest neighbours (k = 20) and by the linear
+turns. Pre-training sees the training images without labels. Evaluated by nearest neighbours (k = 20) and by the linear
 probe: training images as the bank, test images read once at the end. The correlation is Spearman's, over the epochs of
 a run, of the loss with the nearest neighbours among the monitor's images, which are training images. Nothing is chosen
-by test images. Finished parts are kept in --work, so that a call goes on where the last one stopped.
+by test images. Finished parts are kept in --work, so that a new call resumes where the last one stopped.
 """
 
 import argparse
@@ -39,7 +39,7 @@ RANDOM = "random weights"
 
 
 def pretrained(arm: str, data: Path, run: Path, **length: Any) -> Path:
-    """Return a finished run of an arm, made where it is not there yet."""
+    """Return a finished run of an arm, made if missing."""
     if not (run / "summary.json").exists():
         method = ARMS.get(arm, ARMS["view"])
         settings: dict[str, Any] = {**method, **length, "overwrite": run.exists()}

@@ -1,4 +1,4 @@
-"""Times that are compared within one run, and results that say where they come from."""
+"""Times that are compared within one run, and results with the device and the versions they belong to."""
 
 import json
 import platform

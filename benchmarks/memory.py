@@ -1,4 +1,4 @@
-"""What it costs a processor to take memory anew: answers and steps, with freed memory kept and given back.
+"""What it costs a CPU to allocate memory again: answers and steps, with freed memory kept and given back.
 
     python benchmarks/memory.py --repeats 7
 

@@ -2,7 +2,7 @@
 
     python benchmarks/minutes.py PHOTOS --name clothing --work /tmp/minutes --images 800 --minutes 15
 
-Arms, each a run of `paucal train` on the same split, judged once on the test images:
+Arms, each a run of `paucal train` on the same split, evaluated once on the test images:
 
 - probe: trained weights, frozen, and a linear head;
 - ladder: what `paucal train` does by itself in the time;
@@ -13,8 +13,8 @@ Arms, each a run of `paucal train` on the same split, judged once on the test im
   environment that has it (`benchmarks/fastai_minutes.py`).
 
 Arms of --repeat, by default the probe, are repeated with several seeds; the seed moves the split of validation images,
-the order and the changes of training images. Finished runs are kept in --work, so that a call goes on where the last
-one stopped.
+the order and the changes of training images. Finished runs are kept in --work, so that a new call resumes where the
+last one stopped.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def arms(minutes: float) -> dict[str, dict[str, Any]]:
 
 
 def measured(data: Path, run: Path, settings: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Return what a run of an arm gave, made where it is not there yet; why not, where it was refused."""
+    """Return the result of a run of an arm, trained if missing, or the reason why it was refused."""
     kept = run.with_suffix(".json")
     if kept.exists():
         return json.loads(kept.read_text())

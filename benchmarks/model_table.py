@@ -1,7 +1,7 @@
 """Measure every registered model and store the table that `paucal models` shows.
 
     python benchmarks/model_table.py            # all: about 15 minutes
-    python benchmarks/model_table.py --ours     # measure paucal's own anew and keep the rest
+    python benchmarks/model_table.py --ours     # measure paucal's own models again and keep the rest
 
 Nothing is computed: models are built on the meta device, so the numbers depend on the versions only.
 """

@@ -1,4 +1,4 @@
-"""All measurements that need an accelerator, the most valuable first, in pieces that go on from call to call.
+"""All measurements that need an accelerator, the most valuable first, in pieces that continue from call to call.
 
     python benchmarks/on_device.py --list
     python benchmarks/on_device.py                       # again and again, until it says that all is done
@@ -8,7 +8,7 @@
 Every part is stored as it ends, in `on_device_DEVICE_PIECE.json` with versions, device and spread; a stored part is not
 measured again on the same device, and a training that a call could not finish is resumed by the next one. Nothing is
 fetched from a network. Image sets are folders of Parquet files (`cifar10/train.parquet`, ...) below --data. Exit code:
-0 when all is done, 3 when another call has to go on, 1 when a part has failed (see the stored reason; --retry).
+0 when all is done, 3 when another call must continue, 1 when a part has failed (see the stored reason; --retry).
 """
 
 import argparse
@@ -64,7 +64,7 @@ def go(pieces: list[Piece], session: Session, retry: bool) -> int:
         if waiting(piece, session, retry):
             print(f"{piece.name}: {piece.title} ({session.left:.0f} s left)", flush=True)
         if not measure(piece, session, retry, lambda line: print(line, flush=True)):
-            print("time is up: the same call goes on", flush=True)
+            print("time is up: run the same command again to continue", flush=True)
             return GO_ON
         if any(FAILED in row for row in stored_parts(piece, session).values()):
             code = FAULTS

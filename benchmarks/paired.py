@@ -1,4 +1,4 @@
-"""What several benchmarks share: a part of a set in Parquet files, a run's scores, and gains paired by seed."""
+"""Shared by several benchmarks: a part of a set in Parquet files, a run's scores, and gains paired by seed."""
 
 import csv
 import json

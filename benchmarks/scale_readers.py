@@ -1,4 +1,4 @@
-"""Loaders of images on object storage that go on from a saved state, as the documentation of each says."""
+"""Loaders of images on object storage that resume from a saved state, as the documentation of each says."""
 
 import io
 import itertools

@@ -3,8 +3,8 @@
     python benchmarks/segmentation.py RUN --result benchmarks/results/segmentation_membrane.json
 
 The level, and the side of it that is the second class, are those with the highest mean IoU on the training images;
-they are judged once on the test images of the run. With `--blur` the image is blurred first, by each of a few radii of
-which the training images choose one.
+they are evaluated once on the test images of the run. With `--blur` the image is blurred first; the training images
+choose among a few radii.
 """
 
 import argparse
@@ -29,7 +29,7 @@ RADII = (0.0, 1.0, 2.0, 3.0, 4.0)  # pixels
 
 
 def main() -> None:
-    """Read the arguments, judge the thresholds, and print both."""
+    """Read the arguments, evaluate the thresholds, and print both."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--result", type=Path, help="JSON file to write")

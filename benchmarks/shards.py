@@ -1,4 +1,4 @@
-"""A million small images in tar shards: start, memory, images per second, and going on in the middle of an epoch.
+"""A million small images in tar shards: start, memory, images per second, and resuming in the middle of an epoch.
 
 The shards are made of 10,000 real images: `paucal shard` writes one shard of them, which is copied a hundred times
 under other names, and the index is made to name all copies, so that the disk and the index are those of a million
@@ -79,7 +79,7 @@ def many(one: ShardIndex, names: list[str]) -> ShardIndex:
 
 
 def run(folder: Path, workers: int, read_images: int) -> dict[str, Any]:
-    """Do what a run does until its first batch, then read on, and go on in the middle as if it had been stopped."""
+    """Do what a run does until its first batch, keep reading, and resume in the middle as if it had been stopped."""
     begin = time.perf_counter()
     images, _ = prepare_images(open_shards(LocalShardFolder(folder), SourceOptions()), Reading(side=64))
     opened = time.perf_counter() - begin

@@ -2,16 +2,16 @@
 
 All arms have the same recipe but for the learning rate, which `--rates` chooses for each on validation images. A run's
 epoch is the best on the validation images; the test images are read once, at its end. Every run is stored as it ends,
-and what is stored is not repeated. Differences are paired by seed: arms share images and splits.
+and stored runs are not repeated. Differences are paired by seed: arms share images and splits.
 
     python benchmarks/small_data.py ../shared/data/cifar10 --images 500 --epochs 10 --seeds 10 --rates 1e-3 2e-3 4e-3
     python benchmarks/small_data.py ../shared/data/cifar10 --images 500 --epochs 25
     python benchmarks/small_data.py ../shared/data/cifar10 --images 500 --seconds 60
     python benchmarks/small_data.py ../shared/data/clothing --side 64 --epochs 6 --seeds 0 1 --rates-of CIFAR_RESULTS
 
-All arms of a seed are one call of `paucal.compare`, which trains them, stops and goes on. The script adds what that has
+All arms of a seed are one call of `paucal.compare`, which trains, stops and resumes them. The script adds what that has
 no words for: a guide that is the run of another arm with the same seed, equal seconds of training after a measurement
-of each arm, rates taken over from other results, and one file of results that grows over sets of images, from which a
+of each arm, rates taken from other results, and one file of results that grows over sets of images, from which a
 rule of `paucal train` is tested.
 
 With `--images` a stratified part of a set in Parquet files is taken, so many images to train and a tenth as many (200

@@ -18,9 +18,9 @@ def epoch_seconds(data: Path, work: Path, arms: Mapping[str, Mapping[str, Any]])
     first epoch of a run, which reads the images, is left out.
 
     Args:
-        data: as `paucal.train` takes it.
-        work: folder for the runs, which are written over.
-        arms: settings by name, without length, rate and seed.
+        data: Images as `paucal.train` takes them.
+        work: Folder for the runs, which are overwritten.
+        arms: Settings by name, without length, rate and seed.
     """
     found: dict[str, list[float]] = {name: [] for name in arms}
     for turn in range(TURNS):

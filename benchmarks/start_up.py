@@ -3,7 +3,7 @@
     python benchmarks/start_up.py                                  # the listing verbs
     python benchmarks/start_up.py --run runs/1 --photo photo.jpg   # one prediction and `paucal.load` too
 
-All commands are started anew and in turn with an import of timm, so that the ratios hold on a busy machine.
+All commands are started afresh, in turn with an import of timm, so that the ratios hold on a busy machine.
 """
 
 import argparse

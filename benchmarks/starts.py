@@ -6,7 +6,7 @@
 What follows `--` goes to every run of `paucal detect` or `paucal segment`. The arms begin with random weights, with the
 published weights of the extra `weights`, with EsViT's of the training images alone, and with those of a classifier that
 learnt other labelled images with DrLoc from scratch; "cascade" is the detector of three heads from published weights.
-Each seed has its own pre-training and, where the data has no parts, its own split. What is finished is not repeated.
+Each seed has its own pre-training and, where the data has no parts, its own split. Finished runs are not repeated.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def read(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def row(options: argparse.Namespace, arm: str, seed: int, flags: Sequence[str]) -> dict[str, Any]:
-    """Return what an arm has reached with a seed, run where it is not there yet."""
+    """Return what an arm has reached with a seed, trained if missing."""
     output = run_of(options, arm, seed)
     common = ["--seed", str(seed), "--device", "cpu", *flags]
     finish(output, [options.task, str(options.data), "--model", options.model, *start(options, arm, seed), *common])
@@ -117,7 +117,7 @@ def run_of(options: argparse.Namespace, arm: str, seed: int) -> Path:
 
 
 def finish(output: Path, command: Sequence[str]) -> None:
-    """Run a command of paucal until its run is finished; one that was stopped goes on."""
+    """Run a command of paucal until its run is finished; a stopped run is resumed."""
     if (output / "summary.json").exists():
         return
     begun = (output / "checkpoints").is_dir()

@@ -1,9 +1,9 @@
-"""Measure how easily the source can be read: its size, its small pieces, and how far one has to walk through it.
+"""Measure how easily the source can be read: its size, its small pieces, and how many files one has to open.
 
     python benchmarks/structure.py                  # measure, print
     python benchmarks/structure.py --store NAME     # and keep it in results/structure.json under NAME
 
-The walk is that of `paucal train` on the built-in digits, from the command to the first optimizer step: files whose
+The files are those of `paucal train` on the built-in digits, from the command to the first optimizer step: files whose
 functions run, and files and functions that are handed the run's settings. A step is upward where a function with the
 settings calls one that lies in a folder that may import the caller's.
 """

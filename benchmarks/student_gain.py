@@ -6,7 +6,7 @@
 The teacher is a run of `paucal train` that starts from trained weights (the probe, or the probe and tuning with
 --teacher-time); `paucal label` asks it about every training image. All arms have the same recipe; differences are
 paired by seed. The teacher's weights have seen over a million other images, so that a gain on few images is
-distillation from many. Scores are those of the test images; what is finished is not repeated.
+distillation from many. Scores are those of the test images; finished runs are not repeated.
 """
 
 import argparse
@@ -37,7 +37,7 @@ ARMS = ("supervised", "labels", "guide", "labels and guide")
 
 
 def teacher_of(data: Path, work: Path, time: str | None) -> Path:
-    """Return the teacher's run, made where it is not there yet."""
+    """Return the teacher's run, made if missing."""
     run = work / "teacher"
     if not (run / "summary.json").exists():
         length: dict[str, Any] = {"epochs": 0} if time is None else {"time": time}
@@ -90,7 +90,9 @@ def main() -> None:
     teacher = teacher_of(data, options.work, options.teacher_time)
     maps = maps_of(data, options.work, teacher)
     recipe = {**RECIPE, "img_size": [options.side], "epochs": options.epochs, "lr": options.lr}
-    recipe["split"] = str(teacher / "split.csv")  # what the teacher has not seen judges the students of every seed
+    recipe["split"] = str(
+        teacher / "split.csv"
+    )  # what the teacher has not seen is what the students of every seed are tested on
     recipe |= {"device": options.device} | ({"model_args": options.model_args} if options.model_args else {})
     rows = []
     for seed in options.seeds:  # all arms of a seed first, so that what is there can be compared

@@ -5,7 +5,7 @@
 
 RUN is a run that has tuned, read from its newest checkpoint; FROZEN a run of the same seed and image size whose model
 is its first one; UNSEEN a folder with labelled images of neither. Compared are the tuned head, the heads of the race
-fitted anew to the tuned features, and means of logits with the frozen model, each at its best temperature on the
+fitted again to the tuned features, and means of logits with the frozen model, each at its best temperature on the
 validation images. The mean with the frozen model takes two networks.
 """
 
@@ -66,7 +66,7 @@ def heads_of(setup: TrainingSetup, module: nn.Module, unseen: SplitImages) -> di
 
 
 def main() -> None:
-    """Judge all combinations, store and print."""
+    """Evaluate all combinations, store and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("frozen", type=Path)

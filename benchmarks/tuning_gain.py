@@ -4,7 +4,7 @@
 
 Both arms begin with the same weights and the same linear head fitted to frozen features, tune in the same way for as
 many passes, and share the split of each seed; differences are paired by seed. The way to tune is given, so that no
-trial chooses another one for either arm. Scores are those of the test images; what is finished is not repeated.
+trial chooses another one for either arm. Scores are those of the test images; finished runs are not repeated.
 """
 
 import argparse

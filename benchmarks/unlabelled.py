@@ -12,8 +12,8 @@ heads. "paucal train" is what its step makes of the unlabelled images, where cro
 not; the ways of `--ways` give the images soft targets, and logistic regression on the last features is fitted to both.
 
 With `--whole`, whole commands are compared instead: `paucal train --few-labels N --time T` with `--unlabelled` and
-without, judged on the test part; the time is processor time of one thread. Finished runs stay in the work folder, so
-that a stopped call goes on.
+without, evaluated on the test part; the time is processor time of one thread. Finished runs stay in the work folder, so
+that a stopped call can be resumed.
 """
 
 import argparse
@@ -240,7 +240,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--train", type=int, default=240, help="most images of a class to draw from")
     parser.add_argument("--test", type=int, default=300, help="most test images of a class")
-    parser.add_argument("--held-out", type=float, help="judge on this share of the training part, not on the test part")
+    parser.add_argument(
+        "--held-out", type=float, help="evaluate on this share of the training part, not on the test part"
+    )
     parser.add_argument("--others", type=int, default=10_000, help="most images without labels")
     parser.add_argument("--strangers", help="set of other images to plant among those without labels")
     parser.add_argument("--ways", action="store_true", help="try soft targets for logistic regression too")

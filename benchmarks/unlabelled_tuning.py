@@ -92,7 +92,7 @@ class Stored:
     first_model: float
 
     def accuracy(self, scores: Tensor) -> float:
-        """Return the share of judged images whose largest of (J, K) scores is right, in percent."""
+        """Return the share of test images whose largest of (J, K) scores is right, in percent."""
         return 100 * float((scores.argmax(1) == self.truth).double().mean())
 
     def of_heads(self, network: LastStages, seed: int) -> dict[str, float]:
@@ -253,7 +253,9 @@ def main() -> None:
     parser.add_argument("--unlabelled", type=int, default=600, help="images without labels")
     parser.add_argument("--steps", type=int, default=60, help="of 32 images")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--held-out", type=float, help="judge on this share of the training part, not on the test part")
+    parser.add_argument(
+        "--held-out", type=float, help="evaluate on this share of the training part, not on the test part"
+    )
     parser.add_argument("--ways", nargs="+", default=["labels alone", "soft targets", "DIET-CP", "VISReg"])
     parser.add_argument("--name", help="of the stored result; without it nothing is stored")
     options = parser.parse_args()

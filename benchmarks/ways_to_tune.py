@@ -4,7 +4,7 @@
 
 All ways begin with the same weights and the same linear head, share the split of each seed, and make as many epochs as
 their steps cost less (thread time of a step of EfficientNet-Lite0, `--epochs` for all layers). Each model, its epoch
-chosen on validation images, is judged on labelled images that no run has seen: those of the training part that were
+chosen on validation images, is evaluated on labelled images that no run has seen: those of the training part that were
 not drawn, and the validation part. The test part is not looked at. Finished runs are kept in --work.
 """
 
@@ -39,7 +39,7 @@ WAYS: dict[str, tuple[dict[str, Any], float]] = {
 
 
 def run_way(way: str, data: Path, unseen: Path, run: Path, settings: dict[str, Any], epochs: int) -> dict[str, Any]:
-    """Return the accuracies of a run, made where it is not there yet."""
+    """Return the accuracies of a run, made if missing."""
     kept = run.with_suffix(".json")
     if not kept.exists():
         with patch.object(tuning, "presets_for", return_value=[TuningPreset(way, WAYS[way][0])]):
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--name", required=True, help="of the stored result")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--images", type=int, default=800, help="training images, validation among them")
-    parser.add_argument("--unseen", type=int, default=2000, help="most images to judge on")
+    parser.add_argument("--unseen", type=int, default=2000, help="most images to evaluate on")
     parser.add_argument("--side", type=int, default=160)
     parser.add_argument("--epochs", type=int, default=4, help="of all layers")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS)[:5])

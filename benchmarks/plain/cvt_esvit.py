@@ -1,4 +1,4 @@
-"""The CvT of EsViT as its program computes it: maps throughout, linear layers as 1x1 convolutions, windows cut anew."""
+"""The CvT of EsViT as its program computes it: maps, linear layers as 1x1 convolutions, windows cut in every layer."""
 
 from typing import Any
 

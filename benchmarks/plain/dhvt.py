@@ -32,7 +32,7 @@ def affine(layer: Any, x: Tensor) -> Tensor:
 
 
 def attention(layers: Any, x: Tensor) -> Tensor:
-    """Return the tokens after attention that head tokens join: one per head, made anew in every block."""
+    """Return the tokens after attention that head tokens join: one per head, built again in every block."""
     batch, count, width = x.shape
     heads, depth = layers.num_heads, width // layers.num_heads
     means = x.reshape(batch, count, heads, depth).permute(0, 2, 1, 3).mean(2)

@@ -35,11 +35,11 @@ def plain_losses(
     Args:
         student: (V * B, K) scores of crops, (B * sum of T, K) scores of cells, (B * sum of T, P) features of cells,
             crop by crop, then image by image.
-        teacher: the same of the two global crops.
-        counts: T, cells of each of the student's crops.
+        teacher: The same for the two global crops.
+        counts: Cells T of each of the student's crops.
         images: B.
-        centres: (K,) of crops and of cells.
-        temperatures: of student and teacher.
+        centres: (K,) centres of crops and of cells.
+        temperatures: Temperatures of student and teacher.
     """
     low, high = temperatures
     cells = [count * images for count in counts]

@@ -37,12 +37,12 @@ class PlainStep:
     """Student, teacher, centres and optimizer.
 
     Args:
-        student: moved by AdamW.
-        low: temperature of the student.
-        high: temperature of the teacher.
-        momentum: share of the old teacher in the new one.
-        clip: L2 norm to which each tensor's gradient is clipped by itself.
-        lr: learning rate.
+        student: Network that AdamW trains.
+        low: Temperature of the student.
+        high: Temperature of the teacher.
+        momentum: Share of the old teacher in the new one.
+        clip: L2 norm to which the gradient of each tensor is clipped separately.
+        lr: Learning rate.
     """
 
     def __init__(self, student: PlainNetwork, low: float, high: float, momentum: float, clip: float, lr: float) -> None:

@@ -15,9 +15,9 @@ def dense_targets(values: Tensor, indices: Tensor, boxes: Tensor, size: int, cla
         values: (B, k, H, W) logits.
         indices: (B, k, H, W) their classes.
         boxes: (B, 4) crops as x1, y1, x2, y2, shares of the image.
-        size: cells along a side.
+        size: Cells along a side.
         classes: K.
-        smoothing: share spread over all classes.
+        smoothing: Share spread over all classes.
     """
     batch, _, height, width = values.shape
     maps = torch.zeros(batch, classes, height, width, device=values.device).scatter_(1, indices, values)

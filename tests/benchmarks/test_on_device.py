@@ -1,4 +1,4 @@
-"""`benchmarks/on_device.py` at toy size on the CPU: what it stores, and that a later call goes on."""
+"""`benchmarks/on_device.py` at toy size on the CPU: what it stores, and that a later call continues."""
 
 import io
 import json
@@ -140,7 +140,7 @@ def test_part__that_failed_is_told_and_measured_again_on_request(sets, tmp_path)
 @pytest.mark.slow
 def test_grid__goes_on_where_a_call_was_stopped(sets, tmp_path):
     code, printed = call(sets, tmp_path, "--only", "drloc_grid", "--minutes", "0.5")
-    assert (code, "goes on in the next call" in printed) == (3, True), printed
+    assert (code, "continues in the next call" in printed) == (3, True), printed
     code, printed = call(sets, tmp_path, "--only", "drloc_grid", "--minutes", "9")
     assert code == 0, printed
     stored = result(tmp_path, "drloc_grid")
@@ -155,7 +155,7 @@ def test_grid__goes_on_where_a_call_was_stopped(sets, tmp_path):
 @pytest.mark.parametrize(("piece", "run"), [("drloc_swin", "drloc-toy-supervised-0"), ("esvit_50000", "esvit-toy")])
 def test_training__longer_than_a_call_is_resumed(piece, run, sets, tmp_path):
     code, printed = call(sets, tmp_path, "--only", piece, "--minutes", "0.02")
-    assert (code, "goes on in the next call" in printed) == (3, True), printed
+    assert (code, "continues in the next call" in printed) == (3, True), printed
     folder = tmp_path / "work" / run
     assert (folder / "checkpoints" / "last.ckpt").exists()
     assert not (folder / "summary.json").exists()
