@@ -7,18 +7,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def _is_distributed() -> bool:
+def is_distributed() -> bool:
+    """Return whether `torch.distributed` is initialised in this process."""
     return dist.is_available() and dist.is_initialized()
 
 
 def rank() -> int:
     """Return the rank of this process, 0 if `torch.distributed` is not initialised."""
-    return dist.get_rank() if _is_distributed() else 0
+    return dist.get_rank() if is_distributed() else 0
 
 
 def world_size() -> int:
     """Return the number of processes, 1 if `torch.distributed` is not initialised."""
-    return dist.get_world_size() if _is_distributed() else 1
+    return dist.get_world_size() if is_distributed() else 1
 
 
 @torch.no_grad()
@@ -33,7 +34,7 @@ def all_reduce_mean(tensor: Tensor) -> Tensor:
         tensor([1., 3.])
     """
     reduced = tensor.detach().clone()
-    if _is_distributed():
+    if is_distributed():
         dist.all_reduce(reduced)
         reduced /= dist.get_world_size()
     return reduced
@@ -42,6 +43,6 @@ def all_reduce_mean(tensor: Tensor) -> Tensor:
 @torch.no_grad()
 def take_from_first(tensors: Iterable[Tensor]) -> None:
     """Overwrite tensors with those of the first process; every process must call it, with the same shapes."""
-    if _is_distributed():
+    if is_distributed():
         for tensor in tensors:
             dist.broadcast(tensor, src=0)

@@ -7,7 +7,7 @@ that move a terminal's cursor or change its colours, and a value can be as long 
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 MOST_WORD, MOST_SENTENCE = 300, 1000  # characters; few paths are longer
 _LONG_WORD = re.compile(rf"\S{{{MOST_WORD + 1},}}")
@@ -46,6 +46,16 @@ def counted(count: int, one: str, many: str = "") -> str:
 def was(count: int) -> str:
     """Return "was" for a count of 1, else "were"."""
     return "was" if count == 1 else "were"
+
+
+def first_few(names: Sequence[str], count: int = 5) -> str:
+    """Return the first names, separated by commas, and dots if there are more.
+
+    Example:
+        >>> first_few(["cat", "dog", "elk"], 2), first_few(["cat"], 2)
+        ('cat, dog, ...', 'cat')
+    """
+    return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
 
 
 def shortened(text: str, most: int = MOST_SENTENCE) -> str:

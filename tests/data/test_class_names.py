@@ -134,7 +134,7 @@ def test_split__of_measurements_says_what_they_are(make_folder, tmp_path):
     folder = make_folder(*(f"{n}.png" for n in range(12)))
     (folder / "ages.csv").write_text("image,label\n" + "".join(f"{n}.png,{20 + 1.37 * n:.2f}\n" for n in range(12)))
     with pytest.raises(
-        UserError, match=r"look like measurements \(20\.00, 21\.37, 22\.74, \.\.\.\), and classes are learnt"
+        UserError, match=r"look like measurements \(20\.00, 21\.37, 22\.74, \.\.\.\), but a classifier needs classes"
     ):
         make_split(open_images(folder / "ages.csv"))
 

@@ -14,7 +14,7 @@ import numpy as np
 from paucal.data.images import ImageSet
 from paucal.reading import decode_text, read_decoded
 from paucal.types import UserError
-from paucal.wording import counted
+from paucal.wording import counted, first_few
 
 _UNSEEN = "\0\u200b\u200e\u200f\u2060\ufeff"  # invisible characters
 _ENDS = re.compile(rf"^[\s{_UNSEEN}]+|[\s{_UNSEEN}]+$")
@@ -26,7 +26,6 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")  # a line break wou
 _SURROGATE = re.compile("[\ud800-\udfff]")
 NO_LABEL = ("NA", "N/A", "n/a", "nan", "NaN", "None", "NULL", "null", "NONE")  # may still be real class names
 _MANY_VALUES = 8  # fewer different numbers are not measurements
-_NAMES_SHOWN = 5
 MOST_LIST_BYTES = 16 << 20
 
 
@@ -124,9 +123,9 @@ def _notes(plain: dict[str, str]) -> list[str]:
     notes = []
     if joined:
         several = counted(len(joined), "class has", "classes have")
-        notes.append(f"{several} several spellings, which were joined ({_some(joined)})")
+        notes.append(f"{several} several spellings, which were joined ({first_few(joined)})")
     if raw:
-        notes.append(f"names of classes that are not UTF-8 were read as {_some(raw)}: rename them if that is wrong")
+        notes.append(f"names of classes that are not UTF-8 were read as {first_few(raw)}: rename them if that is wrong")
     return notes
 
 
@@ -163,10 +162,6 @@ def are_measurements(names: Sequence[str], rare: float) -> bool:
     """
     numbers = len(names) >= _MANY_VALUES and all(map(_NUMBER.fullmatch, names))
     return numbers and (rare > 0.5 or not all(map(_WHOLE.fullmatch, names)))
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
 
 
 def shipped_lists() -> list[str]:

@@ -19,7 +19,7 @@ from PIL import Image
 
 from paucal.data.channels.pixels import deep_values, is_deep, to_8_bits
 from paucal.types import UserError
-from paucal.wording import counted
+from paucal.wording import counted, first_few
 
 ImageSource = bytes | Path
 
@@ -354,7 +354,7 @@ def ambiguity_note(names: Sequence[str], annotations: str) -> str:
         names: Names of the images whose `Orientation.is_ambiguous`, at least one.
         annotations: Noun for the annotations, such as "masks" or "boxes".
     """
-    shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    shown = first_few(names, _SHOWN)
     turned = counted(len(names), "image is turned by its EXIF tag", "images are turned by their EXIF tags")
     return (
         f"{turned} ({shown}), and the size does not show whether the {annotations} were drawn before or after the "

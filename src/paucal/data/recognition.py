@@ -25,7 +25,7 @@ from paucal.data.sources.tables import find_train_list
 from paucal.data.sources.voc import is_voc
 from paucal.data.splits.part_names import part_of_name
 from paucal.types import NoLabelsError, UserError
-from paucal.wording import counted
+from paucal.wording import counted, first_few
 
 FOLDERS_SHOWN, CLASSES_SHOWN = 5, 3
 
@@ -154,7 +154,7 @@ def _see_classes(place: Path) -> str:
     names = (open_archive(place) if is_archive(place) else open_folder(place)).classes
     if len(names) < 2 or are_parts(names) or {name.lower() for name in names} & set(STRUCTURE) or _see_masks(place):
         return ""
-    return f"class folders ({', '.join(names[:CLASSES_SHOWN])}{', ...' if len(names) > CLASSES_SHOWN else ''})"
+    return f"class folders ({first_few(names, CLASSES_SHOWN)})"
 
 
 def are_parts(names: Sequence[str]) -> bool:

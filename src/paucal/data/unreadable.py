@@ -10,6 +10,7 @@ from paucal.cores import usable_cores
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet
 from paucal.types import UserError
+from paucal.wording import first_few
 
 OnBad = Literal["refuse", "skip"]
 ReportProgress = Callable[[int, int], None]
@@ -77,7 +78,7 @@ def drop_unreadable(image_set: ImageSet, bad: dict[int, str], on_bad: OnBad) -> 
     if not bad:
         return image_set, []
     names = [image_set.keys[i] for i in sorted(bad)]
-    shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
+    shown = first_few(names, _NAMES_SHOWN)
     many = f"{len(names)} of {len(image_set)} images cannot be read ({shown})"
     if len(names) == len(image_set):
         raise UserError(f"{many}; {bad[min(bad)]}; check the files in {image_set.location}.")

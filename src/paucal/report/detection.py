@@ -12,11 +12,10 @@ from paucal.report.stored_scores import (
     FEW_IMAGES,
     MOST_CLASSES,
     MOST_TEXT,
-    first_names,
     read_stored,
     score_and_interval,
 )
-from paucal.wording import counted, percent
+from paucal.wording import counted, first_few, percent
 
 METRICS = "evaluation/detection/metrics.json"
 CAPTIONS = {
@@ -143,7 +142,7 @@ def warnings(scores: ReportedScores) -> list[str]:
     if 0 < scores.images < FEW_IMAGES:
         words.append(f"{counted(scores.images, 'test image')} are few: the score and its interval are both uncertain.")
     if scores.unseen:
-        names = first_names(scores.unseen)
+        names = first_few(scores.unseen, 8)
         words.append(f"No test image shows {names}: it is unknown how well the detector finds it.")
     return words
 

@@ -1,7 +1,6 @@
 """The input of a report: the files of a run folder, all optional and untrusted."""
 
 import csv
-import math
 import reprlib
 import shlex
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from paucal.evaluation.results import Report, read_report
+from paucal.evaluation.results import Report, read_report, stored_number
 from paucal.metrics.intervals import wilson_share
 from paucal.report.frozen import FrozenFeatures, read_frozen
 from paucal.runs import RunFolder
@@ -230,17 +229,17 @@ def _exports(run: RunFolder) -> list[ExportedFile]:
 
 
 def _exported(name: str, found: Mapping[str, Any], of_images: bool) -> ExportedFile:
-    own, other = map(_finite, found["milliseconds"])
+    own, other = map(stored_number, found["milliseconds"])
     right = None
     if found["accuracy"] is not None:
         images = int(found["images"]) if of_images else 0
-        right = [_with_interval(_finite(share), images) for share in found["accuracy"]]
+        right = [_with_interval(stored_number(share), images) for share in found["accuracy"]]
     return ExportedFile(
         name,
-        f"{_finite(found['size']) / 2**20:.1f} MiB",
+        f"{stored_number(found['size']) / 2**20:.1f} MiB",
         str(int(found["images"])),
-        percent(_finite(found["agreement"])),
-        f"{_finite(found['largest']):.2g}",
+        percent(stored_number(found["agreement"])),
+        f"{stored_number(found['largest']):.2g}",
         "" if right is None else f"{right[1]} ({right[0]})",
         f"{other:.1f} ({own:.1f})",
     )
@@ -291,14 +290,17 @@ def _summary(run: RunFolder) -> Summary:
     try:
         known: dict[str, Any] = {
             name: read(content[name])
-            for names, read in ((words, _text), (numbers, _finite), (("parameters",), int), (("selected",), bool))
+            for names, read in ((words, _text), (numbers, stored_number), (("parameters",), int), (("selected",), bool))
             for name in names
             if content.get(name) is not None
         }
         parts = [_part(str(name), value) for name, value in content.get("parts", {}).items()]
         rungs = [
             Step(
-                _text(r["name"]), None if r["score"] is None else _finite(r["score"]), _text(r["time"]), bool(r["kept"])
+                _text(r["name"]),
+                None if r["score"] is None else stored_number(r["score"]),
+                _text(r["time"]),
+                bool(r["kept"]),
             )
             for r in content.get("rungs", [])
         ]
@@ -312,8 +314,8 @@ def _summary(run: RunFolder) -> Summary:
 
 
 def _confidence(value: Mapping[str, Any]) -> Confidence:
-    before, after = map(_finite, value["error"])
-    return Confidence(_finite(value["temperature"]), int(value["images"]), before, after)
+    before, after = map(stored_number, value["error"])
+    return Confidence(stored_number(value["temperature"]), int(value["images"]), before, after)
 
 
 def _part(name: str, value: Any) -> Part:
@@ -321,13 +323,6 @@ def _part(name: str, value: Any) -> Part:
         return Part(name, int(value))
     counts = {str(label): int(count) for label, count in value.items()}
     return Part(name, sum(counts.values()), counts)
-
-
-def _finite(value: Any) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"expected a finite number, got {number}")
-    return number
 
 
 def _text(value: Any) -> str:

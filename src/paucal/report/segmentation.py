@@ -12,11 +12,10 @@ from paucal.report.stored_scores import (
     FEW_IMAGES,
     MOST_CLASSES,
     MOST_TEXT,
-    first_names,
     read_stored,
     score_and_interval,
 )
-from paucal.wording import counted
+from paucal.wording import counted, first_few
 
 METRICS = "evaluation/test/segmentation.json"
 CAPTIONS = {
@@ -124,7 +123,7 @@ def warnings(scores: SegmentationScores) -> list[str]:
             f"{counted(scores.images, 'test image')} are few: the score and its interval are both uncertain."
         )
     if scores.unseen:
-        sentences.append(f"No test mask shows {first_names(scores.unseen)}: the model has no score there.")
+        sentences.append(f"No test mask shows {first_few(scores.unseen, 8)}: the model has no score there.")
     return sentences
 
 

@@ -1,6 +1,6 @@
 """Common parts of the tasks' pages: safe reading of stored scores, scores as text, and rows on the training."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from paucal.report.inputs import RunFiles
@@ -34,8 +34,3 @@ def score_and_interval(value: Mapping[str, Any]) -> tuple[str, str]:
     if middle is None:
         return "none", ""
     return percent(middle), "" if low is None or high is None else f"{100 * low:.1f} and {100 * high:.1f}"
-
-
-def first_names(names: Sequence[str]) -> str:
-    """Return the first eight names as text."""
-    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")

@@ -1,9 +1,8 @@
 """DataFrames of boxes or mask paths as DATA, stored as tables that `paucal detect` and `segment` read."""
 
 import os
-from collections.abc import Callable, Mapping
-from functools import wraps
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -11,15 +10,16 @@ from paucal.data.boxes.table import columns_of as columns_of_boxes
 from paucal.data.masks.mask_table import MASK_COLUMNS, plain_column
 from paucal.data.sources.table_columns import IMAGE_COLUMNS
 from paucal.runner.frames import (
+    F,
     columns_of,
     find_image_column,
     is_frame,
     store_table,
+    with_stored_data,
     without_frame,
 )
 from paucal.types import UserError
 
-F = TypeVar("F", bound=Callable[..., Any])
 IMAGE, CLASS, MASK = "filename", "class", "mask"
 
 
@@ -30,13 +30,7 @@ def takes_annotations(function: F) -> F:
     mask) name its columns; the columns of box edges have the usual names. Other tables are stored as
     `takes_frames` does.
     """
-
-    @wraps(function)
-    def call(*given: Any, **settings: Any) -> Any:
-        data, settings = _stored(given[0] if given else settings.pop("data", None), settings)
-        return function(data, *given[1:], **settings) if given or data is not None else function(**settings)
-
-    return call  # type: ignore[return-value]
+    return with_stored_data(function, _stored)
 
 
 def _stored(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -66,10 +66,15 @@ def takes_frames(function: F) -> F:
 
     The function itself gets the path of a stored table, and the settings that name its columns.
     """
+    return with_stored_data(function, without_frame)
+
+
+def with_stored_data(function: F, store: Callable[[Any, Mapping[str, Any]], tuple[Any, dict[str, Any]]]) -> F:
+    """Return a function that gets DATA and its settings as `store` returns them."""
 
     @wraps(function)
     def call(*given: Any, **settings: Any) -> Any:
-        data, settings = without_frame(given[0] if given else settings.pop("data", None), settings)
+        data, settings = store(given[0] if given else settings.pop("data", None), settings)
         return function(data, *given[1:], **settings) if given or data is not None else function(**settings)
 
     return call  # type: ignore[return-value]

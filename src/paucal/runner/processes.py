@@ -17,6 +17,7 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
+from paucal.distributed import is_distributed
 from paucal.types import UserError
 
 T = TypeVar("T")
@@ -110,7 +111,7 @@ def forget_run_of_children() -> None:
 
 def broadcast_value(value: T) -> T:
     """Return the value of the first process; every process must call this."""
-    if not _joined():
+    if not is_distributed():
         return value
     received = [value]
     dist.broadcast_object_list(received)
@@ -123,7 +124,7 @@ def run_on_rank_zero(act: Callable[[], None]) -> None:
     Raises:
         UserError: On the others, if the function failed on the first process.
     """
-    if not _joined() or dist.get_rank() == 0:
+    if not is_distributed() or dist.get_rank() == 0:
         try:
             act()
         except BaseException:
@@ -131,10 +132,6 @@ def run_on_rank_zero(act: Callable[[], None]) -> None:
             raise
     if not broadcast_value(True):
         raise UserError("the first process could not continue the run; see its message.")
-
-
-def _joined() -> bool:
-    return dist.is_available() and dist.is_initialized()
 
 
 @contextmanager
@@ -157,5 +154,5 @@ def explain_lost_processes(resume: str) -> Iterator[None]:
 
 def wait_for_all() -> None:
     """Wait until every process has reached this point."""
-    if _joined():
+    if is_distributed():
         dist.barrier()

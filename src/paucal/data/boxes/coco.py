@@ -142,7 +142,7 @@ class _File:
             number, name = _id(row.get("id")), row.get("name")
             if number is None or not isinstance(name, str) or not name.strip() or number in categories:
                 raise UserError(
-                    f"{self._shown!r} has a category without a name or its own id: {_short(row)}; correct it."
+                    f"{self._shown!r} has a category without a name or its own id: {brief(row)}; correct it."
                 )
             categories[number] = unicodedata.normalize("NFC", name)
         names = unique_class_names(categories)
@@ -156,9 +156,7 @@ class _File:
         for row in rows:
             name, number = row.get("file_name"), _id(row.get("id"))
             if not isinstance(name, str) or not name or number is None:
-                raise UserError(
-                    f"{self._shown!r} has an image without an id or a file_name: {_short(row)}; correct it."
-                )
+                raise UserError(f"{self._shown!r} has an image without an id or a file_name: {brief(row)}; correct it.")
             if number in images:
                 raise UserError(f"{self._shown!r} has two images with the id {number!r}: give each image its own id.")
             images[number] = AnnotatedImage("", size=_size(row), declared=self._part, source=self._file)
@@ -200,7 +198,7 @@ class _File:
                 return around
         if not isinstance(box, list) or len(box) != 4 or not all(type(n) in (int, float) for n in box):
             raise UserError(
-                f"{self._shown!r} has a 'bbox' {_short(box)}, expected left, top, width and height: correct it."
+                f"{self._shown!r} has a 'bbox' {brief(box)}, expected left, top, width and height: correct it."
             )
         left, top, width, height = (float(n) for n in box)
         return left, top, left + width, top + height
@@ -257,6 +255,7 @@ def _merge_numbers(numbers: Sequence[Mapping[str, int]], tree: Tree) -> dict[str
     )
 
 
-def _short(value: Any) -> str:
+def brief(value: Any) -> str:
+    """Return a value from a file for a message, cut to a hundred characters."""
     text = repr(value)
     return text if len(text) <= 100 else text[:97] + "..."

@@ -11,7 +11,7 @@ from paucal.data.checking.related import suggested_groups
 from paucal.data.classes import NO_LABEL, alike_names, are_measurements
 from paucal.data.images import ImageSet
 from paucal.types import UserError
-from paucal.wording import counted, percent
+from paucal.wording import counted, first_few, percent
 
 Level = Literal["misleads", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("misleads", "warning", "note")
@@ -138,16 +138,16 @@ def _odd_names(images: ImageSet) -> list[Finding]:
                 "alike-classes",
                 "warning",
                 f"{counted(len(quoted), 'group of classes has', 'groups of classes have')} names that look the same "
-                f"({_named(quoted)})",
+                f"({first_few(quoted)})",
                 "give them one name if one class is meant",
             )
         )
     if missing := [repr(name) for name in images.classes if name in NO_LABEL]:
         are = "is" if len(missing) == 1 else "are"
-        text = f"{_named(missing)} {are} learnt as a class, and may mean images without a label"
+        text = f"{first_few(missing)} {are} learnt as a class, and may mean images without a label"
         findings.append(Finding("missing-labels", "warning", text, "leave the label of such images empty"))
     if are_measurements(images.classes, 0.0):
-        text = f"the classes look like measurements ({_named(list(images.classes))}), but are used as classes"
+        text = f"the classes look like measurements ({first_few(list(images.classes))}), but are used as classes"
         findings.append(Finding("measurements", "warning", text, "join them to ranges, such as 'low' and 'high'"))
     return findings
 
@@ -165,7 +165,7 @@ def _one_sided(checked: CheckedSet) -> list[Finding]:
                     "untrained-classes",
                     "misleads",
                     f"{counted(len(unseen), 'class is', 'classes are')} in other parts and not in train "
-                    f"({_named(unseen)}): no model can learn {'it' if len(unseen) == 1 else 'them'}",
+                    f"({first_few(unseen)}): no model can learn {'it' if len(unseen) == 1 else 'them'}",
                     "check the spelling of the class folders, or move images of these classes to train",
                 )
             )
@@ -177,7 +177,7 @@ def _one_sided(checked: CheckedSet) -> list[Finding]:
                     "unjudged-classes",
                     "warning",
                     f"{counted(len(lost), 'class has', 'classes have')} no images in {part} "
-                    f"({_named(lost)}), so nothing is known of {'it' if len(lost) == 1 else 'them'} there",
+                    f"({first_few(lost)}), so nothing is known of {'it' if len(lost) == 1 else 'them'} there",
                     f"add images of these classes to {part}, or leave the cut to paucal (one folder per class)",
                 )
             )
@@ -195,7 +195,7 @@ def _rare(checked: CheckedSet) -> list[Finding]:
             "rare-classes",
             "warning",
             f"{counted(len(rare), 'class has', 'classes have')} fewer than {FEW} images to train on "
-            f"({_named(rare)}): a score of {'it' if len(rare) == 1 else 'one of them'} says little",
+            f"({first_few(rare)}): a score of {'it' if len(rare) == 1 else 'one of them'} says little",
             "add images, join classes, or look at the intervals before believing a score",
         )
     ]
@@ -257,7 +257,3 @@ def classes_table(images: ImageSet, parts: np.ndarray) -> dict[str, dict[str, in
         for part in _PARTS
         if (parts == part).any()
     }
-
-
-def _named(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")

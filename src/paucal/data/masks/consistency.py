@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from paucal.data.masks.mask_files import COLOUR, GREY, PALETTE, FileFacts, MaskFacts, list_files, unpack_colour
 from paucal.types import UserError
-from paucal.wording import counted
+from paucal.wording import counted, first_few
 
 VOID = 255  # grey value that means "not labelled" in masks by index, as in PASCAL VOC
 HIGH = 64  # grey values of at least this mean "marked" rather than the number of a class
@@ -209,4 +209,4 @@ def refuse_faint(facts: MaskFacts, void: int | None) -> None:
 
 def _list_values(values: Sequence[int] | dict[int, int]) -> str:
     shown = [str(value) for value in values]
-    return " and ".join(shown) if len(shown) < 3 else ", ".join(shown[:6]) + (", ..." if len(shown) > 6 else "")
+    return " and ".join(shown) if len(shown) < 3 else first_few(shown, 6)

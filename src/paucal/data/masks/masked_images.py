@@ -19,7 +19,7 @@ from paucal.data.masks.pairs import Pairs
 from paucal.data.stores import FileStore
 from paucal.memory import available_memory
 from paucal.types import UserError
-from paucal.wording import counted
+from paucal.wording import counted, first_few
 
 Report = Callable[[int, int], None]
 SHARE = 0.1  # largest share of the free memory that decoded masks may take
@@ -347,7 +347,7 @@ def stray_values(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
     if not strays:
         return []
     text = counted(len(strays), "stray value counts as a class", "stray values count as classes")
-    shown = ", ".join(strays[:5]) + (", ..." if len(strays) > 5 else "")
+    shown = first_few(strays)
     return [Finding(STRAY, "misleads", f"{text}: {shown}", "correct the masks, or name the classes with --classes")]
 
 

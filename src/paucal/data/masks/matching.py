@@ -19,7 +19,7 @@ from paucal.data.masks.naming import (
 )
 from paucal.data.splits.part_names import PARTS
 from paucal.types import UserError
-from paucal.wording import counted, was
+from paucal.wording import counted, first_few, was
 
 SHOWN = 5  # files listed in a note
 FOLDER = "folder"  # kind of masks that lie in a folder for one image
@@ -74,7 +74,7 @@ class Matches:
         several = [key for key, masks in self.masks.items() if len(masks) > 1]
         if several and not by_class:
             have = counted(len(several), "image has", "images have")
-            shown = f"{list_names(self.masks[several[0]])} of {several[0]}"
+            shown = f"{first_few(self.masks[several[0]])} of {several[0]}"
             notes.append(f"{have} several masks, which are joined: a pixel that any of them marks is marked ({shown})")
         return notes
 
@@ -298,9 +298,4 @@ class _Index:
 
 def describe_left_out(names: Sequence[str], one: str, many: str) -> list[str]:
     """Return a list with a sentence on files that are not used; empty if there are no such files."""
-    return [f"{counted(len(names), one, many)} {was(len(names))} left out: {list_names(names)}"] if names else []
-
-
-def list_names(names: Sequence[str]) -> str:
-    """Return the first few names, separated by commas."""
-    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+    return [f"{counted(len(names), one, many)} {was(len(names))} left out: {first_few(names)}"] if names else []

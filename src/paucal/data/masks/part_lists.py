@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paucal.data.masks.matching import list_names
+from paucal.data.masks.matching import first_few
 from paucal.data.masks.naming import fold, without_suffix
 from paucal.data.sources.folder import ignored
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
@@ -62,7 +62,7 @@ def read_part_lists(bases: Iterable[Path], keys: Sequence[str]) -> ListedParts:
         missing += [f"{line!r} in {files[part].name}" for part, (_, lines) in lists.items() for line in lines]
         notes += [f"parts are those of the lists in {folder.name}: {shown}"] if files else []
     if missing:
-        notes.append(f"{counted(len(missing), 'line')} of the lists without an image: {list_names(missing)}")
+        notes.append(f"{counted(len(missing), 'line')} of the lists without an image: {first_few(missing)}")
     return ListedParts(parts, tuple(missing), tuple(notes))
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from paucal.data.sources.archive import MOST_ENTRIES, MOST_IMAGE, checked_name
 from paucal.data.string_arrays import StringArray
 from paucal.types import UserError
-from paucal.wording import counted, was
+from paucal.wording import counted, first_few, was
 
 NAME = "paucal_index.npz"
 FORMAT = 1
@@ -131,7 +131,7 @@ def damage_notes(damaged: Mapping[str, str], total: int, shown: str) -> list[str
     if not damaged:
         return []
     names, reason = list(damaged), next(iter(damaged.values()))
-    listed = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
+    listed = first_few(names, _NAMES_SHOWN)
     many = f"{len(names)} of {counted(total, 'shard')} cannot be read ({listed})"
     if len(names) == total:
         raise UserError(f"{shown}: {many}; {reason.rstrip('.')}.")

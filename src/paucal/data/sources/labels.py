@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from paucal.data.images import UNKNOWN
 from paucal.types import UserError
-from paucal.wording import counted
+from paucal.wording import counted, first_few
 
 ONE_LABEL = "none"  # instead of a separator: each cell is one class name, whatever characters it holds
 _SEPARATORS = ";|,"
@@ -188,7 +188,7 @@ def from_columns(classes: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Lab
 
 
 def _described(classes: Sequence[str]) -> str:
-    shown = ", ".join(classes[:_COLUMNS_SHOWN]) + (", ..." if len(classes) > _COLUMNS_SHOWN else "")
+    shown = first_few(classes, _COLUMNS_SHOWN)
     return f"{len(classes)} columns of 1 and 0 ({shown})"
 
 

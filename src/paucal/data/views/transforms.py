@@ -174,8 +174,8 @@ class TrainTransform:
         height, width = self.size
         padding = self.augmentation.padding
         image = _resized(image, cover_size(image, self.size), self.augmentation.interpolation)
-        left = _randint(-padding, image.width + padding - width)
-        top = _randint(-padding, image.height + padding - height)
+        left = random_int(-padding, image.width + padding - width)
+        top = random_int(-padding, image.height + padding - height)
         box = (left, top, left + width, top + height)
         return image.crop(box), box_geometry(box, image.size)  # Pillow fills what lies outside with black
 
@@ -295,7 +295,8 @@ def _resized(image: Image.Image, size: Size, interpolation: Interpolation) -> Im
     return image.resize((width, height), RESAMPLING[interpolation])
 
 
-def _randint(low: int, high: int) -> int:
+def random_int(low: int, high: int) -> int:
+    """Return a random whole number from `low` to `high`, both included."""
     return int(torch.randint(low, high + 1, ()))
 
 

@@ -21,7 +21,7 @@ from paucal.data.stores import EncodedStore
 from paucal.reading import named_path
 from paucal.tasks.detection.masks import RunLengths, masks_of_outlines
 from paucal.types import NoLabelsError, UserError
-from paucal.wording import counted
+from paucal.wording import counted, first_few
 
 SMALLEST = 1e-3  # pixels; a box with a shorter side has no area
 OFF_BY_ONE = 1  # allowed difference of sizes in pixels, since some programs count from 0 and others from 1
@@ -262,10 +262,10 @@ def _notes(tally: Counter[str], numbers: Mapping[str, int], classes: Sequence[st
     }
     notes = [f"{counted(tally[kind], 'box', 'boxes')} {text}" for kind, text in words.items() if tally[kind]]
     if unused:
-        shown = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")
+        shown = first_few(unused)
         notes.append(f"{counted(len(unused), 'class', 'classes')} without a box left out: {shown}")
     if alike := [" and ".join(map(repr, group)) for group in alike_names(classes)]:
-        shown = ", ".join(alike[:5]) + (", ..." if len(alike) > 5 else "")
+        shown = first_few(alike)
         notes.append(f"classes have names that look the same ({shown}): give them one name if one class is meant")
     if negatives:
         notes.append(f"{counted(negatives, 'image')} without a box: they are used as negatives")

@@ -19,6 +19,7 @@ from torch import Tensor
 from torchvision.models.detection.roi_heads import paste_masks_in_image
 
 from paucal.data.boxes.annotations import Corners, unpack_run_lengths
+from paucal.data.boxes.coco import brief
 from paucal.types import UserError
 
 BACKEND, EXTRA = "faster_coco_eval", 'pip install "paucal[detection]"'
@@ -150,7 +151,7 @@ def mask_of_outline(outline: Any, size: tuple[int, int], where: str) -> RunLengt
     if isinstance(outline, dict):
         return _mask_of_runs(outline, size, where)
     if not isinstance(outline, list) or not all(isinstance(polygon, list) for polygon in outline):
-        raise UserError(f"{where}, which is {_short(outline)}, expected polygons or run lengths: {REMEDY}.")
+        raise UserError(f"{where}, which is {brief(outline)}, expected polygons or run lengths: {REMEDY}.")
     if len(outline) > MOST_POLYGONS:
         raise UserError(f"{where} of {len(outline):,} polygons, at most {MOST_POLYGONS:,} are read: {REMEDY}.")
     polygons = [_check_polygon(polygon, size, where) for polygon in outline]
@@ -162,7 +163,7 @@ def mask_of_outline(outline: Any, size: tuple[int, int], where: str) -> RunLengt
 
 def _check_polygon(values: list[Any], size: tuple[int, int], where: str) -> list[float]:
     if not all(type(value) is int or (type(value) is float and math.isfinite(value)) for value in values):
-        raise UserError(f"{where} with a polygon {_short(values)}, expected numbers: {REMEDY}.")
+        raise UserError(f"{where} with a polygon {brief(values)}, expected numbers: {REMEDY}.")
     if len(values) % 2:
         raise UserError(f"{where} with a polygon of {len(values)} coordinates, expected x, y, x, y, ...: {REMEDY}.")
     if len(values) < 2 * FEWEST_POINTS:
@@ -171,7 +172,7 @@ def _check_polygon(values: list[Any], size: tuple[int, int], where: str) -> list
     for x, y in zip(values[::2], values[1::2], strict=True):
         # Points just outside the image are common and get cut off; points further out belong to another image.
         if not (-width <= x <= 2 * width and -height <= y <= 2 * height):
-            raise UserError(f"{where} with a point at {_short(x)} {_short(y)}, far outside of it: {REMEDY}.")
+            raise UserError(f"{where} with a point at {brief(x)} {brief(y)}, far outside of it: {REMEDY}.")
     return [float(value) for value in values]
 
 
@@ -183,7 +184,7 @@ def _perimeter(polygon: list[float]) -> float:
 def _mask_of_runs(outline: dict[str, Any], size: tuple[int, int], where: str) -> RunLengths:
     stated, counts = outline.get("size"), outline.get("counts")
     if not isinstance(stated, list) or [*stated] != [*size] or any(type(side) is not int for side in stated):
-        raise UserError(f"{where} for an image of height and width {_short(stated)}: {REMEDY}.")
+        raise UserError(f"{where} for an image of height and width {brief(stated)}: {REMEDY}.")
     try:
         lengths = _run_lengths(counts)
     except ValueError as problem:
@@ -214,8 +215,3 @@ def _mask_of_box(box: Corners, size: tuple[int, int]) -> RunLengths:
     mask = np.zeros(size, dtype=np.uint8)
     mask[top:bottom, left:right] = 1
     return pack_mask(mask)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else text[:97] + "..."

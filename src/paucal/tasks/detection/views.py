@@ -11,6 +11,8 @@ from torchvision.ops import masks_to_boxes
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as transforms
 
+from paucal.data.views.transforms import random_int
+
 Jitter = Literal["none", "light", "multiscale", "cropped", "large"]
 Target = dict[str, Tensor]
 Viewed = tuple[Tensor, Target]
@@ -97,19 +99,14 @@ def make_crop(size: Sequence[int]) -> Callable[..., Any]:
     def crop(image: Tensor, target: Target) -> Viewed:
         image, target = resize(image, target)
         sides = [int(side) for side in image.shape[-2:]]
-        part = [_draw(*(min(side, bound) for bound in bounds)) for side in sides]
-        corner = [_draw(0, side - length) for side, length in zip(sides, part, strict=True)]
+        part = [random_int(*(min(side, bound) for bound in bounds)) for side in sides]
+        corner = [random_int(0, side - length) for side, length in zip(sides, part, strict=True)]
         area = (*corner, *part)
         return transforms.crop(image, *area), {
             name: value if name == "labels" else transforms.crop(value, *area) for name, value in target.items()
         }
 
     return crop
-
-
-def _draw(low: int, high: int) -> int:
-    """Return a random whole number from `low` to `high`, both included."""
-    return int(torch.randint(low, high + 1, ()))
 
 
 def _resize(size: Sequence[int], scales: Sequence[float]) -> v2.Transform:
@@ -169,7 +166,7 @@ class CopyPaste:
         """Return an image with random objects of another image; arguments as in `paste`."""
         chosen = torch.rand(len(other[1]["labels"])) < PASTED_SHARE
         down, right = (
-            _draw(*sorted((0, int(new) - int(old))))
+            random_int(*sorted((0, int(new) - int(old))))
             for new, old in zip(viewed[0].shape[-2:], other[0].shape[-2:], strict=True)
         )
         return paste(viewed, other, chosen, (down, right))

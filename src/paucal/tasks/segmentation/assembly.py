@@ -28,7 +28,7 @@ from paucal.tasks.segmentation.rules import RULES
 from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.tasks.segmentation.windows import WindowOptions
 from paucal.types import UserError, height_and_width
-from paucal.wording import counted
+from paucal.wording import counted, first_few
 
 WARMUP = 0.05  # share of the epochs, by default
 AUXILIARY_WIDTH = 256  # most channels of the auxiliary head, by default
@@ -215,6 +215,6 @@ def _remarks(data: SegmentationData) -> list[str]:
             if pixels == 0
         ]
         if missing:
-            shown = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
+            shown = first_few(missing, 8)
             remarks.append(f"{counted(len(missing), 'class', 'classes')} without a {purpose} pixel: {shown}")
     return remarks

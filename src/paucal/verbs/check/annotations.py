@@ -29,7 +29,7 @@ from paucal.tasks.detection.images import SMALLEST, check_annotations
 from paucal.tasks.segmentation.rules import CELL, crop_side
 from paucal.types import UserError
 from paucal.verbs.check.settings import CheckSettings
-from paucal.wording import counted, percent
+from paucal.wording import counted, first_few, percent
 
 MASKS, BAD_MASKS, BOXES, SMALL_CROPS = "masks", "bad-masks", "boxes", "small-crops"
 ALSO = {"train": "classes", "detect": "boxes", "segment": "masks"}
@@ -151,7 +151,7 @@ def _described(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[Findi
     ]
     scarce = [name for name, share in shares.items() if share < SCARCE]
     if scarce:
-        names = ", ".join(scarce[:8]) + (", ..." if len(scarce) > 8 else "")
+        names = first_few(scarce, 8)
         words = f"{counted(len(scarce), 'class', 'classes')} with under {percent(SCARCE)} of the pixels: {names}"
         findings.append(Finding("scarce-classes", "warning", words, "label more of them, or join classes"))
     empty = int((masked.pixels.sum(1) == 0).sum())

@@ -30,7 +30,7 @@ from paucal.tasks.classification.mistakes import draw_mistakes
 from paucal.types import UserError
 from paucal.verbs.eval.images import choose_images, is_same_place, report_folder, say_notes
 from paucal.verbs.eval.settings import EvalSettings
-from paucal.wording import counted, percent, was
+from paucal.wording import counted, first_few, percent, was
 
 Chosen = tuple[ImageSet, NDArray[np.int64], torch.Tensor | None]  # images, positions, labels of training images
 
@@ -167,7 +167,7 @@ def match_classes(images: ImageSet, classes: Sequence[str]) -> ImageSet:
         raise UserError(
             f"{images.location} has {counted(len(unknown), 'class', 'classes')} that the model does not know "
             f"({', '.join(unknown[:3])}); "
-            f"it knows {', '.join(classes[:8])}{', ...' if len(classes) > 8 else ''}: "
+            f"it knows {first_few(classes, 8)}: "
             "rename or remove those, or choose classes with --classes."
         )
     return images.with_classes(tuple(classes))

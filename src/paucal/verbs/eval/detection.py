@@ -25,7 +25,7 @@ from paucal.tasks.detection.pictures import precision_recall_figure
 from paucal.types import UserError
 from paucal.verbs.eval.images import choose_images, report_folder, say_notes
 from paucal.verbs.eval.settings import EvalSettings
-from paucal.wording import counted
+from paucal.wording import counted, first_few
 
 WORST = 5  # classes that are printed
 TITLES = {"ap": "AP", "ap50": "AP50", f"{MASKS}ap": "mask AP", f"{MASKS}ap50": "mask AP50"}
@@ -96,7 +96,7 @@ def with_classes(boxed: BoxedImages, classes: Sequence[str]) -> BoxedImages:
     if unknown:
         raise UserError(
             f"{boxed.images.location!r} has boxes of {unknown[0]!r}, which the detector does not know: it detects "
-            f"{', '.join(classes[:8])}{', ...' if len(classes) > 8 else ''}."
+            f"{first_few(classes, 8)}."
         )
     numbers = np.asarray([list(classes).index(name) for name in boxed.classes], dtype=np.int64)
     relabelled = {key: replace(boxes, labels=numbers[boxes.labels]) for key, boxes in boxed.boxes.items()}

@@ -14,7 +14,7 @@ from paucal.models.regression import RegressionCard
 from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 from paucal.verbs.explain.inputs import Viewed, stacked
-from paucal.wording import did_you_mean
+from paucal.wording import did_you_mean, first_few
 
 MOST_CELLS = 56  # largest side of a grid that is drawn cell by cell
 
@@ -63,7 +63,7 @@ def _class_number(name: str, classes: Sequence[str], words: Sequence[str]) -> in
         several = " and ".join(classes[number] for number in found)
         raise UserError(f"--explain-class: {name!r} may mean {several}: give one of them.")
     if not found:
-        known = ", ".join(words[:10]) + (", ..." if len(words) > 10 else "")
+        known = first_few(words, 10)
         raise UserError(
             f"--explain-class: the model knows no class {name!r}{did_you_mean(name, words)}; it knows {known}."
         )
