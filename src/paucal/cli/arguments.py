@@ -88,6 +88,11 @@ class VerbParser(ArgumentParser):
         self.flags_alone = {"config"}
         self.kinds: list[type] = []
 
+    def add_argument(self, *names: Any, **options: Any) -> Action:
+        """Add an argument; one without a flag is shown in capitals."""
+        shown = {} if names[0].startswith("-") else {"metavar": names[0].upper()}
+        return super().add_argument(*names, **(shown | options))
+
     @property
     def verb(self) -> str:
         """The verb of the command line."""
@@ -124,9 +129,8 @@ def showing_parsers() -> Iterator[None]:
 
 
 def _usage_of(action: Action) -> str:
-    name = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
-    forms = {"?": f"[{name}]", "*": f"[{name} ...]", "+": f"{name} [{name} ...]"}
-    return forms.get(str(action.nargs), name)
+    forms = {"?": "[{0}]", "*": "[{0} ...]", "+": "{0} [{0} ...]"}
+    return forms.get(str(action.nargs), "{0}").format(action.metavar)
 
 
 def add_settings(parser: VerbParser, settings: type, skip: Sequence[str] = ()) -> None:
@@ -134,8 +138,6 @@ def add_settings(parser: VerbParser, settings: type, skip: Sequence[str] = ()) -
     hints, chosen = typing.get_type_hints(settings), chosen_settings(settings)
     groups: dict[str, Any] = {}
     parser.kinds.append(settings)
-    if chosen:
-        parser.epilog = CHOICE
     for item in fields(settings):
         if item.name in skip:
             continue
@@ -144,7 +146,10 @@ def add_settings(parser: VerbParser, settings: type, skip: Sequence[str] = ()) -
         group = (
             groups.setdefault(heading, parser.add_argument_group(heading)) if heading not in groups else groups[heading]
         )
-        _add_flag(group, item, hints[item.name], item.name in chosen).chosen = item.name in chosen
+        action = _add_flag(group, item, hints[item.name], item.name in chosen)
+        action.chosen = item.name in chosen and "by default" not in action.help  # which says what is chosen
+        if action.chosen:
+            parser.epilog = CHOICE
     for name, (_, earlier) in earlier_names(settings).items():
         parser.hints[name] = earlier.hint
         parser.add_argument(flag(name), help=SUPPRESS)

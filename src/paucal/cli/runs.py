@@ -28,7 +28,7 @@ def run(argv: Sequence[str]) -> int:
     if list(argv[:1]) == ["fetch"]:
         return _fetch(argv[1:])
     parser = VerbParser("runs", DESCRIPTION)
-    parser.add_argument("folder", nargs="?", type=str, default="runs", metavar="FOLDER", help="folder of the runs")
+    parser.add_argument("folder", nargs="?", type=str, default="runs", help="folder of the runs")
     add_settings(parser, RunsSettings)
     values, _ = parse(parser, _joined(argv))
     # Imported late: it takes seconds, and a mistyped flag should fail at once.
@@ -42,8 +42,8 @@ def run(argv: Sequence[str]) -> int:
 
 def _fetch(argv: Sequence[str]) -> int:
     parser = VerbParser("runs fetch", FETCH)
-    parser.add_argument("url", type=str, metavar="URL", help="--output of the run")
-    parser.add_argument("folder", type=str, metavar="FOLDER", help="new folder")
+    parser.add_argument("url", type=str, help="--output of the run")
+    parser.add_argument("folder", type=str, help="new folder")
     values, _ = parse(parser, list(argv))
     # Imported late, as above.
     from paucal.runner.stored_runs import StoredRun
@@ -61,7 +61,7 @@ def _fetch(argv: Sequence[str]) -> int:
 
 def _verify(argv: Sequence[str]) -> int:
     parser = VerbParser("runs verify", VERIFY)
-    parser.add_argument("run", type=str, metavar="RUN", help="run folder")
+    parser.add_argument("run", type=str, help="run folder")
     values, _ = parse(parser, list(argv))
     # Imported late, as above.
     from paucal.runner.console import Console

@@ -17,8 +17,8 @@ not repeated: the same command resumes a study that was stopped."""
 def run(argv: Sequence[str]) -> int:
     """Run the verb and return the exit code: 1 if a run has failed, 130 if the study was stopped."""
     parser = VerbParser("study", DESCRIPTION)
-    parser.add_argument("name", type=str, metavar="NAME", help="a study, or 'list', or 'show'")
-    parser.add_argument("shown", nargs="?", metavar="SHOWN", help="study to show, after 'show'")
+    parser.add_argument("name", type=str, help="a study, or 'list', or 'show'")
+    parser.add_argument("shown", nargs="?", help="study to show, after 'show'")
     add_settings(parser, StudySettings)
     values, given = parse(parser, argv)
     own = {name: getattr(values, name) for name in given if name in setting_fields(StudySettings)}

@@ -18,7 +18,7 @@ ACTIONS = ("list", "add", "pack", "remove")
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parser = VerbParser("weights", DESCRIPTION)
-    parser.add_argument("action", type=str, metavar="ACTION", help=f"one of {', '.join(ACTIONS)}")
+    parser.add_argument("action", type=str, help=f"one of {', '.join(ACTIONS)}")
     parser.add_argument("subject", nargs="?", type=str, metavar="NAME", help="weights by name, or a file")
     add_settings(parser, WeightsSettings)
     values, given = parse(parser, argv)
