@@ -6,6 +6,7 @@ README and of the page with every method train in `test_examples.py`, those of t
 
 import contextlib
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,7 +16,7 @@ import pytest
 
 import shown_sets
 from paucal.cli.main import main
-from test_examples import shown_commands
+from test_examples import ROOT, shown_commands
 
 # The first reason that fits a command counts.
 NEEDS = {
@@ -113,3 +114,27 @@ def test_commands__of_a_page_work(page: str, folder: Path, tmp_path: Path, monke
             remove_output(words)
             with redirected(words) as command:
                 assert run_command(planned(command)) == 0, words
+
+
+def agents_task() -> list[list[str]]:
+    """Return the words of each line of the task that AGENTS.md shows whole."""
+    [block] = re.findall(r"^```sh\n(.*?)^```", (ROOT / "AGENTS.md").read_text(), re.DOTALL | re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in block.splitlines()]
+
+
+def test_agents__task_trains_predicts_and_exports():
+    verbs = [words[1] for words in agents_task() if words[0] == "paucal"]
+    assert verbs == ["check", "train", "predict", "export", "predict"]
+
+
+@pytest.mark.slow
+def test_agents__task_works_in_its_order(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("photos", "new_photos"):
+        shutil.copytree(folder / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    for program, *words in agents_task():
+        if program == "paucal":
+            with redirected(["30s" if word == "15m" else word for word in words]) as command:
+                assert run_command(command) == 0, words
+        else:  # shows a file
+            assert Path(words[-1]).stat().st_size > 0, words
