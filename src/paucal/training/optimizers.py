@@ -39,7 +39,8 @@ def parameter_groups(
     Returns:
         Dictionaries with `params`, `names`, `label` and `decayed`, in a stable order.
     """
-    undecayed = set(_small_parameters(module) if decays_tables else undecayed_parameters(module))
+    small = (name for name, parameter in module.named_parameters() if parameter.ndim <= 1 or name.endswith(".bias"))
+    undecayed = set(small if decays_tables else undecayed_parameters(module))
     groups: dict[tuple[str, bool], dict[str, Any]] = {}
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
@@ -61,10 +62,6 @@ def undecayed_parameters(module: nn.Module) -> Iterator[str]:
             listed = any(fnmatch(name, pattern) for pattern in patterns)
             if is_norm or parameter.ndim <= 1 or short.endswith("bias") or UNDECAYED.search(name) or listed:
                 yield name
-
-
-def _small_parameters(module: nn.Module) -> Iterator[str]:
-    return (name for name, parameter in module.named_parameters() if parameter.ndim <= 1 or name.endswith(".bias"))
 
 
 def _listed_patterns(module: nn.Module) -> Iterator[str]:

@@ -12,7 +12,7 @@ from paucal.backbones.spec import BackboneSpec
 from paucal.metrics.regression import QuadraticKappa, regression_report
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.regression import Grades, RegressionCard
-from paucal.tasks.regression.grades import fit_grades
+from paucal.tasks.regression.fitting import fit_grades
 from paucal.tasks.regression.images import require_grades
 from paucal.types import UserError
 from tasks.regression.test_regression import bright_table

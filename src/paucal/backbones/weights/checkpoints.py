@@ -50,7 +50,10 @@ def candidates(tree: Mapping[str, Any], names: Collection[str]) -> list[Candidat
     """
     mappings = sorted(_mappings(tree), key=lambda mapping: -len(mapping[1]))[:MOST_MAPPINGS]
     parts = [
-        Candidate(_describe(path, prefix), _strip(tensors, prefix))
+        Candidate(
+            _describe(path, prefix),
+            {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)},
+        )
         for path, tensors in mappings
         for prefix in _prefixes(tensors, names)
     ]
@@ -76,10 +79,6 @@ def _prefixes(tensors: Mapping[str, Tensor], names: Collection[str]) -> list[str
     voted = [prefix for prefix, _ in votes.most_common(MOST_PREFIXES)]
     wrapped = [prefix for prefix in WRAPPERS if sum(key.startswith(prefix) for key in tensors) > len(tensors) / 2]
     return list(dict.fromkeys([*voted, *reversed(wrapped), ""]))
-
-
-def _strip(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
 
 
 def _describe(path: tuple[str, ...], prefix: str) -> str:

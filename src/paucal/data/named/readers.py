@@ -21,6 +21,7 @@ from paucal.data.named.layouts import FacesFile, Memes, MiddleFrames, OpenImages
 from paucal.data.named.table import Portion
 from paucal.data.stores import ArrayStore, FileStore, Reopened, Store
 
+DIGITS = "0123456789"
 BACKGROUND = "BACKGROUND_Google"  # Caltech-101's folder of unrelated pictures
 
 
@@ -68,14 +69,6 @@ def _listed(data: Any, root: Path, key: str) -> Piece:
     return _files(root, data._image_files, data._labels, data.classes)
 
 
-def _pets(data: datasets.OxfordIIITPet, root: Path, key: str) -> Piece:
-    return _files(root, data._images, data._labels, data.classes)
-
-
-def _cars(data: datasets.StanfordCars, root: Path, key: str) -> Piece:
-    return _files(root, [path for path, _ in data._samples], [label for _, label in data._samples], data.classes)
-
-
 def _gtsrb(data: datasets.GTSRB, root: Path, key: str) -> Piece:
     # Classes have only numbers. Folders of training images are named by them, but torchvision renumbers the folders.
     train = data._split == "train"
@@ -102,27 +95,11 @@ def _cifar(data: datasets.CIFAR10, root: Path, key: str) -> Piece:
     return _array(data.data, data.targets, data.classes, key)
 
 
-def _mnist(data: datasets.MNIST, root: Path, key: str) -> Piece:
-    return _array(data.data.numpy(), data.targets.numpy(), "0123456789", key)
-
-
-def _svhn(data: datasets.SVHN, root: Path, key: str) -> Piece:
-    return _array(data.data.transpose(0, 2, 3, 1), data.labels, "0123456789", key)
-
-
-def _stl10(data: datasets.STL10, root: Path, key: str) -> Piece:
-    return _array(data.data.transpose(0, 2, 3, 1), data.labels, data.classes, key)
-
-
 def _pcam(data: datasets.PCAM, root: Path, key: str) -> Piece:
     files = data._FILES[data._split]
     images, targets = (root / "pcam" / files[side][0] for side in ("images", "targets"))
     store, labels = Hdf5Store(images, "x"), _read_hdf5(targets, "y")[:].reshape(-1)
     return Piece(store, [f"{key}#{row}" for row in range(len(store))], labels.astype(np.int64), ("normal", "tumor"))
-
-
-def _fer2013(data: FacesFile, root: Path, key: str) -> Piece:
-    return _array(data.pixels, data.labels, data.classes, key)
 
 
 def _paths(data: Any, root: Path, key: str) -> Piece:
@@ -137,20 +114,34 @@ _Read = Callable[[Any, Path, str], Piece]
 _READERS: dict[str, tuple[Callable[..., Any], _Read]] = {
     "cifar10": (datasets.CIFAR10, _cifar),
     "cifar100": (datasets.CIFAR100, _cifar),
-    "mnist": (datasets.MNIST, _mnist),
-    "svhn": (datasets.SVHN, _svhn),
-    "stl10": (datasets.STL10, _stl10),
+    "mnist": (
+        datasets.MNIST,
+        lambda data, _, key: _array(data.data.numpy(), data.targets.numpy(), DIGITS, key),
+    ),
+    "svhn": (
+        datasets.SVHN,
+        lambda data, _, key: _array(data.data.transpose(0, 2, 3, 1), data.labels, DIGITS, key),
+    ),
+    "stl10": (
+        datasets.STL10,
+        lambda data, _, key: _array(data.data.transpose(0, 2, 3, 1), data.labels, data.classes, key),
+    ),
     "food101": (datasets.Food101, _listed),
     "dtd": (datasets.DTD, _listed),
-    "pets": (datasets.OxfordIIITPet, _pets),
+    "pets": (datasets.OxfordIIITPet, lambda data, root, _: _files(root, data._images, data._labels, data.classes)),
     "flowers102": (datasets.Flowers102, _listed),
     "gtsrb": (datasets.GTSRB, _gtsrb),
     "pcam": (datasets.PCAM, _pcam),
     "caltech101": (datasets.Caltech101, _caltech),
     "sun397": (datasets.SUN397, _listed),
     "aircraft": (datasets.FGVCAircraft, _listed),
-    "cars": (datasets.StanfordCars, _cars),
-    "fer2013": (FacesFile, _fer2013),
+    "cars": (
+        datasets.StanfordCars,
+        lambda data, root, _: _files(
+            root, [path for path, _ in data._samples], [label for _, label in data._samples], data.classes
+        ),
+    ),
+    "fer2013": (FacesFile, lambda data, _, key: _array(data.pixels, data.labels, data.classes, key)),
     "ucf101": (MiddleFrames, _paths),
     "hateful_memes": (Memes, _paths),
     "webvision": (WebVisionList, _keyed),

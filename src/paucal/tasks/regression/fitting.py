@@ -1,14 +1,19 @@
-"""Ridge regression on frozen features, its penalty and its errors on unseen images by cross-validation."""
+"""Ridge regression on frozen features with its errors on unseen images, and grades read from such a regression."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import KFold
 
+from paucal.metrics.regression import conformal_half_width
+from paucal.models.regression import LEVEL, Grades
+
 STRENGTHS = (100.0, 1000.0, 10_000.0, 100_000.0)  # L2 penalties on standardised features and targets
 FOLDS = 10
+PULL = 1e-3  # of logarithms of the slope and of the gaps towards 0, which keeps grades without an image apart
 Array = NDArray[np.float64]
 
 
@@ -47,7 +52,7 @@ def fit_ridge(features: Array, targets: Array, seed: int = 0) -> FittedRidge:
             weight, bias = _fit(features[rows], targets[rows], strength)
             errors[others] = features[others] @ weight + bias - targets[others]
         residuals[strength] = errors
-    strength = min(STRENGTHS, key=lambda one: float((residuals[one] ** 2).mean()))
+    strength = min(STRENGTHS, key=lambda penalty: float((residuals[penalty] ** 2).mean()))
     return FittedRidge(*_fit(features, targets, strength), strength, residuals[strength])
 
 
@@ -64,3 +69,28 @@ def _fit(features: Array, targets: Array, strength: float) -> tuple[Array, float
     ridge = Ridge(strength).fit((features - mean) / deviation, (targets - centre) / spread)
     weight = ridge.coef_ / deviation * spread
     return weight, float(ridge.intercept_) * spread + centre - float(weight @ mean)
+
+
+def fit_grades(outputs: Array, truth: Array, lowest: int, highest: int) -> tuple[Grades, float]:
+    """Return the grades by maximum likelihood, and the margin of their 90 % intervals; see `Grades.read`.
+
+    Args:
+        outputs: (N,) outputs of the regression for images that it was not fitted to.
+        truth: (N,) true grades.
+        lowest: First grade.
+        highest: Last grade.
+    """
+    rows, place = np.arange(len(truth)), (truth - lowest).astype(np.int64)
+
+    def unpack(values: Array) -> Grades:
+        cuts = values[1] + np.concatenate([[0.0], np.cumsum(np.exp(values[2:]))])
+        return Grades(lowest, tuple(cuts.tolist()), float(np.exp(values[0])))
+
+    def loss(values: Array) -> float:
+        shares = unpack(values).shares(outputs)[rows, place]
+        pull = PULL * (values[0] ** 2 + (values[2:] ** 2).sum())
+        return float(-np.log(np.maximum(shares, 1e-12)).mean() + pull)
+
+    start = np.concatenate([[0.0, lowest + 0.5], np.zeros(highest - lowest - 1)])
+    grades = unpack(minimize(loss, start, bounds=[(-5, 5), (None, None), *[(-7, 5)] * (len(start) - 2)]).x)
+    return grades, conformal_half_width(grades.misses(outputs, truth), LEVEL)

@@ -113,16 +113,13 @@ class AnswerTable:
                 continue
             key = (row[0], row[1])
             if last is not None and key != last:
-                self._note(last)
+                self.done[last[0]] = int(last[1]) if self.header[1] == "frame" else 0
                 end = start
             last = key
         self._file.truncate(end)
         self._file.seek(end)
         if not end:
             self._write([self.header])
-
-    def _note(self, key: Key) -> None:
-        self.done[key[0]] = int(key[1]) if self.header[1] == "frame" else 0
 
 
 def _records(file: BinaryIO) -> Iterator[tuple[int, int, list[str]]]:

@@ -53,7 +53,8 @@ def serve(source: str | None, settings: ServeSettings, console: Console) -> None
                 model.require_classifier()
             # Before the minute that reading the images may take.
             listener = stack.enter_context(_listening(settings.host, settings.port))
-            known = familiarity_of(open_run(Path(source)), model, console) if _is_run(source) else None
+            path = Path(source)
+            known = familiarity_of(open_run(path), model, console) if (path / MARKER).exists() else None
             title, most = _title(source, model), settings.max_upload * 10**6
             app = make_app(
                 Answerer(model, known, settings.precision, settings.mirror), title, most, _hosts(settings.host)
@@ -87,10 +88,6 @@ def address_in_network() -> str | None:
         except OSError:
             return None
         return way.getsockname()[0]
-
-
-def _is_run(source: str) -> bool:
-    return (Path(source) / MARKER).exists()
 
 
 def _title(source: str, model: TrainedModel) -> str:
