@@ -89,9 +89,9 @@ def _mirror(
     words = known.get(action.dest) or _words(hint)
     names = action.option_strings or [action.dest]
     keywords |= {"metavar": action.metavar, "nargs": action.nargs} | ({"choices": words} if words else {})
-    made = parser.add_argument(*names, **keywords)
+    added = parser.add_argument(*names, **keywords)
     if not words and _is_text(hint):
-        made.complete = shtab.FILE  # type: ignore[attr-defined]
+        added.complete = shtab.FILE  # type: ignore[attr-defined]
 
 
 def _recipes() -> dict[str, tuple[str, ...]]:

@@ -38,8 +38,8 @@ def _content(name: str) -> dict[Any, Any]:
         raise UserError(f"--config: {name!r} holds no settings; expected lines such as 'epochs: 30'.")
     if not isinstance(content.get("settings"), dict) or "origin" not in content:
         return content
-    found = {key: value for key, value in content["settings"].items() if key not in _LEFT_OUT}
+    settings = {key: value for key, value in content["settings"].items() if key not in _LEFT_OUT}
     # A run without `init` started from random weights, and so does its repetition.
-    if content.get("verb", "train") in ("train", "segment", "detect") and found.get("init") is None:
-        found["init"] = "none"
-    return found
+    if content.get("verb", "train") in ("train", "segment", "detect") and settings.get("init") is None:
+        settings["init"] = "none"
+    return settings

@@ -28,19 +28,19 @@ def run(argv: Sequence[str]) -> int:
     names, known = _names(values.pattern), stored()
     unknown = [name for name in names if name not in known]
     measured = {name: _measured(name) for name in track(unknown, "measuring", transient=True, disable=len(unknown) < 3)}
-    found = {name: known.get(name) or measured[name] for name in names}
+    costs = {name: known.get(name) or measured[name] for name in names}
     if values.ours:
-        found = {name: one for name, one in found.items() if one.source != TIMM}
-    if not found:
+        costs = {name: one for name, one in costs.items() if one.source != TIMM}
+    if not costs:
         raise UserError(f"no model name matches {values.pattern!r}; 'paucal models' lists all.")
     console = PlainConsole()
     if not console.is_terminal:  # no width limit in a file or a pipe, where rich would be slow
-        print("\n".join(_lines([tuple(COLUMNS), *(_row(name, one) for name, one in found.items())])))
+        print("\n".join(_lines([tuple(COLUMNS), *(_row(name, one) for name, one in costs.items())])))
         return 0
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading, width in COLUMNS.items():
         table.add_column(heading, justify="right" if heading in NUMBERS else "left", min_width=width, overflow="fold")
-    for name, one in found.items():
+    for name, one in costs.items():
         table.add_row(*_row(name, one))
     console.print(table)
     return 0

@@ -212,8 +212,8 @@ def _check(run: RunFolder) -> list[Complaint] | None:
     if not (run.path / "check.json").is_file():
         return None
     try:
-        found = run.read_json("check.json")["findings"]
-        return [Complaint(*(_text(one[name]) for name in ("level", "text", "advice"))) for one in found[:MAX_ITEMS]]
+        findings = run.read_json("check.json")["findings"]
+        return [Complaint(*(_text(one[name]) for name in ("level", "text", "advice"))) for one in findings[:MAX_ITEMS]]
     except (KeyError, TypeError) as problem:
         place = str(run.path / "check.json")
         raise UserError(f"{place!r} is damaged ({problem}): remove it or train again.") from problem
@@ -222,24 +222,26 @@ def _check(run: RunFolder) -> list[Complaint] | None:
 def _exports(run: RunFolder) -> list[ExportedFile]:
     try:
         of_images = run.config.is_file() and run.verb == "train"
-        return [_exported(_text(name), found, of_images) for name, found in _json(run, EXPORTS).items()][:MAX_ITEMS]
+        return [_exported(_text(name), comparison, of_images) for name, comparison in _json(run, EXPORTS).items()][
+            :MAX_ITEMS
+        ]
     except (KeyError, TypeError, ValueError) as problem:
         place = str(run.path / EXPORTS)
         raise UserError(f"{place!r} is damaged ({problem!r}): remove it and export again.") from problem
 
 
-def _exported(name: str, found: Mapping[str, Any], of_images: bool) -> ExportedFile:
-    own, other = map(stored_number, found["milliseconds"])
+def _exported(name: str, comparison: Mapping[str, Any], of_images: bool) -> ExportedFile:
+    own, other = map(stored_number, comparison["milliseconds"])
     right = None
-    if found["accuracy"] is not None:
-        images = int(found["images"]) if of_images else 0
-        right = [_with_interval(stored_number(share), images) for share in found["accuracy"]]
+    if comparison["accuracy"] is not None:
+        images = int(comparison["images"]) if of_images else 0
+        right = [_with_interval(stored_number(share), images) for share in comparison["accuracy"]]
     return ExportedFile(
         name,
-        f"{stored_number(found['size']) / 2**20:.1f} MiB",
-        str(int(found["images"])),
-        percent(stored_number(found["agreement"])),
-        f"{stored_number(found['largest']):.2g}",
+        f"{stored_number(comparison['size']) / 2**20:.1f} MiB",
+        str(int(comparison["images"])),
+        percent(stored_number(comparison["agreement"])),
+        f"{stored_number(comparison['largest']):.2g}",
         "" if right is None else f"{right[1]} ({right[0]})",
         f"{other:.1f} ({own:.1f})",
     )
@@ -305,8 +307,8 @@ def _summary(run: RunFolder) -> Summary:
             for r in content.get("rungs", [])
         ]
         steps = [_text(step) for step in content.get("next_steps", [])]
-        found = content.get("calibration")
-        confidence = None if found is None else _confidence(found)
+        calibration = content.get("calibration")
+        confidence = None if calibration is None else _confidence(calibration)
         return Summary(**known, parts=parts, rungs=rungs, confidence=confidence, next_steps=steps)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
         place = str(run.path / "summary.json")

@@ -46,7 +46,7 @@ def measure_on(model: TrainedModel, few: Sequence[Image.Image], count: int | Non
         not few or model.device.type != "cpu" or type(model.card) is not ModelCard
     ):  # regressions have no classes to compare
         return FLOAT32
-    found = choose_arithmetic(model.module, model.prepared(few), model.card.backbone.name, count)
-    if found.measured:
-        console.say(f"arithmetic: {found.reason}")
-    return found
+    choice = choose_arithmetic(model.module, model.prepared(few), model.card.backbone.name, count)
+    if choice.measured:
+        console.say(f"arithmetic: {choice.reason}")
+    return choice

@@ -39,13 +39,13 @@ def familiarity_of(run: RunFolder, model: TrainedModel, console: Console) -> Fam
     if kept is not None:
         return kept
     try:
-        found = _measured(run, model, console)
+        familiarity = _measured(run, model, console)
     except (UserError, OSError) as problem:
         console.say(f"note: pictures cannot be compared with the training images: {problem}")
         return None
-    if found is not None:
-        _write(run.path / NAME, found, key)
-    return found
+    if familiarity is not None:
+        _write(run.path / NAME, familiarity, key)
+    return familiarity
 
 
 def features_of(reader: ClassifierInputs, model: TrainedModel, batch: Tensor) -> Tensor:
@@ -98,9 +98,9 @@ def _read(path: Path, key: str) -> Familiarity | None:
     return Familiarity(features.float(), float(limit))
 
 
-def _write(path: Path, found: Familiarity, key: str) -> None:
+def _write(path: Path, familiarity: Familiarity, key: str) -> None:
     """Store the detector in the run, if the run folder can be written to."""
-    tensors = {"features": found.features.contiguous(), "limit": torch.tensor([found.limit])}
+    tensors = {"features": familiarity.features.contiguous(), "limit": torch.tensor([familiarity.limit])}
     content = safetensors.torch.save(tensors, metadata={"weights": key})
     try:
         write_atomically(path, lambda file: file.write(content))

@@ -138,15 +138,15 @@ def images_of_frame(
     Raises:
         UserError: There is no such column, or its values are neither paths nor images.
     """
-    columns, found = columns_of(frame), []
+    columns, pictures = columns_of(frame), []
     for row, value in enumerate(columns[find_image_column(columns, image)], start=1):
         if isinstance(value, str | os.PathLike):
-            found.append(os.path.join(root or "", os.fspath(value)))
+            pictures.append(os.path.join(root or "", os.fspath(value)))
         elif isinstance(value, Image.Image | np.ndarray):
-            found.append(value)
+            pictures.append(value)
         else:
-            found.append(Image.open(io.BytesIO(encode_image(value, row))))
-    return found
+            pictures.append(Image.open(io.BytesIO(encode_image(value, row))))
+    return pictures
 
 
 def columns_of(frame: Any) -> dict[str, list[Any]]:

@@ -50,13 +50,13 @@ def open_sources(
     Raises:
         UserError: A path does not exist, or a pattern matches no image.
     """
-    found: list[ImageSet | InMemory] = []
+    opened: list[ImageSet | InMemory] = []
     for source in sources:
-        found += _open(source, console) if isinstance(source, str) else [InMemory(source)]
-    for images in found:
+        opened += _open(source, console) if isinstance(source, str) else [InMemory(source)]
+    for images in opened:
         for note in (*images.notes, *depth_notes(images, reading)) if isinstance(images, ImageSet) else ():
             console.say(f"note: {note}")
-    return found
+    return opened
 
 
 class Pictures:
@@ -88,8 +88,8 @@ class Pictures:
         if isinstance(images, InMemory):
             return ""
         store, place = locate(images.store, index)
-        found = store.stamp(place) if isinstance(store, EncodedStore) else None
-        return "" if found is None else f"{found.size} {found.changed}"
+        stamp = store.stamp(place) if isinstance(store, EncodedStore) else None
+        return "" if stamp is None else f"{stamp.size} {stamp.changed}"
 
     def read(self, position: int) -> Image.Image:
         """Return a picture, read as the model's images are.
@@ -152,15 +152,15 @@ def _open(path: str, console: Console) -> Iterator[ImageSet]:
     if Path(path).exists() or not glob.has_magic(path):
         yield open_images(path, labelled=False)
         return
-    found = sorted(glob.glob(path, recursive=True))
-    if not found:
+    names = sorted(glob.glob(path, recursive=True))
+    if not names:
         raise UserError(f"the pattern {path!r} matches no file; check the spelling.")
-    images = [name for name in found if _has_images(Path(name))]
+    images = [name for name in names if _has_images(Path(name))]
     if not images:
-        files = "1 file, which is not an image" if len(found) == 1 else f"{len(found)} files, but no image"
+        files = "1 file, which is not an image" if len(names) == 1 else f"{len(names)} files, but no image"
         raise UserError(f"the pattern {path!r} matches {files}.")
-    if len(images) < len(found):
-        others = len(found) - len(images)
+    if len(images) < len(names):
+        others = len(names) - len(images)
         is_none = "is not an image" if others == 1 else "are not images"
         console.say(f"{counted(others, 'match', 'matches')} of {path!r} {is_none}")
     for name in images:

@@ -60,9 +60,9 @@ def check_loggers(names: Sequence[str] | None) -> None:
             )
 
 
-def checked_id(found: object) -> str | None:
+def checked_id(value: object) -> str | None:
     """Return a stored id of a run; None if it is not a valid one."""
-    return found if isinstance(found, str) and _ID.fullmatch(found) else None
+    return value if isinstance(value, str) and _ID.fullmatch(value) else None
 
 
 def _open_tensorboard(run: RunFolder, known: str | None) -> Logger:

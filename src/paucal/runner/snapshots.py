@@ -41,7 +41,7 @@ def _checkpoints(stamps: Mapping[str, Stamp]) -> dict[str, Stamp]:
 
 
 def _stamps(folder: Path) -> dict[str, Stamp]:
-    found = {}
+    stamps = {}
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder).as_posix()
         if file.name.startswith(".") or name == LOCK:
@@ -49,8 +49,8 @@ def _stamps(folder: Path) -> dict[str, Stamp]:
         with suppress(FileNotFoundError):  # removed in the meantime
             status = file.stat()
             if stat.S_ISREG(status.st_mode):
-                found[name] = status.st_size, status.st_mtime_ns, status.st_ino
-    return found
+                stamps[name] = status.st_size, status.st_mtime_ns, status.st_ino
+    return stamps
 
 
 def _link_or_copy(source: Path, target: Path, is_linked: bool) -> None:

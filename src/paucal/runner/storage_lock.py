@@ -146,10 +146,10 @@ class StorageLock:
 
         content = retry(read)
         try:
-            found = None if content is None else parse_json(content)
+            stored = None if content is None else parse_json(content)
         except ValueError:
             return {}
-        return found if isinstance(found, dict) else None if content is None else {}
+        return stored if isinstance(stored, dict) else None if content is None else {}
 
     def _content(self) -> bytes:
         return json.dumps(self._mine).encode()

@@ -78,10 +78,10 @@ class StoredRun:
 
     def manifest(self) -> Manifest | None:
         """Return the digest and the size of each file; None if there is no run."""
-        found = [self._read_manifest(name) for name in MANIFESTS]
-        whole = [manifest for manifest in found if manifest]
+        manifests = [self._read_manifest(name) for name in MANIFESTS]
+        whole = [manifest for manifest in manifests if manifest]
         if not whole:
-            if None not in found:
+            if None not in manifests:
                 raise UserError(f"both manifests of the run {self.url!r} are damaged: restore one, or train again.")
             return None
         self._number, files = max(whole, key=lambda manifest: manifest[0])
@@ -227,19 +227,19 @@ class StoredCopy(Callback):
             self._console.say(what)
 
     def _live(self) -> None:
-        pause, told = _LOOK, ""
+        pause, said = _LOOK, ""
         while not self._ended.wait(pause):
             state = self._saved_state()
             if state == self._state or self._lock.lost:
                 continue
             try:
                 self._stored.publish(self.folder, self._lock.confirm)
-                self._state, pause, told = state, _LOOK, ""
+                self._state, pause, said = state, _LOOK, ""
             except Exception as problem:  # every storage has its own errors
                 pause, reason = min(2 * pause, _LONGEST_PAUSE), first_line(problem)
-                if reason != told:
+                if reason != said:
                     self._console.say(f"note: the state is not yet copied to {self._stored.url}: {reason}")
-                told = reason
+                said = reason
 
     def _saved_state(self) -> list[tuple[str, int]]:
         run, state = RunFolder(self.folder), []

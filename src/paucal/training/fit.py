@@ -64,8 +64,8 @@ class Outcome:
         """Return the number of epochs that were made, given the planned number."""
         if self.plan is None or not self.plan.changes:
             return planned
-        made = self.step / self.plan.steps_per_epoch
-        return int(made) if made.is_integer() else round(made, 2)
+        passes = self.step / self.plan.steps_per_epoch
+        return int(passes) if passes.is_integer() else round(passes, 2)
 
     @property
     def remarks(self) -> list[str]:

@@ -233,15 +233,15 @@ def curve_sentence(run: RunFolder) -> str | None:
     return run.read_json(CURVE)["sentence"] if (run.path / CURVE).is_file() else None
 
 
-def calibration_line(found: Calibration) -> str:
+def calibration_line(fit: Calibration) -> str:
     """Return a line on the effect of temperature scaling."""
-    (before, after), images = found.error, counted(found.images, "validation image")
-    if found.temperature == 1.0:
-        why = "are too few to fit a temperature" if found.images < FEWEST_IMAGES else "show no need for a temperature"
+    (before, after), images = fit.error, counted(fit.images, "validation image")
+    if fit.temperature == 1.0:
+        why = "are too few to fit a temperature" if fit.images < FEWEST_IMAGES else "show no need for a temperature"
         return f"confidence: off by {percent(before)} on average; {images} {why}"
     return (
         f"confidence: off by {percent(before)} on average before, by {percent(after)} after a temperature of "
-        f"{found.temperature:.2f}, fitted to {images}"
+        f"{fit.temperature:.2f}, fitted to {images}"
     )
 
 

@@ -101,7 +101,7 @@ def train_folds(settings: TrainSettings, given: Mapping[str, str], console: Cons
         raise UserError("--folds trains all folds and --fold only one: give one of the two.")
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise UserError("--folds uses one process: with several, train each fold separately, such as --fold 1/5.")
-    folder, found = _folder(settings), []
+    folder, results = _folder(settings), []
     for number in range(1, folds + 1):
         console.say(f"fold {number} of {folds}")
         scores = _train_fold(folder / f"fold-{number}", number, settings, given, console)
@@ -110,9 +110,9 @@ def train_folds(settings: TrainSettings, given: Mapping[str, str], console: Cons
                 f"cross-validation was stopped in fold {number}: resume with the same call and --output {folder}"
             )
             return scores
-        found.append(scores)
-    result = CrossValidated(folder, found)
-    content = {"settings": _comparable(settings), "folds": found, "mean": result.metrics, "spread": result.spread}
+        results.append(scores)
+    result = CrossValidated(folder, results)
+    content = {"settings": _comparable(settings), "folds": results, "mean": result.metrics, "spread": result.spread}
     RunFolder(folder).write_json(RECORD, content)
     console.show(_table(result))
     console.say(f"results are in {folder}: {RECORD} and a run for each fold")

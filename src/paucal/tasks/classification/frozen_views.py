@@ -154,12 +154,12 @@ def keep_views(
     try:
         for view in range(count):
             for batch in make_ordered_loader(dataset, images, size, collate, settings.workers, epoch=view):
-                found = _activations(stages, objective, batch, settings)
+                activations = _activations(stages, objective, batch, settings)
                 if kept is None:
-                    _check(stages, objective, batch, found, settings)
-                    kept = _mapped(folder, (count * len(images), *found.shape[1:]), found.dtype)
-                kept[done : done + len(found)] = found.cpu()
-                done += len(found)
+                    _check(stages, objective, batch, activations, settings)
+                    kept = _mapped(folder, (count * len(images), *activations.shape[1:]), activations.dtype)
+                kept[done : done + len(activations)] = activations.cpu()
+                done += len(activations)
                 if advance is not None:
                     advance(done, count * len(images))
         assert kept is not None
@@ -183,18 +183,20 @@ def autocast(settings: TrainSettings) -> torch.autocast:
     return torch.autocast(settings.device, half, enabled=settings.precision != "32-true")
 
 
-def _check(stages: FrozenStages, objective: Objective, batch: Batch, found: Tensor, settings: TrainSettings) -> None:
+def _check(
+    stages: FrozenStages, objective: Objective, batch: Batch, activations: Tensor, settings: TrainSettings
+) -> None:
     """Refuse networks whose frozen stages draw random numbers, or pass on more than one tensor."""
     again = _activations(stages, objective, batch, settings)
     model = objective.deployable().eval()
     images = batch.views[0].to(settings.device)
     with torch.no_grad(), autocast(settings):
         whole = model(images)
-        resumed = model(stages.go_on_from(found))
+        resumed = model(stages.go_on_from(activations))
         stages.forget()
     whole, resumed = whole.float(), resumed.float()
     near = TOLERANCE * float(whole.std(correction=0))  # the logits of an untrained head may be tiny
-    if not torch.equal(found, again) or not torch.allclose(whole, resumed, rtol=TOLERANCE, atol=near):
+    if not torch.equal(activations, again) or not torch.allclose(whole, resumed, rtol=TOLERANCE, atol=near):
         raise UserError(
             f"--frozen-views is not supported for {settings.model}, whose frozen stages pass on more than one "
             "tensor, or draw random numbers: leave it out."

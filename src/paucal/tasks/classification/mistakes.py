@@ -53,8 +53,8 @@ def draw_mistakes(
 def _figure(mistakes: list[Mistake], predictions: Predictions, images: ImageSet, model: TrainedModel) -> Figure:
     transform, size = model.card.preprocessing.transform(), model.card.preprocessing.image_size
     pictures = [images.store.read(one.id) for one in mistakes]
-    made = [transform(picture) for picture in pictures]
-    batch = torch.stack([view for view, _ in made]).to(model.device)
+    inputs = [transform(picture) for picture in pictures]
+    batch = torch.stack([view for view, _ in inputs]).to(model.device)
     places = {int(number): row for row, number in enumerate(predictions.ids.tolist())}
     shares = predictions.probabilities[[places[one.id] for one in mistakes]]
     asked = [torch.tensor([getattr(one, kind) for one in mistakes]) for kind in ("predicted", "true")]
@@ -62,7 +62,7 @@ def _figure(mistakes: list[Mistake], predictions: Predictions, images: ImageSet,
     explained = [
         Explained(
             f"label: {readable_name(model.classes[one.true])}",
-            seen(pictures[row], made[row][1], size),
+            seen(pictures[row], inputs[row][1], size),
             torch.stack([part[row] for part in maps]),
             (readable_name(model.classes[one.predicted]), readable_name(model.classes[one.true])),
             (float(shares[row, one.predicted]), float(shares[row, one.true])),

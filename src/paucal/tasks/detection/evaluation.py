@@ -226,19 +226,19 @@ def match_detections(
 def _match_class(detections: Sequence[Detections], truth: Sequence[Boxes], label: int, masks: bool) -> ClassMatches:
     images, scores, hits, ignored = [], [], [], []
     objects = np.zeros(len(truth), dtype=np.int64)
-    for index, (found, known) in enumerate(zip(detections, truth, strict=True)):
-        mine, theirs = np.flatnonzero(found.labels == label)[:MOST], known.labels == label
+    for index, (predicted, known) in enumerate(zip(detections, truth, strict=True)):
+        mine, theirs = np.flatnonzero(predicted.labels == label)[:MOST], known.labels == label
         objects[index] = int((theirs & ~known.crowd).sum())
         crowd = known.crowd[theirs]
         if masks:
-            own = [found.masks[place] for place in mine] if found.masks is not None else []
+            own = [predicted.masks[place] for place in mine] if predicted.masks is not None else []
             other = [known.masks[place] for place in np.flatnonzero(theirs)] if known.masks is not None else []
             overlaps = mask_overlaps(own, other, crowd)
         else:
-            overlaps = box_overlaps(found.boxes[mine], known.corners[theirs], crowd)
+            overlaps = box_overlaps(predicted.boxes[mine], known.corners[theirs], crowd)
         is_hit, is_ignored = match_overlaps(overlaps, crowd)
         images.append(np.full(len(mine), index))
-        scores.append(found.scores[mine])
+        scores.append(predicted.scores[mine])
         hits.append(is_hit)
         ignored.append(is_ignored)
     joined = np.concatenate(scores)

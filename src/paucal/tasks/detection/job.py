@@ -314,7 +314,7 @@ def _detect(
 ) -> Callable[[], dict[str, Any]]:
     """Detect objects in some images, and return a function that computes COCO's scores of them."""
     loader = evaluation_loader(setup.images, indices, setup.detector_card, setup.settings.workers)
-    found = detect_all(detector, loader, device)
+    detections = detect_all(detector, loader, device)
     order = [int(index) for index in indices]
     truth = [setup.images.boxes_of(index) for index in order]
-    return lambda: coco_scores([found[index] for index in order], truth, len(setup.images.classes))
+    return lambda: coco_scores([detections[index] for index in order], truth, len(setup.images.classes))

@@ -125,12 +125,12 @@ class StageWatch(Watcher[PretrainingSetup]):
         settings, origin = self.setup.settings, dict(self.setup.origin)
         keep_as(self.run.last.with_name(HEALTHY), self.run.last)
         rows = self.run.read_rows()
-        found = {"epoch": rows[-1]["epoch"], "kind": verdict.kind, "sentence": verdict.sentence}
+        entry = {"epoch": rows[-1]["epoch"], "kind": verdict.kind, "sentence": verdict.sentence}
         reason = f"rollback {len(self.rollbacks) + 1}, after {verdict.kind}"
         changes = self.method.calmer(settings, verdict.kind)
         store_changes(self.run, replace(settings, **changes), origin | dict.fromkeys(changes, reason))
         config = self.run.read_yaml(self.run.config.name)
-        self.run.write_yaml(self.run.config.name, {**config, ROLLBACKS: [*self.rollbacks, found]})
+        self.run.write_yaml(self.run.config.name, {**config, ROLLBACKS: [*self.rollbacks, entry]})
         # Rows after the healthy state must not affect later verdicts.
         self.run.write_rows(checkpoint_rows(self.run.last))
         values = ", ".join(f"{name.replace('_', ' ')} {value:.5g}" for name, value in changes.items())

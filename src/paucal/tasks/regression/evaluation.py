@@ -47,9 +47,9 @@ def evaluate_numbers(
         progress: Function called with (images done, all images).
     """
     card = card_of(model)
-    found = card.read(predict_in_order(model.module, loader, part, model.device, progress)[:, 0].double().numpy())
-    graded, ends = card.grades is not None, (found.low, found.high)
-    return regression_report(truth, found.predicted, ends, card.mean, LEVEL, seed, graded), found
+    numbers = card.read(predict_in_order(model.module, loader, part, model.device, progress)[:, 0].double().numpy())
+    graded, ends = card.grades is not None, (numbers.low, numbers.high)
+    return regression_report(truth, numbers.predicted, ends, card.mean, LEVEL, seed, graded), numbers
 
 
 def write_scores(
@@ -59,7 +59,7 @@ def write_scores(
     images: ImageSet,
     part: NDArray[np.int64],
     truth: Array,
-    found: Numbers,
+    numbers: Numbers,
 ) -> None:
     """Write `metrics.json`, `predictions.csv` and the plot of predicted against true numbers."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,11 +69,11 @@ def write_scores(
     write_text(folder / "metrics.json", json.dumps(content, indent=2) + "\n")
     rows = [
         [images.keys[int(place)], *(f"{value:.9g}" for value in values)]
-        for place, *values in zip(part, truth, *found, strict=True)
+        for place, *values in zip(part, truth, *numbers, strict=True)
     ]
     write_text(folder / "predictions.csv", csv_text(["key", "target", "predicted", "low", "high"], *rows))
     band = half if "kappa" not in report.scores else np.inf
-    save_figure(plots / "predicted.png", predicted_figure(truth, found.predicted, band))
+    save_figure(plots / "predicted.png", predicted_figure(truth, numbers.predicted, band))
 
 
 def predicted_figure(truth: Array, predicted: Array, half_width: float) -> Figure:

@@ -176,12 +176,12 @@ def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
     if settings.verb not in (None, "detect") or (is_asked and not place.exists()):
         return None
     try:
-        found = find_boxes(place)
-        if not is_asked and found is not None and open_tagged_images(place) is not None:
+        layout = find_boxes(place)
+        if not is_asked and layout is not None and open_tagged_images(place) is not None:
             return None
     except UserError:  # a damaged archive, which is reported when the images are opened
         return None
-    if not is_asked and (found is None or (found.are_among_classes and _has_classes(data))):
+    if not is_asked and (layout is None or (layout.are_among_classes and _has_classes(data))):
         return None
     try:
         with other_kinds_named(place, "detect"):
@@ -239,8 +239,8 @@ def box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> 
     ]
 
 
-def _class_findings(found: Sequence[AnnotatedImage], keys: Sequence[str]) -> list[Finding]:
-    counts = _learnt(found)
+def _class_findings(annotated: Sequence[AnnotatedImage], keys: Sequence[str]) -> list[Finding]:
+    counts = _learnt(annotated)
     words = f"{counted(len(keys), 'image')} with {counted(counts.total(), 'box', 'boxes')} of "
     words += f"{counted(len(counts), 'class', 'classes')}: this is data for paucal detect"
     shown = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(SHOWN))
@@ -248,9 +248,9 @@ def _class_findings(found: Sequence[AnnotatedImage], keys: Sequence[str]) -> lis
     return [Finding(BOXES, "note", words), Finding("boxes-per-class", "note", f"boxes: {shown}{more}")]
 
 
-def _learnt(found: Sequence[AnnotatedImage]) -> Counter[str]:
+def _learnt(annotated: Sequence[AnnotatedImage]) -> Counter[str]:
     """Count the boxes of each class that are used in training: neither crowds nor boxes marked as difficult."""
-    return Counter(name for one in found for name, many in zip(one.names, one.crowd, strict=True) if not many)
+    return Counter(name for one in annotated for name, many in zip(one.names, one.crowd, strict=True) if not many)
 
 
 def _sized(sides: Sequence[np.ndarray]) -> list[Finding]:
@@ -264,8 +264,8 @@ def _sized(sides: Sequence[np.ndarray]) -> list[Finding]:
     return [Finding("box-sizes", "note", words + half)]
 
 
-def _few(found: Sequence[AnnotatedImage]) -> list[Finding]:
-    counts = _learnt(found)
+def _few(annotated: Sequence[AnnotatedImage]) -> list[Finding]:
+    counts = _learnt(annotated)
     few: Mapping[str, int] = {name: count for name, count in counts.items() if count < FEW}
     if not few:
         return []
@@ -317,8 +317,8 @@ def _images_without_boxes(places: Sequence[int], total: int) -> list[Finding]:
 
 def _refused(problem: UserError) -> Finding:
     words = str(problem).rstrip(".")
-    found = _WITH_ADVICE.fullmatch(words)
-    text, advice = (found[1], found[2]) if found else (words, "")
+    parts = _WITH_ADVICE.fullmatch(words)
+    text, advice = (parts[1], parts[2]) if parts else (words, "")
     return Finding(BAD_BOXES, "misleads", text, advice)
 
 

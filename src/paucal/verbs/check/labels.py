@@ -209,13 +209,13 @@ def find_suspects(
         shares = out_of_fold(features, torch.from_numpy(labels), len(images.classes), groups, seed, advance)
     suspects = [
         SuspectLabel(
-            int(indices[found.position]),
-            images.classes[found.given],
-            images.classes[found.suggested],
-            found.confidence,
-            found.suggested_confidence,
+            int(indices[suspect.position]),
+            images.classes[suspect.given],
+            images.classes[suspect.suggested],
+            suspect.confidence,
+            suspect.suggested_confidence,
         )
-        for found in suspected_labels(shares, labels)
+        for suspect in suspected_labels(shares, labels)
     ]
     return suspects, float((shares.argmax(1) == labels).mean())
 

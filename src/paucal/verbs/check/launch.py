@@ -109,7 +109,7 @@ def check_set(settings: CheckSettings, console: Console) -> CheckResult:
         reader = open_reader(settings, _median_short_side(survey))
     if reader is not None and reader.trained:
         pairs = _confirm_pairs(pairs, reader, images, settings, console, max(1, _median_short_side(survey) // 2))
-    found = [
+    findings = [
         *opening,
         *channels,
         *dividing,
@@ -121,7 +121,9 @@ def check_set(settings: CheckSettings, console: Console) -> CheckResult:
     suspects, judged = None, ""
     if settings.labels and reader is not None:
         suspects, judged = _find_label_errors(images, survey, pairs, reader, settings, console)
-    result = CheckResult(checked, facts_of(checked, survey), sort_findings(for_masks(found)), suspects, judged, folder)
+    result = CheckResult(
+        checked, facts_of(checked, survey), sort_findings(for_masks(findings)), suspects, judged, folder
+    )
     console.note(f"checked in {duration(time.monotonic() - start_time)}")
     if folder is not None:
         write_check(folder, result, settings.seed)
@@ -274,14 +276,14 @@ def as_pictures(images: ImageSet, channels: int | None) -> tuple[ImageSet, list[
         images: Opened images.
         channels: Number of channels set by the user; None to read it from the images.
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
         reading = Reading(channels=channels or count_channels(images))
     except UserError as problem:
-        found, reading = [refusal_finding("channels", problem)], WHOLE
+        findings, reading = [refusal_finding("channels", problem)], WHOLE
     reading, notes = with_value_ranges(reading, images)
-    found += [Finding("values", "warning", note) for note in notes]
-    return replace(images, store=ConvertedStore(images.store, reading), reading=reading), found
+    findings += [Finding("values", "warning", note) for note in notes]
+    return replace(images, store=ConvertedStore(images.store, reading), reading=reading), findings
 
 
 def _place(settings: CheckSettings) -> Path | None:

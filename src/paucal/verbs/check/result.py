@@ -225,13 +225,13 @@ def write_check(folder: Path, result: CheckResult, seed: int) -> None:
 
 def _figures(result: CheckResult) -> list[tuple[str, str]]:
     facts = result.facts
-    found = [(f"{facts['images']:,}", "images"), (str(facts["classes"]), "classes")]
+    figures = [(f"{facts['images']:,}", "images"), (str(facts["classes"]), "classes")]
     levels = [one.level for one in result.findings]
-    found.append((str(levels.count("misleads")), "findings that mislead"))
-    found.append((str(levels.count("warning")), "warnings" if levels.count("warning") != 1 else "warning"))
+    figures.append((str(levels.count("misleads")), "findings that mislead"))
+    figures.append((str(levels.count("warning")), "warnings" if levels.count("warning") != 1 else "warning"))
     if result.suspects is not None:
-        found.append((str(len(result.suspects)), "labels probably wrong"))
-    return found
+        figures.append((str(len(result.suspects)), "labels probably wrong"))
+    return figures
 
 
 def _findings(result: CheckResult) -> list[Section]:

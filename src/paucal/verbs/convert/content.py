@@ -125,8 +125,8 @@ def read_content(settings: ConvertSettings, kinds: Sequence[Kind], progress: Rep
         kind, seen = ("train" if "train" in kinds else None), {"train": f"classes of {len(content.items)} images"}
     if kind is None:
         nouns = " or ".join(one.noun for one in KINDS if one.verb in kinds)
-        found = f"{settings.data} has {' and '.join(seen.values())}"
-        raise UserError(f"{found}, but --to {settings.to} takes {nouns}: choose another --to.")
+        says = f"{settings.data} has {' and '.join(seen.values())}"
+        raise UserError(f"{says}, but --to {settings.to} takes {nouns}: choose another --to.")
     read = {"detect": _boxes, "segment": _masks, "train": _classes}[kind]
     content = read(settings, place, progress)
     return with_names(content)

@@ -191,7 +191,7 @@ class Entropies:
 
 
 def _unused(name: str, taken: dict[str, TrainedModel]) -> str:
-    found, number = name, 2
-    while found in taken:
-        found, number = f"{name} ({number})", number + 1
-    return found
+    free, number = name, 2
+    while free in taken:
+        free, number = f"{name} ({number})", number + 1
+    return free

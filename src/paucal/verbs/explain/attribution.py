@@ -58,16 +58,16 @@ def class_numbers(model: TrainedModel, names: Sequence[str] | None) -> list[int]
 def _class_number(name: str, classes: Sequence[str], words: Sequence[str]) -> int:
     if name in classes:
         return list(classes).index(name)
-    found = [number for number, word in enumerate(words) if word.lower() == name.lower() and word != classes[number]]
-    if len(found) > 1:
-        several = " and ".join(classes[number] for number in found)
+    similar = [number for number, word in enumerate(words) if word.lower() == name.lower() and word != classes[number]]
+    if len(similar) > 1:
+        several = " and ".join(classes[number] for number in similar)
         raise UserError(f"--explain-class: {name!r} may mean {several}: give one of them.")
-    if not found:
+    if not similar:
         known = first_few(words, 10)
         raise UserError(
             f"--explain-class: the model knows no class {name!r}{did_you_mean(name, words)}; it knows {known}."
         )
-    return found[0]
+    return similar[0]
 
 
 def _drawn(maps: Tensor) -> Tensor:

@@ -152,10 +152,10 @@ def open_token_views(model: TrainedModel, teacher: str | None, device: str) -> T
     return TokenViews([("teacher", other), ("student", model)])
 
 
-def mirror_hits(found: Correspondence) -> Tensor:
+def mirror_hits(matches: Correspondence) -> Tensor:
     """Return which pairs of an image and its mirror image show the same place, (n,) bool."""
-    truth = torch.stack((found.first[:, 0], found.grids[0][1] - 1 - found.first[:, 1]), 1)
-    return (found.second == truth).all(1)
+    truth = torch.stack((matches.first[:, 0], matches.grids[0][1] - 1 - matches.first[:, 1]), 1)
+    return (matches.second == truth).all(1)
 
 
 def matches_figures(model: TrainedModel, pair: list[Viewed]) -> Iterator[tuple[str, Figure]]:
@@ -166,8 +166,8 @@ def matches_figures(model: TrainedModel, pair: list[Viewed]) -> Iterator[tuple[s
     else:
         second = Viewed(f"{first.name}, mirrored", first.picture[:, ::-1].copy(), first.view.flip(-1))
     one, two = stacked([first, second], model)
-    found = match_images(model.module, one, two)
-    right = mirror_hits(found) if len(pair) == 1 else None
+    matches = match_images(model.module, one, two)
+    right = mirror_hits(matches) if len(pair) == 1 else None
     share = "" if right is None else f": {int(right.sum())} of {len(right)} right"
-    figure = matches_figure((first.picture, second.picture), found, (first.name, f"{second.name}{share}"), right)
+    figure = matches_figure((first.picture, second.picture), matches, (first.name, f"{second.name}{share}"), right)
     yield f"{stem(first.name)}_matches", figure

@@ -72,10 +72,10 @@ def explain_images(
     sources = list_sources(images)
     chosen = from_python(ExplainSettings, settings, "paucal.explain_images", "explain")
     console = RecordingConsole()
-    made = explain_all(
+    drawn = explain_all(
         model if isinstance(model, TrainedModel) else path_text(model, "the model"), sources, chosen, console
     )
-    return Explanations(made.folder, made.pictures, made.method, tuple(console.said))
+    return Explanations(drawn.folder, drawn.pictures, drawn.method, tuple(console.said))
 
 
 def explain_all(

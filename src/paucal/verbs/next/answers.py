@@ -144,11 +144,11 @@ class DetectorModel(Model):
             unsure, stacked, stacked[:0], None, words, [], lambda chosen: self._content(images, chosen, found, sizes)
         )
 
-    def _describe(self, found: Detections) -> str:
-        shown = found.above(SHOWN)
+    def _describe(self, detections: Detections) -> str:
+        shown = detections.above(SHOWN)
         names, counts = np.unique([self.card.classes[label] for label in shown.labels], return_counts=True)
         counted = ", ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True)) or "no object"
-        doubtful = sorted(found.scores.tolist(), key=lambda score: abs(score - 0.5))[:1]
+        doubtful = sorted(detections.scores.tolist(), key=lambda score: abs(score - 0.5))[:1]
         return f"{counted}; the least sure {percent(doubtful[0], '.0f')}" if doubtful else counted
 
     def _content(
@@ -206,7 +206,7 @@ MODELS: Mapping[str, type[Model]] = {
 }
 
 
-def doubt_of_objects(found: Detections) -> float:
+def doubt_of_objects(detections: Detections) -> float:
     """Return the uncertainty of a detector about an image: the mean over its three most uncertain objects at most.
 
     The uncertainty about an object is 4 p (1 - p) for its score p.
@@ -216,7 +216,7 @@ def doubt_of_objects(found: Detections) -> float:
         >>> doubt_of_objects(one)
         0.5
     """
-    doubts = np.sort(4 * found.scores * (1 - found.scores))[::-1][:DOUBTFUL]
+    doubts = np.sort(4 * detections.scores * (1 - detections.scores))[::-1][:DOUBTFUL]
     return float(doubts.mean()) if len(doubts) else 0.0
 
 

@@ -123,10 +123,10 @@ def csv_header(card: ModelCard, top_k: int | None = None) -> list[str]:
 
 def csv_words(row: Prediction, top_k: int | None = None) -> list[str | None]:
     """Return the words of one line of `csv_lines`."""
-    told = [row.predicted, _short(row.confidence)] if row.thresholds is None else [";".join(row.labels)]
+    words = [row.predicted, _short(row.confidence)] if row.thresholds is None else [";".join(row.labels)]
     if top_k is None:
-        return [row.path, *told, *map(_short, row.shares.tolist())]
-    return [row.path, *told, *(word for name, share in row.top(top_k) for word in (name, _short(share)))]
+        return [row.path, *words, *map(_short, row.shares.tolist())]
+    return [row.path, *words, *(word for name, share in row.top(top_k) for word in (name, _short(share)))]
 
 
 def json_lines(rows: Iterable[Prediction], top_k: int | None = None) -> Iterator[str]:

@@ -87,9 +87,9 @@ def _batches(
     """Yield the position of the first picture of a batch, and its pictures, unreadable ones included."""
     first, read, readable = start, [], 0
     for position in range(start, len(pictures)):
-        found = pictures.read_or_skip(position, settings.on_bad_image, console)
-        read.append(found)
-        readable += not isinstance(found, UnreadableImage)
+        picture = pictures.read_or_skip(position, settings.on_bad_image, console)
+        read.append(picture)
+        readable += not isinstance(picture, UnreadableImage)
         if readable == settings.batch_size:
             yield first, read
             first, read, readable = position + 1, [], 0

@@ -202,12 +202,12 @@ def detect_image(
     view = evaluation_view(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
     viewed = view(tv_tensors.Image(image), without_boxes(size))[0].as_subclass(torch.Tensor)
     sides = (int(viewed.shape[-2]), int(viewed.shape[-1]))
-    found = rescale(detector(viewed[None].to(device), [sides])[0], sides, size)
+    detections = rescale(detector(viewed[None].to(device), [sides])[0], sides, size)
     if not drawn:
-        return Objects(name, found, card.classes, size)
+        return Objects(name, detections, card.classes, size)
     no_objects = Boxes(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros(0, np.bool_), size)
-    picture = draw_detections(enlarge(image), found, card.classes, no_objects)
-    return Objects(name, found, card.classes, size, picture)
+    picture = draw_detections(enlarge(image), detections, card.classes, no_objects)
+    return Objects(name, detections, card.classes, size, picture)
 
 
 def enlarge(image: Image.Image) -> Image.Image:

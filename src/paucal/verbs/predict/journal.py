@@ -55,7 +55,7 @@ class Journal:
         self._stack: list[Any] = []
 
     def __enter__(self) -> "Journal":
-        made = not self.folder.exists()
+        created = not self.folder.exists()
         try:
             self.folder.mkdir(exist_ok=True)
         except FileExistsError:
@@ -63,7 +63,7 @@ class Journal:
         self._lock = RunLock(self.folder, WHAT)
         self._lock.acquire()
         try:
-            if not made:
+            if not created:
                 self._check()
         except BaseException:
             self._lock.release()
@@ -120,8 +120,8 @@ class Journal:
             path.unlink()
 
     def _parts(self) -> list[Path]:
-        found = sorted(self.folder.glob(_PARTS))
-        return [require_regular(path) for path in found]
+        parts = sorted(self.folder.glob(_PARTS))
+        return [require_regular(path) for path in parts]
 
     def _open(self) -> None:
         path = self.folder / f"{len(self._parts()):04d}.arrow"
@@ -140,12 +140,12 @@ class Journal:
                 f"{str(self.folder)!r} holds {others[0]!r}, which is not a file of predictions: give another --output."
             )
         for path in self._parts():
-            found = _about(path)
-            if found is None or found == self._about:
+            about = _about(path)
+            if about is None or about == self._about:
                 continue
-            word = next((key for key in self._about if found.get(key) != self._about[key]), "version")
+            word = next((key for key in self._about if about.get(key) != self._about[key]), "version")
             raise UserError(
-                f"{str(self.folder)!r} has answers with another {word} ({found.get(word)!r}, now "
+                f"{str(self.folder)!r} has answers with another {word} ({about.get(word)!r}, now "
                 f"{self._about.get(word)!r}): give the same value to continue, remove that folder to start again, "
                 "or give another --output."
             )
@@ -206,10 +206,10 @@ def _rows(column: pa.ListArray, count: int) -> Tensor:
 def _about(path: Path) -> dict[str, Any] | None:
     try:
         with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
-            found = json.loads((reader.schema.metadata or {}).get(_KEY, b"{}"))
+            about = json.loads((reader.schema.metadata or {}).get(_KEY, b"{}"))
     except (pa.ArrowException, OSError, EOFError, ValueError):
         return None
-    return {PRECISION: OLD_PRECISION, **found} if isinstance(found, dict) else {}
+    return {PRECISION: OLD_PRECISION, **about} if isinstance(about, dict) else {}
 
 
 def stored_precision(folder: Path) -> str | None:
@@ -219,5 +219,5 @@ def stored_precision(folder: Path) -> str | None:
         UserError: A file of predictions is not a regular file.
     """
     abouts = (_about(require_regular(path)) for path in sorted(folder.glob(_PARTS)))
-    found = next((about.get(PRECISION) for about in abouts if about is not None), None)
-    return found if found in GIVEN else None
+    precision = next((about.get(PRECISION) for about in abouts if about is not None), None)
+    return precision if precision in GIVEN else None

@@ -95,13 +95,13 @@ def _boxes(asked: _Asked, settings: PredictSettings, console: Console) -> Conten
     return Content("detect", asked.images, tuple(items), dict(zip(card.classes, card.category_ids, strict=True)))
 
 
-def things_of(found: Detections, classes: tuple[str, ...]) -> tuple[Thing, ...]:
+def things_of(detections: Detections, classes: tuple[str, ...]) -> tuple[Thing, ...]:
     """Return detections as objects of a set that can be written, with their masks as packed run lengths."""
     outlines = [
         None if mask is None else {"size": list(mask["size"]), "counts": mask["counts"].decode("ascii")}
-        for mask in found.masks or [None] * len(found)
+        for mask in detections.masks or [None] * len(detections)
     ]
-    rows = zip(found.boxes.tolist(), found.labels.tolist(), found.scores.tolist(), outlines, strict=True)
+    rows = zip(detections.boxes.tolist(), detections.labels.tolist(), detections.scores.tolist(), outlines, strict=True)
     return tuple(
         Thing(classes[label], (left, top, right, bottom), outline=outline, score=round(score, 5))
         for (left, top, right, bottom), label, score, outline in rows

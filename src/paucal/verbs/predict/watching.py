@@ -40,17 +40,17 @@ def watched_pictures(
     waiting: dict[str, _Stamp] = {}
     last = time.monotonic()
     while True:
-        found = _stamps(folder, known)
-        whole = [path for path, stamp in found.items() if waiting.get(path) == stamp]
-        for path in sorted(whole, key=lambda path: (found[path][1], path)):
-            frame = _read(path, reading, console, given_up=time.time() - found[path][1] / 1e9 > PATIENCE)
+        stamps = _stamps(folder, known)
+        whole = [path for path, stamp in stamps.items() if waiting.get(path) == stamp]
+        for path in sorted(whole, key=lambda path: (stamps[path][1], path)):
+            frame = _read(path, reading, console, given_up=time.time() - stamps[path][1] / 1e9 > PATIENCE)
             if frame is not None:
                 known.add(path)
                 last = time.monotonic()
                 yield frame
-        waiting = found
+        waiting = stamps
         yield None
-        if idle is not None and time.monotonic() - last >= idle and not set(found) - known:
+        if idle is not None and time.monotonic() - last >= idle and not set(stamps) - known:
             return
         time.sleep(POLL)
 

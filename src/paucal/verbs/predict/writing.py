@@ -196,9 +196,9 @@ def _members(shares: NDArray[np.float32], card: ModelCard) -> dict[int, NDArray[
         answers[np.arange(len(shares)), shares.argmax(1)] = True
     else:
         answers = shares >= np.asarray(card.thresholds, dtype=np.float32)
-    found = {int(label): np.flatnonzero(answers[:, label]) for label in np.flatnonzero(answers.any(0))}
+    members = {int(label): np.flatnonzero(answers[:, label]) for label in np.flatnonzero(answers.any(0))}
     without = np.flatnonzero(~answers.any(1))
-    return found | ({-1: without} if len(without) else {})
+    return members | ({-1: without} if len(without) else {})
 
 
 def _row(name: str, positions: NDArray[np.int64], shares: NDArray[np.float32]) -> Row:

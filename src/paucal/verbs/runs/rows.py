@@ -86,8 +86,8 @@ def list_runs(root: Path) -> list[ListedRun]:
     """
     if not root.is_dir():
         raise UserError(f"there is no folder {str(root)!r}: give one that holds runs.")
-    found = [_listed(path, root) for path in _folders(root, DEPTH)]
-    return sorted(found, key=lambda run: (run.changed, run.name))
+    runs = [_listed(path, root) for path in _folders(root, DEPTH)]
+    return sorted(runs, key=lambda run: (run.changed, run.name))
 
 
 def _folders(path: Path, depth: int) -> Iterator[Path]:
@@ -142,10 +142,10 @@ def _disk(path: Path) -> tuple[int, float]:
     for folder, _, files in os.walk(path):
         for file in files:
             try:
-                found = os.lstat(os.path.join(folder, file))
+                status = os.lstat(os.path.join(folder, file))
             except OSError:  # it was just removed
                 continue
-            size, changed = size + found.st_size, max(changed, found.st_mtime)
+            size, changed = size + status.st_size, max(changed, status.st_mtime)
     return size, changed
 
 
@@ -199,10 +199,10 @@ def require_known(name: str, runs: Sequence[ListedRun], flag: str) -> None:
 
 
 def _test(condition: str, runs: Sequence[ListedRun]) -> Callable[[ListedRun], bool]:
-    found = _CONDITION.fullmatch(condition.strip())
-    if found is None:
+    parts = _CONDITION.fullmatch(condition.strip())
+    if parts is None:
         raise UserError(f"--where: expected conditions such as 'method=drloc' or 'test>0.9', got {condition[:80]!r}.")
-    name, sign, wanted = found[1].replace("-", "_"), found[2], found[3].strip()
+    name, sign, wanted = parts[1].replace("-", "_"), parts[2], parts[3].strip()
     require_known(name, runs, "--where")
     if sign in ("=", "!="):
         return lambda run: _equals(run.value(name), wanted) == (sign == "=")

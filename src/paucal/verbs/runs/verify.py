@@ -83,11 +83,11 @@ def verify_run(run: str | os.PathLike[str]) -> Verdict:
         raise UserError(f"{str(folder.path)!r} has no {FOLDER} from its first step on: train with --ledger.")
     starts = {record.start.number: record.start for record in records}
     kept = list(kept_records(records, starts))
-    made = len({record.step for record in kept})
+    steps_made = len({record.step for record in kept})
     last = _saved_steps(folder, max(record.step for record in kept) + 1)
     unsaved = len({record.step for record in kept if record.step >= last})
     kept = sorted((record for record in kept if record.step < last), key=lambda record: record.step)
-    return _verdict(folder, kept, starts, last, len({(r.start.number, r.step) for r in records}) - made, unsaved)
+    return _verdict(folder, kept, starts, last, len({(r.start.number, r.step) for r in records}) - steps_made, unsaved)
 
 
 def kept_records(records: list[Record], starts: dict[int, Start]) -> Iterator[Record]:
@@ -99,13 +99,13 @@ def kept_records(records: list[Record], starts: dict[int, Start]) -> Iterator[Re
     return (record for record in records if record.step < again[record.start.number])
 
 
-def _saved_steps(folder: RunFolder, made: int) -> int:
+def _saved_steps(folder: RunFolder, steps_made: int) -> int:
     """Return the number of steps that count: those of the newest state, or all of a finished run."""
     from paucal.training import checkpoint_step  # imported here: it takes seconds
 
     if folder.finished:
-        return made
-    return min(made, checkpoint_step(folder.last)) if folder.last.exists() else 0
+        return steps_made
+    return min(steps_made, checkpoint_step(folder.last)) if folder.last.exists() else 0
 
 
 def _verdict(

@@ -101,8 +101,8 @@ class Answerer:
     def _answering(self, picture: Image.Image) -> TrainedModel:
         """Return the model with the faster arithmetic on this machine, measured with the first picture."""
         if self._fast is None:
-            found = measure_on(self.model, [picture, ImageOps.mirror(picture)], None, LoggedConsole())
-            self._fast = self._asked.at_precision(found.dtype)
+            choice = measure_on(self.model, [picture, ImageOps.mirror(picture)], None, LoggedConsole())
+            self._fast = self._asked.at_precision(choice.dtype)
         return self._fast
 
     def _note(self, content: bytes, name: str) -> str:

@@ -86,12 +86,12 @@ def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile
 def _ranked(model: Classifier, images: ImageSet, console: Console) -> tuple[list[int], dict[int, Suggestion]]:
     answers = model.answer(images, console)
     choices = choose(answers.unsure, answers.features, answers.labelled, RANKED, 1 / TURN)
-    told = {place: Suggestion(top) for place, top in enumerate(answers.likeliest)}
+    suggestions = {place: Suggestion(top) for place, top in enumerate(answers.likeliest)}
     for choice in choices:
-        told[choice.index] = Suggestion(told[choice.index].answers, describe_choice(answers, choice))
+        suggestions[choice.index] = Suggestion(suggestions[choice.index].answers, describe_choice(answers, choice))
     order = in_turns(choices)
     rest = np.setdiff1d(np.arange(len(images)), order)
-    return [*order, *np.random.default_rng(0).permutation(rest).tolist()], told
+    return [*order, *np.random.default_rng(0).permutation(rest).tolist()], suggestions
 
 
 def in_turns(choices: Sequence[Choice]) -> list[int]:

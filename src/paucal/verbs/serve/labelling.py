@@ -171,9 +171,9 @@ class Labelling:
         return self._shown(place)
 
     def _shown(self, place: int) -> dict[str, Any]:
-        told = self._suggestions.get(place, Suggestion())
-        answers = [{"name": name, "probability": round(share, 4)} for name, share in told.answers]
-        image = {"number": place, "name": self._images.keys[place], "answers": answers, "reason": told.reason}
+        suggestion = self._suggestions.get(place, Suggestion())
+        answers = [{"name": name, "probability": round(share, 4)} for name, share in suggestion.answers]
+        image = {"number": place, "name": self._images.keys[place], "answers": answers, "reason": suggestion.reason}
         return {**self.state(), "image": image}
 
     def _path(self, place: int) -> str:

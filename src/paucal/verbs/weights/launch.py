@@ -137,10 +137,10 @@ def _checked_name(name: str, settings: WeightsSettings) -> CheckedWeights:
     licence = checked_licence(name, licence_of(name) or "not stated")
     own, text = added(name), _licence_text(settings)
     known = next((one.source for one in table.TRAINED if one.name == name), "as timm publishes them")
-    found = read_timm(name, init=False)
+    weights = read_timm(name, init=False)
     source = known if own is None else own.source
     text = text or ("" if own is None else own.licence_text)
-    return check_weights(replace(found, source=source), name, licence, text, input_of_weights(name))
+    return check_weights(replace(weights, source=source), name, licence, text, input_of_weights(name))
 
 
 def _checked_file(path: Path, settings: WeightsSettings, console: Console) -> CheckedWeights:

@@ -72,12 +72,12 @@ def _in_hub_cache() -> dict[str, int]:
     """Return the bytes of timm's weights in the hub's cache by their names; the layout is huggingface_hub's."""
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     folder = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
-    found = {}
+    weights = {}
     for repository in sorted(folder.glob("models--timm--*")):
         files = [path for name in HUB_FILES for path in repository.glob(f"snapshots/*/{name}") if path.is_file()]
         if files:
-            found[repository.name.removeprefix("models--timm--")] = files[0].stat().st_size
-    return found
+            weights[repository.name.removeprefix("models--timm--")] = files[0].stat().st_size
+    return weights
 
 
 def weights_table(rows: Iterable[ListedWeights]) -> Table:

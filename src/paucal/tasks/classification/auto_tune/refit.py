@@ -84,8 +84,8 @@ def refit_head(setup: TrainingSetup, network: nn.Module, console: Console) -> Re
 
     with threadpool_limits(1):
         usual = fit_head(last[:count], known[:count], n_classes, seed)
-        found = [judged(LAST, usual, last)]
+        candidates = [judged(LAST, usual, last)]
         for name in HEADS if staged else ():
             weights = fit_mixture(features[:count], known[:count], n_classes, {name: 1.0})
-            found.append(judged(name, Head(*weights, DEFAULT_STRENGTH, None), features))
-    return min(found, key=lambda head: sum(head.losses))
+            candidates.append(judged(name, Head(*weights, DEFAULT_STRENGTH, None), features))
+    return min(candidates, key=lambda head: sum(head.losses))

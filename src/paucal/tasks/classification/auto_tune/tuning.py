@@ -237,7 +237,7 @@ def _choose_side(state: TuneState, preset: TuningPreset, share: float) -> tuple[
     setup, counts = state.setup, state.setup.data.counts()
     native, timed = list(setup.settings.img_size), is_timed(setup)
     fixed = not timed or not is_free(setup, "img_size") or not _takes_any_size(setup)
-    found: tuple[list[int], float] | None = None
+    best: tuple[list[int], float] | None = None
     least = 1 if setup.plan.steps_per_epoch >= LONG_EPOCH else MIN_EPOCHS
     for side in sides(native, fixed):
         shrink = _pixel_ratio(state, side)
@@ -249,10 +249,10 @@ def _choose_side(state: TuneState, preset: TuningPreset, share: float) -> tuple[
         epoch = _epoch(state, seconds, side)
         passes = (share * state.left(shrink) - head) / epoch if timed else preset.passes
         if passes >= least:
-            found = side, epoch
+            best = side, epoch
         if passes >= preset.passes:
             break
-    return found
+    return best
 
 
 def sides(native: Sequence[int], fixed: bool) -> list[list[int]]:
