@@ -191,7 +191,9 @@ def test_archive__that_is_damaged_or_hostile_is_refused(file, tmp_path, capsys):
     odd = json.dumps({**card, "input": {"mean": "x"}}).encode()
     assert "has mean 'x'" in refused(capsys, "add", rewritten(archive, bad, card=odd))
     mit = json.dumps({**card, "licence": "MIT"}).encode()
-    assert "timm states 'apache-2.0'" in refused(capsys, "add", rewritten(archive, bad, card=mit))
+    message = refused(capsys, "add", rewritten(archive, bad, card=mit))
+    assert "'MIT', but timm states 'apache-2.0'" in message
+    assert "or an archive with it" in message  # an archive takes no --licence
     other = json.dumps({**card, "name": "resnet18"}).encode()
     assert "does not hold the weights of resnet18" in refused(capsys, "add", rewritten(archive, bad, card=other))
     assert "leave --model out" in refused(capsys, "add", archive, "--model", NAME)

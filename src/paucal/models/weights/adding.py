@@ -78,7 +78,10 @@ def checked_licence(name: str, licence: str) -> str:
         raise UserError(f"--model: timm knows no weights {tag!r} of {base}{near}; for others give {base}.") from None
     stated = config.license if config is not None and "." in name else None
     if stated and stated.lower() != "unknown" and stated.lower() != licence.lower():
-        raise UserError(f"--licence is {licence!r}, and timm states {stated!r} for {name}: give that.")
+        raise UserError(
+            f"the licence of {name} is given as {licence!r}, but timm states {stated!r}: give that with "
+            "--licence, or an archive with it."
+        )
     return licence
 
 
