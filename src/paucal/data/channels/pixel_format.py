@@ -83,12 +83,12 @@ def has_other_depth(source: ImageSource, name: str, reading: Reading) -> bool:
 
 def depth_notes(images: ImageSet, reading: Reading) -> list[str]:
     """Return a list with a note if images of a set have another depth than a model's training images."""
-    other, looked = 0, images.sample(LOOKED_AT)
-    for index in looked:
+    other, sampled = 0, images.sample(LOOKED_AT)
+    for index in sampled:
         store, place = locate_original(images.store, int(index))
         if isinstance(store, EncodedStore):
             other += has_other_depth(store.source(place), store.name(place), reading)
-    return [f"{describe_depth(reading)} ({other} of {len(looked)} read): predictions are unreliable"] if other else []
+    return [f"{describe_depth(reading)} ({other} of {len(sampled)} read): predictions are unreliable"] if other else []
 
 
 def describe_depth(reading: Reading, subject: str = "images have") -> str:
@@ -142,9 +142,9 @@ def with_value_ranges(reading: Reading, images: ImageSet) -> tuple[Reading, list
 def _deep(images: ImageSet, channels: int) -> Iterator[Values]:
     """Yield values of up to 32 deep images, of shape (n,) or (n, channels)."""
     sampled = map(int, images.sample(_LOOKED_AT))
-    looked = [index for index in sampled if isinstance(locate(images.store, index)[0], EncodedStore)]
+    encoded = [index for index in sampled if isinstance(locate(images.store, index)[0], EncodedStore)]
     count = 0
-    for index in [looked[place] for place in evenly_spaced(len(looked), _LOOKED_AT)]:
+    for index in [encoded[place] for place in evenly_spaced(len(encoded), _LOOKED_AT)]:
         store, place = locate(images.store, index)
         assert isinstance(store, EncodedStore)
         try:
@@ -172,24 +172,24 @@ def declared_no_data(source: ImageSource) -> float | None:
         return None
 
 
-def measured_values(looked: Sequence[Values], outside: float) -> tuple[NDArray[np.float64], list[str]]:
+def measured_values(sampled: Sequence[Values], outside: float) -> tuple[NDArray[np.float64], list[str]]:
     """Return the values of images that are measurements, and notes on the others.
 
     NaN, infinite values and declared no-data values are left out. So are numbers such as -9999, if many pixels have
     them and they are farther from the other values than these are from each other; otherwise they may be measurements.
 
     Args:
-        looked: Values of some images, (n,) each.
+        sampled: Values of some images, (n,) each.
         outside: Share of the values that a range may leave out, so that a rarer number changes nothing.
     """
-    values = np.concatenate([image.values for image in looked])
+    values = np.concatenate([image.values for image in sampled])
     declared = np.concatenate(
-        [np.full(len(image.values), np.nan if image.no_data is None else image.no_data) for image in looked]
+        [np.full(len(image.values), np.nan if image.no_data is None else image.no_data) for image in sampled]
     )
     finite, notes = np.isfinite(values), []
     if not finite.all():
-        images = sum(not np.isfinite(image.values).all() for image in looked)
-        where = f"(in {images} of {len(looked)} sampled images)"
+        images = sum(not np.isfinite(image.values).all() for image in sampled)
+        where = f"(in {images} of {len(sampled)} sampled images)"
         notes.append(f"{_share(~finite)} of the values are NaN or infinite {where}; NaN is read as black")
     good = finite & (values != declared)
     if (beyond := good & (np.abs(values) >= _BEYOND)).any():
