@@ -275,7 +275,7 @@ def test_sources__that_do_not_go_together_are_refused(run, tmp_path, monkeypatch
         (["a.mp4", "--idle", "1s"], "--idle is for --watch"),
         (["a.mp4", "--format", "json"], "CSV table"),
         (["a.mp4", "--annotated", "b.mp4"], "--annotated is a copy"),
-        ([], "paths"),
+        ([], "required: PATHS"),
         (["a.png", "--every", "2s"], "--every"),
     ):
         assert main(["predict", str(run), *words]) == 2
