@@ -6,14 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paucal.data.masks.matching import first_few
 from paucal.data.masks.naming import fold, without_suffix
 from paucal.data.sources.folder import ignored
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import PARTS, TRAINVAL
 from paucal.reading import is_regular, read_decoded
 from paucal.types import UserError
-from paucal.wording import counted
+from paucal.wording import counted, first_few
 
 FOLDERS = (("imagesets", "segmentation"), ("imagesets",), ("imagesets", "main"))
 MOST_BYTES = 64 << 20
