@@ -136,9 +136,18 @@ def test_soup__is_the_model_where_the_validation_images_prefer_it(photos, tmp_pa
 
 
 def test_soup__is_chosen_by_the_scores_of_the_first_process(photos, tmp_path, monkeypatch):
-    def received(value):  # as if the first process had found all epochs perfect
-        return (1.0, 0.0) if isinstance(value, tuple) else value
+    original, averaging = finishing.greedy_soup, []
 
+    def choose(paths, judge):
+        averaging.append(True)
+        outcome = original(paths, judge)
+        averaging.clear()
+        return outcome
+
+    def received(value):  # as if the first process had found all averages perfect, and the best epoch worse
+        return (1.0 if averaging else 0.5, 0.0) if isinstance(value, tuple) else value
+
+    monkeypatch.setattr(finishing, "greedy_soup", choose)
     monkeypatch.setattr(finishing, "broadcast_value", received)
     result = paucal.train(photos, output=tmp_path / "run", soup=3, **SETTINGS)
     assert len(summary_of(result.folder)["averaged_epochs"]) == 3
