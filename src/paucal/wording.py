@@ -71,6 +71,11 @@ def shortened(text: str, most: int = MOST_SENTENCE) -> str:
     return f"{text[:begin]} ... {text[len(text) - (most - begin - 5) :]}"
 
 
+def brief(value: object, most: int = 80) -> str:
+    """Return a value from outside as Python writes it, shortened for a message."""
+    return shortened(repr(value), most)
+
+
 def sentence(text: str) -> str:
     r"""Return a message in one line, with control characters as escapes and long values shortened.
 

@@ -140,8 +140,8 @@ def model_page(
         *loaded,
         *("```", ""),
         f"Input: mean {list(fed.mean)}, deviation {list(fed.std)}, {fed.interpolation}, {fed.resize} "
-        f"{fed.crop_ratio:g}. Probabilities: {'sigmoid' if card.several else 'softmax'} of the logits over "
-        f"{card.temperature:.4g}.",
+        f"{fed.crop_ratio:g}. Probabilities: {'sigmoid' if card.several else 'softmax'} of the logits"
+        f"{'' if card.temperature == 1 else f' over {card.temperature:.4g}'}.",
         "",
     ]
     return "\n".join(lines)

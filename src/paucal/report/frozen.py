@@ -53,7 +53,7 @@ class FrozenFeatures:
 
 
 def read_frozen(run: RunFolder) -> FrozenFeatures | None:
-    """Return the stored results of a run's frozen features; None if there are none."""
+    """Return the stored results of a run's frozen features; None if they were not evaluated."""
     path = run.evaluation(FOLDER) / JSON_NAME
     if not path.is_file():
         return None

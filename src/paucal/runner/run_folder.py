@@ -24,14 +24,13 @@ from paucal.runs.replacing import aside_of, discard, lies_aside, put_back, requi
 from paucal.settings.options import check_ranges, earlier_names, flag, setting_fields, with_current_names
 from paucal.settings.values import fitted, hints_of
 from paucal.types import UserError
-from paucal.wording import shortened
+from paucal.wording import brief
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from paucal.runner.job import AnyJob
 
-MOST_SHOWN = 80  # characters of a value
 # Settings that may change when a run is resumed; among them, only the number of processes changes results on the CPU.
 CHANGEABLE = ("workers", "device", "devices", "nodes", "time_limit", "hang_after", "logger")
 S = TypeVar("S", bound="DataclassInstance")
@@ -230,13 +229,13 @@ def typed_settings(values: Any, kind: type[S]) -> S:
     known, hints, typed = setting_fields(kind), hints_of(kind), {}
     for name, value in values.items():
         if name not in hints:
-            raise TypeError(f"there is no setting {shortened(repr(name), MOST_SHOWN)}")
+            raise TypeError(f"there is no setting {brief(name)}")
         if value is None and name in known and known[name].default is not None:
             raise TypeError(f"{name} cannot be empty")
         try:
             typed[name] = None if value is None else fitted(name, value, hints[name], "")
         except UserError as problem:
-            raise TypeError(f"{name} cannot be {shortened(repr(value), MOST_SHOWN)}") from problem
+            raise TypeError(f"{name} cannot be {brief(value)}") from problem
     return kind(**with_current_names(typed, kind))
 
 

@@ -135,7 +135,10 @@ def test_soup__is_the_model_where_the_validation_images_prefer_it(photos, tmp_pa
     assert not list((result.folder / "checkpoints").glob("epoch-*"))
 
 
-def test_soup__is_chosen_by_the_scores_of_the_first_process(photos, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("average", "best", "chosen"), [(1.0, 0.5, 2), (0.999, 1.0, 0)], ids=["average better", "best epoch better"]
+)
+def test_soup__is_chosen_by_the_first_process(average, best, chosen, photos, tmp_path, monkeypatch):
     original, averaging = finishing.greedy_soup, []
 
     def choose(paths, judge):
@@ -144,13 +147,15 @@ def test_soup__is_chosen_by_the_scores_of_the_first_process(photos, tmp_path, mo
         averaging.clear()
         return outcome
 
-    def received(value):  # as if the first process had found all averages perfect, and the best epoch worse
-        return (1.0 if averaging else 0.5, 0.0) if isinstance(value, tuple) else value
+    def received(value):  # as if the first process had other scores, and had kept two epochs alone
+        if isinstance(value, tuple):
+            return average if averaging else best, 0.0
+        return value[:2] if isinstance(value, list) else value
 
     monkeypatch.setattr(finishing, "greedy_soup", choose)
     monkeypatch.setattr(finishing, "broadcast_value", received)
     result = paucal.train(photos, output=tmp_path / "run", soup=3, **SETTINGS)
-    assert len(summary_of(result.folder)["averaged_epochs"]) == 3
+    assert len(summary_of(result.folder)["averaged_epochs"]) == chosen
 
 
 @pytest.mark.slow

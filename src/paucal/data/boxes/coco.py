@@ -23,7 +23,7 @@ from paucal.data.boxes.tree import PEEKED, Tree, mentions
 from paucal.data.splits.part_names import part_of_file
 from paucal.reading import parse_json
 from paucal.types import NoLabelsError, UserError
-from paucal.wording import counted, was
+from paucal.wording import brief, counted, was
 
 _NAMED = re.compile(r".*\.coco\.json|instances_.*\.json")
 MOST_BYTES = 1 << 29  # instances_train2017.json, of 118,000 images, has 449 MB
@@ -253,9 +253,3 @@ def _merge_numbers(numbers: Sequence[Mapping[str, int]], tree: Tree) -> dict[str
     raise UserError(
         f"the files of {tree.shown!r} give several classes the same number: give each class one number in all files."
     )
-
-
-def brief(value: Any) -> str:
-    """Return a value from a file for a message, cut to a hundred characters."""
-    text = repr(value)
-    return text if len(text) <= 100 else text[:97] + "..."

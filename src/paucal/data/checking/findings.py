@@ -17,7 +17,6 @@ Level = Literal["misleads", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("misleads", "warning", "note")
 FEW = 10  # training images; with fewer, the score of a class is unreliable
 UNBALANCED, VERY_UNBALANCED = 3.0, 20.0  # ratio of the largest to the smallest class
-_SHOWN = 5
 _ENLARGED = 2.0  # least enlargement at which an image has too little detail for the network
 _PARTS = ("train", "val", "test")
 

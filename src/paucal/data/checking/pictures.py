@@ -14,7 +14,7 @@ from paucal.data.checking.survey import Survey
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.unreadable import drop_unreadable
 from paucal.types import UserError
-from paucal.wording import counted, percent
+from paucal.wording import counted, first_few, percent
 
 UNREADABLE = "unreadable"
 SAME = 0.9  # least cosine of frozen features at which two similar images count as one picture
@@ -210,8 +210,7 @@ def giveaway_findings(checked: CheckedSet, survey: Survey) -> list[Finding]:
             usual = Counter(value for value, one in zip(values, labels, strict=True) if one == label).most_common(1)
             shown.append(f"{images.classes[label]} {usual[0][0]}")
         if shown:
-            more = ", ..." if len(shown) > _SHOWN else ""
-            clues.append(f"the {kind} of the files ({', '.join(shown[:_SHOWN])}{more})")
+            clues.append(f"the {kind} of the files ({first_few(shown, _SHOWN)})")
     if not clues:
         return []
     text = (

@@ -111,7 +111,7 @@ def _image_name(text: str) -> str:
 
 
 def _file_of(finder: FileFinder, image: str, root: Path) -> str:
-    """Return the file of an image, relative to the folder of images; "" if there is none."""
+    """Return the file of an image, relative to the folder of images; "" if it does not exist."""
     files = finder.find(image)
     files = [file for file in files if file.lower().endswith((".jpg", ".jpeg"))] or files
     if len(files) > 1:

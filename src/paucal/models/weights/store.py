@@ -21,7 +21,6 @@ from paucal.types import UserError
 MOST_CARD, MOST_LICENCE, MOST_WORDS = 1 << 20, 1 << 19, 300  # bytes, bytes, characters
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_CHUNK = 1 << 20  # bytes read at once
 
 
 @dataclass(frozen=True, eq=False)

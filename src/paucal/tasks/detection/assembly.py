@@ -42,7 +42,7 @@ from paucal.types import UserError
 from paucal.wording import counted, did_you_mean
 
 MOST_EVALUATIONS = 20  # on the validation images, by default
-LARGEST_SIDE, MULTIPLE = 1333, 32  # pixels
+MULTIPLE = 32  # pixels
 STRIDES = (4, 8, 16, 32)  # possible strides of the finest map, in pixels
 CASCADE_DEFAULTS = {"cascade_boxes": "shared", "cascade_average": "probabilities"}
 UNUSED = ("image_column", "data_root", "download", "channels", "compile")

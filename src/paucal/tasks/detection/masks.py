@@ -19,8 +19,8 @@ from torch import Tensor
 from torchvision.models.detection.roi_heads import paste_masks_in_image
 
 from paucal.data.boxes.annotations import Corners, unpack_run_lengths
-from paucal.data.boxes.coco import brief
 from paucal.types import UserError
+from paucal.wording import brief
 
 BACKEND, EXTRA = "faster_coco_eval", 'pip install "paucal[detection]"'
 FEWEST_POINTS, MOST_POLYGONS = 3, 10_000

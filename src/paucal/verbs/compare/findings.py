@@ -191,7 +191,7 @@ def _read_hits(run: RunFolder) -> dict[str, bool]:
 
 
 def gain_over(first: Mapping[int, Outcome], second: Mapping[int, Outcome]) -> Difference | None:
-    """Return the gain in accuracy of one arm over another on their common seeds; None if there are none."""
+    """Return the gain in accuracy of one arm over another on their common seeds; None without common seeds."""
     seeds = [seed for seed in first if seed in second]
     if not seeds:
         return None

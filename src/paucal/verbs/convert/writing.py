@@ -218,7 +218,7 @@ def _class_folder(item: Item) -> str:
 
 
 def write_folders(content: Content, folder: Path) -> None:
-    """Check that each image has one class, whose folder it lies in."""
+    """Check that folders can hold the set: each image has one class, and class names give different folder names."""
     odd = next((item for item in content.items if len(item.labels) != 1), None)
     if odd is not None:
         raise UserError(

@@ -80,8 +80,8 @@ class Answerer:
         rows: list[Sequence[object]] = []
         for frame in frames:
             begin = [frame.path, *([] if frame.number is None else [frame.number]), frame.time]
-            row = [] if frame.image is None else next(answers)
-            rows += [[*begin, *words] for words in row] or [[*begin, *[""] * len(self.header)]]
+            answer = [] if frame.image is None else next(answers)
+            rows += [[*begin, *words] for words in answer] or [[*begin, *[""] * len(self.header)]]
         return rows
 
 
