@@ -25,10 +25,8 @@ from paucal.backbones.probe import model_name, probe_images, undisturbed
 from paucal.backbones.sizing import fit_to_image_sizes
 from paucal.types import FeatureRequest, UserError
 
-SMALLEST_STRIDE, PYRAMID_LEVELS = (
-    4,
-    4,
-)  # pixels; levels made from a single grid
+SMALLEST_STRIDE = 4  # pixels
+PYRAMID_LEVELS = 4  # made from a single grid
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
@@ -141,7 +139,11 @@ class StageMaps(nn.Module):
     def _padded(self, images: Tensor) -> Tensor:
         height, width = images.shape[-2:]
         rows, columns = self.padded_size(height, width)
-        return F.pad(images, (0, columns - width, 0, rows - height)) if (rows, columns) != (height, width) else images
+        # Where torch.export leaves a side open, it would take the answer for its example as true of every image.
+        is_open = isinstance(height, torch.SymInt) or isinstance(width, torch.SymInt)
+        if is_open or (rows, columns) != (height, width):
+            return F.pad(images, (0, columns - width, 0, rows - height))
+        return images
 
     def _require_whole(self) -> None:
         if self.fixed_size is not None and any(side % self.multiple for side in self.fixed_size):

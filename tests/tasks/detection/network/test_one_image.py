@@ -1,5 +1,7 @@
 """A detector for export: its table holds what the detector itself answers, also as a file of its own."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -15,6 +17,7 @@ from paucal.tasks.detection.network.one_image import OneImageDetector
 from paucal.tasks.detection.network.options import DetectorOptions
 
 SPEC = BackboneSpec("resnet10t", 0, image_size=(128, 128))
+DILATED = replace(SPEC, arguments={"output_stride": 16})  # its last average pool pads by the side of an image
 LITE = BackboneSpec("tf_efficientnet_lite0", 0, image_size=(128, 128))  # its padding depends on the side of an image
 TINY = {"channels": 16, "head_dim": 16, "proposals": 64, "most": 30, "least_score": 0.01, "finest": 8, "anchor": 4}
 KINDS = {
@@ -24,13 +27,14 @@ KINDS = {
     "cascade per class, with masks": {"cascade": True, "cascade_boxes": "per-class", "masks": True},
     "few objects": {"least_score": 0.37},
     "TensorFlow's padding": {},
+    "dilated": {},
     "none": {"least_score": 0.99, "masks": True},
 }
 
 
 def made(kind):
     torch.manual_seed(0)
-    spec = LITE if kind == "TensorFlow's padding" else SPEC
+    spec = {"TensorFlow's padding": LITE, "dilated": DILATED}.get(kind, SPEC)
     detector = build_detector(spec, 3, DetectorOptions(**{**TINY, **KINDS[kind]})).eval()
     return detector, OneImageDetector(detector)
 
@@ -56,7 +60,7 @@ def test_table__holds_what_the_detector_answers(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["aligned, with masks", "TensorFlow's padding"])
+@pytest.mark.parametrize("kind", ["aligned, with masks", "TensorFlow's padding", "dilated"])
 def test_onnx__answers_for_images_of_any_size(kind):
     _, table_of = made(kind)
     graph = Graph(table_of, torch.zeros(1, 3, 100, 123), {2: "height", 3: "width"}, "images", "objects")

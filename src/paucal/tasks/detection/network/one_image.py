@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import torch
 from timm.layers.conv2d_same import Conv2dSame
+from timm.layers.pool2d_same import AvgPool2dSame
 from torch import Tensor, nn
 from torchvision.models.detection.rpn import concat_box_prediction_layers
 from torchvision.ops import clip_boxes_to_image, nms, roi_align
@@ -169,26 +170,35 @@ class OneImageDetector(nn.Module):
 
 
 def _fix_padding(stages: StageMaps) -> None:
-    """Replace paddings that depend on the side of an image, as in TensorFlow's convolutions, by constants.
+    """Replace paddings that depend on the side of an image, as in TensorFlow's layers, by constants.
 
     They are constant for sides that are multiples of the stride, and `StageMaps` pads all images to such sides.
     """
     for name, layer in [*stages.named_modules()]:
-        if isinstance(layer, nn.AvgPool2d) and layer.kernel_size == layer.stride:
+        if isinstance(layer, Conv2dSame) and isinstance(layer, nn.Conv2d):
+            plain = nn.Conv2d(
+                *(layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride),  # type: ignore[arg-type]
+                dilation=layer.dilation,  # type: ignore[arg-type]
+                groups=layer.groups,
+                bias=layer.bias is not None,
+            )
+            plain.weight, plain.bias = layer.weight, layer.bias
+            around = nn.ZeroPad2d(_constant_padding(layer.kernel_size, layer.stride, layer.dilation))
+            stages.set_submodule(name, nn.Sequential(around, plain))
+        elif isinstance(layer, AvgPool2dSame) and isinstance(layer, nn.AvgPool2d):
+            around = nn.ZeroPad2d(_constant_padding(layer.kernel_size, layer.stride, (1, 1)))  # type: ignore[arg-type]
+            stages.set_submodule(name, nn.Sequential(around, nn.AvgPool2d(layer.kernel_size, layer.stride)))
+        elif isinstance(layer, nn.AvgPool2d) and layer.kernel_size == layer.stride:
             layer.ceil_mode = False
-        if not (isinstance(layer, Conv2dSame) and isinstance(layer, nn.Conv2d)):
-            continue
-        reach = zip(layer.kernel_size, layer.dilation, layer.stride, strict=True)
-        rows, columns = (max((kernel - 1) * dilation + 1 - stride, 0) for kernel, dilation, stride in reach)
-        plain = nn.Conv2d(
-            *(layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride),  # type: ignore[arg-type]
-            dilation=layer.dilation,  # type: ignore[arg-type]
-            groups=layer.groups,
-            bias=layer.bias is not None,
-        )
-        plain.weight, plain.bias = layer.weight, layer.bias
-        around = nn.ZeroPad2d((columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
-        stages.set_submodule(name, nn.Sequential(around, plain))
+
+
+def _constant_padding(
+    kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
+) -> tuple[int, int, int, int]:
+    """Return the cells to add on the left, right, top and bottom, where a side is a multiple of the stride."""
+    reach = zip(kernel, stride, dilation, strict=True)
+    rows, columns = (max((cells - 1) * apart + 1 - step, 0) for cells, step, apart in reach)
+    return columns // 2, columns - columns // 2, rows // 2, rows - rows // 2
 
 
 def _suppress(
