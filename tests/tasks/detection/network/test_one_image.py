@@ -61,14 +61,16 @@ def test_table__holds_what_the_detector_answers(kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["aligned, with masks", "TensorFlow's padding", "dilated"])
-def test_onnx__answers_for_images_of_any_size(kind):
+def test_files__answer_for_images_of_any_size(kind):
     _, table_of = made(kind)
     graph = Graph(table_of, torch.zeros(1, 3, 100, 123), {2: "height", 3: "width"}, "images", "objects")
     card = DetectorCard(SPEC, ("a", "b", "c"), Preprocessing((128, 128), 1.0, "bilinear", (0.5,) * 3, (0.5,) * 3))
-    session = onnxruntime.InferenceSession(to_onnx(traced(graph), graph, card))
+    program = traced(graph)
+    session = onnxruntime.InferenceSession(to_onnx(program, graph, card))
     for size in ((100, 120), (75, 200), (320, 96)):
         image = torch.randn(1, 3, *size)
         with torch.no_grad():
             expected = table_of(image)
+        torch.testing.assert_close(program.module()(image), expected, atol=1e-3, rtol=0)
         answer = session.run(None, {"images": image.numpy()})[0]
         np.testing.assert_allclose(answer, expected, atol=1e-3)
