@@ -17,7 +17,19 @@ LOWER = {
     *("training", "evaluation", "explain", "export", "report"),
 }
 # Each may import those before it, and all lower.
-UPPER = ("settings", "recipes", "rules", "methods", "runner", "tasks", "verbs", "studies", "estimators", "cli")
+UPPER = (
+    "settings",
+    "recipes",
+    "rules",
+    "methods",
+    "runner",
+    "tasks",
+    "verbs",
+    "studies",
+    "estimators",
+    "cli",
+    "__main__",
+)
 ALLOWED = {
     "wording": set(),
     "memory": set(),

@@ -162,7 +162,8 @@ __all__ = [
 ]
 
 prepare_threads()
-if Path(sys.argv[0] if sys.argv else "").stem != "paucal":
+_started = sys.argv[0] if sys.argv else ""  # "-m" while Python looks for the module of `python -m paucal`
+if Path(_started).stem != "paucal" and not (_started == "-m" and "paucal" in sys.orig_argv):
     # Registers our backbones for timm.create_model. The command line imports them only when needed, since timm is
     # slow to import and help should be fast.
     importlib.import_module("paucal.backbones")

@@ -49,6 +49,16 @@ def test_verb__prints_without_loading_torch(verb: str, tmp_path: Path):
     assert last == "0 []"
 
 
+def test_module__answers_as_the_command_does_without_loading_torch():
+    words = [sys.executable, "-X", "importtime", "-m", "paucal", "recipes"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert VERBS["recipes"] in done.stdout
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "paucal.cli.main" in imported
+    assert not {"torch", "timm"} & imported
+
+
 def test_predict__loads_neither_the_trainer_nor_scikit_learn(tmp_path: Path):
     spec = BackboneSpec("vit_mini", 2, 3, (16, 16))
     preprocessing = Preprocessing((16, 16), 1.0, "bicubic", (0.5,) * 3, (0.25,) * 3)

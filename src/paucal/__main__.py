@@ -1,0 +1,7 @@
+"""`python -m paucal`: the command line, for environments whose programs are not on the PATH."""
+
+import sys
+
+from paucal.cli.main import main
+
+sys.exit(main())
