@@ -50,5 +50,5 @@ def epochs_of(rank: int) -> list[list]:
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_sampler__balanced_never_shows_a_view_twice(repeats):
     sampler = StepSampler(np.arange(12), 4, 6, seed=0, labels=np.asarray([0] * 10 + [1] * 2), repeats=repeats)
-    keys = list(zip(*(drawn.tolist() for drawn in sampler.epoch_draws(0)), strict=True))
+    keys = [key for step in list(sampler)[:3] for key in step]
     assert len(set(keys)) == len(keys) == 12

@@ -24,7 +24,9 @@ from paucal.training.hanging import HangLimit
 from paucal.types import UserError
 
 IMAGES, STEPS = 100, 9
-STREAM = Stream(np.repeat([0, 1, 2, 3], 25).astype(np.int32), np.repeat(range(10), 10).astype(np.int32), window=16)
+STREAM = Stream.in_blocks(
+    np.repeat([0, 1, 2, 3], 25).astype(np.int32), np.repeat(range(10), 10).astype(np.int32), window=16
+)
 WIDTH = TrainSettings(batch_size=8, accumulate=1, devices=2, nodes=1, strategy="ddp")
 
 

@@ -9,7 +9,7 @@ from torch.utils.data import Sampler
 
 from paucal.data.dataset import SampleKey
 from paucal.data.randomness import derive_seed
-from paucal.data.shards.stream import Stream
+from paucal.data.shards.stream import Stream, StreamOrder
 
 
 def steps_per_epoch(images: int, global_batch: int) -> int:
@@ -46,8 +46,8 @@ class StepSampler(Sampler[list[SampleKey]]):
         labels: (n,) int64 classes of the images, for balanced epochs; None to draw each image once. In a balanced epoch
             images of small classes are repeated, each time augmented anew, and large classes are subsampled anew.
         stream: Stream of the images of `indices`, if they are streamed.
-        on_pass: Function called before each forward pass with the images of the epoch, in order, and the position among
-            them at which the pass begins; None for none.
+        on_pass: Function called before each forward pass over streamed images with the order of the epoch and the place
+            at which the pass begins; None for none.
     """
 
     indices: NDArray[np.int64]
@@ -62,7 +62,7 @@ class StepSampler(Sampler[list[SampleKey]]):
     accumulate: int = 1
     labels: NDArray[np.int64] | None = None
     stream: Stream | None = None
-    on_pass: Callable[[NDArray[np.int64], int], None] | None = None
+    on_pass: Callable[[StreamOrder, int], None] | None = None
 
     def __post_init__(self) -> None:
         if len(self.indices) == 0 or min(self.batch_size, self.world, self.repeats, self.accumulate) < 1:
@@ -79,38 +79,45 @@ class StepSampler(Sampler[list[SampleKey]]):
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
         per_epoch = self.accumulate * steps_per_epoch(len(self.indices), self._global_batch * self.accumulate)
-        epoch, images, repeats = -1, np.zeros(0, np.int64), np.zeros(0, np.int64)
+        epoch, own = self.start // per_epoch, self.rank * self.batch_size + np.arange(self.batch_size)
+        order, again = self._order(epoch)
         for step in range(self.start, self.steps):
             if step // per_epoch != epoch:
                 epoch = step // per_epoch
-                images, repeats = self.epoch_draws(epoch)
+                order, again = self._order(epoch)
             first = step % per_epoch * self._global_batch
-            if self.on_pass is not None:
-                self.on_pass(images, first)
-            own = slice(first + self.rank * self.batch_size, first + (self.rank + 1) * self.batch_size)
-            pairs = zip(images[own].tolist(), repeats[own].tolist(), strict=True)
-            yield [SampleKey(epoch, image, repeat) for image, repeat in pairs]
+            if self.on_pass is not None and isinstance(order, StreamOrder):
+                self.on_pass(order, first // self.repeats % len(order))
+            images, repeats = self._draw(order, again, first + own)
+            yield [SampleKey(epoch, *pair) for pair in zip(images.tolist(), repeats.tolist(), strict=True)]
 
-    def epoch_draws(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the images of an epoch over all processes, in order, and the repeat number of each draw.
+    def _order(self, epoch: int) -> tuple[NDArray[np.int64] | StreamOrder, NDArray[np.int64] | None]:
+        """Return the places of an epoch's images in `indices`; in a balanced epoch also how often each came before."""
+        seed = derive_seed(self.seed, epoch)
+        if self.labels is not None:
+            return balanced_order(self.labels, np.random.default_rng(seed))
+        if not self.shuffle:
+            return np.arange(len(self.indices)), None
+        if self.stream is not None:
+            return self.stream.order(seed), None
+        return np.random.default_rng(seed).permutation(len(self.indices)), None
 
-        There are enough draws for at least one global batch.
+    def _draw(
+        self, order: NDArray[np.int64] | StreamOrder, again: NDArray[np.int64] | None, draws: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the images of some draws of an epoch, and the repeat number of each.
+
+        Draw d is image d // repeats of the order; after the last image, draws start over with higher repeat numbers.
         """
         count = len(self.indices)
-        order, again = np.arange(count), np.zeros(count, dtype=np.int64)
-        generator = np.random.default_rng(derive_seed(self.seed, epoch))
-        if self.labels is not None:
-            order, again = balanced_order(self.labels, generator)
-        elif self.shuffle and self.stream is not None:
-            order = self.stream.order(generator)
-        elif self.shuffle:
-            order = generator.permutation(count)
-        # Draw d is image d // repeats; after the last image, draws start over with higher repeat numbers.
-        draws = np.arange(max(count, self._global_batch * self.accumulate))
-        rounds, positions = np.divmod(draws // self.repeats, count)
+        rounds, places = np.divmod(draws // self.repeats, count)
         repeats = rounds * self.repeats + draws % self.repeats
-        repeats = repeats + again[positions] * (int(repeats.max()) + 1)
-        return self.indices[order[positions]], repeats
+        if again is not None:
+            n_draws = max(count, self._global_batch * self.accumulate)
+            last = np.arange(max(0, n_draws - self.repeats), n_draws)  # one of them has the highest number
+            most = int((last // self.repeats // count * self.repeats + last % self.repeats).max())
+            repeats = repeats + again[places] * (most + 1)
+        return self.indices[order[places]], repeats
 
     @property
     def _global_batch(self) -> int:

@@ -99,6 +99,8 @@ def test_million__goes_on_anywhere_as_if_it_had_not_stopped(images, start):
 def test_million__reads_the_images_that_are_wanted_from_few_shards(images):
     assert images.stream is not None
     ids = shown(images, 40)
-    assert len(set(images.stream.shards[ids].tolist())) <= 8  # a window of 65,536 spans seven or eight shards
+    assert (
+        len(set(images.stream.shards_of(np.asarray(ids)).tolist())) <= 8
+    )  # a window of 65,536 spans seven or eight shards
     for position in ids[:200]:
         assert number_of(images.store.read(position)) % 3 == images.labels[position]

@@ -3,24 +3,29 @@ import pytest
 
 from paucal.data.randomness import derive_seed
 from paucal.data.sampler import StepSampler
-from paucal.data.shards.stream import Stream, blocks_of, concatenate_streams, is_streamed, window_for
+from paucal.data.shards.stream import Stream, concatenate_streams, is_streamed, window_for
 from paucal.data.string_arrays import RepeatedStrings, StringArray, sorted_positions, take_strings
 
 
 def made_stream(shards: int = 7, each: int = 60, block: int = 10, window: int = 64) -> Stream:
     numbers = np.repeat(np.arange(shards), each).astype(np.int32)
     blocks = (np.arange(shards * each) // block).astype(np.int32)
-    return Stream(numbers, blocks, window)
+    return Stream.in_blocks(numbers, blocks, window)
+
+
+def ordered(stream: Stream, seed: int) -> np.ndarray:
+    return stream.order(seed)[np.arange(len(stream))]
 
 
 def naive_order(stream: Stream, generator: np.random.Generator) -> list[int]:
     shard_ranks = generator.permutation(stream.shards.max() + 1).tolist()
     block_ranks = generator.permutation(stream.blocks.max() + 1).tolist()
-    line = []
+    images, line = np.arange(len(stream)), []
+    shards, blocks = stream.shards_of(images), stream.blocks[np.searchsorted(stream.ends, images, side="right")]
     for rank in range(len(shard_ranks)):
-        mine = [n for n in range(len(stream)) if stream.shards[n] == shard_ranks.index(rank)]
+        mine = [n for n in range(len(stream)) if shards[n] == shard_ranks.index(rank)]
         for place in range(len(block_ranks)):
-            line += [n for n in mine if stream.blocks[n] == block_ranks.index(place)]
+            line += [n for n in mine if blocks[n] == block_ranks.index(place)]
     for first in range(0, len(line), stream.window):
         piece = np.asarray(line[first : first + stream.window])
         generator.shuffle(piece)
@@ -30,29 +35,39 @@ def naive_order(stream: Stream, generator: np.random.Generator) -> list[int]:
 
 def test_order__is_that_of_a_naive_loop():
     stream = made_stream()
-    assert stream.order(np.random.default_rng(3)).tolist() == naive_order(stream, np.random.default_rng(3))
+    assert ordered(stream, 3).tolist() == naive_order(stream, np.random.default_rng(3))
+    chosen = np.random.default_rng(0).permutation(420)[:300]  # in any order, so that blocks are in many pieces
+    some = stream.take(chosen)
+    assert ordered(some, 4).tolist() == naive_order(some, np.random.default_rng(4))
+
+
+def test_order__is_the_same_from_any_place():
+    order, whole = made_stream().order(3), ordered(made_stream(), 3)
+    for first in (300, 60, 0, 410):
+        places = np.arange(first, min(420, first + 70))
+        assert order[places].tolist() == whole[places].tolist()
 
 
 def test_order__shows_each_image_once_and_reads_few_shards_at_a_time():
     stream = made_stream()
-    order = stream.order(np.random.default_rng(0))
+    order = ordered(stream, 0)
     assert sorted(order.tolist()) == list(range(420))
-    per_window = [set(stream.shards[order[first : first + 64]].tolist()) for first in range(0, 420, 64)]
+    per_window = [set(stream.shards_of(order[first : first + 64]).tolist()) for first in range(0, 420, 64)]
     assert max(map(len, per_window)) <= 3  # 64 images of shards of 60
     everywhere = np.random.default_rng(0).permutation(420)[:64]
-    assert len(set(stream.shards[everywhere].tolist())) == 7
+    assert len(set(stream.shards_of(everywhere).tolist())) == 7
 
 
 def test_order__mixes_within_a_window():
     stream = made_stream(window=420)
-    order = stream.order(np.random.default_rng(0))
+    order = ordered(stream, 0)
     assert (np.diff(order) == 1).mean() < 0.05
 
 
 def test_order__of_some_of_the_images_keeps_the_places_of_the_rest():
     stream = made_stream()
     chosen = np.flatnonzero(np.arange(420) % 5 != 0)
-    order = stream.take(chosen).order(np.random.default_rng(1))
+    order = ordered(stream.take(chosen), 1)
     assert sorted(order.tolist()) == list(range(len(chosen)))
 
 
@@ -68,7 +83,7 @@ def test_sampler__follows_seed_and_epoch_alone():
     first, second = ([key.index for step in steps[per_epoch * n : per_epoch * (n + 1)] for key in step] for n in (0, 1))
     stream, chosen = made_stream(), np.flatnonzero(np.arange(420) % 7 != 0)
     for epoch, found in enumerate((first, second)):
-        order = stream.take(chosen).order(np.random.default_rng(derive_seed(5, epoch)))
+        order = ordered(stream.take(chosen), derive_seed(5, epoch))
         assert found == chosen[order].tolist()
     assert first != second
     assert sorted(first) == sorted(second) == chosen.tolist()
@@ -91,13 +106,14 @@ def test_sample__lies_in_few_runs_spread_over_all():
     found = stream.sample(320)
     assert len(found) == 320
     assert (np.diff(found) != 1).sum() == 31
-    assert len(set(stream.shards[found].tolist())) == 32
+    assert len(set(stream.shards_of(found).tolist())) == 32
     assert stream.sample(20_000).tolist() == list(range(10_000))
 
 
 def test_blocks__end_with_their_shard():
-    blocks = blocks_of([300, 0, 256])
-    assert np.bincount(blocks).tolist() == [256, 44, 256]
+    stream = Stream.in_shards([300, 0, 256], 64)
+    assert np.diff(stream.ends, prepend=0).tolist() == [256, 44, 256]
+    assert stream.shards.tolist() == [0, 0, 2]
 
 
 def test_joined_stream__counts_a_set_that_is_decoded_as_one_shard():
@@ -105,7 +121,8 @@ def test_joined_stream__counts_a_set_that_is_decoded_as_one_shard():
     joined = concatenate_streams([made_stream(shards=2, each=20), None], [40, 300])
     assert joined is not None
     assert np.unique(joined.shards).tolist() == [0, 1, 2]
-    assert np.bincount(joined.blocks).tolist() == [10, 10, 10, 10, 256, 44]
+    assert np.diff(joined.ends, prepend=0).tolist() == [10, 10, 10, 10, 256, 44]
+    assert np.unique(joined.blocks).tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_rules__of_what_is_streamed_and_how_large_a_window_is():

@@ -6,36 +6,41 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.shards.stream import Stream
+from paucal.data.shards.stream import StreamOrder
 from paucal.data.stores import EncodedStore, Store, locate
 
-AHEAD = 4  # shards that are fetched before they are needed
+AHEAD = 4  # shards that are fetched before they are needed, at least
 
 
 class ShardsAhead:
-    """Fetches shards in background threads, in the order in which an epoch needs them."""
+    """Fetches shards in background threads, in the order in which an epoch needs them.
 
-    def __init__(self, store: Store, stream: Stream) -> None:
-        self._store, self._shards = store, stream.shards
-        self._epoch = np.zeros(0, dtype=np.int64)
-        self._first_uses = np.zeros(0, dtype=np.int64)
+    Args:
+        store: Store of all images.
+        images: (n,) int64 positions in the store of the images of the orders that are read.
+    """
+
+    def __init__(self, store: Store, images: NDArray[np.int64]) -> None:
+        self._store, self._images = store, images
+        self._order: StreamOrder | None = None
         self._asked, self._threads = 0, 0
         self._waiting: deque[int] = deque()  # an image of each shard to fetch
         self._lock = threading.Lock()
 
-    def reach(self, images: NDArray[np.int64], position: int) -> None:
-        """Ask for the shards after those that an epoch has reached.
+    def reach(self, order: StreamOrder, place: int) -> None:
+        """Ask for the shards of the window that an epoch has reached, and of the next window.
 
         Args:
-            images: (n,) images of the epoch in order; the same array for all its steps.
-            position: Position in `images` that the next step begins at.
+            order: Order of the epoch; the same object for all its steps.
+            place: Place in the order that the next step begins at.
         """
-        if images is not self._epoch:
-            self._epoch, self._asked = images, 0
-            self._first_uses = position + np.sort(np.unique(self._shards[images[position:]], return_index=True)[1])
-        last = int(np.searchsorted(self._first_uses, position, side="right")) + AHEAD
-        wanted, self._asked = self._first_uses[self._asked : last], last
-        for image in images[wanted].tolist():
+        begin = place // order.window * order.window
+        if order is not self._order:
+            self._order, self._asked = order, int(np.searchsorted(order.ends, begin, side="right"))
+        reached, soon = 1 + np.searchsorted(order.ends, [begin + order.window, begin + 2 * order.window])
+        last = max(self._asked, reached + AHEAD, soon)
+        wanted, self._asked = order.some_images[self._asked : last], last
+        for image in self._images[wanted].tolist():
             with self._lock:
                 self._waiting.append(image)
                 is_more = self._threads < AHEAD

@@ -26,7 +26,7 @@ from paucal.data.shards.index import (
     damage_notes,
     read_index,
 )
-from paucal.data.shards.stream import Stream, blocks_of, is_streamed, streaming_note, window_for
+from paucal.data.shards.stream import Stream, is_streamed, streaming_note, window_for
 from paucal.data.shards.tar import (
     JSON_FIELD,
     LABEL_SUFFIXES,
@@ -283,5 +283,5 @@ def _image_set(place: ShardFolder, index: ShardIndex, labelled: bool, only: str 
         declared=RepeatedStrings(parts, codes if only is None else np.zeros_like(codes)),
         store=TarStore(place, index, keys),
         notes=(*([streaming_note(len(index), len(index.files))] if streamed else []), *index.notes),
-        stream=Stream(index.shards, blocks_of(counts), window_for(float(index.lengths.mean()))) if streamed else None,
+        stream=Stream.in_shards(counts, window_for(float(index.lengths.mean()))) if streamed else None,
     )

@@ -152,10 +152,10 @@ def shard_order(images: ImageSet, part: str, seed: int) -> NDArray[np.int64]:
     A shard is then a random sample, so that a window over a few of them mixes classes.
     """
     positions = np.flatnonzero(np.asarray(images.declared, dtype="<U6") == part)
-    generator = np.random.default_rng(derive_seed(seed, len(positions)))
+    order_seed = derive_seed(seed, len(positions))
     if images.stream is not None:  # the input is shards as well: neighbours are read together
-        return positions[images.stream.take(positions).order(generator)]
-    return positions[generator.permutation(len(positions))]
+        return positions[images.stream.take(positions).order(order_seed)[np.arange(len(positions))]]
+    return positions[np.random.default_rng(order_seed).permutation(len(positions))]
 
 
 def read_members(

@@ -219,7 +219,7 @@ def _stream(files: Sequence[RowFile], groups: Sequence[list[int]], table: NDArra
         rows = table[:, 0] == number
         blocks[rows] = first + np.searchsorted(np.cumsum(lengths), table[rows, 1], side="right")
         first += len(lengths)
-    return Stream(table[:, 0].astype(np.int32), blocks, window_for(n_bytes / max(1, len(table))))
+    return Stream.in_blocks(table[:, 0].astype(np.int32), blocks, window_for(n_bytes / max(1, len(table))))
 
 
 def _parts(files: Sequence[RowFile], labelled: bool) -> tuple[list[str], list[str]]:
