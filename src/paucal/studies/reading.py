@@ -198,7 +198,7 @@ def _make(kind: type[T], entry: Any, where: str) -> T:
     """Make a dataclass from a mapping whose values have the types of its fields; lists become tuples."""
     if not isinstance(entry, dict):
         raise UserError(f"{where} is {entry!r}, expected names with values.")
-    hints, own = typing.get_type_hints(kind), {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
+    hints, own = _type_hints(kind), {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
     values = {}
     for name, value in entry.items():
         if name not in own:
@@ -208,6 +208,9 @@ def _make(kind: type[T], entry: Any, where: str) -> T:
         if name not in values and item.default is MISSING and item.default_factory is MISSING:
             raise UserError(f"{where} lacks {name!r}.")
     return kind(**values)
+
+
+_type_hints = cache(typing.get_type_hints)  # the studies make a thousand objects of a few kinds
 
 
 def _convert(value: Any, hint: Any, where: str) -> Any:
