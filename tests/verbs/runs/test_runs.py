@@ -151,6 +151,14 @@ def test_command__shows_and_writes_and_deletes_nothing(runs, tmp_path, capsys):
     assert "2 cannot be read" in capsys.readouterr().out
 
 
+def test_command__shows_the_error_of_runs_that_predict_numbers(runs, capsys):
+    RunFolder(make_run(runs / "ages", 0)).write_json("summary.json", {"test_mae": 1.5234, "cross_validated_mae": 12.0})
+    assert call("runs", runs) == 0
+    said = capsys.readouterr().out
+    assert "MAE 12 MAE 1.52" in " ".join(said.split())
+    assert [run.value("test") for run in list_runs(runs) if run.name == "ages"] == [None]
+
+
 def test_list__survives_settings_whose_names_are_no_text(tmp_path, capsys):
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "config.yaml").write_text("settings:\n  model: vit_mini\n  1: x\n  data: {2: y, z: 3}\n")

@@ -27,18 +27,9 @@ from paucal.wording import counted, percent
 
 SHOWN = ("state", "method", "model", "data", "seed", "epochs", "val", "test", "time", "size", "changed")
 WIDEST = 10_000  # characters
-SPARED = (
-    "changed",
-    "size",
-    "time",
-    "seed",
-    "epochs",
-    "method",
-    "data",
-)  # columns that a narrow terminal leaves out first
+SPARED = ("changed", "size", "time", "seed", "epochs", "method", "data")  # left out first on a narrow terminal
+ERRORS = {"val": "cross_validated_mae", "test": "test_mae"}  # of runs that predict numbers
 NUMBERS = ("val", "test", "size", "seed", "epochs")
-
-
 LONG_AGO = 30 * 86400.0  # seconds after which a stopped run will probably not be resumed
 JUST_NOW = 600.0  # seconds for which a started run may still be running on another machine
 _OWN = ("output", "overwrite", "time_limit", "hang_after", "workers", "device")  # settings that do not distinguish runs
@@ -138,6 +129,8 @@ def _show_deletable(runs: Sequence[ListedRun], console: Console) -> None:
 
 def _told(run: ListedRun, name: str) -> str:
     value = run.value(name)
+    if value is None and ERRORS.get(name) in run.summary:  # only shown, since errors do not sort with accuracies
+        return f"MAE {run.summary[ERRORS[name]]:.3g}"
     if value is None:
         return "-"
     if name in ("val", "test") and isinstance(value, int | float):
