@@ -28,7 +28,7 @@ from paucal.data.loader import make_train_loader
 from paucal.data.sampler import StepSampler
 from paucal.data.shards import stream as streams
 from paucal.data.shards.folders import LocalShardFolder
-from paucal.data.shards.index import NAME, ShardIndex, read_index
+from paucal.data.shards.index import NAME, ShardIndex, read_index, spans_of
 from paucal.data.shards.opening import open_shards
 from paucal.data.shards.tar import index_tar
 from paucal.data.shards.writing import write_shards
@@ -55,8 +55,7 @@ def make(images: ImageSet, count: int, folder: Path) -> dict[str, float]:
     begin = time.perf_counter()
     index_tar(first, first.name)
     looked = time.perf_counter() - begin
-    with (folder / NAME).open("rb") as file:
-        one = read_index(file, NAME)
+    one = read_index(folder / NAME, NAME)
     copies = [f"shard-{number:06d}.tar" for number in range(count // EACH)]
     for name in copies[1:]:
         shutil.copy2(first, folder / name)
@@ -70,11 +69,11 @@ def many(one: ShardIndex, names: list[str]) -> ShardIndex:
     return replace(
         one,
         files=tuple(replace(one.files[0], name=name) for name in names),
-        shards=np.repeat(np.arange(count, dtype=np.int32), len(one)),
-        offsets=np.tile(one.offsets, count),
-        lengths=np.tile(one.lengths, count),
+        spans=spans_of([len(one)] * count),
+        offsets=np.tile(one.offsets[:], count),
+        lengths=np.tile(one.lengths[:], count),
         labels=np.tile(one.labels, count),
-        keys=StringArray.concatenate([one.keys] * count),
+        names=StringArray.concatenate([one.names[:]] * count),
     )
 
 
@@ -162,15 +161,9 @@ def main() -> None:
         made = make(source, given.images, large)
         shutil.copy2(large / "shard-000000.tar", few)
         shutil.copy2(large / "classes.txt", few)
-        with (large / NAME).open("rb") as file:
-            index = read_index(file, NAME)
-        rows = slice(0, EACH)
-        replace(
-            index,
-            files=index.files[:1],
-            keys=index.keys[rows],
-            **{name: getattr(index, name)[rows] for name in ("shards", "offsets", "lengths", "labels")},
-        ).write(few / NAME)
+        index = read_index(large / NAME, NAME)
+        rows = {name: getattr(index, name)[:EACH] for name in ("offsets", "lengths", "labels", "names")}
+        replace(index, files=index.files[:1], spans=spans_of([EACH]), **rows).write(few / NAME)
         small = run(few, given.workers, min(given.read, EACH // 4))
         found = run(large, given.workers, given.read)
         result = {

@@ -46,7 +46,8 @@ class ImageSet:
         classes: Class names in label order; empty for an unlabelled set.
         keys: Identity of each image, which stays the same if the set is copied: a relative path with forward slashes,
             or `train.parquet#12` for a row.
-        labels: (N,) int64 class numbers; -1 for unlabelled images, and for all images if there is a `multi_hot`.
+        labels: (N,) class numbers, as int64 or, for shards, in a smaller type; -1 for unlabelled images, and for all
+            images if there is a `multi_hot`.
         declared: "train", "val" or "test" for each image if the source has its own split, else "".
         store: Store that reads the pixels.
         hints: Properties of the images that default settings respect.
@@ -63,7 +64,7 @@ class ImageSet:
     location: str
     classes: tuple[str, ...]
     keys: Sequence[str]
-    labels: NDArray[np.int64]
+    labels: NDArray[np.integer]
     declared: Sequence[str]
     store: Store
     hints: Hints = Hints()

@@ -1,6 +1,8 @@
 """Millions of strings in one block of memory; a list would take a hundred bytes more per string."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import bisect
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -42,12 +44,6 @@ class StringArray(Sequence[str]):
         return cls(_join_elements(prefixes.take(of_row), digits, b""))
 
     @classmethod
-    def in_folders(cls, folders: Sequence[str], numbers: NDArray[np.int32], names: "StringArray") -> "StringArray":
-        """Return "folder/name" for each name, given the index of its folder."""
-        prefixes = pa.array([_encoded(folder) for folder in folders], _KIND).take(pa.array(numbers))
-        return cls(_join_elements(prefixes, names._values, b"/"))
-
-    @classmethod
     def from_buffers(cls, content: NDArray[np.uint8], ends: NDArray[np.int64]) -> "StringArray":
         """Return the array from the result of `to_buffers`."""
         offsets = np.concatenate([[0], ends]).astype(np.int64)
@@ -84,12 +80,75 @@ class StringArray(Sequence[str]):
         """Return some of the strings, in that order."""
         return StringArray(self._values.take(pa.array(np.asarray(indices, dtype=np.int64))))
 
+    def prefixed(self, prefix: str) -> "StringArray":
+        """Return the strings with a common beginning."""
+        return StringArray(_join_elements(pa.scalar(_encoded(prefix), _KIND), self._values, b""))
+
     def order(self) -> NDArray[np.int64]:
         """Return the positions that sort the strings by code points."""
         return pc.call_function("array_sort_indices", [self._values]).to_numpy().astype(np.int64)
 
     def _batches(self) -> Iterator[list[bytes]]:
         return (self._values.slice(first, _AT_ONCE).to_pylist() for first in range(0, len(self), _AT_ONCE))
+
+
+class GroupedStrings(Sequence[str]):
+    """Strings "group/name", such as the names of images within shards, which are read by group when needed.
+
+    Args:
+        groups: Names of the groups.
+        counts: Number of strings of each group.
+        read: Function that returns the names within a group, given its number.
+
+    Example:
+        >>> names = [StringArray.from_strings(["x", "a"]), StringArray.from_strings(["m"])]
+        >>> strings = GroupedStrings(["2.tar", "1.tar"], [2, 1], names.__getitem__)
+        >>> list(strings), strings[2], strings.order().tolist()
+        (['2.tar/x', '2.tar/a', '1.tar/m'], '1.tar/m', [2, 1, 0])
+    """
+
+    def __init__(self, groups: Sequence[str], counts: Sequence[int], read: Callable[[int], StringArray]) -> None:
+        self._groups, self._counts, self._read = tuple(groups), tuple(counts), read
+        self._ends = list(itertools.accumulate(self._counts))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> StringArray: ...
+    def __getitem__(self, index: int | slice) -> "str | StringArray":
+        if isinstance(index, slice):
+            return self.take(np.arange(len(self))[index])
+        place = range(len(self))[index]
+        number = bisect.bisect_right(self._ends, place)
+        return f"{self._groups[number]}/{self._read(number)[place - self._ends[number] + self._counts[number]]}"
+
+    def __iter__(self) -> Iterator[str]:
+        for number, group in enumerate(self._groups):
+            yield from (f"{group}/{name}" for name in (self._read(number) if self._counts[number] else ()))
+
+    def take(self, indices: NDArray[np.int64]) -> StringArray:
+        """Return some of the strings, in that order."""
+        indices = np.asarray(indices, dtype=np.int64)
+        numbers = np.searchsorted(self._ends, indices, side="right")
+        by_group = np.argsort(numbers, kind="stable")
+        firsts, pieces = np.flatnonzero(np.diff(numbers[by_group], prepend=-1)), [StringArray.from_strings(())]
+        for members in np.split(by_group, firsts)[1:]:
+            number = int(numbers[members[0]])
+            names = self._read(number).take(indices[members] - self._ends[number] + self._counts[number])
+            pieces.append(names.prefixed(f"{self._groups[number]}/"))
+        return StringArray.concatenate(pieces).take(np.argsort(by_group, kind="stable"))
+
+    def order(self) -> NDArray[np.int64]:
+        """Return the positions that sort the strings by code points."""
+        prefixes = [_encoded(f"{group}/") for group in self._groups]
+        numbers = sorted(range(len(prefixes)), key=prefixes.__getitem__)
+        if any(prefixes[after].startswith(prefixes[before]) for before, after in itertools.pairwise(numbers)):
+            return self.take(np.arange(len(self))).order()  # names of several groups alternate
+        filled = [number for number in numbers if self._counts[number]]
+        return np.concatenate([self._ends[n] - self._counts[n] + self._read(n).order() for n in filled])
 
 
 class RepeatedStrings(Sequence[str]):
@@ -105,7 +164,19 @@ class RepeatedStrings(Sequence[str]):
     """
 
     def __init__(self, words: Sequence[str], codes: NDArray[Any]) -> None:
-        self._words, self._codes = tuple(words), np.asarray(codes, dtype=np.int16)
+        self._words, self._codes = tuple(words), np.asarray(codes, dtype=np.min_scalar_type(len(words)))
+
+    @classmethod
+    def of(cls, words: Sequence[str], strings: NDArray[np.str_]) -> "RepeatedStrings":
+        """Return the strings of an array, which are all among `words`."""
+        codes = np.zeros(len(strings), dtype=np.min_scalar_type(len(words)))
+        for code, word in enumerate(words):
+            codes[strings == word] = code
+        return cls(words, codes)
+
+    def are(self, word: str) -> NDArray[np.bool_]:
+        """Return for each string whether it is `word`."""
+        return self._codes == self._words.index(word)
 
     def __len__(self) -> int:
         return len(self._codes)
@@ -120,7 +191,7 @@ class RepeatedStrings(Sequence[str]):
         return self._words[self._codes[index]]
 
     def __iter__(self) -> Iterator[str]:
-        return map(self._words.__getitem__, self._codes.tolist())
+        return map(self._words.__getitem__, self._codes)  # a list of all codes would be large
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.asarray(self._words, dtype=dtype)[self._codes]
@@ -132,7 +203,7 @@ class RepeatedStrings(Sequence[str]):
 
 def take_strings(strings: Sequence[str], indices: NDArray[np.int64]) -> Sequence[str]:
     """Return some of the strings, in that order, in the same kind of sequence."""
-    if isinstance(strings, StringArray | RepeatedStrings):
+    if isinstance(strings, StringArray | GroupedStrings | RepeatedStrings):
         return strings.take(indices)
     positions: list[int] = np.asarray(indices).tolist()
     return [strings[position] for position in positions]
@@ -145,12 +216,12 @@ def sorted_positions(strings: Sequence[str]) -> NDArray[np.int64]:
         >>> sorted_positions(["b", "a"]).tolist()
         [1, 0]
     """
-    if isinstance(strings, StringArray):
+    if isinstance(strings, StringArray | GroupedStrings):
         return strings.order()
     return np.asarray(sorted(range(len(strings)), key=strings.__getitem__), dtype=np.int64)
 
 
-def _join_elements(first: pa.Array, second: pa.Array, between: bytes) -> pa.Array:
+def _join_elements(first: pa.Array | pa.Scalar, second: pa.Array, between: bytes) -> pa.Array:
     return pc.call_function("binary_join_element_wise", [first, second, pa.scalar(between, _KIND)])
 
 

@@ -326,13 +326,13 @@ def test_shards__stay_open_for_a_minute_and_are_at_most_64(tmp_path, monkeypatch
     write_shards(numbered(140), folder, most_images=2)
     images = open_images(folder)
     opened: list[str] = []
-    open_file = tar_module._OpenShard
+    open_file = tar_module.OpenFile
 
-    def noted(path: Path) -> tar_module._OpenShard:
+    def noted(path: Path) -> tar_module.OpenFile:
         opened.append(path.name)
         return open_file(path)
 
-    monkeypatch.setattr(tar_module, "_OpenShard", noted)
+    monkeypatch.setattr(tar_module, "OpenFile", noted)
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else None
     store = images.store
     store.read(0)

@@ -2,15 +2,17 @@
 
 import glob
 import hashlib
+import io
 import os
 import shutil
 import statistics
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from paucal.data.decode import UnreadableImage
 from paucal.data.decoded.cache_folder import OFF, SHARDS, VARIABLE, usable_folder
@@ -18,7 +20,7 @@ from paucal.data.shards.index import Shard
 from paucal.data.shards.requests import FULL, first_line, hedged, retry
 from paucal.data.sources.archive import checked_name
 from paucal.data.sources.folder import require_readable
-from paucal.reading import read_bytes
+from paucal.reading import read_bytes, require_regular
 from paucal.types import UserError
 
 MOST_FETCHED = 32 << 30  # bytes of downloaded shards on this machine
@@ -27,6 +29,7 @@ _SHARE_OF_FREE = 0.5  # share of the free disk that downloaded shards may take
 _LATE, _LEAST_PATIENCE, _FIRST_PATIENCE = 4.0, 5.0, 60.0
 _LONGEST_SILENCE = 3600.0  # seconds without a new byte after which a download counts as abandoned
 _MOST_SPEEDS = 32  # downloads whose speed is remembered
+_PIECE = 16 << 20  # bytes of a small file that are read at once
 _EXTRA = "pip install 'paucal[remote]'"
 
 
@@ -49,6 +52,10 @@ class ShardFolder(Protocol):
 
     def read_small_file(self, name: str, most: int) -> bytes | None:
         """Return the content of a file of at most `most` bytes; None if it does not exist. Raises a `UserError`."""
+        ...
+
+    def local_copy(self, name: str, most: int) -> Path | None:
+        """Return the path on this machine of a file of at most `most` bytes; otherwise as `read_small_file`."""
         ...
 
     def local_path(self, shard: Shard) -> Path:
@@ -86,6 +93,11 @@ class LocalShardFolder:
         """Return the content of a file; None if it does not exist."""
         path = self.root / checked_name(self.location, name)
         return read_bytes(path, most) if path.exists() else None
+
+    def local_copy(self, name: str, most: int) -> Path | None:
+        """Return the path of a file; None if it does not exist."""
+        path = self.root / checked_name(self.location, name)
+        return require_regular(path) if path.exists() else None
 
     def local_path(self, shard: Shard) -> Path:
         """Return the path of a shard."""
@@ -151,17 +163,42 @@ class RemoteShardFolder:
 
     def read_small_file(self, name: str, most: int) -> bytes | None:
         """Return the content of a file; None if it does not exist."""
+        content = io.BytesIO()
+        return content.getvalue() if self._copy(name, most, content) else None
+
+    def local_copy(self, name: str, most: int) -> Path | None:
+        """Return the path of a downloaded file; None if it does not exist."""
+        self.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.cache) as folder:
+            copy = Path(folder, name)
+            with copy.open("w+b") as file:
+                if not self._copy(name, most, file):
+                    return None
+                file.seek(0)
+                digest = hashlib.file_digest(file, "blake2b").hexdigest()[:32]
+            target = self.cache / f"{digest}-{name}"
+            with suppress(OSError):  # on Windows, open elsewhere with the same content
+                copy.replace(target)
+        for old in self.cache.glob(f"*-{glob.escape(name)}"):
+            with suppress(OSError):
+                if old != target:
+                    old.unlink()
+        return target
+
+    def _copy(self, name: str, most: int, target: IO[bytes]) -> bool:
+        """Write the content of a file, and return whether it exists."""
         files, root = self._storage()
         try:
             with files.open(f"{root.rstrip('/')}/{checked_name(self.url, name)}", "rb") as file:
-                content = file.read(most + 1)
+                while piece := file.read(min(_PIECE, most + 1 - target.tell())):
+                    target.write(piece)
         except FileNotFoundError:
-            return None
+            return False
         except Exception as problem:  # as above
             raise UserError(f"{self.url}/{name} cannot be read ({first_line(problem)}); check the address.") from None
-        if len(content) > most:
+        if target.tell() > most:
             raise UserError(f"{self.url}/{name} has more than {most:,} bytes, the limit for such a file.")
-        return content
+        return True
 
     def local_path(self, shard: Shard) -> Path:
         """Return the path of the downloaded shard.

@@ -1,16 +1,21 @@
 """The index of tar shards: the position and label of every image, stored as plain arrays."""
 
+import bisect
+import itertools
 import json
 import os
+import struct
 import zipfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paucal.data.shards.stored_arrays import StoredArray, StoredStrings, open_arrays
 from paucal.data.sources.archive import MOST_ENTRIES, MOST_IMAGE, checked_name
 from paucal.data.string_arrays import StringArray
 from paucal.types import UserError
@@ -19,7 +24,10 @@ from paucal.wording import counted, first_few, was
 NAME = "paucal_index.npz"
 FORMAT = 1
 HEADER = 512  # bytes of a tar member before its content
-MOST_BYTES = 4 << 30  # largest unpacked index
+MOST_BYTES = 4 << 30  # largest index
+# The shards of a window of images stay in memory: this many shards at least, and more up to this many rows.
+LEAST_KEPT, MOST_KEPT = 4, 1 << 17
+_ROWS_AT_ONCE = 1 << 16
 _ARRAYS = {
     "shards": np.dtype(np.int32),
     "offsets": np.dtype(np.int64),
@@ -33,7 +41,18 @@ _ARRAYS = {
 REMAKE = f"remove {NAME}, so that the shards are indexed again, or write them again with 'paucal shard'"
 _NAMES_SHOWN = 3
 # Exceptions that reading a damaged index may raise.
-_DAMAGE = (OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, RecursionError, zipfile.BadZipFile)
+_DAMAGE = (
+    zipfile.BadZipFile,
+    struct.error,
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    EOFError,
+    AttributeError,
+    RecursionError,
+    NotImplementedError,
+)
 
 
 class DamagedShard(UserError):
@@ -57,32 +76,72 @@ class Shard:
     changed: int = 0
 
 
+class ShardRows(NamedTuple):
+    """The images of one shard; fields as in `ShardIndex`."""
+
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.int32]
+    names: StringArray
+
+
 @dataclass(frozen=True, eq=False)
 class ShardIndex:
     """The images of a set of tar shards.
 
+    What is needed to read an image is looked up by shard (`rows`) and may stay in a file, which has M rows.
+
     Attributes:
-        files: Shards, in the order of their names.
+        files: F shards, in the order of their names.
         classes: Class names in label order; empty if no image has a label.
-        shards: (N,) int32 positions in `files`, not decreasing.
-        offsets: (N,) int64 byte positions of the images in their shards.
-        lengths: (N,) int32 sizes of the images in bytes.
-        labels: (N,) int32 labels, -1 for unlabelled images.
-        keys: (N,) names within the shards.
+        spans: (F, 2) int64 first row of each shard, and the row after its last one.
+        labels: (N,) labels, -1 for unlabelled images.
+        offsets: (M,) int64 byte positions of the images in their shards.
+        lengths: (M,) int32 sizes of the images in bytes.
+        names: (M,) names within the shards.
         notes: Sentences for the user on images without a label and on empty shards.
     """
 
     files: tuple[Shard, ...]
     classes: tuple[str, ...]
-    shards: NDArray[np.int32]
-    offsets: NDArray[np.int64]
-    lengths: NDArray[np.int32]
-    labels: NDArray[np.int32]
-    keys: StringArray
+    spans: NDArray[np.int64]
+    labels: NDArray[np.integer]
+    offsets: NDArray[np.int64] | StoredArray
+    lengths: NDArray[np.int32] | StoredArray
+    names: StringArray | StoredStrings
     notes: tuple[str, ...] = ()
+    _kept: dict[int, ShardRows] = field(default_factory=dict, repr=False)  # rows of the shards read last
 
     def __len__(self) -> int:
-        return len(self.offsets)
+        return len(self.labels)
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """Number of images of each shard."""
+        return (self.spans[:, 1] - self.spans[:, 0]).tolist()
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(itertools.accumulate(self.counts))
+
+    def locate(self, image: int) -> tuple[int, int]:
+        """Return the shard of an image, and its row there."""
+        shard = bisect.bisect_right(self._ends, image)
+        return shard, image - self._ends[shard] + self.counts[shard]
+
+    def rows(self, shard: int) -> ShardRows:
+        """Return the rows of a shard; those read last stay in memory."""
+        rows = self._kept.get(shard)
+        if rows is None:
+            span = slice(*self.spans[shard].tolist())
+            rows = self._kept[shard] = ShardRows(self.offsets[span], self.lengths[span], self.names[span])
+            kept = list(self._kept.items())
+            while len(kept) > LEAST_KEPT and sum(len(one.offsets) for _, one in kept) > MOST_KEPT:
+                self._kept.pop(kept.pop(0)[0], None)
+        return rows
+
+    def names_of(self, shard: int) -> StringArray:
+        """Return the names of the images within a shard."""
+        return self.rows(shard).names
 
     def without(self, damaged: Mapping[int, str], shown: str) -> "ShardIndex":
         """Return the index without the images of damaged shards, with a note; the files keep their positions.
@@ -96,28 +155,49 @@ class ShardIndex:
         """
         if not damaged:
             return self
-        kept = ~np.isin(self.shards, list(damaged))
         names = {self.files[number].name: reason for number, reason in damaged.items()}
         (note,) = damage_notes(names, len(self.files), shown)
-        note += f", with {counted(int((~kept).sum()), 'image')}"
-        arrays = {name: getattr(self, name)[kept] for name in ("shards", "offsets", "lengths", "labels")}
-        return replace(self, **arrays, keys=self.keys.take(np.flatnonzero(kept)), notes=(*self.notes, note))
+        spans, is_kept = self.spans.copy(), np.ones(len(self.files), dtype=bool)
+        is_kept[list(damaged)] = False
+        spans[~is_kept, 1] = spans[~is_kept, 0]
+        labels = self.labels[np.repeat(is_kept, self.counts)]
+        note += f", with {counted(len(self) - len(labels), 'image')}"
+        return replace(self, spans=spans, labels=labels, notes=(*self.notes, note), _kept={})
 
     def write(self, path: Path) -> None:
-        """Write the index atomically; raises an OSError."""
+        """Write an index that is in memory atomically; raises an OSError."""
+        assert isinstance(self.names, StringArray)
         files = [asdict(file) for file in self.files]
         about = {"format": FORMAT, "files": files, "classes": self.classes, "notes": self.notes}
-        key_bytes, key_ends = self.keys.to_buffers()
-        arrays = {name: getattr(self, name) for name in _ARRAYS if not name.startswith("key_")}
+        key_bytes, key_ends = self.names.to_buffers()
+        arrays = {
+            "shards": np.repeat(np.arange(len(self.files), dtype=np.int32), self.counts),
+            "offsets": self.offsets,
+            "lengths": self.lengths,
+            "labels": self.labels.astype(np.int32),
+            "key_bytes": key_bytes,
+            "key_ends": key_ends,
+        }
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             with temporary.open("wb") as file:
-                np.savez(file, about=np.array(json.dumps(about)), key_bytes=key_bytes, key_ends=key_ends, **arrays)
+                np.savez(file, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def spans_of(counts: Sequence[int]) -> NDArray[np.int64]:
+    """Return the (F, 2) rows of shards that follow each other, from the number of rows of each."""
+    ends = np.cumsum(np.asarray(counts, dtype=np.int64))
+    return np.stack([ends - counts, ends], axis=1)
+
+
+def smallest_labels(labels: NDArray[np.integer], n_classes: int) -> NDArray[np.integer]:
+    """Return labels in the smallest type for -1 and the numbers of all classes."""
+    return labels.astype(np.min_scalar_type(-max(1, n_classes)))
 
 
 def damage_notes(damaged: Mapping[str, str], total: int, shown: str) -> list[str]:
@@ -138,24 +218,24 @@ def damage_notes(damaged: Mapping[str, str], total: int, shown: str) -> list[str
     return [f"{many}; {reason.split(';')[0].rstrip('.')}; {counted(len(names), 'shard')} {was(len(names))} left out"]
 
 
-def read_index(file: IO[bytes], shown: str) -> ShardIndex:
-    """Read an index from an open file."""
+def read_index(path: Path, shown: str) -> ShardIndex:
+    """Open an index file; only the labels are kept in memory."""
     try:
-        with zipfile.ZipFile(file) as packed:
-            if sum(member.file_size for member in packed.infolist()) > MOST_BYTES:
-                raise ValueError(f"more than {MOST_BYTES:,} bytes")
-        file.seek(0)
-        with np.load(file, allow_pickle=False) as stored:
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError(f"more than {MOST_BYTES:,} bytes")
+        with zipfile.ZipFile(path) as packed:
+            if damaged := packed.testzip():
+                raise ValueError(f"{damaged} is damaged")
+        with np.load(path, allow_pickle=False) as stored:
             about = json.loads(str(stored["about"]))
-            arrays = {name: stored[name] for name in _ARRAYS}
-        return _validated_index(about, arrays, shown)
+        return _validated_index(about, open_arrays(path), shown)
     except UserError:
         raise
     except _DAMAGE as problem:
         raise UserError(f"{shown} cannot be read as an index of shards ({problem}); {REMAKE}.") from None
 
 
-def _validated_index(about: Any, arrays: dict[str, NDArray[Any]], shown: str) -> ShardIndex:
+def _validated_index(about: Any, arrays: dict[str, StoredArray], shown: str) -> ShardIndex:
     """Return the stored index; raises a ValueError if it is invalid."""
     if about["format"] != FORMAT:
         raise ValueError(f"it has the format {about['format']}, and this version of paucal reads {FORMAT}")
@@ -165,28 +245,40 @@ def _validated_index(about: Any, arrays: dict[str, NDArray[Any]], shown: str) ->
             raise ValueError("the list of shards is invalid")
         checked_name(shown, file.name)
     count = len(arrays["offsets"])
-    for name, kind in _ARRAYS.items():
-        array = arrays[name]
-        if array.dtype != kind or array.ndim != 1 or (name != "key_bytes" and len(array) != count):
-            raise ValueError(f"'{name}' has the type {array.dtype} and the shape {array.shape}")
-    classes, notes = tuple(map(str, about["classes"])), tuple(map(str, about["notes"]))
-    _check_positions(files, len(classes), arrays)
-    keys = StringArray.from_buffers(arrays.pop("key_bytes"), arrays.pop("key_ends"))
-    return ShardIndex(files, classes, keys=keys, notes=notes, **arrays)
-
-
-def _check_positions(files: tuple[Shard, ...], n_classes: int, arrays: dict[str, NDArray[Any]]) -> None:
-    shards, offsets, lengths, ends = (arrays[name] for name in ("shards", "offsets", "lengths", "key_ends"))
-    count = len(offsets)
     if not 0 < count <= MOST_ENTRIES or not files:
         raise ValueError(f"it has {count} images")
-    if shards.min() < 0 or shards.max() >= len(files) or (np.diff(shards) < 0).any():
-        raise ValueError("it names shards that it does not list")
+    for name, kind in _ARRAYS.items():
+        array = arrays[name]
+        if array.dtype != kind or (name != "key_bytes" and len(array) != count):
+            raise ValueError(f"'{name}' has the type {array.dtype} and {len(array)} values")
+    classes, notes = tuple(map(str, about["classes"])), tuple(map(str, about["notes"]))
+    counts, labels = _read_positions(files, len(classes), arrays)
+    names = StoredStrings(arrays["key_bytes"], arrays["key_ends"])
+    return ShardIndex(files, classes, spans_of(counts), labels, arrays["offsets"], arrays["lengths"], names, notes)
+
+
+def _read_positions(
+    files: tuple[Shard, ...], n_classes: int, arrays: dict[str, StoredArray]
+) -> tuple[list[int], NDArray[np.integer]]:
+    """Return the number of images of each shard and the labels after checking all rows, some at a time."""
     sizes = np.asarray([file.size for file in files], dtype=np.int64)
-    in_range = offsets.min() >= HEADER and lengths.min() >= 0 and lengths.max() <= MOST_IMAGE
-    if not in_range or (offsets + lengths > sizes[shards]).any():
-        raise ValueError("an image lies outside of its shard")
-    if not -1 <= arrays["labels"].min() <= arrays["labels"].max() < max(1, n_classes):
-        raise ValueError(f"it has labels beyond its {n_classes} classes")
-    if ends[0] < 0 or (np.diff(ends) < 0).any() or ends[-1] != len(arrays["key_bytes"]):
+    counts, labels = np.zeros(len(files), dtype=np.int64), []
+    last_shard, last_end = 0, 0
+    for first in range(0, len(arrays["offsets"]), _ROWS_AT_ONCE):
+        rows = {name: array[first : first + _ROWS_AT_ONCE] for name, array in arrays.items() if name != "key_bytes"}
+        shards, offsets, lengths, ends = (rows[name] for name in ("shards", "offsets", "lengths", "key_ends"))
+        if shards[0] < last_shard or shards[-1] >= len(files) or (np.diff(shards) < 0).any():
+            raise ValueError("it names shards that it does not list")
+        in_range = offsets.min() >= HEADER and lengths.min() >= 0 and lengths.max() <= MOST_IMAGE
+        if not in_range or (offsets + lengths > sizes[shards]).any():
+            raise ValueError("an image lies outside of its shard")
+        if not -1 <= rows["labels"].min() <= rows["labels"].max() < max(1, n_classes):
+            raise ValueError(f"it has labels beyond its {n_classes} classes")
+        if ends[0] < last_end or (np.diff(ends) < 0).any() or ends[-1] > len(arrays["key_bytes"]):
+            raise ValueError("its names of images are damaged")
+        counts += np.bincount(shards, minlength=len(files))
+        labels.append(smallest_labels(rows["labels"], n_classes))
+        last_shard, last_end = int(shards[-1]), int(ends[-1])
+    if last_end != len(arrays["key_bytes"]):
         raise ValueError("its names of images are damaged")
+    return counts.tolist(), np.concatenate(labels)

@@ -1,7 +1,6 @@
 """Opens tar shards as a set of images, with the index beside them or one that is built once and cached."""
 
 import hashlib
-import io
 import itertools
 import os
 import re
@@ -42,7 +41,7 @@ from paucal.data.sources.folder import ignored
 from paucal.data.sources.source import SourceOptions
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.splits.part_names import PARTS
-from paucal.data.string_arrays import RepeatedStrings, StringArray
+from paucal.data.string_arrays import GroupedStrings, RepeatedStrings
 from paucal.reading import decode_text
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, was
@@ -127,11 +126,11 @@ def open_shards(place: ShardFolder, options: SourceOptions, only: str | None = N
 
 def _read_shipped_index(place: ShardFolder, only: str | None, skip_damaged: bool) -> ShardIndex | None:
     """Return the index beside the shards after comparing it with them; None if there is none."""
-    content = None if only is not None else place.read_small_file(NAME, MOST_BYTES)
-    if content is None:
+    path = None if only is not None else place.local_copy(NAME, MOST_BYTES)
+    if path is None:
         return None
     shown = f"{place.location}/{NAME}"
-    index = read_index(io.BytesIO(content), shown)
+    index = read_index(path, shown)
     listed = place.list_files()
     if listed is None:  # then each shard is compared when it is downloaded
         return index
@@ -163,11 +162,11 @@ def _is_same(place: ShardFolder, index: ShardIndex, number: int) -> bool:
     """
     if not isinstance(place, LocalShardFolder):
         return True
-    rows = np.flatnonzero(index.shards == number)
+    rows = index.rows(number)
     with place.local_path(index.files[number]).open("rb") as file:
-        for row in rows[[0, -1]] if len(rows) else ():
-            file.seek(int(index.offsets[row]) - HEADER)
-            if size_in_header(file.read(HEADER)) != index.lengths[row]:
+        for row in (0, -1) if len(rows.offsets) else ():
+            file.seek(int(rows.offsets[row]) - HEADER)
+            if size_in_header(file.read(HEADER)) != rows.lengths[row]:
                 return False
     return True
 
@@ -192,8 +191,7 @@ def _load_or_build_index(place: ShardFolder, label_field: str, only: str | None,
     cached = _cache_path(place, label_field, names, only)
     if cached is not None and cached.is_file():
         try:
-            with cached.open("rb") as file:
-                index = read_index(file, str(cached))
+            index = read_index(cached, str(cached))
         except (UserError, OSError):
             index = None
         if index is not None and index.files == tuple(files):
@@ -203,6 +201,7 @@ def _load_or_build_index(place: ShardFolder, label_field: str, only: str | None,
         try:
             cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             index.write(cached)
+            return read_index(cached, str(cached))  # which keeps less in memory
         except OSError:  # if the disk is full, the next run indexes the shards again
             cached.unlink(missing_ok=True)
     return index
@@ -268,20 +267,19 @@ def part_of(name: str) -> str:
 
 
 def _image_set(place: ShardFolder, index: ShardIndex, labelled: bool, only: str | None) -> ImageSet:
-    counts = np.bincount(index.shards, minlength=len(index.files)).tolist()
-    keys = StringArray.in_folders([shard.name for shard in index.files], index.shards, index.keys)
+    keys = GroupedStrings([shard.name for shard in index.files], index.counts, index.names_of)
     parts = ("", "train", "val", "test")
-    codes = np.asarray([parts.index(shard.part) for shard in index.files])[index.shards]
-    labels = index.labels.astype(np.int64) if labelled else np.full(len(index), -1, dtype=np.int64)
+    codes = np.repeat(np.asarray([parts.index(shard.part) for shard in index.files], dtype=np.uint8), index.counts)
+    mean_bytes = sum(int(index.lengths[slice(*span)].sum()) for span in index.spans.tolist()) / len(index)
     streamed = isinstance(place, RemoteShardFolder) or is_streamed(len(index), sum(shard.size for shard in index.files))
     return ImageSet(
         name=place.name if only is None else Path(only).stem,
         location=place.location if only is None else f"{place.location}/{only}",
         classes=index.classes if labelled else (),
         keys=keys,
-        labels=labels,
+        labels=index.labels if labelled else np.full(len(index), -1, dtype=np.int8),
         declared=RepeatedStrings(parts, codes if only is None else np.zeros_like(codes)),
         store=TarStore(place, index, keys),
         notes=(*([streaming_note(len(index), len(index.files))] if streamed else []), *index.notes),
-        stream=Stream.in_shards(counts, window_for(float(index.lengths.mean()))) if streamed else None,
+        stream=Stream.in_shards(index.counts, window_for(mean_bytes)) if streamed else None,
     )

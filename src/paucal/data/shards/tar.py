@@ -5,10 +5,8 @@ the text of `.cls` or `.label`, or a field of `.json`. If there is a `classes.tx
 numbers, from 0.
 """
 
-import os
 import sys
 import tarfile
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +17,8 @@ from numpy.typing import NDArray
 
 from paucal.data.decode import UnreadableImage
 from paucal.data.shards.folders import ShardFolder
-from paucal.data.shards.index import HEADER, DamagedShard, Shard, ShardIndex
+from paucal.data.shards.index import HEADER, DamagedShard, Shard, ShardIndex, smallest_labels, spans_of
+from paucal.data.shards.stored_arrays import OpenFile
 from paucal.data.sources.archive import MOST_ENTRIES, MOST_IMAGE, checked_name
 from paucal.data.sources.folder import ignored
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
@@ -157,11 +156,11 @@ def build_index(files: Sequence[Shard], contents: Sequence[TarContents], names: 
     return ShardIndex(
         files=tuple(files),
         classes=classes,
-        shards=np.repeat(np.arange(len(files)), counts).astype(np.int32),
+        spans=spans_of(counts),
+        labels=smallest_labels(labels, len(classes)),
         offsets=np.concatenate([shard.offsets for shard in contents]),
         lengths=np.concatenate([shard.lengths for shard in contents]),
-        labels=labels,
-        keys=StringArray.concatenate([shard.names for shard in contents]),
+        names=StringArray.concatenate([shard.names for shard in contents]),
         notes=tuple(notes),
     )
 
@@ -188,27 +187,6 @@ def _number_labels(values: Sequence[str | None], names: Sequence[str]) -> tuple[
     return classes, np.asarray(labels, dtype=np.int32)
 
 
-class _OpenShard:
-    """A shard that threads and forked processes may read at once; closed when nothing refers to it any more."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-        self.opened = time.monotonic()
-        self._lock = threading.Lock()
-
-    def read(self, start: int, count: int) -> bytes:
-        """Return `count` bytes from `start`, or fewer at the end of the file."""
-        if hasattr(os, "pread"):
-            return os.pread(self._file, count, start)
-        with self._lock:  # on Windows, where each process opens files of its own
-            os.lseek(self._file, start, os.SEEK_SET)
-            return os.read(self._file, count)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_file"):
-            os.close(self._file)
-
-
 class TarStore(Reopened, EncodedStore):
     """Images of tar shards.
 
@@ -217,12 +195,13 @@ class TarStore(Reopened, EncodedStore):
 
     kept = ("_place", "_index", "_keys")
 
-    def __init__(self, place: ShardFolder, index: ShardIndex, keys: StringArray) -> None:
+    def __init__(self, place: ShardFolder, index: ShardIndex, keys: Sequence[str]) -> None:
         self._place, self._index, self._keys = place, index, keys
         self._begin()
 
     def _begin(self) -> None:
-        self._open: dict[int, _OpenShard] = {}  # by number, the one opened first at the front
+        # File and time of opening by shard, the one opened first at the front.
+        self._open: dict[int, tuple[OpenFile, float]] = {}
 
     def __len__(self) -> int:
         return len(self._index)
@@ -233,12 +212,13 @@ class TarStore(Reopened, EncodedStore):
 
     def stamp(self, index: int) -> Stamp:
         """Return the key and size of the image, and the time of change of its shard."""
-        shard = self._index.files[int(self._index.shards[index])]
-        return Stamp(f"{self._place.location}/{self._keys[index]}", int(self._index.lengths[index]), shard.changed)
+        number, row = self._index.locate(index)
+        length, shard = int(self._index.rows(number).lengths[row]), self._index.files[number]
+        return Stamp(f"{self._place.location}/{self._keys[index]}", length, shard.changed)
 
     def fetch_ahead(self, index: int) -> None:
         """Download the shard of an image if needed."""
-        self._place.fetch_ahead(self._index.files[int(self._index.shards[index])])
+        self._place.fetch_ahead(self._index.files[self._index.locate(index)[0]])
 
     def source(self, index: int) -> bytes:
         """Return the bytes of an image.
@@ -246,8 +226,9 @@ class TarStore(Reopened, EncodedStore):
         Raises:
             UnreadableImage: The shard is missing, cannot be downloaded, or differs from the indexed one.
         """
-        length = int(self._index.lengths[index])
-        number, start = int(self._index.shards[index]), int(self._index.offsets[index]) - HEADER
+        number, row = self._index.locate(index)
+        rows = self._index.rows(number)
+        length, start = int(rows.lengths[row]), int(rows.offsets[row]) - HEADER
         try:
             try:
                 content = self._open_shard(number).read(start, HEADER + length)
@@ -264,22 +245,22 @@ class TarStore(Reopened, EncodedStore):
             )
         return content[HEADER:]
 
-    def _open_shard(self, number: int) -> _OpenShard:
-        shard = self._open.get(number)
-        if shard is not None and time.monotonic() - shard.opened < _STAYS_OPEN:
-            return shard
+    def _open_shard(self, number: int) -> OpenFile:
+        file, opened = self._open.get(number, (None, 0.0))
+        if file is not None and time.monotonic() - opened < _STAYS_OPEN:
+            return file
         path = self._place.local_path(self._index.files[number])
         try:
-            shard = _OpenShard(path)
+            file = OpenFile(path)
         except FileNotFoundError:  # a downloaded shard was removed in the meantime, to free space
-            shard = _OpenShard(self._place.local_path(self._index.files[number]))
-        self._open.pop(number, None)
-        self._open[number] = shard
+            file = OpenFile(self._place.local_path(self._index.files[number]))
         now = time.monotonic()
-        for old, opened in list(self._open.items())[:-1]:
-            if len(self._open) > _MOST_OPEN or now - opened.opened >= _STAYS_OPEN:
+        self._open.pop(number, None)
+        self._open[number] = file, now
+        for old, (_, opened) in list(self._open.items())[:-1]:
+            if len(self._open) > _MOST_OPEN or now - opened >= _STAYS_OPEN:
                 self._open.pop(old, None)
-        return shard
+        return file
 
 
 def size_in_header(content: bytes) -> int | None:

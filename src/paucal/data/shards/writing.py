@@ -21,7 +21,7 @@ from paucal.cores import usable_cores
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import UNKNOWN, ImageSet
 from paucal.data.randomness import derive_seed
-from paucal.data.shards.index import HEADER, NAME, Shard, ShardIndex
+from paucal.data.shards.index import HEADER, NAME, Shard, ShardIndex, smallest_labels, spans_of
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.stores import EncodedStore, locate
 from paucal.data.string_arrays import StringArray, take_strings
@@ -255,11 +255,11 @@ class _TarWriter:
         return ShardIndex(
             files=tuple(self.shards),
             classes=tuple(classes),
-            shards=table[:, 0].astype(np.int32),
+            spans=spans_of([len(rows) for rows, _ in self._tables]),
             offsets=table[:, 1].copy(),
             lengths=table[:, 2].astype(np.int32),
-            labels=table[:, 3].astype(np.int32),
-            keys=StringArray.concatenate([names for _, names in self._tables]),
+            labels=smallest_labels(table[:, 3], len(classes)),
+            names=StringArray.concatenate([names for _, names in self._tables]),
         )
 
 

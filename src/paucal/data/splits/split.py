@@ -1,7 +1,6 @@
 """Splits of a set into train, val and test images, made once and stored with the run."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from paucal.data.splits.groups import (
     parse_fold,
     refuse_divided_groups,
 )
-from paucal.data.string_arrays import sorted_positions
+from paucal.data.string_arrays import RepeatedStrings, sorted_positions
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -27,27 +26,35 @@ USUAL_VAL = 0.1
 UNSELECTED = "and no images are kept for model selection"
 
 
-@dataclass(frozen=True)
 class Split:
-    """The part (train, val, test or unused) of each image.
+    """The part (train, val, test or unused) of each image; one byte per image is kept.
 
-    Attributes:
+    Args:
         parts: (N,) strings, "train", "val", "test" or "unused".
         description: Sentence on how the split was made, for the report.
+
+    Attributes:
+        strings: The parts as they are kept.
     """
 
-    parts: NDArray[np.str_]
-    description: str
+    def __init__(self, parts: NDArray[np.str_] | RepeatedStrings, description: str) -> None:
+        self.description = description
+        self.strings = parts if isinstance(parts, RepeatedStrings) else RepeatedStrings.of(PARTS, parts)
+
+    @property
+    def parts(self) -> NDArray[np.str_]:
+        """The (N,) strings."""
+        return np.asarray(self.strings, dtype="<U6")
 
     def indices(self, part: str) -> NDArray[np.int64]:
         """Return the positions of the images of a part, in order."""
         if part not in PARTS:
             raise ValueError(f"expected one of {PARTS}, got {part!r}")
-        return np.flatnonzero(self.parts == part)
+        return np.flatnonzero(self.strings.are(part))
 
     def counts(self) -> dict[str, int]:
         """Return the number of images per part."""
-        return {part: int((self.parts == part).sum()) for part in PARTS}
+        return {part: int(self.strings.are(part).sum()) for part in PARTS}
 
 
 def held_out_part(declared: Collection[str]) -> str:
@@ -317,7 +324,7 @@ def _keep_rows(split: Split, multi_hot: Targets, share: float, seed: int, words:
     pool, parts = split.indices(part), split.parts.copy()
     drawn = iterative_parts(multi_hot[pool], [share, 1 - share], derive_seed(seed, len(pool)))
     parts[pool[drawn == 1]] = "unused"
-    return replace(split, parts=parts, description=f"{split.description}; {words}")
+    return Split(parts, f"{split.description}; {words}")
 
 
 def _counts(split: Split, labels: Targets, part: str = "train") -> dict[int, int]:
@@ -331,4 +338,4 @@ def _keep(split: Split, labels: Targets, kept: Mapping[int, int], seed: int, wor
     for label, count in kept.items():
         members = _shuffled(pool[labels[pool] == label], seed, label)
         parts[members[count:]] = "unused"
-    return replace(split, parts=parts, description=f"{split.description}; {words}")
+    return Split(parts, f"{split.description}; {words}")

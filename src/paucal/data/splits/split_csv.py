@@ -1,12 +1,11 @@
 """The split of a run as a CSV file with the columns key, label, class, split and digest."""
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paucal.data.checking.survey import digest_of
 from paucal.data.classes import are_alike
@@ -14,6 +13,7 @@ from paucal.data.images import ImageSet
 from paucal.data.sources.locating import likeness, unescaped
 from paucal.data.sources.table_rows import read_table
 from paucal.data.splits.split import PARTS, Split
+from paucal.data.string_arrays import RepeatedStrings
 from paucal.reading import is_regular
 from paucal.types import UserError
 
@@ -35,9 +35,9 @@ def write_split(path: Path, image_set: ImageSet, split: Split, digests: Iterable
         split: Parts of the images.
         digests: N digests, which identify the images even if they are moved or renamed; None omits the column.
     """
-    if len(split.parts) != len(image_set):
-        raise ValueError(f"the split has {len(split.parts)} rows for {len(image_set)} images")
-    columns = [image_set.keys, _numbers(image_set), class_cells(image_set), split.parts.tolist()]
+    if len(split.strings) != len(image_set):
+        raise ValueError(f"the split has {len(split.strings)} rows for {len(image_set)} images")
+    columns = [image_set.keys, _numbers(image_set), class_cells(image_set), split.strings]
     # File names on Linux may be any bytes; those that are not UTF-8 are written as escapes, so that any program can
     # read the file.
     temporary = path.with_name(f".{path.name}.tmp")
@@ -87,8 +87,8 @@ def require_same_images(path: Path, image_set: ImageSet) -> None:
     Raises:
         UserError: An image differs (the first is named), or the file is missing or not as `write_split` writes it.
     """
-    rows, labels = read_rows(path), _numbers(image_set)
-    for index, (row, key) in enumerate(zip_longest(rows, image_set.keys)):
+    rows = read_rows(path)
+    for index, (row, key, label) in enumerate(zip_longest(rows, image_set.keys, _numbers(image_set))):
         if row is None or row["key"] != key:
             own = "none" if row is None else repr(row["key"])
             raise UserError(
@@ -97,21 +97,21 @@ def require_same_images(path: Path, image_set: ImageSet) -> None:
             )
         digest = row.get(_DIGEST)
         same = not digest or digest == digest_of(image_set.store, index).hex()
-        if row["label"] != str(labels[index]) or not same:
+        if row["label"] != str(label) or not same:
             what = "another label" if same else "other content"
             raise UserError(f"{key!r} has {what} in {image_set.location} than in the run: give the images of the run.")
 
 
-def class_cells(image_set: ImageSet) -> list[str]:
-    """Return the class cell of each image in a split file, which may hold several names."""
+def class_cells(image_set: ImageSet) -> Iterator[str]:
+    """Yield the class cell of each image in a split file, which may hold several names."""
     separator = next((sign for sign in _SEPARATORS if not any(sign in name for name in image_set.classes)), ";")
-    return [separator.join(image_set.classes_of(index)) for index in range(len(image_set))]
+    return (separator.join(image_set.classes_of(index)) for index in range(len(image_set)))
 
 
-def _numbers(image_set: ImageSet) -> list[object]:
+def _numbers(image_set: ImageSet) -> Iterator[object]:
     if image_set.multi_hot is None:
-        return list(image_set.labels.tolist())
-    return [";".join(map(str, np.flatnonzero(row == 1))) for row in image_set.multi_hot]
+        return map(int, image_set.labels)
+    return (";".join(map(str, np.flatnonzero(row == 1))) for row in image_set.multi_hot)
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -137,27 +137,27 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def _in_order(path: Path, image_set: ImageSet) -> NDArray[np.str_] | None:
+def _in_order(path: Path, image_set: ImageSet) -> RepeatedStrings | None:
     """Return the parts of a file whose rows are in the order of the set; None if anything differs.
 
     Only the parts are held in memory, since the rows of a million images as text would take a gigabyte.
     """
     if not is_regular(path) or path.stat().st_size > MOST_BYTES:
         return None
-    names, parts = [*image_set.classes, ""], np.full(len(image_set), "", dtype="<U6")
+    names, codes = [*image_set.classes, ""], np.zeros(len(image_set), dtype=np.uint8)
     try:
         with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
             rows = csv.reader(file)
             if (next(rows, None) or [])[: len(_COLUMNS)] != _COLUMNS:
                 return None
-            wanted = zip(image_set.keys, image_set.labels.tolist(), strict=True)
+            wanted = zip(image_set.keys, image_set.labels, strict=True)
             for position, (row, (key, label)) in enumerate(zip(rows, wanted, strict=True)):
                 if len(row) < len(_COLUMNS) or row[0] != key or row[2] != names[label] or row[3] not in PARTS:
                     return None
-                parts[position] = row[3]
+                codes[position] = PARTS.index(row[3])
     except (OSError, csv.Error, ValueError):  # ValueError: the numbers of rows and images differ
         return None
-    return parts
+    return RepeatedStrings(PARTS, codes)
 
 
 def _some(keys: list[str]) -> str:

@@ -158,7 +158,7 @@ def _selected(setup: TrainingSetup) -> bool:
 
 def _train_labels(setup: TrainingSetup) -> torch.Tensor:
     data = setup.data
-    return torch.from_numpy(data.images.labels[data.part("train")])
+    return torch.from_numpy(data.images.labels[data.part("train")]).long()
 
 
 def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: FinalEvaluation) -> dict:

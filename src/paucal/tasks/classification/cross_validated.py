@@ -38,7 +38,7 @@ def record_cross_validated(run: RunFolder, setup: TrainingSetup) -> Report:
     Accuracy is the mean over all repeats; tables and pictures show the first repeat.
     """
     held_out, train = read_held_out(run), torch.from_numpy(setup.data.part("train"))
-    labels = torch.from_numpy(setup.data.images.labels)
+    labels = torch.from_numpy(setup.data.images.labels).long()
     first = Predictions(train[held_out.rows], held_out.logits[0].float(), held_out.labels)
     images, classes, repeated = setup.data.images, setup.card.classes, (held_out.hits.numpy(), held_out.folds)
     return record_classification(run.evaluation("test"), run.plots, first, images, classes, labels[train], repeated)

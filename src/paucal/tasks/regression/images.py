@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +91,7 @@ def split_numbers(settings: TrainSettings, images: ImageSet, run: RunFolder | No
     share = {} if settings.test_fraction is None else {"test_fraction": settings.test_fraction}
     split = make_split(images, settings.seed, 0.0, group_by=settings.group_by, fold=settings.fold, **share)
     parts = np.where(split.parts == "val", "train", split.parts)
-    return replace(split, parts=parts)
+    return Split(parts, split.description)
 
 
 def _number(cell: str, column: str, key: str) -> float:

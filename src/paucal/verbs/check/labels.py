@@ -206,7 +206,7 @@ def find_suspects(
     """
     labels = images.labels[indices]
     with console.progress("fitting classifiers") as advance:
-        shares = out_of_fold(features, torch.from_numpy(labels), len(images.classes), groups, seed, advance)
+        shares = out_of_fold(features, torch.from_numpy(labels).long(), len(images.classes), groups, seed, advance)
     suspects = [
         SuspectLabel(
             int(indices[suspect.position]),

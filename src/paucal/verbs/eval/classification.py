@@ -143,7 +143,7 @@ def _choose(
             images = load_images(replace(opening, data=target), advance, reading=reading)
     train_labels = None
     if target is None:
-        train_labels = torch.from_numpy(images.labels[read_split(folder.split, images).indices("train")])
+        train_labels = torch.from_numpy(images.labels[read_split(folder.split, images).indices("train")]).long()
     else:
         images = match_classes(images, model.classes)
     if model.card.several:

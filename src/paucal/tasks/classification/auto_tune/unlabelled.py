@@ -165,4 +165,4 @@ def _keep(state: TuneState, first: Fitted, race: UnlabelledResult, images: Image
     if not len(val):
         store_held_out(state.run, held_out, first.rows)
         return accuracy
-    return head_score(head, first.features[first.images :], torch.from_numpy(setup.data.images.labels)[val])
+    return head_score(head, first.features[first.images :], torch.from_numpy(setup.data.images.labels).long()[val])

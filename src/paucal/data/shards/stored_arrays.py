@@ -1,0 +1,104 @@
+"""Arrays and strings that stay in a file, of which slices are read when they are needed."""
+
+import os
+import struct
+import threading
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paucal.data.string_arrays import StringArray
+
+_LOCAL_HEADER = struct.Struct("<26xHH")  # lengths of the name and of the extra field in front of a zip member
+
+
+class OpenFile:
+    """A file that threads and forked processes may read at once; closed when nothing refers to it any more."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OpenFile, (self.path,)
+
+    def read(self, start: int, count: int) -> bytes:
+        """Return `count` bytes from `start`, or fewer at the end of the file."""
+        if hasattr(os, "pread"):
+            return os.pread(self._file, count, start)
+        with self._lock:  # on Windows, where each process opens files of its own
+            os.lseek(self._file, start, os.SEEK_SET)
+            return os.read(self._file, count)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            os.close(self._file)
+
+
+class StoredArray:
+    """An array of one axis in a file.
+
+    Args:
+        file: File that holds the array.
+        start: Position of its first byte.
+        dtype: Type of its values.
+        count: Number of its values.
+    """
+
+    def __init__(self, file: OpenFile, start: int, dtype: np.dtype[Any], count: int) -> None:
+        self.dtype, self._file, self._start, self._count = dtype, file, start, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        """Read a slice without a step."""
+        first, last, _ = rows.indices(self._count)
+        size = self.dtype.itemsize
+        content = self._file.read(self._start + first * size, max(0, last - first) * size)
+        return np.frombuffer(content, dtype=self.dtype)
+
+
+class StoredStrings:
+    """Strings whose concatenated bytes and ends (`StringArray.to_buffers`) are in a file."""
+
+    def __init__(self, content: StoredArray, ends: StoredArray) -> None:
+        self._content, self._ends = content, ends
+
+    def __getitem__(self, rows: slice) -> StringArray:
+        """Read a slice without a step."""
+        first = rows.indices(len(self._ends))[0]
+        begin = int(self._ends[first - 1 : first][0]) if first else 0
+        ends = self._ends[rows]
+        return StringArray.from_buffers(self._content[begin : int(ends[-1]) if len(ends) else begin], ends - begin)
+
+
+def open_arrays(path: Path) -> dict[str, StoredArray]:
+    """Return the arrays of one axis in a file that `numpy.savez` has written.
+
+    Raises:
+        ValueError: An array is damaged or compressed.
+        zipfile.BadZipFile: The file is no zip file.
+    """
+    found, opened = {}, OpenFile(path)
+    with zipfile.ZipFile(path) as packed, path.open("rb") as file:
+        for member in packed.infolist():
+            if member.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"{member.filename} is compressed")
+            file.seek(member.header_offset)
+            before = (
+                member.header_offset + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size)))
+            )
+            file.seek(before)
+            if np.lib.format.read_magic(file) != (1, 0):
+                raise ValueError(f"{member.filename} is not an array")
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            if len(shape) == 1:
+                if file.tell() - before + shape[0] * dtype.itemsize != member.file_size or dtype.hasobject:
+                    raise ValueError(f"{member.filename} has the type {dtype} and the shape {shape}")
+                found[member.filename.removesuffix(".npy")] = StoredArray(opened, file.tell(), dtype, shape[0])
+    return found
