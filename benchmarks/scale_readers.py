@@ -64,7 +64,6 @@ class Paucal(Reader):
 
         streams.STREAMED_IMAGES = 1  # a small set would be decoded before a run
         self.images = open_shards(RemoteShardFolder(f"s3://{BUCKET}/tar"), SourceOptions())
-        self.numbers = [int(Path(key).stem) for key in self.images.keys]  # a run knows its images by such a list too
 
     def batches(self) -> Iterator[list[int]]:
         """Yield the images of each step from the current one on."""
@@ -82,7 +81,7 @@ class Paucal(Reader):
             for key in batch:
                 store, position = locate(self.images.store, key.index)
                 np.asarray(store.read(position))  # RGB already
-            yield [self.numbers[key.index] for key in batch]
+            yield [int(Path(self.images.keys[key.index]).stem) for key in batch]  # as the ledger of a run asks for keys
 
 
 def shard_names() -> list[str]:

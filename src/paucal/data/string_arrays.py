@@ -70,7 +70,7 @@ class StringArray(Sequence[str]):
     def __getitem__(self, index: slice) -> "StringArray": ...
     def __getitem__(self, index: int | slice) -> "str | StringArray":
         if isinstance(index, slice):
-            return self.take(np.arange(len(self))[index])
+            return self.take(np.arange(*index.indices(len(self))))
         return _decoded(self._values[int(index)].as_py())
 
     def __iter__(self) -> Iterator[str]:
@@ -120,7 +120,7 @@ class GroupedStrings(Sequence[str]):
     def __getitem__(self, index: slice) -> StringArray: ...
     def __getitem__(self, index: int | slice) -> "str | StringArray":
         if isinstance(index, slice):
-            return self.take(np.arange(len(self))[index])
+            return self.take(np.arange(*index.indices(len(self))))
         place = range(len(self))[index]
         number = bisect.bisect_right(self._ends, place)
         return f"{self._groups[number]}/{self._read(number)[place - self._ends[number] + self._counts[number]]}"

@@ -55,7 +55,7 @@ def start(folder: Path) -> list[object]:
 def test_memory__of_100_000_images_is_a_few_bytes_each(tmp_path, monkeypatch):
     monkeypatch.setattr(stream_module, "STREAMED_IMAGES", 1)
     monkeypatch.setattr(stream_module, "MOST_WINDOW", 1000)
-    monkeypatch.setattr(index_module, "MOST_KEPT", 5 * EACH)
+    monkeypatch.setattr(index_module, "MOST_ROWS", 5 * EACH)
     make_index(tmp_path / "few", 10 * EACH)
     make_index(tmp_path / "many", 110 * EACH)
     kept = []

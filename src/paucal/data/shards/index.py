@@ -25,8 +25,8 @@ NAME = "paucal_index.npz"
 FORMAT = 1
 HEADER = 512  # bytes of a tar member before its content
 MOST_BYTES = 4 << 30  # largest index
-# The shards of a window of images stay in memory: this many shards at least, and more up to this many rows.
-LEAST_KEPT, MOST_KEPT = 4, 1 << 17
+# Rows that stay in memory are those of a window of images: of at least and at most so many shards, and so many rows.
+LEAST_SHARDS, MOST_SHARDS, MOST_ROWS = 4, 256, 1 << 17
 _ROWS_AT_ONCE = 1 << 16
 _ARRAYS = {
     "shards": np.dtype(np.int32),
@@ -135,8 +135,11 @@ class ShardIndex:
             span = slice(*self.spans[shard].tolist())
             rows = self._kept[shard] = ShardRows(self.offsets[span], self.lengths[span], self.names[span])
             kept = list(self._kept.items())
-            while len(kept) > LEAST_KEPT and sum(len(one.offsets) for _, one in kept) > MOST_KEPT:
-                self._kept.pop(kept.pop(0)[0], None)
+            n_rows = sum(len(one.offsets) for _, one in kept)
+            while len(kept) > MOST_SHARDS or (len(kept) > LEAST_SHARDS and n_rows > MOST_ROWS):
+                oldest, one = kept.pop(0)
+                self._kept.pop(oldest, None)
+                n_rows -= len(one.offsets)
         return rows
 
     def names_of(self, shard: int) -> StringArray:
