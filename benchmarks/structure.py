@@ -81,14 +81,35 @@ def _imported(tree: ast.Module, trees: dict[Path, ast.Module]) -> set[Path]:
 
 
 def _second_defaults(tree: ast.Module) -> int:
-    """Count `settings.x or y` and `y if settings.x is None else ...`, of anything that is called settings or chosen."""
+    """Count `settings.x or y` and `y if settings.x is None else settings.x`, of anything called settings or chosen.
+
+    Not counted, as nothing gets a value in place of None: an `or` that is a condition, `None if settings.x is None
+    else ...`, and a choice by `settings.x is None` between values that do not hold the setting.
+    """
+    conditions = set(_conditions(tree))
     count = 0
     for node in ast.walk(tree):
-        if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
+        if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or) and node not in conditions:
             count += _is_setting(node.values[0]) and not isinstance(node.values[-1], ast.Compare)
         elif isinstance(node, ast.IfExp) and isinstance(node.test, ast.Compare) and _is_setting(node.test.left):
-            count += any(isinstance(right, ast.Constant) and right.value is None for right in node.test.comparators)
+            absent, present = node.body, node.orelse
+            if isinstance(node.test.ops[0], ast.IsNot):
+                absent, present = present, absent
+            holds_setting = ast.dump(node.test.left) in map(ast.dump, ast.walk(present))
+            count += holds_setting and not (isinstance(absent, ast.Constant) and absent.value is None)
     return count
+
+
+def _conditions(tree: ast.Module) -> Iterator[ast.expr]:
+    """Yield the expressions of which only the truth counts."""
+    for node in ast.walk(tree):
+        tests = [node.test] if isinstance(node, ast.If | ast.IfExp | ast.While | ast.Assert) else []
+        tests += node.ifs if isinstance(node, ast.comprehension) else []
+        while tests:
+            test = tests.pop()
+            yield test
+            tests += test.values if isinstance(test, ast.BoolOp) else []
+            tests += [test.operand] if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else []
 
 
 def _is_setting(node: ast.expr) -> bool:
