@@ -26,9 +26,8 @@ from few_shot_features import NETWORKS, features
 from measuring import store, surroundings
 from paucal.backbones.stage_classifier import STAGES
 from paucal.evaluation.protocols.classifier import LinearClassifier
-from paucal.tasks.classification.auto_tune.gaussian import fit_gaussian
 from paucal.tasks.classification.auto_tune.head_race import race_heads
-from paucal.tasks.classification.auto_tune.heads import HEADS, FitHead, fit_mixture
+from paucal.tasks.classification.auto_tune.heads import HEADS, FitHead, fit_gaussian, fit_mixture
 from paucal.tasks.classification.auto_tune.probe import Head, fit_head, fit_regression
 from paucal.tasks.classification.auto_tune.standardised import standardise
 

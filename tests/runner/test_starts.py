@@ -283,9 +283,9 @@ def test_start__may_be_chosen_unless_the_user_names_one(init, given, may):
 
 def test_chosen_start__comes_with_its_model_and_the_reason(monkeypatch):
     monkeypatch.setattr("paucal.runner.starts.choose", lambda *_: Choice(("resnet18", "resnet34"), "at hand"))
-    settings, origin, _ = choose_start(TrainSettings(), {"lr": "flag"}, "cpu", 224)
+    settings, origin, _ = choose_start(TrainSettings(), {"lr": "flag"}, 224)
     assert (settings.init, settings.model) == ("auto", "resnet18")
     assert origin == {"lr": "flag", "init": "auto: at hand", "model": "auto: at hand"}
     monkeypatch.setattr("paucal.runner.starts.choose", lambda *_: Choice((), "none at hand"))
-    settings, origin, _ = choose_start(TrainSettings(), {}, "cpu", 224)
+    settings, origin, _ = choose_start(TrainSettings(), {}, 224)
     assert (settings.init, settings.model, origin) == (None, None, {"init": "auto: none at hand"})

@@ -96,8 +96,8 @@ def make_ordered_loader(
     return WorkerLoader(dataset, batch_sampler=batches, **_settings(workers, pin_memory, into_batch))
 
 
-def inference_batch_size(image_size: tuple[int, int], device: str) -> int:
-    """Return the batch size for inference.
+def inference_batch_size(image_size: tuple[int, int], device: str, given: int | None = None) -> int:
+    """Return the batch size for inference, unless it is given.
 
     An accelerator is fast with many images. A CPU is slower with many large images: the activations of an
     EfficientNet then take gigabytes, which fit in no cache.
@@ -107,6 +107,8 @@ def inference_batch_size(image_size: tuple[int, int], device: str) -> int:
         >>> [inference_batch_size(*one) for one in sizes]
         [16, 256, 256]
     """
+    if given is not None:
+        return given
     height, width = image_size
     return MOST_TOGETHER if device != "cpu" else min(MOST_TOGETHER, max(1, PIXELS_TOGETHER // (height * width)))
 

@@ -33,7 +33,7 @@ def fine_tuning(settings: TrainSettings) -> FineTuning:
         if settings.compile or settings.strategy == "fsdp":
             raise UserError("--lora-rank is not supported with --compile or --strategy fsdp: leave it or these out.")
     return FineTuning(
-        settings.layer_decay or 1.0, settings.freeze, settings.freeze_epochs, settings.eval_mode, settings.lora_rank
+        settings.layer_decay, settings.freeze, settings.freeze_epochs, settings.eval_mode, settings.lora_rank
     )
 
 

@@ -69,14 +69,14 @@ def with_recipe(settings: TrainSettings, given: Mapping[str, str]) -> tuple[Trai
     Raises:
         UserError: The recipe is unknown, or timm has no permitted weights of the recipe's model.
     """
-    recipe = RECIPES.get(settings.recipe or "")
+    recipe = None if settings.recipe is None else RECIPES.get(settings.recipe)
     said = {} if recipe is None else recipe.settings
     losses = {name: said[name] for name in ("method", "add") if name in said and name not in given}
     settings, origin = fill_in(settings, given, RECIPES, settings.recipe, unused_by(replace(settings, **losses)))
     if recipe is not None:
         settings, origin = _of_other_length(settings, origin, recipe)
     if recipe is not None and recipe.imagenet_alone and settings.init == "timm" and settings.model is not None:
-        tagged = imagenet_alone(settings.model, settings.recipe or "")
+        tagged = imagenet_alone(settings.model, str(settings.recipe))
         if tagged != settings.model:
             origin["model"] = f"recipe {settings.recipe}: weights from only ImageNet-1k"
             settings = replace(settings, model=tagged)

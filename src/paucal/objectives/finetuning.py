@@ -35,7 +35,7 @@ class FineTuning:
     """Options of fine-tuning; by default all layers have the same rate.
 
     Attributes:
-        layer_decay: Factor on the learning rate from one layer to the one below it, in (0, 1].
+        layer_decay: Factor on the learning rate from one layer to the one below it, in (0, 1]; None for none.
         freeze: Frozen part: "stem", "backbone" (all but the classifier), "weights" (all but norms, biases and the
             classifier), or a number of stages (blocks, where a model has no stages) that are frozen together with the
             stem.
@@ -46,14 +46,14 @@ class FineTuning:
             None for none.
     """
 
-    layer_decay: float = 1.0
+    layer_decay: float | None = None
     freeze: Frozen = None
     freeze_epochs: int = 0
     eval_mode: bool = False
     lora_rank: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.layer_decay <= 1:
+        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
             raise ValueError(f"layer_decay must be above 0 and at most 1, got {self.layer_decay}")
         if self.freeze_epochs < 0:
             raise ValueError(f"freeze_epochs must be at least 0, got {self.freeze_epochs}")
@@ -123,7 +123,7 @@ class BackboneTuner:
 
     def _groups(self, prefix: str) -> tuple[dict[str, str], dict[str, float]]:
         decay = self.options.layer_decay
-        if decay == 1:
+        if decay is None or decay == 1:
             return {prefix + name: "backbone" for name in self._held}, {"backbone": 1.0} if self._held else {}
         labels, scales = {}, {}
         by_name, kept = layer_scales(self._model, decay), classifier_parameters(self._model)

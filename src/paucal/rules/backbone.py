@@ -30,7 +30,7 @@ def backbone_spec(settings: ModelSettings, n_classes: int, channels: int = 3) ->
         UserError: the name is unknown, or the backbone cannot take images of that size.
     """
     size, name = height_and_width(settings.img_size), settings.model
-    given = model_arguments(settings.model_args or [])
+    given = model_arguments(settings.model_args)
     sizing = fit_to_image_size(name, size, given)
     notes = [text for text in (sizing.reason, sizing.warning) if text]
     # Stored with the run, so that it can be rebuilt even if later versions choose other arguments.
@@ -67,7 +67,7 @@ def backbone_shape(model: str | None, model_args: Sequence[str] | None, img_size
 
 @lru_cache(maxsize=8)
 def _shape(name: str, size: tuple[int, int], words: tuple[str, ...]) -> Shape:
-    given = model_arguments(list(words))
+    given = model_arguments(words)
     sizing = fit_to_image_size(name, size, given)
     model = build_empty(name, {**sizing.arguments, **given})
     return Shape(sizing.grid, int(model.num_features), _is_convolutional(model), _stages(model))  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ def _stages(model: nn.Module) -> int:
 def takes_sides(model: str | None, model_args: Sequence[str] | None, sides: Sequence[int]) -> bool:
     """Return whether a backbone built for the first of several image sizes runs at all of them."""
     name, sizes = model or "", [(side, side) for side in sides]
-    given = model_arguments(list(model_args or ()))
+    given = model_arguments(model_args)
     try:
         fit_to_image_sizes(name, sizes, {**fit_to_image_size(name, sizes[0], given).arguments, **given})
     except UserError:
@@ -97,7 +97,7 @@ def _is_convolutional(model: nn.Module) -> bool:
     return overlapping and not attention_layers(model)
 
 
-def model_arguments(words: list[str]) -> dict[str, Any]:
+def model_arguments(words: Sequence[str] | None) -> dict[str, Any]:
     """Read NAME=VALUE words; values are read as YAML, so numbers, true and [1, 2] get their types.
 
     Example:
@@ -105,7 +105,7 @@ def model_arguments(words: list[str]) -> dict[str, Any]:
         {'patch_size': 2, 'depths': [2, 2], 'qkv_bias': False}
     """
     arguments = {}
-    for word in words:
+    for word in words or ():
         name, equals, value = word.partition("=")
         if not equals or not name.isidentifier():
             raise UserError(f"--model-args: {word!r} is not of the form NAME=VALUE, for instance patch_size=4.")

@@ -141,7 +141,7 @@ def soup(facts: DataAndMachine, time: str | None) -> Choice:
     """Average weights of epochs in short fine-tuning, where they are similar; else keep the best epoch."""
     if makes_few_passes(facts, time):
         return SOUP, "epochs of one fine-tuning are similar enough to be averaged"
-    return None, ""
+    return 0, "epochs of a long training differ too much to be averaged"
 
 
 RULES = (time, batch_size, epochs, schedule_epochs, lr, min_lr, warmup_epochs, average, soup)

@@ -216,7 +216,9 @@ def to_pandas(table: pa.Table) -> "DataFrame":
 
 def keep_frame(run: RunFolder, setup: A) -> A:
     """Copy the table of a DataFrame into the run folder, so that the run can be repeated, and return the new setup."""
-    place = Path(setup.settings.data or "")  # segmentation may have --images instead
+    if setup.settings.data is None:  # segmentation may have --images instead
+        return setup
+    place = Path(setup.settings.data)
     if place.parent != frames_folder().resolve() or not FRAME.fullmatch(place.name):
         return setup
     kept = run.path.resolve() / place.name

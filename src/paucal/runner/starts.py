@@ -29,14 +29,15 @@ from paucal.models.weights.at_hand import (
 )
 from paucal.models.weights.table import Trained, has_terms
 from paucal.objectives import Objective
-from paucal.rules.facts import StartFacts
+from paucal.rules.facts import StartFacts, best_device
 from paucal.runs import RunFolder, open_model_folder
 from paucal.runs.folder import AUTO, COCO, PUBLISHED, TIMM, run_around, with_ancestors
 from paucal.runs.weights import read_foreign, read_weights
-from paucal.settings.groups import ModelSettings
+from paucal.settings.groups import JobSettings, ModelSettings
 from paucal.types import UserError
 
 M = TypeVar("M", bound=ModelSettings)
+J = TypeVar("J", bound=JobSettings)
 RECORD = "init.json"
 NONE = "none"
 TINY = 24  # pixels; pretrained weights do not help on images whose shorter side is below this
@@ -247,19 +248,18 @@ def may_choose_start(settings: ModelSettings, given: Collection[str], named: Col
     return settings.init == AUTO or (settings.init is None and not {"init", *named} & set(given))
 
 
-def choose_start(settings: M, given: Mapping[str, str], device: str, side: int) -> tuple[M, dict[str, str], Choice]:
+def choose_start(settings: J, given: Mapping[str, str], side: int) -> tuple[J, dict[str, str], Choice]:
     """Choose the pretrained weights of a run, and with them its model if none was given.
 
     Args:
         settings: Settings of the run.
         given: Origin of each setting that was given.
-        device: Name "cpu", "cuda" or "mps".
         side: Median of the images' shorter sides in pixels.
 
     Returns:
         The settings, the origins with the reason of the choice, and the choice.
     """
-    choice = choose(settings.model, device, side)
+    choice = choose(settings.model, settings.device or best_device()[0], side)
     origin = {**given, "init": f"auto: {choice.why}"}
     if not choice.candidates:
         return replace(settings, init=None), origin, choice

@@ -186,11 +186,10 @@ class TrainScheduleSettings(ScheduleSettings):
     weight_decay: float = option("weight decay of AdamW", 0.05, low=0)
     clip: float = option("L2 norm to which gradients are clipped; 0 for no clipping", 5.0, low=0)
     average: float = option("decay of the moving average of the weights; 0 for none", low=0, high=0.999999)
-    soup: int | None = option(
+    soup: int = option(
         "average the weights of up to this number of best epochs if validation prefers it; 0 for only the best epoch",
         low=0,
         high=20,
-        chosen=True,
     )
     calibrate: Literal["temperature", "none"] = option(
         "fit a temperature on the validation images so that confidence matches accuracy; predictions do not change",

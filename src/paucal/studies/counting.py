@@ -63,7 +63,7 @@ def count_model(name: str, side: int, words: tuple[str, ...], classes: int) -> C
     Raises:
         UserError: There is no such model, or it does not take images of that side.
     """
-    given = model_arguments(list(words))
+    given = model_arguments(words)
     # Only the image size is adapted, if the model needs one.
     fitted = fit_to_image_size(name, (side, side), given).arguments
     size = {key: value for key, value in fitted.items() if key == "img_size"}
@@ -106,7 +106,7 @@ def count_network(
     Raises:
         UserError: There is no such model, or it has no feature maps.
     """
-    spec = BackboneSpec(name, 0, image_size=(shape[0], shape[1]), arguments=model_arguments(list(words)))
+    spec = BackboneSpec(name, 0, image_size=(shape[0], shape[1]), arguments=model_arguments(words))
     if network == "upernet":
         parts = segmenter_cost(spec, 150 if classes is None else classes, width)
     else:

@@ -163,7 +163,7 @@ def _feature_timer(call: Call, runs: Sequence[Planned], images: int) -> Callable
 
     def seconds(values: Mapping[str, Any]) -> float:
         model, side = models[values["model"]]
-        spec = BackboneSpec(model.name, 0, image_size=(side, side), arguments=model_arguments(list(model.args)))
+        spec = BackboneSpec(model.name, 0, image_size=(side, side), arguments=model_arguments(model.args))
         device = torch.device(values.get("device") or best_device()[0])
         backbone, batch = random_backbone(spec, 0).to(device), torch.zeros(TIMED_IMAGES, 3, side, side, device=device)
         with torch.inference_mode():

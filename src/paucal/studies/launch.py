@@ -105,7 +105,7 @@ def run_study(name: str, asked: StudySettings, command: str, console: Console) -
         return _count(study, asked, command, console)
     require_use(study, asked)
     small = find_scale(study, asked.scale)
-    runs = on_given_images(plan(study, asked.scale, data_sets(), asked.rows or (), asked.columns or ()), asked)
+    runs = on_given_images(plan(study, asked.scale, data_sets(), asked.rows, asked.columns), asked)
     places = find_places(asked, runs, data_sets())
     folder = study_folder(study, asked, places.by_name)
     require_team(asked.on, asked.slurm, 0 if folder.exists() else asked.jobs)
@@ -148,7 +148,7 @@ def _compute(call: Call, grids: Sequence[Grid]) -> bool:
 def _conclude(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], settled: bool) -> Studied:
     """Print and write the results so far."""
     study, runs, small, folder = call.study, call.runs, call.small, call.folder
-    whole = on_given_images(plan_whole(study, call.asked.scale, data_sets(), call.asked.columns or ()), call.asked)
+    whole = on_given_images(plan_whole(study, call.asked.scale, data_sets(), call.asked.columns), call.asked)
     # Earlier calls may have stored grids on other images.
     others = dict.fromkeys(run.data for run in whole if run.data not in {grid.folder.name for grid in grids})
     earlier = [read_grid(folder / name) for name in others if is_grid(folder / name)]

@@ -44,8 +44,8 @@ def plan(
     study: Study,
     scale: str,
     data_sets: Mapping[str, DataSet],
-    rows: Sequence[str] = (),
-    columns: Sequence[str] = (),
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
 ) -> list[Planned]:
     """Return the requested runs of a study, each once, in the order of its table.
 
@@ -56,8 +56,8 @@ def plan(
         study: Study that trains.
         scale: "tiny", "small" or "full".
         data_sets: Data sets by name.
-        rows: Names of the requested rows; () for all.
-        columns: Names of the requested columns; () for all.
+        rows: Names of the requested rows; None for all.
+        columns: Names of the requested columns; None for all.
     """
     wanted_rows = _select(study.rows_at(find_scale(study, scale)), study.rows, rows, "--rows", study)
     wanted = _select(study.trained_columns, study.columns, columns, "--columns", study)
@@ -72,7 +72,7 @@ def plan(
 
 
 def plan_whole(
-    study: Study, scale: str, data_sets: Mapping[str, DataSet], columns: Sequence[str] = ()
+    study: Study, scale: str, data_sets: Mapping[str, DataSet], columns: Sequence[str] | None = None
 ) -> list[Planned]:
     """Return all runs of a scale; see `plan`.
 
@@ -101,13 +101,14 @@ def plan_whole(
     return _name_runs(list(runs.values()))
 
 
-def _select(parts: Sequence[T], every: Sequence[Part], names: Sequence[str], flag: str, study: Study) -> list[T]:
+def _select(parts: Sequence[T], every: Sequence[Part], names: Sequence[str] | None, flag: str, study: Study) -> list[T]:
     """Return the rows or columns with the given names, out of those that are run; without names, return all."""
     known = [part.name for part in every]
+    names = names or known
     for name in names:
         if name not in known:
             raise UserError(f"{flag}: {study.name} has no {name!r}{did_you_mean(name, known)}: {'; '.join(known)}.")
-    selected = [part for part in parts if not names or part.name in names]
+    selected = [part for part in parts if part.name in names]
     if not selected:
         raise UserError(f"{flag}: nothing of {', '.join(names)} is run by {study.name} at this scale: choose others.")
     return selected

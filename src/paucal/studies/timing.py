@@ -85,7 +85,7 @@ def is_timed(study: Study) -> bool:
 
 def time_models(study: Study, asked: StudySettings, console: Console) -> Timed:
     """Time the models of a study's rows, or only of the rows that `--rows` names."""
-    rows = timed_rows(study, asked.rows or ())
+    rows = timed_rows(study, asked.rows)
     device = usable_device(asked.device or best_device()[0])
     effort = ON_CPU if device.type == "cpu" else ON_ACCELERATOR
     words = _words(study, rows, device, effort)
@@ -108,10 +108,10 @@ def time_models(study: Study, asked: StudySettings, console: Console) -> Timed:
     return Timed(paces, words)
 
 
-def timed_rows(study: Study, wanted: Sequence[str]) -> list[Row]:
+def timed_rows(study: Study, wanted: Sequence[str] | None) -> list[Row]:
     """Return the rows to time."""
     rows = {row.name: row for row in study.rows if row.model}
-    for name in wanted:
+    for name in wanted or ():
         if name not in rows:
             raise UserError(f"--rows: {study.name} times no {name!r}{did_you_mean(name, rows)}: {'; '.join(rows)}.")
     return [row for name, row in rows.items() if not wanted or name in wanted]

@@ -2,7 +2,6 @@
 
 import csv
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from export.alone import run_alone
 from paucal.cli.main import main
 from paucal.export.comparison import compare_objects
 from paucal.models.tasks import DETECTION, task_of
+from paucal.runner import starts
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, begin, resume
 from paucal.runner.starts import plain_init
@@ -21,7 +21,6 @@ from paucal.runner.time_budget import Pace
 from paucal.runs import RunFolder
 from paucal.runs.weights import load_checkpoint, read_weights
 from paucal.settings.options import chosen_settings
-from paucal.tasks.detection import assembly
 from paucal.tasks.detection.assembly import assemble
 from paucal.tasks.detection.images import open_boxed
 from paucal.tasks.detection.job import DetectionJob, detect, fit_steps
@@ -325,12 +324,12 @@ def test_start__is_chosen_for_the_device_of_the_run(
 ):
     devices = []
 
-    def choose(settings: DetectSettings, given: Mapping[str, str], device: str, side: int):
+    def choose(model: str | None, device: str, side: int):
         devices.append(device)
         raise UserError("chosen")
 
-    monkeypatch.setattr(assembly, "best_device", lambda: ("cuda", True))
-    monkeypatch.setattr(assembly, "choose_start", choose)
+    monkeypatch.setattr(starts, "best_device", lambda: ("cuda", True))
+    monkeypatch.setattr(starts, "choose", choose)
     with pytest.raises(UserError, match="chosen"):
         assemble(DetectSettings(data=str(images), device=device), {}, SilentConsole().progress)
     assert devices == [expected]

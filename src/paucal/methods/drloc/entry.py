@@ -6,7 +6,7 @@ from typing import Any
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.spec import BackboneSpec
 from paucal.methods.contract import ExtraLoss, TrainingMethod
-from paucal.methods.drloc.options import check_options, given_options
+from paucal.methods.drloc.options import check_options, given_options, in_effect
 from paucal.methods.drloc.settings import DrLocSettings
 from paucal.methods.supervised.entry import build_supervised
 from paucal.objectives import DrLoc, Term, default_weight
@@ -46,7 +46,7 @@ def drloc_hidden(model: str | None, model_args: Sequence[str] | None, img_size: 
 
 def _build(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term:
     # The sizes of the grids depend on the level alone, not on the rest of the options.
-    shapes = backbone.shapes(FeatureRequest(settings.drloc_levels or "last"))
+    shapes = backbone.shapes(FeatureRequest(in_effect(settings, "drloc_levels")))
     return DrLoc.from_preset(
         settings.drloc_preset,
         [dim for dim, _, _ in shapes],

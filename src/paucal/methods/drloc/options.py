@@ -71,7 +71,7 @@ def given_options(settings: Any) -> dict[str, Any]:
 def check_options(settings: Any) -> None:
     """Refuse settings without effect on the chosen variant, and settings that contradict each other."""
     for name, needs in NEEDS.items():
-        chosen = _in_effect(settings, needs.setting)
+        chosen = in_effect(settings, needs.setting)
         if getattr(settings, name) is not None and chosen not in needs.values:
             words = " or ".join(needs.values)
             raise UserError(
@@ -83,7 +83,7 @@ def check_options(settings: Any) -> None:
 
 
 def _check_pool(settings: Any) -> None:
-    levels, pool = _in_effect(settings, "drloc_levels"), settings.drloc_pool
+    levels, pool = in_effect(settings, "drloc_levels"), settings.drloc_pool
     if levels != "last" and isinstance(pool, str):
         raise UserError(
             f"--drloc-pool {pool} is a rule for the last grid, and has no effect with --drloc-levels {levels}: leave "
@@ -92,15 +92,15 @@ def _check_pool(settings: Any) -> None:
 
 
 def _check_ramp(settings: Any) -> None:
-    warmup, horizon = (_in_effect(settings, f"drloc_{name}_epochs") for name in ("warmup", "horizon"))
-    if _in_effect(settings, "drloc_schedule") == "ramp" and horizon <= warmup:
+    warmup, horizon = (in_effect(settings, f"drloc_{name}_epochs") for name in ("warmup", "horizon"))
+    if in_effect(settings, "drloc_schedule") == "ramp" and horizon <= warmup:
         raise UserError(
             f"--drloc-horizon-epochs is {horizon}, where the weight is 0 again, and --drloc-warmup-epochs is {warmup}, "
             "where it is highest: give more epochs for the horizon than for the warm-up."
         )
 
 
-def _in_effect(settings: Any, name: str) -> Any:
+def in_effect(settings: Any, name: str) -> Any:
     """Return the value of a setting, by default that of the preset."""
     given = getattr(settings, name)
     return getattr(PRESETS[settings.drloc_preset], name.removeprefix("drloc_")) if given is None else given

@@ -11,8 +11,14 @@ from paucal.models.saved import read_card
 from paucal.models.trained import load_trained
 from paucal.objectives import LocalityGuidance, Term
 from paucal.objectives.locality_guidance import WEIGHT
+from paucal.rules.resolve import Choice, rules_by_name
 from paucal.runs import open_model_folder
 from paucal.types import FeatureRequest, UserError
+
+
+def guide_weight() -> Choice:
+    """The published weight."""
+    return WEIGHT, "as in the published code"
 
 
 def _build(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term:
@@ -24,7 +30,7 @@ def _build(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term
     guide = FeatureBackbone(trained.module, trained.card.preprocessing.image_size)
     dims = [dim for dim, _, _ in backbone.shapes(FeatureRequest("blocks"))]
     try:
-        return LocalityGuidance(guide, dims, WEIGHT if settings.guide_weight is None else settings.guide_weight)
+        return LocalityGuidance(guide, dims, settings.guide_weight)
     except ValueError as problem:
         raise UserError(f"--guide {settings.guide}: {problem}; give a backbone with more blocks.") from problem
 
@@ -44,6 +50,7 @@ TERM = ExtraLoss(
     name="locality",
     summary="the cells of the blocks imitate those of a small CNN, --guide",
     settings=LocalitySettings,
+    rules=rules_by_name((guide_weight,)),
     paths=("guide",),
     advice="without --add locality: add it, or leave {flag} out",
     build=_build,

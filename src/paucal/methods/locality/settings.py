@@ -10,4 +10,4 @@ class LocalitySettings:
     """Options of locality guidance (Li et al., ECCV 2022)."""
 
     guide: str | None = option("run of a small CNN whose cells the blocks imitate with --add locality", group="method")
-    guide_weight: float | None = option("weight of the loss of --add locality", group="method", low=0)
+    guide_weight: float = option("weight of the loss of --add locality", group="method", low=0)

@@ -42,7 +42,7 @@ def require_sbatch() -> None:
         )
 
 
-def slurm_options(words: Sequence[str]) -> dict[str, str | int]:
+def slurm_options(words: Sequence[str] | None) -> dict[str, str | int]:
     """Parse options of the form NAME=VALUE; values that are numbers are converted.
 
     Example:
@@ -50,7 +50,7 @@ def slurm_options(words: Sequence[str]) -> dict[str, str | int]:
         {'slurm_partition': 'gpu', 'gpus_per_node': 1}
     """
     options: dict[str, str | int] = {}
-    for word in words:
+    for word in words or ():
         name, equals, value = word.partition("=")
         if not equals or not name.isidentifier() or not value or not value.isprintable():
             raise UserError(f"--slurm: expected NAME=VALUE such as slurm_partition=gpu, got {word!r}.")

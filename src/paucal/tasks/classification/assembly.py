@@ -265,8 +265,7 @@ def _look_for_start(
     settings: TrainSettings, given: Mapping[str, str], data: SplitImages
 ) -> tuple[TrainSettings, dict[str, str], Choice]:
     """Choose the pretrained weights and, if no method was given, one that suits them."""
-    facts = data.facts()
-    settings, given, choice = choose_start(settings, given, settings.device or facts.device, facts.median_side)
+    settings, given, choice = choose_start(settings, given, data.facts().median_side)
     is_open = "method" not in given and not unused_by(replace(settings, method=TUNING)) & set(given)
     if choice.candidates and is_open:
         settings = replace(settings, method=TUNING)

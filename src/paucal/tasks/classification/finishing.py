@@ -59,7 +59,7 @@ def watch_of(setup: TrainingSetup) -> Watch:
     tune_record, settings = setup.tune_record, setup.settings
     floor = None if tune_record is None else tune_record.floor
     scores = validation(setup.data, setup.card.preprocessing, settings)
-    return Watch(scores, setup.data.primary_metric.column, LOSS, floor, settings.soup or 0)
+    return Watch(scores, setup.data.primary_metric.column, LOSS, floor, settings.soup)
 
 
 def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Console) -> Finish:

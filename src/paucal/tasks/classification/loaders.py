@@ -58,7 +58,7 @@ def preprocessing(
     The crop and its interpolation are those of the pretrained weights, or else of the recipe or the model.
     """
     size = height_and_width(settings.img_size)
-    recipe = RECIPES.get(settings.recipe or "")
+    recipe = None if settings.recipe is None else RECIPES.get(settings.recipe)
     of_recipe = ImageInput() if recipe is not None and recipe.imagenet_crop else None
     fed = of_recipe or start or input_of_scratch(settings.model)
     whole = settings.crop in ("padded", "none") or min(size) <= SMALL or settings.resize != "crop"
@@ -69,9 +69,11 @@ def preprocessing(
 def augmentation(settings: TrainSettings) -> Augmentation:
     """Return the augmentation of training images."""
     policy = settings.rand_augment
+    least = settings.crop_scale if settings.crop == "random-resized" else 1.0  # other crops have no scale
+    assert least is not None  # filled by its rule
     return Augmentation(
         crop=settings.crop,
-        scale=(settings.crop_scale or 0.08, 1.0),
+        scale=(least, 1.0),
         padding=max(1, min(height_and_width(settings.img_size)) // PAD_SHARE),
         hflip=settings.hflip,
         rand_augment=None if policy in (None, "none") else policy,

@@ -31,7 +31,7 @@ def open_unlabelled(settings: TrainSettings) -> ImageSet:
     images = find_images(_source(settings), labelled=False)
     if images.stream is not None:
         raise UserError(f"--unlabelled: {settings.unlabelled} holds shards, which are read in order: unpack them.")
-    folder = Path(settings.unlabelled or "").expanduser()
+    folder = Path(str(settings.unlabelled)).expanduser()
     if images.location == str(folder.resolve()) and folder.is_dir():
         images = hold_out_listed(images, folder)
     part = held_out_part(images.declared)
@@ -79,10 +79,11 @@ def remember(run: RunFolder, images: ImageSet) -> None:
 
 def _source(settings: TrainSettings) -> DataSettings:
     """Return the location of the images; --image-column does not apply to folders without a table."""
-    folders = [path for piece in roots_of(settings.unlabelled or "") if (path := Path(piece).expanduser()).is_dir()]
+    assert settings.unlabelled is not None
+    folders = [path for piece in roots_of(settings.unlabelled) if (path := Path(piece).expanduser()).is_dir()]
     plain = any(not _has_table(folder) for folder in folders)
     return DataSettings(
-        data=settings.unlabelled or "",
+        data=settings.unlabelled,
         data_root=settings.data_root,
         download=settings.download,
         image_column=None if plain else settings.image_column,

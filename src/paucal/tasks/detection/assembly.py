@@ -15,7 +15,7 @@ from paucal.models.preprocessing import Preprocessing
 from paucal.models.saved import stored_card
 from paucal.objectives.finetuning import FineTuning
 from paucal.rules.backbone import backbone_spec
-from paucal.rules.facts import StartFacts, best_device
+from paucal.rules.facts import StartFacts
 from paucal.rules.resolve import origins, resolve
 from paucal.runner.images import SplitImages, decoded, normalisation, reading_for
 from paucal.runner.job import Bars, RunSetup
@@ -110,8 +110,8 @@ def check(settings: DetectSettings) -> None:
         raise UserError(f"{' and '.join(map(flag, lengths))} all set the length of the run: give one of them.")
     if settings.time is not None:
         seconds_of(settings.time, "--time")
-    falls = settings.milestones or []
-    if any(fall < 1 for fall in falls) or list(falls) != sorted(set(falls)):
+    falls = settings.milestones
+    if falls is not None and (any(fall < 1 for fall in falls) or list(falls) != sorted(set(falls))):
         raise UserError(
             f"--milestones is {' '.join(map(str, falls))}, expected growing numbers of passes, such as 8 11."
         )
@@ -148,7 +148,7 @@ def assemble(
     remarks: list[str] = []
     if run is None and may_choose_start(settings, given, ("model_args", "init_network")):
         shorter = int(np.median([min(boxed.boxes_of(index).size) for index in range(len(boxed.images))]))
-        settings, given, choice = choose_start(settings, given, settings.device or best_device()[0], shorter)
+        settings, given, choice = choose_start(settings, given, shorter)
         remarks = [choice.remark] if choice.remark else []
     if run is None and settings.init == COCO:
         settings, given = adopt_published(settings, given, outlined=not boxed.without_outline)

@@ -153,7 +153,8 @@ def train_first(
     Returns:
         The record of the first detector; None if a signal stopped the stage.
     """
-    settings, steps = setup.settings, setup.settings.heads_steps or 0
+    settings, steps = setup.settings, setup.settings.heads_steps
+    assert steps is not None
     folder = RunFolder(run.path / FOLDER)
     (folder.path / "checkpoints").mkdir(parents=True, exist_ok=True)
     start = checkpoint_step(folder.last) * settings.accumulate if folder.last.exists() else 0

@@ -184,7 +184,8 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         most = MOST_PASSES if settings.init is not None else SCRATCH_PASSES
         plan = fit_steps(pace, left, counts, share, most)
         if not plan.steps:
-            spent = seconds_of(settings.time or "", "--time") - left
+            assert settings.time is not None  # for which this length is planned
+            spent = seconds_of(settings.time, "--time") - left
             needed = spent + plan.seconds + FEWEST_STEPS * pace.step + pace.evaluation(counts)
             raise UserError(
                 f"--time is {settings.time}, but a step takes {pace.step:.1f} s here, and evaluating an image "

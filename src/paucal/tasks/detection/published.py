@@ -99,11 +99,12 @@ PUBLISHED = (
 def choose_published(settings: DetectSettings, outlined: bool) -> Published:
     """Return the published detector of some settings: ResNet-50 by default, with masks if the objects have outlines."""
     masks = settings.masks == "on" or (settings.masks in (None, "auto") and outlined)
-    model = settings.model or RESNET["model"]
-    fitting = [each for each in PUBLISHED if each.settings["model"] == model]
+    fitting = [each for each in PUBLISHED if settings.model in (None, each.settings["model"])]
     if not fitting:
         models = " or ".join(dict.fromkeys(each.settings["model"] for each in PUBLISHED))
-        raise UserError(f"--init {COCO} has detectors with {models}, but --model is {model}: give one of them.")
+        raise UserError(
+            f"--init {COCO} has detectors with {models}, but --model is {settings.model}: give one of them."
+        )
     return next((each for each in fitting if each.settings["masks"] == ("on" if masks else "off")), fitting[-1])
 
 

@@ -40,7 +40,6 @@ from paucal.runner.run_folder import stored_split
 from paucal.runner.starts import Start, find_start, load_start
 from paucal.runner.trainer_inputs import check_length, check_rates, trainer_plan
 from paucal.runs import RunFolder
-from paucal.settings.options import USUAL_SIDE
 from paucal.tasks.pretraining.crops import crop_groups, describe_crops, relative_pixels, views
 from paucal.tasks.pretraining.monitor import Monitor, knn_monitor
 from paucal.tasks.pretraining.published_order import timm_name, with_published_order
@@ -83,7 +82,7 @@ def assemble(
     method.check(settings)
     _check_images(settings, facts.n_train, method.smallest_set)
     objective, spec, notes = _build_objective(method.stage(settings, epochs_done(run)), images.reading.channels)
-    named = timm_name(settings.model or "")  # timm's name of the published weights
+    named = timm_name(settings.model)  # timm's name of the published weights
     card = ModelCard(spec, (), _run_preprocessing(settings, data, (start.input or input_of_timm)(named), run))
     views(settings, Normalisation(card.preprocessing.mean, card.preprocessing.std))  # raises if the settings do not fit
     monitor = open_monitor(settings, card)
@@ -110,7 +109,7 @@ def _open(
     with bars("looking through shards") as advance:
         found = load_unlabelled(settings, advance)
     like = first_reading(settings, found, stored_reading(run))
-    size = settings.img_size or resolve_pretraining(settings, _facts(found, start))[0].img_size or [USUAL_SIDE]
+    size = settings.img_size or resolve_pretraining(settings, _facts(found, start))[0].img_size
     with bars("reading images") as advance:
         images = decoded(found, settings, reading_for(size, like), advance)
     data = SplitImages(images, _split(images) if run is None else stored_split(run, images))

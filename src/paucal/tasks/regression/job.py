@@ -81,9 +81,8 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         data = NumberedImages(images, split_numbers(settings, images, run), targets=targets)
         remarks: list[str] = []
         if run is None and may_choose_start(settings, given):
-            facts = data.facts()
-            side = max(facts.median_side, TINY)  # tiny images too, as nothing else is trained here
-            settings, given, choice = choose_start(settings, given, settings.device or facts.device, side)
+            side = max(data.facts().median_side, TINY)  # tiny images too, as nothing else is trained here
+            settings, given, choice = choose_start(settings, given, side)
             remarks = [choice.remark] if choice.remark else []
         start = find_start(settings, run)
         if start.read is None and start.record is None:

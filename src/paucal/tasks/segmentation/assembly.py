@@ -31,7 +31,6 @@ from paucal.types import UserError, height_and_width
 from paucal.wording import counted, first_few
 
 WARMUP = 0.05  # share of the epochs, by default
-AUXILIARY_WIDTH = 256  # most channels of the auxiliary head, by default
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,7 @@ def assemble(
     remarks: list[str] = []
     if run is None:
         if may_choose_start(settings, given) and (settings.init == AUTO or settings.recipe is None):
-            facts = data.facts()
-            device = settings.device or facts.device
-            settings, given, choice = choose_start(settings, given, device, facts.median_side)
+            settings, given, choice = choose_start(settings, given, data.facts().median_side)
             remarks = [choice.remark] if choice.remark else []
         check_rates(settings)
     start = find_start(settings, run)
@@ -123,7 +120,7 @@ def _build(
             settings.auxiliary,
             fine_tuning(settings),
             settings.backbone_lr,
-            settings.auxiliary_width or min(AUXILIARY_WIDTH, settings.width),
+            settings.auxiliary_width,
             settings.dropout,
         )
         objective.auxiliary = objective.auxiliary and with_joint_norms(settings, objective.auxiliary)
@@ -148,8 +145,8 @@ def fine_tuning(settings: SegmentSettings) -> FineTuning:
             "--eval-mode keeps the running statistics of pretrained weights, but this run starts from random "
             "weights: give --init, or leave it out."
         )
-    freeze = None if settings.freeze in (None, "none") else settings.freeze
-    return FineTuning(settings.layer_decay or 1.0, freeze, settings.freeze_epochs, settings.eval_mode)  # type: ignore[arg-type]
+    freeze = None if settings.freeze == "none" else settings.freeze
+    return FineTuning(settings.layer_decay, freeze, settings.freeze_epochs, settings.eval_mode)
 
 
 def crop_options(settings: SegmentSettings) -> CropOptions:
@@ -175,7 +172,7 @@ def full_inference(settings: SegmentSettings) -> WindowOptions:
     return WindowOptions(
         height_and_width(settings.img_size),
         settings.overlap,
-        tuple(settings.scales or (1.0,)),
+        settings.test_scales,
         settings.mirror,
         whole=settings.test_mode == "whole",
         resize_to=_sides(settings),

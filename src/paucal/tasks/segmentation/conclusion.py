@@ -136,7 +136,7 @@ def summary(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, report: 
         "parts": data.counts(),
         "parameters": sum(p.numel() for p in setup.objective.deployable().parameters()),
         "crops": "x".join(map(str, card.preprocessing.image_size)),
-        "looks": describe_scales(tuple(settings.scales or (1.0,)), settings.mirror),
+        "looks": describe_scales(settings.test_scales, settings.mirror),
         "epochs": outcome.passes(settings.epochs),
         "selected": selected,
         "best_epoch": outcome.best.get("epoch"),

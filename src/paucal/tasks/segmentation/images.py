@@ -66,13 +66,13 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
         bars: Progress bars.
         run: Resumed run, whose split and meaning of mask values are used; None for a new run.
     """
-    if settings.data is None and settings.images is None:
+    location = settings.data or settings.images
+    if location is None:
         raise UserError(
             "there is no DATA: give a folder with a folder of images and one of masks in it (images/ and masks/), or "
             "--images and --masks."
         )
     places = (None if value is None else Path(value) for value in (settings.images, settings.masks))
-    location = settings.data or settings.images or ""
     with other_kinds_named(Path(location), "segment"):
         pairs = find_pairs(Path(location), *places)
     card = stored_card(run, SegmentationCard)

@@ -128,7 +128,8 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         crops, epochs = fill_time(training, one_crop, evaluation, settings.crops, is_given)
         epoch = crops * one_crop + evaluation
         if epochs < 1:
-            whole = seconds_of(settings.time or "", "--time") - training + epoch
+            assert settings.time is not None  # for which this length is planned
+            whole = seconds_of(settings.time, "--time") - training + epoch
             raise UserError(
                 f"--time {settings.time} is too short: reading, one epoch and the test take about {duration(whole)} on "
                 "this machine; give more, fewer --crops or a smaller --img-size."

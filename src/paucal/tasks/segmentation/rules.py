@@ -10,6 +10,7 @@ CPU_MODEL, GPU_MODEL = "tf_efficientnet_lite0", "swin_tiny_patch4_window7_224"
 FEW, SOME = 100, 500  # training images
 STEPS = 40  # least optimizer steps of an epoch, since it ends with a validation
 MOST_CROPS = 64  # crops of an image in an epoch
+AUXILIARY_WIDTH = 256  # the papers', at which the head is at least as wide
 CELL = 32  # pixels of a cell of the deepest map; sides of crops are multiples of it
 
 
@@ -56,6 +57,13 @@ def width(facts: DataAndMachine) -> Choice:
     if facts.n_train <= SOME:
         return 256, f"half the papers' width for {facts.n_train} images"
     return 512, "the papers' width"
+
+
+def auxiliary_width(width: int) -> Choice:
+    """Take the width of the head, up to the papers' 256 channels."""
+    if width > AUXILIARY_WIDTH:
+        return AUXILIARY_WIDTH, "the papers' width"
+    return width, "that of the head"
 
 
 def crops(facts: DataAndMachine, batch_size: int, accumulate: int) -> Choice:
@@ -125,6 +133,7 @@ RULES = resolve.rules_by_name(
         img_size,
         batch_size,
         width,
+        auxiliary_width,
         crops,
         time,
         lr,

@@ -37,7 +37,7 @@ class HeadSettings:
         low=0,
         high=10,
     )
-    auxiliary_width: int | None = option(
+    auxiliary_width: int = option(
         "channels within the auxiliary head; by default those of the head, 256 at most",
         group="model",
         low=4,
@@ -122,6 +122,11 @@ class InferenceSettings:
         group="test",
     )
     mirror: bool = option("average with the prediction for the mirror image", False, group="test")
+
+    @property
+    def test_scales(self) -> tuple[float, ...]:
+        """The factors on an image's sides over which predictions are averaged."""
+        return tuple(self.scales or (1.0,))
 
 
 @dataclass(frozen=True)

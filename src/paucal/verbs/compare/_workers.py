@@ -113,7 +113,7 @@ class Slurm:
 
     lost = 0  # SLURM reports crashed jobs itself
 
-    def __init__(self, folder: Path, count: int, options: Sequence[str] = (), cluster: str = "slurm") -> None:
+    def __init__(self, folder: Path, count: int, options: Sequence[str] | None = None, cluster: str = "slurm") -> None:
         submitit = import_package("slurm")
         if cluster == "slurm":
             require_sbatch()

@@ -144,18 +144,17 @@ def seconds_of_run(job: AnyJob, setup: RunSetup[Any]) -> float:
     """Return the expected seconds of a run on this machine, by timing a few steps or from its time budget."""
     settings = setup.settings
     if isinstance(setup, TrainingSetup):
-        if setup.tune_record is not None and settings.epochs is None:
-            return setup.tune_record.budget or seconds_of(settings.time or "15m")
+        if settings.epochs is None:
+            assert settings.time is not None  # for which the epochs are planned
+            return seconds_of(settings.time, "--time")
         counts, image = setup.data.counts(), seconds_per_image(setup)
-        images = (settings.epochs or 0) * (counts["train"] + counts["val"] / 3) + counts["test"] / 3
+        images = settings.epochs * (counts["train"] + counts["val"] / 3) + counts["test"] / 3
         return OPENING_SECONDS + image * images
     if isinstance(job, TimedJob):
         return job.seconds_of_run(setup)
     plan = replace(setup.plan, total_steps=TIMED_STEPS + 1)
     alone = replace(setup, settings=replace(settings, workers=0), plan=plan)
-    device = torch.device(settings.device or "cpu")
+    device = torch.device(settings.device)
     with trial_steps(setup.objective.train(), device):
         step = seconds_per_step(setup.objective, job.loader(alone, 0), device, settings.precision)
-    return PRETRAINING_SECONDS + step * max(
-        1, setup.plan.steps_per_epoch * settings.accumulate * (settings.epochs or 0)
-    )
+    return PRETRAINING_SECONDS + step * setup.plan.total_steps * settings.accumulate

@@ -129,7 +129,7 @@ def _pin(verb: str, values: Mapping[str, Any], data_root: str | None = None) -> 
 
 def _threads_of_worker(asked: GridSettings) -> int:
     """Return the threads of each worker: its share of this machine, or what it requests from SLURM."""
-    requested = slurm_options(asked.slurm or ()).get("cpus_per_task") if asked.on == "slurm" else None
+    requested = slurm_options(asked.slurm).get("cpus_per_task") if asked.on == "slurm" else None
     if isinstance(requested, int):
         return requested
     return max(1, min(torch.get_num_threads(), usable_cores()) // max(1, asked.jobs))

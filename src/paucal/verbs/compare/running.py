@@ -79,7 +79,7 @@ def _compute(grid: Grid, asked: GridSettings, again: str, console: Console) -> b
 def _start_team(grid: Grid, asked: GridSettings) -> Team:
     device = grid.shared.get("device")
     if asked.on == "slurm":
-        return Slurm(grid.folder, asked.jobs, asked.slurm or ())
+        return Slurm(grid.folder, asked.jobs, asked.slurm)
     if asked.on == "ray":
         return Ray(grid.folder, asked.jobs, grid.threads, device)
     return Processes(grid.folder, asked.jobs, grid.threads, device or ("cuda" if torch.cuda.is_available() else None))
@@ -95,7 +95,7 @@ def require_team(on: str, slurm: Sequence[str] | None = None, count: int = 1) ->
     """
     if slurm is not None and on != "slurm":
         raise UserError("--slurm gives options of SLURM jobs: use it with --on slurm.")
-    slurm_options(slurm or ())
+    slurm_options(slurm)
     if count and on in PACKAGES:
         require_package(on)
     if count and on == "slurm":

@@ -1,6 +1,7 @@
 """The settings of `paucal compare`, and the arms that they describe; other settings are those of `paucal train`."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -84,10 +85,10 @@ def make_arms(asked: GridSettings, named: Mapping[str, Mapping[str, Any]]) -> tu
     ways = [(word, _method_settings(word)) for word in methods or ()] + [
         (name, dict(own)) for name, own in named.items()
     ]
-    entries = {"--methods": [name for name, _ in ways], "--models": asked.models or (), "--labels": asked.labels or ()}
+    entries = {"--methods": [name for name, _ in ways], "--models": asked.models, "--labels": asked.labels}
     for flag, words in entries.items():
-        for number, word in enumerate(words):
-            if word in words[:number]:
+        for word, count in Counter(words).items():
+            if count > 1:
                 raise UserError(f"{flag}: {word!r} is given twice: leave one out.")
     shares = [(word, _share_settings(word)) for word in asked.labels] if asked.labels is not None else [(None, {})]
     models = asked.models if asked.models is not None else [None]

@@ -94,7 +94,7 @@ def _evaluate(
 def _predict(model: TrainedModel, chosen: Chosen, settings: EvalSettings, console: Console) -> Predictions:
     images, indices, _ = chosen
     preprocessing = model.card.preprocessing
-    batch_size = settings.batch_size or inference_batch_size(preprocessing.image_size, model.device.type)
+    batch_size = inference_batch_size(preprocessing.image_size, model.device.type, settings.batch_size)
     check_batch_memory(min(batch_size, len(indices)), preprocessing.image_size)
     on_gpu = model.device.type == "cuda"
     loader = make_eval_loader(

@@ -101,18 +101,19 @@ def evaluate_frozen(
         folder: Folder of the table.
         console: Prints notes and the table.
     """
-    _check_settings(settings)
+    names = [model, *(settings.compare or [])]
+    _check_settings(settings, len(names) - 1)
     run = find_run(model)
     if run is None and not data:
         raise UserError(f"give DATA to evaluate {model!r} on, before the flags: only a run has images of its own.")
-    subjects = _open_subjects(model, settings, protocols, console)
+    subjects = _open_subjects(names, settings, protocols, console)
     options = _options(settings, subjects[0])
     rows: list[Row] = []
     sets: list[dict[str, Any]] = []
     drawn: EvaluationData | None = None
     for opened in _open_sets(data, run, settings, console, _reading(subjects)):
         images = _without_seen(opened, model, console)
-        remarks_on_seen = _say_seen(images, [model, *(settings.compare or [])], console)
+        remarks_on_seen = _say_seen(images, names, console)
         # A suite includes sets whose images have several classes each, and not all protocols suit those sets.
         suited: list[Protocol] = [name for name in protocols if images.labels.ndim == 1 or name in SEVERAL_CLASSES]
         used: Sequence[Protocol] = suited if SUITE in data else protocols
@@ -141,19 +142,17 @@ def evaluate_frozen(
     return FrozenTable(rows, about, folder)
 
 
-def _check_settings(settings: FrozenSettings) -> None:
+def _check_settings(settings: FrozenSettings, others: int) -> None:
     if settings.cache is not None and settings.no_cache:
         raise UserError("--cache and --no-cache contradict each other: give one of them.")
-    others = len(settings.compare or [])
     if others > MOST_COMPARED:
         raise UserError(f"--compare names {others} models, but a table has room for {MOST_COMPARED}: give fewer.")
 
 
 def _open_subjects(
-    model: str, settings: EvalSettings, protocols: Sequence[Protocol], console: Console
+    names: Sequence[str], settings: EvalSettings, protocols: Sequence[Protocol], console: Console
 ) -> list[FrozenBackbone]:
     """Open and print the models; refuse features that a model lacks, before any image is read."""
-    names = [model, *(settings.compare or [])]
     runs = [find_run(name) is not None for name in names]
 
     def open_one(name: str, is_run: bool) -> FrozenBackbone:
@@ -194,7 +193,7 @@ def _with_own_names(subjects: Sequence[FrozenBackbone]) -> list[FrozenBackbone]:
 
 
 def _batch_size(settings: EvalSettings, subject: FrozenBackbone) -> int:
-    return settings.batch_size or inference_batch_size(subject.preprocessing.image_size, subject.device.type)
+    return inference_batch_size(subject.preprocessing.image_size, subject.device.type, settings.batch_size)
 
 
 def _options(settings: EvalSettings, first: FrozenBackbone) -> ProtocolOptions:

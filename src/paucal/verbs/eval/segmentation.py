@@ -110,7 +110,7 @@ def _evaluate(
     stored: SegmentSettings,
     console: Console,
 ) -> SegmentedSet:
-    options = replace(model.window_options(tuple(stored.scales or (1.0,)), stored.mirror), overlap=stored.overlap)
+    options = replace(model.window_options(stored.test_scales, stored.mirror), overlap=stored.overlap)
     with folder_in_place(folder / MASKS) as masks, console.progress("evaluating") as advance:
         tallies = count_and_write_masks(model, data, indices, options, masks, advance)
     report = segmentation_report(tallies, model.classes, stored.seed)

@@ -98,7 +98,8 @@ def classify_all(
 
 def _memory_for(pictures: Pictures, settings: PredictSettings) -> AbstractContextManager[None]:
     """Return a block that keeps freed memory; for a single batch this would take longer than it saves."""
-    return kept_memory() if len(pictures) > (settings.batch_size or 1) else nullcontext()
+    assert settings.batch_size is not None  # chosen by `open_pictures`
+    return kept_memory() if len(pictures) > settings.batch_size else nullcontext()
 
 
 def open_pictures(
@@ -109,7 +110,7 @@ def open_pictures(
         raise UserError("--scales is for models that give every pixel a class, and this one classifies: leave it out.")
     fed = model.card.preprocessing
     pictures = Pictures(open_sources(sources, console, fed.reading), fed.reading)
-    together = settings.batch_size or inference_batch_size(fed.image_size, model.device.type)
+    together = inference_batch_size(fed.image_size, model.device.type, settings.batch_size)
     check_batch_memory(min(together, len(pictures)), fed.image_size)
     arithmetic = choose_for_pictures(model, settings.precision, pictures, console)
     model = model.at_precision(arithmetic.dtype)

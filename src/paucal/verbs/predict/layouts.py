@@ -119,7 +119,7 @@ def _masks(asked: _Asked, settings: PredictSettings, console: Console) -> Conten
     ]
 
     def mask(index: int) -> NDArray[np.uint8]:
-        return model.mask(pictures.read(index), tuple(settings.scales or (1.0,)), settings.mirror)
+        return model.mask(pictures.read(index), settings.test_scales, settings.mirror)
 
     numbers = {name: number for number, name in enumerate(model.classes)}
     return Content("segment", asked.images, tuple(items), numbers, mask)

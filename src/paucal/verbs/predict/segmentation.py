@@ -105,7 +105,7 @@ def segment_all(
 def _predict(
     model: SegmentationModel, path: str, picture: Image.Image, name: str, output: Path, settings: PredictSettings
 ) -> MaskPrediction:
-    classes = model.mask(picture, tuple(settings.scales or (1.0,)), settings.mirror)
+    classes = model.mask(picture, settings.test_scales, settings.mirror)
     mask = write_mask(output / MASKS, name, classes, model.card.coding)
     overlay = write_png(output / OVERLAYS, name, draw_overlay(picture, classes, class_colours(model.card.coding)))
     shares = np.bincount(classes.ravel(), minlength=len(model.classes)) / classes.size

@@ -28,6 +28,11 @@ class PredictSettings:
     )
     on_bad_image: Literal["refuse", "skip"] = option("unreadable images", "refuse", group=_GROUP)
 
+    @property
+    def test_scales(self) -> tuple[float, ...]:
+        """The image scales over which a segmentation is averaged."""
+        return tuple(self.scales or (1.0,))
+
 
 _MOVING = "videos, cameras and folders that fill"
 

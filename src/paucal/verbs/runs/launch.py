@@ -62,13 +62,14 @@ def chosen_runs(folder: Path, settings: RunsSettings) -> list[ListedRun]:
         raise UserError(f"--output: {settings.output!r} must end in .csv or .json: the ending sets the format.")
     everything = with_leftovers(runs_below(folder))
     runs = [run for run in everything if run.deletable] if settings.deletable else everything
-    runs = matching(runs, settings.where or ())
-    runs = ordered(runs, settings.sort) if settings.sort is not None else runs
-    columns = [name.replace("-", "_") for name in settings.columns or ()]
-    for name in columns:
+    if settings.where is not None:
+        runs = matching(runs, settings.where)
+    if settings.sort is not None:
+        runs = ordered(runs, settings.sort)
+    for name in settings.added_columns:
         require_known(name, everything, "--columns")
     if path is not None:
-        _write(path, runs, columns)
+        _write(path, runs, settings.added_columns)
     return runs
 
 
@@ -77,7 +78,7 @@ def show(runs: Sequence[ListedRun], folder: Path, settings: RunsSettings, consol
     if not runs:
         console.say(f"no such runs below {folder}")
         return
-    more = [name.replace("-", "_") for name in settings.columns or ()]
+    more = settings.added_columns
     varying = [name for name in SHOWN if name in ("state", "test") or len({str(run.value(name)) for run in runs}) > 1]
     names = list(dict.fromkeys([*(varying if len(runs) > 1 else SHOWN), *more]))
     table, left_out = _fitting(runs, names, [name for name in SPARED if name not in more], console)

@@ -20,3 +20,8 @@ class RunsSettings:
     columns: list[str] | None = option("further settings or entries of summaries to show", group=_GROUP)
     deletable: bool = option("only runs that can be deleted", False, group=_GROUP)
     output: str | None = option("write the table to this file too: .csv, or .json", group=_GROUP)
+
+    @property
+    def added_columns(self) -> list[str]:
+        """The names of the further columns, as settings and summaries have them."""
+        return [name.replace("-", "_") for name in self.columns or ()]

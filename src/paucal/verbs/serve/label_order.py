@@ -1,7 +1,6 @@
 """The images of the labelling page in their order: the most useful first with a model, else random."""
 
 import shlex
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -45,9 +44,9 @@ def check_labelling(source: str | None, settings: ServeSettings) -> None:
         raise UserError(
             "there is neither a RUN nor --classes: give one of them, so that there are classes to choose from."
         )
-    repeated = [name for name, count in Counter(settings.classes or ()).items() if count > 1]
-    if repeated or len(settings.classes or ("", "")) < 2:
-        raise UserError(f"--classes is {' '.join(settings.classes or ())!r}, expected two different names or more.")
+    classes = settings.classes
+    if classes is not None and (len(classes) < 2 or len(set(classes)) < len(classes)):
+        raise UserError(f"--classes is {' '.join(classes)!r}, expected two different names or more.")
     if source is not None and (task := task_of_model(source)) != CLASSIFICATION:
         advice = "'paucal next --to coco' writes its predictions for a labelling tool"
         raise UserError(
@@ -58,11 +57,11 @@ def check_labelling(source: str | None, settings: ServeSettings) -> None:
 
 def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile, console: Console) -> Labelling:
     """Open the images to label, and ask the model about them if there is one."""
-    data = DataSettings(data=str(settings.label), on_bad_image="skip")
+    data, classes = DataSettings(data=str(settings.label), on_bad_image="skip"), settings.classes
     suggestions: Mapping[int, Suggestion] = {}
     if source is None:
         images = find_images(data, labelled=False)
-        order, classes = np.random.default_rng(0).permutation(len(images)).tolist(), tuple(settings.classes or ())
+        order = np.random.default_rng(0).permutation(len(images)).tolist()
     else:
         model = Classifier(source, settings.device)
         if model.model.card.several:
@@ -72,15 +71,16 @@ def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile
         with console.progress("reading images") as advance:
             images = load_images(data, advance, labelled=False, reading=model.reading)
         order, suggestions = _ranked(model, images, console)
-        classes = tuple(settings.classes or model.model.classes)
+        classes = model.model.classes if classes is None else classes
     paths = [full_name(images, key) for key in images.keys]
     if not all(Path(path).is_file() for path in paths[:1]):
         raise UserError(
             f"--label: {settings.label} holds no image files, and labels are saved by their paths: give a folder."
         )
     console.say(f"{counted(len(images), 'image')} to label; {counted(len(saved.labels), 'label')} in {saved.path}")
+    assert classes is not None  # `check_labelling` requires them without a model
     originals = without_decoded_copies(images)
-    return Labelling(originals, paths, order, classes, saved, suggestions, _command(source, saved))
+    return Labelling(originals, paths, order, tuple(classes), saved, suggestions, _command(source, saved))
 
 
 def _ranked(model: Classifier, images: ImageSet, console: Console) -> tuple[list[int], dict[int, Suggestion]]:

@@ -57,8 +57,9 @@ class TuneState:
         mirrored, refit = 2 if self.setup.settings.hflip else 0, 0.0
         if self.record.probe is not None and len(self.setup.data.part("val")):
             refit = shrink * self.image_seconds * self.record.probe.details.get("images", 0)
-        epochs = self.setup.settings.soup or 0
-        return test + refit + (2 + mirrored + epochs) * self.eval_seconds(shrink)  # see `finish_model`
+        return (
+            test + refit + (2 + mirrored + self.setup.settings.soup) * self.eval_seconds(shrink)
+        )  # see `finish_model`
 
     def eval_seconds(self, shrink: float = 1.0) -> float:
         """Return the seconds of one validation, for images with `shrink` times the probe's pixels."""
