@@ -67,7 +67,8 @@ def equal_patches(image_size: Size) -> list[int]:
 
 
 def _swin(model: nn.Module, image_size: Size, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    own_patch, own_window = max(patch_size(model) or (4,)), _own_window(model)
+    sizes = [getattr(module, "window_size", (0,)) for module in model.modules()]
+    own_patch, own_window = max(patch_size(model) or (4,)), max(max(size) for size in sizes if isinstance(size, tuple))
     stages = len(reductions(model))
     for patch in [own_patch] if "patch_size" in given else [p for p in (4, 2, 1) if p <= own_patch]:
         extra = {} if patch == own_patch else {"patch_size": patch}
@@ -100,8 +101,3 @@ def best_window(image_size: Size, patch: int, stages: int) -> int:
 
 def _padded(side: int, window: int) -> int:
     return side if side <= window else math.ceil(side / window) * window  # timm shrinks a window to the grid
-
-
-def _own_window(model: nn.Module) -> int:
-    sizes = [getattr(module, "window_size", (0,)) for module in model.modules()]
-    return max(max(size) for size in sizes if isinstance(size, tuple))

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +74,8 @@ def make_plan(model: nn.Module, images: Tensor, hooked: HookedTensors) -> Plan:
     for name, handle in handles.items():
         if name not in (*norms[-1:], *blocks, *merging):
             handle.remove()
-    class_token = prefixes[0] > 0 and _reads_class_token(model, final)
+    pooled_by_mean = str(getattr(model, "global_pool", "")).startswith("avg")
+    class_token = prefixes[0] > 0 and _has_class_token(model) and not pooled_by_mean and last_tensor(final).ndim == 3
     return Plan(
         last_is_final,
         norms[-1] if norms else None,
@@ -121,11 +121,6 @@ def _prefixes(model: nn.Module) -> tuple[int, ...]:
 
 def _has_class_token(model: nn.Module) -> bool:
     return any(name.rpartition(".")[2].startswith("cls_token") for name, _ in model.named_parameters())
-
-
-def _reads_class_token(model: nn.Module, final: Any) -> bool:
-    pooled_by_mean = str(getattr(model, "global_pool", "")).startswith("avg")
-    return _has_class_token(model) and not pooled_by_mean and last_tensor(final).ndim == 3
 
 
 def model_name(model: nn.Module) -> str:

@@ -81,7 +81,12 @@ class StageMaps(nn.Module):
         self.multiple = self.strides[-1]
         height, width = backbone.image_size
         self.fixed_size = None if any_size else (round(height / self._shrink), round(width / self._shrink))
-        self._require_whole()
+        if self.fixed_size is not None and any(side % self.multiple for side in self.fixed_size):
+            rows, columns = self.fixed_size
+            raise UserError(
+                f"{model_name(self.backbone.model)} reads images of {rows}x{columns} pixels only, which are not "
+                f"multiples of {self.multiple}: give --img-size one, or choose another model."
+            )
         self._release_unused()
 
     def forward(self, images: Tensor) -> list[Tensor]:
@@ -144,14 +149,6 @@ class StageMaps(nn.Module):
         if is_open or (rows, columns) != (height, width):
             return F.pad(images, (0, columns - width, 0, rows - height))
         return images
-
-    def _require_whole(self) -> None:
-        if self.fixed_size is not None and any(side % self.multiple for side in self.fixed_size):
-            rows, columns = self.fixed_size
-            raise UserError(
-                f"{model_name(self.backbone.model)} reads images of {rows}x{columns} pixels only, which are not "
-                f"multiples of {self.multiple}: give --img-size one, or choose another model."
-            )
 
     def _release_unused(self) -> None:
         """Keep optimizers and distributed training from waiting for gradients that never come."""

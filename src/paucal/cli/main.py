@@ -117,7 +117,12 @@ def _answered(arguments: list[str]) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_overview())
+        width = max(map(len, VERBS))
+        purposes = [
+            "\n".join((f"{purpose}:", *(f"  {name:<{width}}  {VERBS[name]}" for name in names)))
+            for purpose, names in PURPOSES.items()
+        ]
+        print("\n\n".join((f"usage: {USAGE}", *purposes, "'paucal VERB --help' explains each.")))
         return 0
     if arguments[0] == "--version":
         print(version("paucal"))
@@ -133,15 +138,6 @@ def _dispatch(arguments: list[str]) -> int:
         return module.run(arguments[1:])
     with kept_memory():
         return module.run(arguments[1:])
-
-
-def _overview() -> str:
-    width = max(map(len, VERBS))
-    purposes = [
-        "\n".join((f"{purpose}:", *(f"  {name:<{width}}  {VERBS[name]}" for name in names)))
-        for purpose, names in PURPOSES.items()
-    ]
-    return "\n\n".join((f"usage: {USAGE}", *purposes, "'paucal VERB --help' explains each."))
 
 
 def _os_sentence(problem: OSError) -> str:

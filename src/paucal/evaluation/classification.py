@@ -69,11 +69,15 @@ def classification_report(
     _check(predictions, classes)
     pairs = len(classes) * predictions.labels + predictions.predicted
     confusion = pairs.bincount(minlength=len(classes) ** 2).view(len(classes), -1).numpy()
+    found = majority_classes(predictions.labels if train_labels is None else train_labels)
+    if found[-1] >= len(classes):
+        raise ValueError(f"expected training labels in [0, {len(classes)}), got {found[-1]}")
+    share = float((predictions.labels == found[0]).double().mean())
     return ClassificationReport(
         len(predictions),
         level,
         _scores(predictions, Bootstrap(seed, n_bootstrap, level)),
-        _majority(predictions.labels, classes, train_labels),
+        Majority(classes[found[0]], share, train_labels is not None, len(found)),
         _per_class(confusion, classes, level),
         confusion.tolist(),
     )
@@ -124,14 +128,6 @@ def _scores(predictions: Predictions, bootstrap: Bootstrap) -> dict[str, Score]:
         make = two_sided if name in SHIFTED else percentile
         scores[name] = make(value_of(measures[name], n_images), draws, level)
     return scores
-
-
-def _majority(labels: Tensor, classes: Sequence[str], train_labels: Tensor | None) -> Majority:
-    found = majority_classes(labels if train_labels is None else train_labels)
-    if found[-1] >= len(classes):
-        raise ValueError(f"expected training labels in [0, {len(classes)}), got {found[-1]}")
-    share = float((labels == found[0]).double().mean())
-    return Majority(classes[found[0]], share, train_labels is not None, len(found))
 
 
 def _per_class(confusion: np.ndarray, classes: Sequence[str], level: float) -> list[ClassRow]:

@@ -45,7 +45,13 @@ def to_onnx(program: ExportedProgram, graph: Graph, card: ModelCard) -> bytes:
             f"this network cannot be written as ONNX ({first_line(problem)}): "
             "export it with --format pt2 or safetensors."
         ) from problem
-    _name_dimensions(written.graph, graph)
+    # Dynamic dimensions get readable names; torch gives them names such as s77.
+    entry = written.graph.input[0].type.tensor_type.shape.dim
+    names = {entry[number].dim_param: name for number, name in graph.dynamic.items() if entry[number].dim_param}
+    for value in (*written.graph.input, *written.graph.output, *written.graph.value_info):
+        for dimension in value.type.tensor_type.shape.dim:
+            if dimension.dim_param in names:
+                dimension.dim_param = names[dimension.dim_param]
     onnx.helper.set_model_props(written, {KEY: json.dumps(card.to_dict(), ensure_ascii=False)})
     size = written.ByteSize()
     if size >= MOST_BYTES:
@@ -65,16 +71,6 @@ def _quietly(program: ExportedProgram, graph: Graph) -> Any:
     if found is None:
         raise ValueError("torch gave no model")
     return found.model_proto
-
-
-def _name_dimensions(written: Any, graph: Graph) -> None:
-    """Give the dynamic dimensions readable names; torch gives them names such as s77."""
-    entry = written.input[0].type.tensor_type.shape.dim
-    names = {entry[number].dim_param: name for number, name in graph.dynamic.items() if entry[number].dim_param}
-    for value in (*written.input, *written.output, *written.value_info):
-        for dimension in value.type.tensor_type.shape.dim:
-            if dimension.dim_param in names:
-                dimension.dim_param = names[dimension.dim_param]
 
 
 class OnnxNetwork(nn.Module):

@@ -46,7 +46,10 @@ def map_picture(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure:
         for panel in (plain, labelled):
             panel.imshow(picture, interpolation="nearest")
         height, width = picture.shape[:2]
-        extent = _extent(entry.get("covered", torch.ones(2)), height, width)
+        # (left, right, bottom, top), in pixels, of a map centred in its image.
+        across, down = entry.get("covered", torch.ones(2)).tolist()
+        left, top = width * (1 - across) / 2 - 0.5, height * (1 - down) / 2 - 0.5
+        extent = left, left + width * across, top + height * down, top
         labelled.imshow(_colours(*likely, shown), extent=extent, interpolation="nearest")
         labelled.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
     patches = [Patch(color=_colour(place), label=ordered.classes[number]) for place, number in enumerate(shown)]
@@ -85,13 +88,6 @@ def _panels(images: ImageSet, positions: NDArray[np.int64]) -> tuple[Figure, lis
     for panel in panels:
         panel.set_axis_off()
     return figure, [(panels[2 * number], panels[2 * number + 1]) for number in range(len(positions))]
-
-
-def _extent(covered: Tensor, height: int, width: int) -> tuple[float, float, float, float]:
-    """Return (left, right, bottom, top), in pixels, of a map centred in its image."""
-    across, down = covered.tolist()
-    left, top = width * (1 - across) / 2 - 0.5, height * (1 - down) / 2 - 0.5
-    return left, left + width * across, top + height * down, top
 
 
 def _frequent(maps: Sequence[NDArray[np.int64]]) -> list[int]:

@@ -43,11 +43,6 @@ def check_used(settings: PretrainSettings, given: Mapping[str, str]) -> None:
     method = method_of(settings)
     refuse_unused(settings, given, [method], METHODS.values())
     method.check(settings)
-    _require_rate(settings)
-
-
-def _require_rate(settings: PretrainSettings) -> None:
-    """Refuse SGD and LARS without a learning rate: the rules and recipes are for AdamW."""
     if settings.optimizer != "adamw" and settings.lr is None:
         raise UserError(
             f"--optimizer {settings.optimizer} has no published learning rate, and AdamW's does not fit: give "

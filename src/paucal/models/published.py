@@ -58,7 +58,10 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
     """
     own = added(name)
     if own is not None:
-        return _read_added(own)
+        source = f"the weights that were added for {own.name} (SHA-256 {own.sha256[:12]})"
+        with torch.device("meta"):
+            grid = position_grid(timm.create_model(own.name, pretrained=False))
+        return StartWeights(read_foreign(own.checked_content()), source, own.name, _added_classes(own), grid)
     carried = packaged(name)
     if carried is not None and carried.package is not None:
         return _read_package(name, carried.package)
@@ -83,13 +86,6 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
             else f"{said}: give a run, or try again with a network."
         ) from problem
     return _published(model, dict(model.state_dict()), f"timm's weights of {name}", name)
-
-
-def _read_added(card: AddedWeights) -> StartWeights:
-    source = f"the weights that were added for {card.name} (SHA-256 {card.sha256[:12]})"
-    with torch.device("meta"):
-        grid = position_grid(timm.create_model(card.name, pretrained=False))
-    return StartWeights(read_foreign(card.checked_content()), source, card.name, _added_classes(card), grid)
 
 
 def _added_classes(card: AddedWeights) -> tuple[str, ...] | None:

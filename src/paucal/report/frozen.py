@@ -62,13 +62,16 @@ def read_frozen(run: RunFolder) -> FrozenFeatures | None:
         rows = [Row.from_dict(row) for row in content["rows"][:MAX_ROWS]]
         sets = content["data"][:MAX_ROWS]
         seen = [text for data in sets for texts in (data.get("seen_unlabelled") or {}).values() for text in texts]
+        level = float(content["level"])
+        if not 0 < level < 1:
+            raise ValueError(f"expected a level between 0 and 1, got {level}")
         return FrozenFeatures(
             [_sentence(data) for data in sets],
             [name[:MAX_TEXT] for name in _models(rows)],
             list(_lines(rows, several=len(sets) > 1)),
             [text[:MAX_TEXT] for text in remarks(rows)],
             list(dict.fromkeys(str(text)[:MAX_TEXT] for text in seen)),
-            _level(content["level"]),
+            level,
         )
     except (KeyError, TypeError, ValueError, AttributeError, UserError) as problem:
         raise UserError(f"{str(path)!r} is damaged ({problem}): remove it or evaluate the features again.") from problem
@@ -101,10 +104,3 @@ def _lines(rows: Sequence[Row], several: bool) -> Iterator[FrozenLine]:
 def _sentence(data: Mapping[str, Any]) -> str:
     counts = ", ".join(f"{int(data[part]):,} {part}" for part in ("train", "val", "test"))
     return f"{data['name']}: {counts}; {data['how']}"[:MAX_TEXT]
-
-
-def _level(value: Any) -> float:
-    level = float(value)
-    if not 0 < level < 1:
-        raise ValueError(f"expected a level between 0 and 1, got {level}")
-    return level

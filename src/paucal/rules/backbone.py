@@ -70,7 +70,9 @@ def _shape(name: str, size: tuple[int, int], words: tuple[str, ...]) -> Shape:
     given = model_arguments(words)
     sizing = fit_to_image_size(name, size, given)
     model = build_empty(name, {**sizing.arguments, **given})
-    return Shape(sizing.grid, int(model.num_features), _is_convolutional(model), _stages(model))  # type: ignore[arg-type]
+    layers = (module for module in model.modules() if isinstance(module, nn.Conv2d))
+    overlapping = any(max(layer.kernel_size) > max(layer.stride) for layer in layers)
+    return Shape(sizing.grid, int(model.num_features), overlapping and not attention_layers(model), _stages(model))  # type: ignore[arg-type]
 
 
 def _stages(model: nn.Module) -> int:
@@ -89,12 +91,6 @@ def takes_sides(model: str | None, model_args: Sequence[str] | None, sides: Sequ
     except UserError:
         return False
     return True
-
-
-def _is_convolutional(model: nn.Module) -> bool:
-    layers = (module for module in model.modules() if isinstance(module, nn.Conv2d))
-    overlapping = any(max(layer.kernel_size) > max(layer.stride) for layer in layers)
-    return overlapping and not attention_layers(model)
 
 
 def model_arguments(words: Sequence[str] | None) -> dict[str, Any]:

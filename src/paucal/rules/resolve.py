@@ -45,7 +45,8 @@ def resolve(settings: S, facts: DataAndMachine, rules: Mapping[str, Rule]) -> tu
     for name, rule in rules.items():
         if getattr(settings, name) not in (None, "auto"):
             continue
-        value, reason = rule(**_inputs(rule, facts, settings))
+        wanted = inspect.signature(rule).parameters
+        value, reason = rule(**{name: facts if name == "facts" else getattr(settings, name) for name in wanted})
         if value is not None:
             reasons[name], settings = reason, replace(settings, **{name: value})
         elif type(None) not in typing.get_args(hints[name]) and not _awaits_epochs(name, settings):
@@ -55,11 +56,6 @@ def resolve(settings: S, facts: DataAndMachine, rules: Mapping[str, Rule]) -> tu
 
 def _awaits_epochs(name: str, settings: object) -> bool:
     return name in OF_LENGTH and not getattr(settings, "epochs")  # noqa: B009 (any settings)
-
-
-def _inputs(rule: Rule, facts: DataAndMachine, settings: object) -> dict[str, Any]:
-    wanted = inspect.signature(rule).parameters
-    return {name: facts if name == "facts" else getattr(settings, name) for name in wanted}
 
 
 def origins(settings: object, given: Mapping[str, str], reasons: Mapping[str, str]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from paucal.studies.study import DERIVED, DRAWN, KINDS, METRICS, Column, DataSet, Part, Row, Study
+from paucal.studies.study import DERIVED, DRAWN, KINDS, METRICS, DataSet, Part, Row, Study
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
@@ -24,7 +24,11 @@ def check_study(study: Study, data_sets: Mapping[str, DataSet], where: str) -> N
     """
     require_name(study.kind, KINDS, f"{where}: the kind")
     for column in study.columns:
-        _check_column(study, column, where)
+        require_name(column.metric, METRICS, f"{where}: the metric of {column.name!r}")
+        if column.metric in DERIVED and study.kind != "frozen":
+            raise UserError(f"{where}: the column {column.name!r} is only for frozen features.")
+        if column in study.trained_columns and not column.data:
+            raise UserError(f"{where}: the column {column.name!r} is trained and names no data.")
     for row in study.rows:
         _check_row(study, row, f"{where}: {row.name!r}")
     for parts in (study.columns, study.rows):
@@ -49,14 +53,6 @@ def _check_completeness(study: Study, where: str) -> None:
         raise UserError(f"{where}: it has no smaller scale and no reason: add 'without'.")
     if not study.see and not study.rows:
         raise UserError(f"{where}: it has neither published rows nor a description of how it is made: add 'see'.")
-
-
-def _check_column(study: Study, column: Column, where: str) -> None:
-    require_name(column.metric, METRICS, f"{where}: the metric of {column.name!r}")
-    if column.metric in DERIVED and study.kind != "frozen":
-        raise UserError(f"{where}: the column {column.name!r} is only for frozen features.")
-    if column in study.trained_columns and not column.data:
-        raise UserError(f"{where}: the column {column.name!r} is trained and names no data.")
 
 
 def _check_row(study: Study, row: Row, where: str) -> None:

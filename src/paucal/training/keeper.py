@@ -129,9 +129,16 @@ class RunKeeper(Callback):
         self._last_save = self._last_tick = time.monotonic()
         if self._meters:
             pl_module.meters.load_state_dict(self._meters, pl_module.device)
-        self._find_best()
+        # The run may have been killed between writing the files of its best epoch and the checkpoint.
+        if self._selects and self.records.run.best.exists():
+            step, best = checkpoint_best(self.records.run.best)
+            self.best = best if step > self.step else self.best
         if trainer.is_global_zero:
-            self._drop_lost_epochs()
+            # Epochs after the checkpoint are lost.
+            if self.rows:
+                self.records.run.write_rows(self.rows)
+            else:
+                self.records.run.metrics.unlink(missing_ok=True)
         if self.step == 0 and self.records.on_start is not None and self.records.watch is not None:
             # The validation images are divided among the processes, which have joined only now.
             with self.evaluated() as judged:
@@ -140,19 +147,6 @@ class RunKeeper(Callback):
                 self.records.on_start(scores)
         if self.clock is not None:
             self.clock.start(self.seconds)
-
-    def _find_best(self) -> None:
-        """Find the best epoch, even if the run was killed between writing its files and the checkpoint."""
-        if self._selects and self.records.run.best.exists():
-            step, best = checkpoint_best(self.records.run.best)
-            self.best = best if step > self.step else self.best
-
-    def _drop_lost_epochs(self) -> None:
-        """Remove the epochs after the checkpoint from the metrics."""
-        if self.rows:
-            self.records.run.write_rows(self.rows)
-        else:
-            self.records.run.metrics.unlink(missing_ok=True)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Record, validate, save and stop when due."""

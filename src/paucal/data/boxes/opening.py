@@ -146,7 +146,12 @@ def read_boxes(place: Path) -> tuple[Tree, AnnotationSet]:
     if not own:
         _refuse_without_boxes(tree, found)
     annotations = _read_fullest(own, tree)
-    notes = (*annotations.notes, *_undescribed_notes(tree, annotations))
+    # Images without annotations beside annotated images may show objects.
+    keys = {image.key for image in annotations.images}
+    folders = {key.rpartition("/")[0] for key in keys}
+    left = sum(image.rpartition("/")[0] in folders and image not in keys for image in tree.images)
+    words = f"{counted(left, 'image')} without an annotation {'is' if left == 1 else 'are'} left out"
+    notes = (*annotations.notes, *([words] if left else []))
     if others := [file for one in found for file in one.files if root_of_set(file)]:
         count = counted(len(others), "annotation file")
         notes = (*notes, f"{count} of another set, in {root_of_set(others[0])!r}, {was(len(others))} skipped")
@@ -234,15 +239,6 @@ def _read_fullest(found: Sequence[AnnotationFiles], tree: Tree) -> AnnotationSet
             )
         notes.append(f"the boxes were read as {most}, and those as {name} were skipped")
     return replace(annotations[most], notes=(*annotations[most].notes, *notes))
-
-
-def _undescribed_notes(tree: Tree, annotations: AnnotationSet) -> list[str]:
-    """Return a note on images without annotations beside annotated images: they may show objects."""
-    keys = {image.key for image in annotations.images}
-    folders = {key.rpartition("/")[0] for key in keys}
-    left = sum(image.rpartition("/")[0] in folders and image not in keys for image in tree.images)
-    words = f"{counted(left, 'image')} without an annotation {'is' if left == 1 else 'are'} left out"
-    return [words] if left else []
 
 
 def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:

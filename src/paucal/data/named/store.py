@@ -143,7 +143,12 @@ def _by_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSet:
     parts = _parts({part: file for part, file in files.items() if file is not None}, entry, lists, images, root)
     declared = [parts[place] for place in sorted(parts)]
     chosen = images.select(np.asarray(sorted(parts), dtype=np.int64))
-    return replace(chosen, declared=declared, notes=(*images.notes, *_partition_notes(entry, lists, declared)))
+    here = {part: declared.count(part) for part in lists.counts}
+    notes = [f"{entry.title}: the parts are those of the {lists.title}; its other images are not used"]
+    if here != dict(lists.counts):
+        published, available = _sum(lists.counts.values()), _sum(here.values())
+        notes.append(f"the {lists.title} was published with {published} images; {available} are here")
+    return replace(chosen, declared=declared, notes=(*images.notes, *notes))
 
 
 def _parts(files: Mapping[str, Path], entry: NamedSet, lists: Lists, images: ImageSet, root: Path) -> dict[int, str]:
@@ -175,12 +180,3 @@ def _parts(files: Mapping[str, Path], entry: NamedSet, lists: Lists, images: Ima
 
 def _where_to_put(lists: Lists, root: Path) -> str:
     return f"put {' and '.join(lists.files.values())} of {lists.archive} into {root / lists.folders[0]}"
-
-
-def _partition_notes(entry: NamedSet, lists: Lists, declared: list[str]) -> list[str]:
-    here = {part: declared.count(part) for part in lists.counts}
-    notes = [f"{entry.title}: the parts are those of the {lists.title}; its other images are not used"]
-    if here != dict(lists.counts):
-        published, available = _sum(lists.counts.values()), _sum(here.values())
-        notes.append(f"the {lists.title} was published with {published} images; {available} are here")
-    return notes

@@ -234,7 +234,11 @@ class ParquetStore(RowStore):
         if images is None:
             images = self._read_group(self._reader(file), group)
             self._groups[file, group] = images
-            self._evict()
+            total = sum(images.nbytes for images in self._groups.values())
+            most = _STREAMED_BYTES if is_streamed(len(self._rows), 0) else _KEPT_BYTES
+            while total > most and len(self._groups) > 1:
+                _, oldest = self._groups.popitem(last=False)
+                total -= oldest.nbytes
         self._groups.move_to_end((file, group))
         return images, row - int(starts[group])
 
@@ -259,10 +263,3 @@ class ParquetStore(RowStore):
         if isinstance(images, pa.ChunkedArray):
             raise pa.ArrowInvalid("a row group holds more than 2 GiB of images")
         return images.field("bytes") if pa.types.is_struct(images.type) else images
-
-    def _evict(self) -> None:
-        total = sum(images.nbytes for images in self._groups.values())
-        most = _STREAMED_BYTES if is_streamed(len(self._rows), 0) else _KEPT_BYTES
-        while total > most and len(self._groups) > 1:
-            _, oldest = self._groups.popitem(last=False)
-            total -= oldest.nbytes

@@ -105,7 +105,11 @@ def make_split(
         UserError: A class has too few images, the fractions leave no training images, or the declared parts cannot be
             combined.
     """
-    _check_fractions(val_fraction, test_fraction)
+    if not (0 <= val_fraction < 1 and 0 <= test_fraction < 1 and val_fraction + test_fraction < 1):
+        raise UserError(
+            f"the fractions for val ({val_fraction}) and test ({test_fraction}) leave no training images; "
+            "expected numbers from 0 with a sum below 1"
+        )
     groups = None if group_by is None else group_numbers(image_set, group_by)
     if fold is not None:
         return _fold(image_set, seed, val_fraction, fold, groups, group_by)
@@ -233,14 +237,6 @@ def limit_val(split: Split, labels: Targets, seed: int) -> Split:
     while sum(kept.values()) > n_train and max(kept.values()) > 1:  # rare classes were rounded up to one
         kept[max(kept, key=kept.__getitem__)] -= 1
     return _keep(split, labels, kept, seed, "no more validation than training images", part="val")
-
-
-def _check_fractions(val_fraction: float, test_fraction: float) -> None:
-    if not (0 <= val_fraction < 1 and 0 <= test_fraction < 1 and val_fraction + test_fraction < 1):
-        raise UserError(
-            f"the fractions for val ({val_fraction}) and test ({test_fraction}) leave no training images; "
-            "expected numbers from 0 with a sum below 1"
-        )
 
 
 def _description(words: str, image_set: ImageSet) -> str:

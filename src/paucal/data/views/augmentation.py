@@ -270,11 +270,8 @@ class Mixing:
             )
         if torch.rand(()).item() >= self.prob:
             return batch
-        mixer = self._mixer(num_classes)
-        view, labels = mixer(batch.views[0], batch.labels)
-        return replace(batch, views=[view], labels=labels)
-
-    def _mixer(self, num_classes: int) -> v2.MixUp | v2.CutMix:
         cut = self.mixup == 0 or (self.cutmix > 0 and torch.rand(()).item() < self.switch_prob)
         kind, alpha = (v2.CutMix, self.cutmix) if cut else (v2.MixUp, self.mixup)
-        return kind(alpha=alpha, num_classes=num_classes)
+        mixer = kind(alpha=alpha, num_classes=num_classes)
+        view, labels = mixer(batch.views[0], batch.labels)
+        return replace(batch, views=[view], labels=labels)

@@ -83,13 +83,9 @@ def compute_normalisation(image_set: ImageSet, indices: NDArray[np.int64], max_i
     chosen = image_set.sample(max_images, indices)
     moments = np.zeros((2, image_set.reading.channels))
     for index in chosen:
-        moments += _moments(image_set, int(index))
+        store, place = locate(image_set.store, int(index))
+        known = store.entry.table.moments[place] if isinstance(store, MappedStore) else None
+        moments += moments_of(store.read(place)) if known is None or np.isnan(known).any() else known
     mean, square = moments / len(chosen)
     std = np.sqrt(np.maximum(square - np.square(mean), _SMALLEST_STD**2))
     return Normalisation(tuple(mean.tolist()), tuple(std.tolist()))
-
-
-def _moments(image_set: ImageSet, index: int) -> NDArray[np.float64]:
-    store, place = locate(image_set.store, index)
-    known = store.entry.table.moments[place] if isinstance(store, MappedStore) else None
-    return moments_of(store.read(place)) if known is None or np.isnan(known).any() else known

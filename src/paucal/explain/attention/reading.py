@@ -92,7 +92,9 @@ def run_recorded(module: nn.Module, images: Tensor) -> Recorded:
     inputs: dict[str, tuple[Any, ...]] = {}
     handles = []
     for name, layer in layers.items():
-        modules = _from_within(module, name)
+        # The layer, the module that holds it, and so on up to the model.
+        words = name.split(".")
+        modules = tuple(module.get_submodule(".".join(words[:end])) for end in range(len(words), -1, -1))
         handles.append(modules[1].register_forward_pre_hook(_keep_block(inputs, name)))
         handles.append(layer.register_forward_pre_hook(_keep_call(calls, inputs, name, modules)))
     try:
@@ -119,12 +121,6 @@ def require_attention(module: nn.Module) -> None:
         raise UserError(
             f"{model_name(module)} has no attention that can be read: use grad-cam or integrated-gradients."
         )
-
-
-def _from_within(model: nn.Module, name: str) -> tuple[nn.Module, ...]:
-    """Return a module, the module that holds it, and so on up to the model."""
-    words = name.split(".")
-    return tuple(model.get_submodule(".".join(words[:end])) for end in range(len(words), -1, -1))
 
 
 def _keep_block(inputs: dict[str, tuple[Any, ...]], name: str) -> Any:

@@ -104,7 +104,10 @@ def work(config: dict[str, Any]) -> None:
         }
         environment |= {name: str(value) for name, value in numbers.items()}
     if rank == 0:
-        _wait_for_the_dead(Path(command.run))
+        # Wait until the lock of a process on a lost machine expires.
+        end = time.monotonic() + SILENCE + BEAT
+        while is_locked(Path(command.run)) and time.monotonic() < end:
+            time.sleep(1.0)
     code = command.start(environment, f"{rank}.log").wait()
     if rank == 0:
         (command.logs / CODE).write_text(str(code))
@@ -112,13 +115,6 @@ def work(config: dict[str, Any]) -> None:
         return  # restarting would not help with invalid data or settings
     if code not in (0, STOPPED):
         raise RuntimeError(f"paucal {command.verb} ended with exit code {code}; see {rank}.log in {command.logs}")
-
-
-def _wait_for_the_dead(run: Path) -> None:
-    """Wait until the lock of a process on a lost machine expires."""
-    end = time.monotonic() + SILENCE + BEAT
-    while is_locked(run) and time.monotonic() < end:
-        time.sleep(1.0)
 
 
 def _free_address() -> tuple[str, int]:

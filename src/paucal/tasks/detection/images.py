@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,7 +136,14 @@ def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
     used = {box.name for of_image in cut for box in of_image if not box.crowd}
     classes = tuple(name for name, _ in sorted(numbers.items(), key=lambda item: item[1]) if name in used)
     if not classes:
-        _refuse_without_objects(tree, len(annotated), tally)
+        if tally["crowd"]:
+            raise UserError(
+                f"all {counted(tally['crowd'], 'box', 'boxes')} of {tree.shown!r} are marked as crowds (iscrowd) or as "
+                "difficult, which are neither trained on nor counted: remove the mark from single objects."
+            )
+        raise UserError(
+            f"{tree.shown!r} has no box in {counted(len(annotated), 'image')}: annotate some objects first."
+        )
     labels = {name: label for label, name in enumerate(classes)}
     boxes = {
         key: _stack_boxes(of_image, labels, size, tally) for key, of_image, size in zip(keys, cut, sizes, strict=True)
@@ -158,15 +165,6 @@ def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
         multi_hot=presence,
     )
     return BoxedImages(images, boxes, tuple(numbers[name] for name in classes), tally["bare"])
-
-
-def _refuse_without_objects(tree: Tree, count: int, tally: Counter[str]) -> NoReturn:
-    if tally["crowd"]:
-        raise UserError(
-            f"all {counted(tally['crowd'], 'box', 'boxes')} of {tree.shown!r} are marked as crowds (iscrowd) or as "
-            "difficult, which are neither trained on nor counted: remove the mark from single objects."
-        )
-    raise UserError(f"{tree.shown!r} has no box in {counted(count, 'image')}: annotate some objects first.")
 
 
 def _true_size(image: AnnotatedImage, store: EncodedStore, index: int, ambiguous: list[str]) -> tuple[int, int]:

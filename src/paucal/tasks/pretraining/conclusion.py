@@ -72,6 +72,8 @@ def summary(
 ) -> dict[str, Any]:
     """Return the content of `summary.json`, which the page shows."""
     settings, data = setup.settings, setup.data
+    # None without a monitor, and NaN if features were not finite.
+    score = outcome.rows[-1].get(NAME)
     return {
         "title": f"{setup.card.backbone.name} pre-trained on {data.images.name}",
         "kind": "pretraining",
@@ -90,7 +92,7 @@ def summary(
         "peak_memory": peak_memory(settings.device),
         "monitor": settings.monitor,
         "knn_start": stage_watch.knn_start(),
-        "knn_end": _knn_end(outcome),
+        "knn_end": score if score is not None and math.isfinite(score) else None,
         "verdict": None if verdict is None else vars(verdict),
         "verdicts": stage_watch.history(),
         "rollbacks": len(stage_watch.rollbacks),
@@ -98,12 +100,6 @@ def summary(
         "remarks": list(setup.remarks),
         "next_steps": next_steps(run),
     }
-
-
-def _knn_end(outcome: Outcome) -> float | None:
-    """Return the monitor's score after the last epoch; None without one, or if features were not finite."""
-    score = outcome.rows[-1].get(NAME)
-    return score if score is not None and math.isfinite(score) else None
 
 
 def closing_lines(

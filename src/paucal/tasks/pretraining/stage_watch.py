@@ -60,8 +60,9 @@ class StageWatch(Watcher[PretrainingSetup]):
         self.console.on_epoch(epoch, epochs, row)
         settings = self.setup.settings
         self._verdict = self.watcher.look(row)
-        if self._verdict is None and not self.watcher.suspicious:
-            self._keep_healthy()
+        is_healthy = self._verdict is None and not self.watcher.suspicious
+        if is_healthy and settings.on_collapse == "rollback" and self.run.last.exists():
+            keep_as(self.run.last, self.run.last.with_name(HEALTHY))  # saved before this epoch, which is healthy
         self._changes = epoch == self.method.changes_after(settings) and epoch < epochs
         collapsed = self._verdict is not None and settings.on_collapse != "warn" and epoch < epochs
         self._scores = self._compare(row), row.get(NAME)
@@ -107,11 +108,6 @@ class StageWatch(Watcher[PretrainingSetup]):
         lost = start is not None and row.get(NAME, start) < start - WORSE
         self._worse = self._worse + 1 if lost else 0
         return start
-
-    def _keep_healthy(self) -> None:
-        """Keep the saved state from before this epoch, which is healthy, under a second name."""
-        if self.setup.settings.on_collapse == "rollback" and self.run.last.exists():
-            keep_as(self.run.last, self.run.last.with_name(HEALTHY))
 
     def _can_roll_back(self) -> bool:
         settings = self.setup.settings

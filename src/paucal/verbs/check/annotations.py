@@ -233,7 +233,7 @@ def box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> 
             "draw them anew",
         ),
         *_marked(at, [_outside(*two) for two in zip(known, corners, strict=True)], *_OUTSIDE),
-        *_marked(at, [_tiny(side) for side in sides], *_TINY),
+        *_marked(at, [np.asarray((side < TINY).any(1) & (side >= SMALLEST).all(1)) for side in sides], *_TINY),
         *_marked(at, [_repeated(*two) for two in zip(known, corners, strict=True)], *_REPEATED),
         *_images_without_boxes([place for place, boxes in zip(at, corners, strict=True) if not len(boxes)], len(known)),
     ]
@@ -289,10 +289,6 @@ def _outside(one: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
     """Return a mask of boxes wholly outside the image; if its size is unknown, only the left and top edges count."""
     height, width = one.size or (np.inf, np.inf)
     return (boxes[:, 0] >= width) | (boxes[:, 1] >= height) | (boxes[:, 2] <= 0) | (boxes[:, 3] <= 0)
-
-
-def _tiny(sides: np.ndarray) -> np.ndarray:
-    return np.asarray((sides < TINY).any(1) & (sides >= SMALLEST).all(1))
 
 
 def _repeated(one: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:

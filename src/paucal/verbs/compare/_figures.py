@@ -72,7 +72,10 @@ def curves_figure(findings: Findings) -> Figure | None:
             y = [100 * row["val_top1"] for row in run.rows]
             tables.append((x, y))
             axes.plot(x, y, color=colour, lw=1, alpha=0.35, marker=_marker(x))
-        mean = _mean_curve(tables)
+        # Curves are averaged over their common range.
+        low, high = max(x[0] for x, _ in tables), min(x[-1] for x, _ in tables)
+        grid = np.linspace(low, high, max(2, max(len(x) for x, _ in tables)))
+        mean = grid, np.mean([np.interp(grid, x, y) for x, y in tables], axis=0)
         axes.plot(*mean, color=colour, lw=2.4, label=shorten(arm.name, MAX_NAME), marker=_marker(np.unique(mean[0])))
     axes.set_xlabel("epoch" if over == "epoch" else "seconds of training")
     axes.set_ylabel("validation accuracy in percent")
@@ -97,13 +100,6 @@ def _share(score: Score) -> Score:
 
 def _with_curve(arm: ArmOutcome) -> list[Outcome]:
     return [run for run in arm.outcomes.values() if run.rows and all("val_top1" in row for row in run.rows)]
-
-
-def _mean_curve(tables: Sequence[tuple[list[float], list[float]]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean of curves over their common range."""
-    low, high = max(x[0] for x, _ in tables), min(x[-1] for x, _ in tables)
-    grid = np.linspace(low, high, max(2, max(len(x) for x, _ in tables)))
-    return grid, np.mean([np.interp(grid, x, y) for x, y in tables], axis=0)
 
 
 def _draw_difference(axes: Axes, place: int, gain: Difference, labelled: bool) -> None:

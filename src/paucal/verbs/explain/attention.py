@@ -142,7 +142,10 @@ class Entropies:
     def __init__(self, model: TrainedModel, against: Sequence[str], device: str) -> None:
         self.models = {model.card.backbone.name: model}
         for name in against:
-            self.models[_unused(name, self.models)] = open_named(name, device, setting="--against")
+            free, number = name, 2
+            while free in self.models:
+                free, number = f"{name} ({number})", number + 1
+            self.models[free] = open_named(name, device, setting="--against")
         self._first = model
         self._sums: dict[str, dict[str, Tensor]] = {name: {} for name in self.models}
         self._most: dict[str, dict[str, float]] = {}
@@ -188,10 +191,3 @@ class Entropies:
                 even = f"{self._most[name][layer]:.6g}"
                 rows.writerows((name, layer, head, f"{b:.6g}", even) for head, b in enumerate(bits.tolist(), start=1))
         return written.getvalue()
-
-
-def _unused(name: str, taken: dict[str, TrainedModel]) -> str:
-    free, number = name, 2
-    while free in taken:
-        free, number = f"{name} ({number})", number + 1
-    return free

@@ -82,7 +82,12 @@ def _fill(
     start = journal.resume(pictures)
     if start:
         console.say(f"{start} of {counted(len(pictures), 'image')} have predictions in {journal.folder}: continuing")
-    _tell_skipped(journal, settings, console)
+    # Images that an earlier call skipped are named, and refused if this call may not skip any.
+    for problem in (problem for block in journal.blocks() for problem in block.problems):
+        if problem is not None and settings.on_bad_image == "refuse":
+            raise UserError(f"{problem}; leave it out with --on-bad-image skip.")
+        if problem is not None:
+            console.say(f"skipped: {problem}")
     try:
         for block in _timed(model, pictures, settings, console, start, targets):
             journal.add(block)
@@ -93,15 +98,6 @@ def _fill(
                 "same call to continue"
             )
         raise
-
-
-def _tell_skipped(journal: Journal, settings: PredictSettings, console: Console) -> None:
-    """Name the images that an earlier call skipped; raise an error if this call may not skip images."""
-    for problem in (problem for block in journal.blocks() for problem in block.problems):
-        if problem is not None and settings.on_bad_image == "refuse":
-            raise UserError(f"{problem}; leave it out with --on-bad-image skip.")
-        if problem is not None:
-            console.say(f"skipped: {problem}")
 
 
 def _timed(

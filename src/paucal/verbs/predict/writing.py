@@ -104,7 +104,9 @@ def _write_features(file: object, blocks: Iterable[Block]) -> None:
     waiting: list[pa.Table] = []
     with pq.ParquetWriter(file, schema) as writer:
         for block in blocks:
-            waiting.append(_feature_table(block, schema))
+            names = [_text(name) for name in compress(block.names, block.readable)]
+            rows = [] if block.features is None else block.features.numpy()
+            waiting.append(pa.Table.from_pydict({"path": names, "features": list(rows)}, schema=schema))
             if sum(map(len, waiting)) >= GROUP:
                 whole = pa.concat_tables(waiting).combine_chunks()
                 full = len(whole) // GROUP * GROUP
@@ -112,12 +114,6 @@ def _write_features(file: object, blocks: Iterable[Block]) -> None:
                 waiting = [whole.slice(full)]
         if sum(map(len, waiting)):
             writer.write_table(pa.concat_tables(waiting).combine_chunks(), row_group_size=GROUP)
-
-
-def _feature_table(block: Block, schema: pa.Schema) -> pa.Table:
-    names = [_text(name) for name in compress(block.names, block.readable)]
-    rows = [] if block.features is None else block.features.numpy()
-    return pa.Table.from_pydict({"path": names, "features": list(rows)}, schema=schema)
 
 
 def _text(name: str | None) -> str | None:

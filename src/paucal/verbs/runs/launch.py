@@ -180,7 +180,9 @@ def with_leftovers(runs: Sequence[ListedRun], now: float | None = None) -> list[
 
 
 def _reason(run: ListedRun, same: ListedRun | None, needed: set[Path], now: float) -> str:
-    if run.state == "running" or run.path.resolve() in needed or _of_comparison(run) or run.problem:
+    # A cell of a comparison would be trained again.
+    above = run.path.resolve().parents
+    if run.state == "running" or run.path.resolve() in needed or (len(above) > 2 and is_grid(above[2])) or run.problem:
         return ""
     if run.state == "begun":
         return "nothing was saved" if now - run.changed > JUST_NOW else ""
@@ -189,12 +191,6 @@ def _reason(run: ListedRun, same: ListedRun | None, needed: set[Path], now: floa
     if run.state == "stopped" and now - run.changed > LONG_AGO:
         return f"stopped {int((now - run.changed) / 86400)} days ago"
     return ""
-
-
-def _of_comparison(run: ListedRun) -> bool:
-    """Return whether a run is a cell of a comparison; if it were deleted, the comparison would train it again."""
-    above = run.path.resolve().parents
-    return len(above) > 2 and is_grid(above[2])
 
 
 def _needed(runs: Sequence[ListedRun]) -> set[Path]:

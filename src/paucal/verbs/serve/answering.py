@@ -71,7 +71,11 @@ class Answerer:
         """
         with self._lock:  # decoding too, so that only one large picture at a time is in memory
             picture = self._decoded(content, name)
-            shares = self._answering(picture).probabilities([picture])[0]
+            # The faster arithmetic on this machine is measured with the first picture.
+            if self._fast is None:
+                choice = measure_on(self.model, [picture, ImageOps.mirror(picture)], None, LoggedConsole())
+                self._fast = self._asked.at_precision(choice.dtype)
+            shares = self._fast.probabilities([picture])[0]
             card = self.model.card
             number = _number(card, shares) if isinstance(card, RegressionCard) else {}
             rest = {
@@ -97,13 +101,6 @@ class Answerer:
                 "several": thresholds is not None,
                 **rest,
             }
-
-    def _answering(self, picture: Image.Image) -> TrainedModel:
-        """Return the model with the faster arithmetic on this machine, measured with the first picture."""
-        if self._fast is None:
-            choice = measure_on(self.model, [picture, ImageOps.mirror(picture)], None, LoggedConsole())
-            self._fast = self._asked.at_precision(choice.dtype)
-        return self._fast
 
     def _note(self, content: bytes, name: str) -> str:
         """Return a warning that the answer may be poor; "" if no reason is known."""
