@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import timm
 import torch
 
 from paucal.backbones.spec import BackboneSpec
@@ -42,11 +43,12 @@ from paucal.runner.trainer_inputs import check_length, check_rates, trainer_plan
 from paucal.runs import RunFolder
 from paucal.tasks.pretraining.crops import crop_groups, describe_crops, relative_pixels, views
 from paucal.tasks.pretraining.monitor import Monitor, knn_monitor
-from paucal.tasks.pretraining.published_order import timm_name, with_published_order
 from paucal.tasks.pretraining.stages import epochs_done
 from paucal.training import Optimization, Plan, WarmupThenCosine
 from paucal.types import UserError, height_and_width
 from paucal.wording import counted
+
+PREFIX = "esvit_"  # of timm's names of Swin built as by EsViT
 
 
 @dataclass(frozen=True)
@@ -230,3 +232,27 @@ def optimization(settings: PretrainSettings, plan: Plan) -> Optimization:
         clip=method.clip(settings),
         optimizer=settings.optimizer,
     )
+
+
+def with_published_order(settings: PretrainSettings) -> tuple[PretrainSettings, list[str]]:
+    """Build Swin as EsViT does: windows are padded before they are shifted, which crops of 96 pixels need.
+
+    The weights have timm's names and shapes, and timm's own Swin loads them strictly.
+    """
+    name = f"{PREFIX}{settings.model}"
+    if timm_name(name) == name:
+        return settings, []
+    text = (
+        f"{settings.model} is built as {name}, which pads before it shifts; timm's {settings.model} loads its weights"
+    )
+    return replace(settings, model=name), [text]
+
+
+def timm_name(name: str) -> str:
+    """Return timm's name of a Swin built as by EsViT; other names are returned unchanged.
+
+    Example:
+        >>> timm_name("esvit_swin_tiny_patch4_window7_224"), timm_name("esvit_cvt_tiny")
+        ('swin_tiny_patch4_window7_224', 'esvit_cvt_tiny')
+    """
+    return name.removeprefix(PREFIX) if name.startswith(f"{PREFIX}swin_") and name in timm.list_models() else name

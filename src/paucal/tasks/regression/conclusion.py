@@ -23,8 +23,8 @@ from paucal.runner.job import JudgedRun
 from paucal.runs import RunFolder
 from paucal.tasks.regression.evaluation import evaluate_numbers, format_number, report_table, write_scores
 from paucal.tasks.regression.fitting import Array, FittedRidge, fit_grades, fit_ridge
+from paucal.tasks.regression.images import RegressionSetup
 from paucal.tasks.regression.model import load_regressor
-from paucal.tasks.regression.setup import RegressionSetup
 from paucal.wording import counted
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from paucal.data.splits.split_csv import read_split
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.regression import MOST_GRADES
 from paucal.runner.images import SplitImages
+from paucal.runner.job import RunSetup
 from paucal.runner.run_folder import stored_split
 from paucal.runs import RunFolder
 from paucal.types import UserError
@@ -105,3 +106,14 @@ def _number(cell: str, column: str, key: str) -> float:
             "it, or leave the cell empty."
         )
     return value
+
+
+@dataclass(frozen=True)
+class RegressionSetup(RunSetup[TrainSettings]):
+    """Everything that a regression needs; nothing has been written yet."""
+
+    @property
+    def numbered(self) -> NumberedImages:
+        """The images with their numbers."""
+        assert isinstance(self.data, NumberedImages)
+        return self.data

@@ -26,6 +26,7 @@ from paucal.settings.options import check_ranges, flag
 from paucal.tasks.regression.conclusion import RegressionResult, conclude
 from paucal.tasks.regression.images import (
     NumberedImages,
+    RegressionSetup,
     describe_numbers,
     grades_note,
     require_grades,
@@ -33,7 +34,6 @@ from paucal.tasks.regression.images import (
     with_numbers,
 )
 from paucal.tasks.regression.model import FrozenNetwork
-from paucal.tasks.regression.setup import RegressionSetup
 from paucal.training import Optimization, Outcome, Plan
 from paucal.types import UserError
 

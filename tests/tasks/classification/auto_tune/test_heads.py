@@ -6,9 +6,8 @@ import torch.nn.functional as F
 
 from paucal.data.randomness import derive_seed
 from paucal.evaluation.protocols.classifier import draw_folds
-from paucal.tasks.classification.auto_tune.gaussian import fit_gaussian
 from paucal.tasks.classification.auto_tune.head_race import FOLDS, LAST, MEAN, REPEATS, held_out_logits, race_heads
-from paucal.tasks.classification.auto_tune.heads import HEADS, fit_logistic_stages, fit_mixture
+from paucal.tasks.classification.auto_tune.heads import HEADS, fit_gaussian, fit_logistic_stages, fit_mixture
 from paucal.tasks.classification.auto_tune.probe import fit_head, fit_regression
 from paucal.tasks.classification.auto_tune.standardised import standardise
 

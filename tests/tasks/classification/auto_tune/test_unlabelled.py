@@ -20,8 +20,8 @@ from paucal.tasks.classification import assembly
 from paucal.tasks.classification.assembly import assemble
 from paucal.tasks.classification.auto_tune import first_model
 from paucal.tasks.classification.auto_tune import unlabelled as step
-from paucal.tasks.classification.auto_tune.gaussian import fit_gaussian, fit_shares
 from paucal.tasks.classification.auto_tune.head_race import HeldOut
+from paucal.tasks.classification.auto_tune.heads import fit_gaussian, fit_shares
 from paucal.tasks.classification.auto_tune.probe import fit_regression
 from paucal.tasks.classification.auto_tune.record import TuneRecord, TuneStep
 from paucal.tasks.classification.auto_tune.unlabelled_head import (

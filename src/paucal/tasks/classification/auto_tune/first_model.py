@@ -26,7 +26,6 @@ from paucal.runs.weights import save_weights
 from paucal.settings.groups import JobSettings
 from paucal.tasks.classification.assembly import HEAD, TrainingSetup
 from paucal.tasks.classification.auto_tune.arithmetic import choose_feature_arithmetic
-from paucal.tasks.classification.auto_tune.fitted import Fitted
 from paucal.tasks.classification.auto_tune.head_race import RaceResult, race_heads
 from paucal.tasks.classification.auto_tune.heads import HEADS
 from paucal.tasks.classification.auto_tune.learning_curve import learning_curve, write_curve
@@ -39,7 +38,7 @@ from paucal.tasks.classification.auto_tune.probe import (
     stratified,
 )
 from paucal.tasks.classification.auto_tune.record import TuneStep
-from paucal.tasks.classification.auto_tune.state import TuneState
+from paucal.tasks.classification.auto_tune.state import Fitted, TuneState
 from paucal.tasks.classification.auto_tune.taught_head import learn_from_teacher
 from paucal.tasks.classification.cross_validated import store_held_out
 

@@ -20,10 +20,9 @@ from paucal.tasks.classification.auto_tune.first_model import (
     frozen_features,
     own_width,
 )
-from paucal.tasks.classification.auto_tune.fitted import Fitted
 from paucal.tasks.classification.auto_tune.probe import Head, head_score
 from paucal.tasks.classification.auto_tune.record import TuneStep
-from paucal.tasks.classification.auto_tune.state import TuneState, cannot_judge_tuning
+from paucal.tasks.classification.auto_tune.state import Fitted, TuneState, cannot_judge_tuning
 from paucal.tasks.classification.auto_tune.unlabelled_head import UnlabelledResult, base_of, race_unlabelled
 from paucal.tasks.classification.cross_validated import store_held_out
 from paucal.tasks.classification.unlabelled_images import MOST_IMAGES, remember, usable_images

@@ -19,7 +19,6 @@ from torch import Tensor
 from paucal.data.images import evenly_spaced
 from paucal.data.randomness import derive_seed
 from paucal.evaluation.protocols.classifier import draw_folds, even_folds
-from paucal.tasks.classification.auto_tune.gaussian import fit_shares
 from paucal.tasks.classification.auto_tune.head_race import (
     FEW,
     FOLDS,
@@ -28,7 +27,7 @@ from paucal.tasks.classification.auto_tune.head_race import (
     RaceResult,
     best_temperature,
 )
-from paucal.tasks.classification.auto_tune.heads import fit_mixture
+from paucal.tasks.classification.auto_tune.heads import fit_mixture, fit_shares
 from paucal.tasks.classification.auto_tune.probe import ABSENT, MOST_COMPARED, Head, fit_regression, stratified
 from paucal.tasks.classification.auto_tune.standardised import standardise
 
