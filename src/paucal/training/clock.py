@@ -20,11 +20,8 @@ from paucal.types import Batch
 
 MARGIN = 0.03  # share of the time in reserve, since the work after the last step varies
 TOLERANCE, EARLY = 0.03, 0.15  # tolerated error of the expected end, as shares of the whole and the remaining time
-LEAST_SECONDS, LEAST_STEPS, SHARE = (
-    1.0,
-    2,
-    0.01,
-)  # least distance of two checks in seconds, in steps, and as a share of the whole time
+# Least distance of two checks in seconds, in steps, and as a share of the whole time
+LEAST_SECONDS, LEAST_STEPS, SHARE = 1.0, 2, 0.01
 NEWEST = 0.15  # least weight of the newest check in the mean pace
 SHORT_EPOCH = 0.1  # share of an epoch that gets no validation of its own
 SPARE_STEPS, SPARE_SHARE = 6, 0.02  # steps for choosing threads; largest share of the remaining time for them
