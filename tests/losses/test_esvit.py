@@ -219,9 +219,9 @@ def test_chunks__hold_no_more_scores_than_asked(monkeypatch):
     import paucal.losses.prototypes as fused
 
     held = []
-    compared = fused._compared
+    compared = fused._summed_cross_entropy
     monkeypatch.setattr(
-        fused, "_compared", lambda s, p, g, *rest: (held.append(g.numel()), compared(s, p, g, *rest))[1]
+        fused, "_summed_cross_entropy", lambda s, p, g, *rest: (held.append(g.numel()), compared(s, p, g, *rest))[1]
     )
     student, kernel = torch.randn(8, 5, 4), torch.randn(10, 4)
     sharpness = Sharpness(0.1, 0.04, torch.zeros(10))

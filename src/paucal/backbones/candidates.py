@@ -93,11 +93,11 @@ def best_window(image_size: Size, patch: int, stages: int) -> int:
         total = 0.0
         for stage in range(stages):
             height, width = (math.ceil(side / (patch * 2**stage)) for side in image_size)
-            total += _padded(height, window) * _padded(width, window) / (height * width) - 1
+            total += _padded_side(height, window) * _padded_side(width, window) / (height * width) - 1
         return total
 
     return min(_WINDOWS, key=padding)
 
 
-def _padded(side: int, window: int) -> int:
+def _padded_side(side: int, window: int) -> int:
     return side if side <= window else math.ceil(side / window) * window  # timm shrinks a window to the grid

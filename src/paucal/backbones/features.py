@@ -176,13 +176,13 @@ class FeatureBackbone(nn.Module):
         if not self._plan.last_is_final:
             return maps[-1]  # type: ignore[index]
         prefixes, hints = final_prefixes(self._plan.prefixes), Hints(self._plan.channels_last)
-        return self._required(to_grid(final, size, prefixes, hints), size)
+        return self._require_grid(to_grid(final, size, prefixes, hints), size)
 
     def _hooked_grid(self, tensors: dict[str, Any], size: Size, sides: Size, name: str) -> Tensor:
         hints = Hints(self._plan.channels_last, sides)
-        return self._required(to_grid(tensors[name], size, self._plan.prefixes, hints), size)
+        return self._require_grid(to_grid(tensors[name], size, self._plan.prefixes, hints), size)
 
-    def _required(self, grid: Tensor | None, size: Size) -> Tensor:
+    def _require_grid(self, grid: Tensor | None, size: Size) -> Tensor:
         if grid is None:
             raise ValueError(f"no grid for images of {size} pixels in an output of {model_name(self.model)}")
         return grid

@@ -105,7 +105,7 @@ class StageMaps(nn.Module):
 
     def grids(self, images: Tensor) -> list[Tensor]:
         """Return the model's own grids of a batch: one per level, or the single grid that all levels are built from."""
-        images = self._padded(images)
+        images = self._pad(images)
         height, width = images.shape[-2:]
         if self._shrink != 1:
             seen = (round(height * self._shrink), round(width * self._shrink))
@@ -141,7 +141,7 @@ class StageMaps(nn.Module):
             )
         return self.fixed_size
 
-    def _padded(self, images: Tensor) -> Tensor:
+    def _pad(self, images: Tensor) -> Tensor:
         height, width = images.shape[-2:]
         rows, columns = self.padded_size(height, width)
         # Where torch.export leaves a side open, it would take the answer for its example as true of every image.

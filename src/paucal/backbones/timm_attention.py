@@ -93,7 +93,7 @@ def _maxvit(call: Call, weights: Tensor, image_size: Size) -> Places:
     return window_places(grid, cut(cell_indices(grid, features), [int(side) for side in block.partition_size]))
 
 
-def _unshifted(call: Call, weights: Tensor, image_size: Size) -> Places | None:
+def _place_without_shift(call: Call, weights: Tensor, image_size: Size) -> Places | None:
     """Return the places of DaViT, GC ViT, TinyViT and SAM: windows without shift, the last ones padded."""
     features, side = call.block_inputs[0], call.block.window_size
     if not side:  # one of SAM's blocks of global attention
@@ -151,14 +151,14 @@ def _hiera(call: Call, weights: Tensor, image_size: Size) -> Places:
     for block in whole.blocks:
         seen = asked
         if block.attn.q_stride > 1:  # type: ignore[union-attr, operator]
-            asked = _pooled(*seen, *whole.q_stride)
+            asked = _pool_cells(*seen, *whole.q_stride)
         if block.attn is call.layer:
             break
     units = weights.shape[2] if weights.ndim == 5 else 1
     return Places(Tokens(asked[0]), Tokens(seen[0]), asked[1].view(-1, units).T, seen[1].view(-1, units).T)
 
 
-def _pooled(grid: Size, cells: Tensor, down: int, right: int) -> tuple[Size, Tensor]:
+def _pool_cells(grid: Size, cells: Tensor, down: int, right: int) -> tuple[Size, Tensor]:
     """Return the coarser grid, and the index in it of each token, after tokens of these cells were pooled."""
     kept = cells[: len(cells) // (down * right)]  # one of the cells of each pooled token
     coarse = (grid[0] // down, grid[1] // right)
@@ -167,7 +167,7 @@ def _pooled(grid: Size, cells: Tensor, down: int, right: int) -> tuple[Size, Ten
 
 _ATTN_DROP, _SOFTMAX = AttentionLayout("attn_drop"), AttentionLayout("softmax")
 _SOFTMAX_POOLS = AttentionLayout("softmax", pools="queries")
-_SWIN, _MAXVIT, _UNSHIFTED = (AttentionLayout(places=places) for places in (_swin, _maxvit, _unshifted))
+_SWIN, _MAXVIT, _UNSHIFTED = (AttentionLayout(places=places) for places in (_swin, _maxvit, _place_without_shift))
 # Attention layers, or the blocks around them that know about windows and shifts.
 TIMM: Mapping[type[nn.Module], AttentionLayout] = {
     Attention2d: _SOFTMAX_POOLS,

@@ -257,7 +257,7 @@ def parse(parser: VerbParser, argv: Sequence[str]) -> tuple[Namespace, dict[str,
         word = unknown[0].partition("=")[0] if unknown[0].startswith("--") else unknown[0]
         parser.error(f"unknown argument {word!r}{did_you_mean(word, known)}")
     given = {name: value for name, value in vars(values).items() if value is not _ABSENT and value is not None}
-    typed = {name: _typed(parser, name, value) for name, value in given.items()}
+    typed = {name: _convert_argument(parser, name, value) for name, value in given.items()}
     for kind in parser.kinds:
         config, typed = with_current_names(config, kind), with_current_names(typed, kind)
         defaults = {name: value for name, value in defaults.items() if name not in earlier_names(kind)}
@@ -267,7 +267,7 @@ def parse(parser: VerbParser, argv: Sequence[str]) -> tuple[Namespace, dict[str,
     return values, {**dict.fromkeys(config, "config"), **dict.fromkeys(flagged, "flag")}
 
 
-def _typed(parser: VerbParser, name: str, value: Any) -> Any:
+def _convert_argument(parser: VerbParser, name: str, value: Any) -> Any:
     """Convert the text of an argument to the type of its setting."""
     hint = parser.hints.get(name)
     if hint is None or isinstance(value, bool):

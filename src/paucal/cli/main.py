@@ -90,11 +90,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         restart_in_utf8()
     with tolerant_streams():
-        code = _answered(list(sys.argv[1:] if argv is None else argv))
+        code = _exit_code(list(sys.argv[1:] if argv is None else argv))
         return code if code in (0, 2, 130) or is_read() else CLOSED_PIPE
 
 
-def _answered(arguments: list[str]) -> int:
+def _exit_code(arguments: list[str]) -> int:
     """Run the command line, and turn errors into a message and an exit code."""
     console = PlainConsole(stderr=True)
     try:

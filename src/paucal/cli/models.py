@@ -27,7 +27,7 @@ def run(argv: Sequence[str]) -> int:
     values, _ = parse(parser, argv)
     names, known = _names(values.pattern), stored()
     unknown = [name for name in names if name not in known]
-    measured = {name: _measured(name) for name in track(unknown, "measuring", transient=True, disable=len(unknown) < 3)}
+    measured = {name: _measure(name) for name in track(unknown, "measuring", transient=True, disable=len(unknown) < 3)}
     costs = {name: known.get(name) or measured[name] for name in names}
     if values.ours:
         costs = {name: one for name, one in costs.items() if one.source != TIMM}
@@ -59,7 +59,7 @@ def _names(pattern: str) -> list[str]:
     return [name for name in model_names() if fnmatch.fnmatch(name, wanted)]
 
 
-def _measured(name: str) -> Listed:
+def _measure(name: str) -> Listed:
     """Measure a model of a newer timm that is missing in the stored table."""
     from paucal.models.measuring import measure
     from paucal.objectives import default_weight

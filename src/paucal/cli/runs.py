@@ -30,7 +30,7 @@ def run(argv: Sequence[str]) -> int:
     parser = VerbParser("runs", DESCRIPTION)
     parser.add_argument("folder", nargs="?", type=str, default="runs", help="folder of the runs")
     add_settings(parser, RunsSettings)
-    values, _ = parse(parser, _joined(argv))
+    values, _ = parse(parser, _join_sort_flag(argv))
     # Imported late: it takes seconds, and a mistyped flag should fail at once.
     from paucal.runner.console import Console
     from paucal.verbs.runs.launch import chosen_runs, show
@@ -76,7 +76,7 @@ def _verify(argv: Sequence[str]) -> int:
     return 0 if verdict.clean else 1
 
 
-def _joined(argv: Sequence[str]) -> list[str]:
+def _join_sort_flag(argv: Sequence[str]) -> list[str]:
     """Join "--sort -test" into one word: argparse would parse the second word as a flag."""
     words: list[str] = []
     for word in argv:

@@ -171,7 +171,7 @@ def shipped_lists() -> list[str]:
         >>> shipped_lists()
         ['cifar10-first-five', 'cifar10-last-five', 'digits-0-to-4', 'digits-5-to-9', 'imagenet100']
     """
-    return sorted(entry.name.removesuffix(".txt") for entry in _shipped().iterdir() if entry.name.endswith(".txt"))
+    return sorted(entry.name.removesuffix(".txt") for entry in _class_lists().iterdir() if entry.name.endswith(".txt"))
 
 
 def read_class_list(source: str | Path) -> list[str]:
@@ -224,7 +224,7 @@ def choose_classes(images: ImageSet, source: str | Path) -> ImageSet:
     return replace(selected, classes=kept, labels=labels[labels >= 0])
 
 
-def _shipped():
+def _class_lists():
     return resources.files("paucal.data") / "class_lists"
 
 
@@ -232,7 +232,7 @@ def _text(source: str | Path) -> str:
     path = Path(source).expanduser()
     shipped = shipped_lists()
     if not path.exists() and str(source) in shipped:
-        return (_shipped() / f"{source}.txt").read_text(encoding="utf-8")
+        return (_class_lists() / f"{source}.txt").read_text(encoding="utf-8")
     if not path.is_file():
         raise UserError(
             f"{path} is not a file; expected one with a class name on each line, or the name of a list that comes with "

@@ -51,7 +51,7 @@ class Kind:
 
 def recognise(place: Path) -> dict[str, str]:
     """Return a description of the labels in a place for each verb that could learn them."""
-    return {kind.verb: seen for kind in KINDS if (seen := _seen(kind, place))}
+    return {kind.verb: seen for kind in KINDS if (seen := _see(kind, place))}
 
 
 def refuse_other_kinds(place: Path, verb: str) -> None:
@@ -60,7 +60,7 @@ def refuse_other_kinds(place: Path, verb: str) -> None:
     Raises:
         UserError: The place has labels of another kind; the message says which, and which verb learns them.
     """
-    seen = {kind.verb: words for kind in KINDS if kind.verb != verb and (words := _seen(kind, place))}
+    seen = {kind.verb: words for kind in KINDS if kind.verb != verb and (words := _see(kind, place))}
     if seen:
         raise _refusal(str(place), seen, verb)
 
@@ -100,7 +100,7 @@ def _refusal(place: str, seen: dict[str, str], verb: str) -> UserError:
     return UserError(f"{place} has {' and '.join(seen.values())}, and no {own.noun}: {verbs}{advice}.")
 
 
-def _seen(kind: Kind, place: Path) -> str:
+def _see(kind: Kind, place: Path) -> str:
     try:
         return kind.see(place)
     except UserError:  # it is damaged, or may be several things; opening it reports that
@@ -164,7 +164,7 @@ def are_parts(names: Sequence[str]) -> bool:
 
 def boxes_note(place: Path) -> str:
     """Return a note if a place whose classes or masks are read has boxes too, else ""."""
-    boxes = _seen(next(kind for kind in KINDS if kind.verb == "detect"), place)
+    boxes = _see(next(kind for kind in KINDS if kind.verb == "detect"), place)
     return f"there are also {boxes}: `paucal detect` learns those" if boxes else ""
 
 

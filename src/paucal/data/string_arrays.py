@@ -32,12 +32,12 @@ class StringArray(Sequence[str]):
     @classmethod
     def from_strings(cls, strings: Iterable[str]) -> "StringArray":
         """Return an array of strings."""
-        return cls(pa.array((_encoded(text) for text in strings), _KIND))
+        return cls(pa.array((_encode(text) for text in strings), _KIND))
 
     @classmethod
     def numbered(cls, names: Sequence[str], counts: Sequence[int]) -> "StringArray":
         """Return "name#0", "name#1", ... for each name and its count."""
-        prefixes = pa.array([_encoded(f"{name}#") for name in names], _KIND)
+        prefixes = pa.array([_encode(f"{name}#") for name in names], _KIND)
         of_row = pa.array(np.repeat(np.arange(len(names)), counts))
         numbers = np.concatenate([np.arange(count) for count in counts]) if len(counts) else np.zeros(0, np.int64)
         digits = pc.cast(pc.cast(pa.array(numbers), pa.string()), _KIND)
@@ -71,10 +71,10 @@ class StringArray(Sequence[str]):
     def __getitem__(self, index: int | slice) -> "str | StringArray":
         if isinstance(index, slice):
             return self.take(np.arange(*index.indices(len(self))))
-        return _decoded(self._values[int(index)].as_py())
+        return _decode(self._values[int(index)].as_py())
 
     def __iter__(self) -> Iterator[str]:
-        return (_decoded(value) for batch in self._batches() for value in batch)
+        return (_decode(value) for batch in self._batches() for value in batch)
 
     def take(self, indices: NDArray[np.int64]) -> "StringArray":
         """Return some of the strings, in that order."""
@@ -82,7 +82,7 @@ class StringArray(Sequence[str]):
 
     def prefixed(self, prefix: str) -> "StringArray":
         """Return the strings with a common beginning."""
-        return StringArray(_join_elements(pa.scalar(_encoded(prefix), _KIND), self._values, b""))
+        return StringArray(_join_elements(pa.scalar(_encode(prefix), _KIND), self._values, b""))
 
     def order(self) -> NDArray[np.int64]:
         """Return the positions that sort the strings by code points."""
@@ -143,7 +143,7 @@ class GroupedStrings(Sequence[str]):
 
     def order(self) -> NDArray[np.int64]:
         """Return the positions that sort the strings by code points."""
-        prefixes = [_encoded(f"{group}/") for group in self._groups]
+        prefixes = [_encode(f"{group}/") for group in self._groups]
         numbers = sorted(range(len(prefixes)), key=prefixes.__getitem__)
         if any(prefixes[after].startswith(prefixes[before]) for before, after in itertools.pairwise(numbers)):
             return self.take(np.arange(len(self))).order()  # names of several groups alternate
@@ -225,9 +225,9 @@ def _join_elements(first: pa.Array | pa.Scalar, second: pa.Array, between: bytes
     return pc.call_function("binary_join_element_wise", [first, second, pa.scalar(between, _KIND)])
 
 
-def _encoded(text: str) -> bytes:
+def _encode(text: str) -> bytes:
     return text.encode(errors="surrogateescape")
 
 
-def _decoded(value: bytes) -> str:
+def _decode(value: bytes) -> str:
     return value.decode(errors="surrogateescape")

@@ -127,7 +127,7 @@ def find_collapse(
     settled = [row for row in rows if row.get("step", math.inf) >= grace_steps]
     for head in ("view", "region"):
         scale = Scale(head, out_dim, feature_dim, batch)
-        for sign in (_exploded, _constant, _uniform, on_a_line):
+        for sign in (_explosion, _constant, _uniform, on_a_line):
             found = sign(settled, scale, patience)
             if found is not None:
                 return found
@@ -157,7 +157,7 @@ def not_finite(rows: Sequence[Row]) -> Verdict | None:
     return _verdict("divergence", f"{losses[0]} is {row[losses[0]]}", row) if losses else None
 
 
-def _exploded(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
+def _explosion(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
     chance = math.log(scale.out_dim)
     bound = chance + max(1.0, ABOVE_CHANCE * chance)
     if lasts(rows, lambda row: _loss(row, scale) > bound, patience):
@@ -336,13 +336,13 @@ def find_feature_collapse(
         (True, 'constant output')
     """
     if (broken := not_finite(rows)) is not None:
-        return _advised(broken)
+        return _with_advice(broken)
     settled = [row for row in rows if row.get("step", math.inf) >= grace_steps]
     found = _features_exploded(settled, patience) or _features_equal(settled, patience)
     if found is not None:
         return found
     line = on_a_line(settled, Scale("view", 2, feature_dim, batch), patience)
-    return None if line is None else _advised(line)
+    return None if line is None else _with_advice(line)
 
 
 def _features_exploded(rows: Sequence[Row], patience: int) -> Verdict | None:
@@ -360,5 +360,5 @@ def _features_equal(rows: Sequence[Row], patience: int) -> Verdict | None:
     return Verdict("constant output", f"constant output: {text}.", FEATURE_ADVICE["constant output"])
 
 
-def _advised(found: Verdict) -> Verdict:
+def _with_advice(found: Verdict) -> Verdict:
     return replace(found, advice=FEATURE_ADVICE[found.kind])

@@ -24,7 +24,7 @@ POSITION = ("epoch", "step", "seconds", "skipped_steps")
 
 def best_epoch(rows: Sequence[Row]) -> float | None:
     """Return the epoch of the highest `val_top1` or `val_map`, ties to the lower `val_loss`; None without either."""
-    scored = [row for row in _numbered(rows) if math.isfinite(validation_score(row))]
+    scored = [row for row in _number_epochs(rows) if math.isfinite(validation_score(row))]
     if not scored:
         return None
     return max(scored, key=lambda row: (validation_score(row), -row.get("val_loss", math.inf)))["epoch"]
@@ -45,7 +45,7 @@ def with_speed(rows: Sequence[Row], images: int) -> list[Row]:
     """Return the rows with `images_per_second` since the row before, if both rows have `seconds`."""
     found: list[Row] = []
     before: Row = {"epoch": 0.0, "seconds": 0.0}
-    for row in _numbered(rows):
+    for row in _number_epochs(rows):
         passed = row.get("seconds", math.nan) - before.get("seconds", math.nan)
         epochs = row["epoch"] - before["epoch"]
         # A resumed run may count its seconds from 0 again.
@@ -79,7 +79,7 @@ def curves_figure(
         best: Epoch of the model that was kept; by default the result of `best_epoch`.
         columns: Maximum number of panels side by side.
     """
-    rows = _numbered(rows)
+    rows = _number_epochs(rows)
     panels = _panels(rows)
     if not panels:
         raise ValueError(f"expected rows with numbers to draw, got {len(rows)} rows without")
@@ -98,7 +98,7 @@ def curves_figure(
     return figure
 
 
-def _numbered(rows: Sequence[Row]) -> list[Row]:
+def _number_epochs(rows: Sequence[Row]) -> list[Row]:
     return [{"epoch": float(number), **row} for number, row in enumerate(rows, start=1)]
 
 

@@ -278,7 +278,7 @@ def disagreements_figure(
         labels = ", ".join(shorten(classes[place], 12) for place in one.labels) or "none"
         answer = f"model: {shorten(classes[one.label])} {percent(one.probability, '.0f')}"
         captions.append(f"{answer}\nlabels: {labels[:34]}")
-    return _captioned(images, captions)
+    return _draw_grid(images, captions)
 
 
 def mistakes_figure(images: Sequence[Image.Image], mistakes: Sequence[Mistake], classes: Sequence[str]) -> Figure:
@@ -292,10 +292,10 @@ def mistakes_figure(images: Sequence[Image.Image], mistakes: Sequence[Mistake], 
         f"label: {shorten(classes[one.true])}"
         for one in mistakes
     ]
-    return _captioned(images, answers)
+    return _draw_grid(images, answers)
 
 
-def _captioned(images: Sequence[Image.Image], captions: Sequence[str]) -> Figure:
+def _draw_grid(images: Sequence[Image.Image], captions: Sequence[str]) -> Figure:
     if len(images) != len(captions) or not images:
         raise ValueError(f"expected as many images as mistakes, got {len(images)} and {len(captions)}")
     n_columns = min(COLUMNS, len(images))

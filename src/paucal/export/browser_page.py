@@ -60,15 +60,15 @@ def write(onnx: bytes, card: ModelCard, path: Path, runtime: Sequence[Path]) -> 
         classes=card.classes,
         thresholds=card.thresholds,
         longest=max(LONGEST, *card.preprocessing.image_size),
-        wasm=_packed(binary),
-        loader=_packed(loader),
-        model=_packed(onnx),
+        wasm=_pack(binary),
+        loader=_pack(loader),
+        model=_pack(onnx),
         runtime=script.decode("utf-8").replace("</script", "<\\/script"),
     )
     path.write_text(page, encoding="utf-8")
 
 
-def _packed(content: bytes) -> str:
+def _pack(content: bytes) -> str:
     return base64.b64encode(gzip.compress(content, mtime=0)).decode("ascii")
 
 

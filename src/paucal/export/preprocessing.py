@@ -65,16 +65,16 @@ class PixelInput(nn.Module):
         """Return the network's input."""
         image = pixels.permute(0, 3, 1, 2).to(self.colour.dtype) - self.colour
         if self.resize == "squash":
-            image = self._squashed(image)
+            image = self._squash(image)
         page = self._page(image.shape[2], image.shape[3])
         covering = (
             torch.sym_max(self.cover[0], page[0] * self.cover[1] // page[1]),
             torch.sym_max(self.cover[1], page[1] * self.cover[0] // page[0]),
         )
-        view = self._resized(image, self.size, covering, page) + self.colour
+        view = self._resize(image, self.size, covering, page) + self.colour
         return (view.to(self.mean.dtype) - self.mean) * self.factor
 
-    def _squashed(self, image: Tensor) -> Tensor:
+    def _squash(self, image: Tensor) -> Tensor:
         """Return an image stretched to the aspect ratio of the view, by shrinking one of its sides."""
         height, width = image.shape[2], image.shape[3]
         high, broad = self.size
@@ -82,13 +82,13 @@ class PixelInput(nn.Module):
             torch.sym_max(1, torch.sym_min(height, (2 * width * high + broad) // (2 * broad))),
             torch.sym_max(1, torch.sym_min(width, (2 * height * broad + high) // (2 * high))),
         )
-        return self._resized(image, shape, shape, (height, width))
+        return self._resize(image, shape, shape, (height, width))
 
-    def _resized(self, image: Tensor, size: Shape, resized: Shape, page: Shape) -> Tensor:
+    def _resize(self, image: Tensor, size: Shape, resized: Shape, page: Shape) -> Tensor:
         """Return the centre of an image that is padded to the page and resized, with the bar colour subtracted."""
         rows = self._weights(size[0], resized[0], image.shape[2], page[0])
         columns = self._weights(size[1], resized[1], image.shape[3], page[1])
-        return self._rounded(rows @ self._rounded(image @ columns.T))
+        return self._round(rows @ self._round(image @ columns.T))
 
     def _page(self, height: Side, width: Side) -> Shape:
         """Return the size of an image with the bars that give it the aspect ratio of the view."""
@@ -99,7 +99,7 @@ class PixelInput(nn.Module):
         down = torch.sym_max(height, (2 * width * high + broad) // (2 * broad))
         return down + (down - height) % 2, across + (across - width) % 2
 
-    def _rounded(self, image: Tensor) -> Tensor:
+    def _round(self, image: Tensor) -> Tensor:
         return (image + self.colour + 0.5).floor().clamp(0, GREY_LEVELS) - self.colour
 
     def _weights(self, size: Side, resized: Side, length: Side, page: Side) -> Tensor:

@@ -47,14 +47,14 @@ class SparseTargets:
         The factor in the authors' code is 1 - amount + amount / K instead; see `smoothed_like_program`.
         """
         keep, add = 1 - amount, amount / self.num_classes
-        return self._changed(keep, add)
+        return self._scale(keep, add)
 
     def smoothed_like_program(self, amount: float) -> "SparseTargets":
         """Return the targets smoothed as in the authors' code, which sum to 1 + amount / K."""
         add = amount / self.num_classes
-        return self._changed(1 - amount + add, add)
+        return self._scale(1 - amount + add, add)
 
-    def _changed(self, factor: float, shift: float) -> "SparseTargets":
+    def _scale(self, factor: float, shift: float) -> "SparseTargets":
         named = (self.named * factor + shift) * (self.classes >= 0)[:, None]
         return replace(self, named=named, other=self.other * factor + shift)
 
@@ -183,16 +183,16 @@ def _within(points: Tensor) -> Tensor:
 
 def _samples(geometry: Tensor, sides: torch.Size, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Return how many points (B,) to take along the height and the width of a cell."""
-    scale = _filled(geometry, sides[1], sides[0])
+    scale = _vector_like(geometry, sides[1], sides[0])
     # A view is two units wide, and so is the map.
     spans = (geometry[:, :, :2] * scale[:, None]).norm(dim=1)  # the view's width and height, in cells of the map
-    counts = (spans / _filled(spans, size[1], size[0]) - 1e-4).ceil()
-    most = _filled(counts, _most(sides[1], size[1]), _most(sides[0], size[0]))
+    counts = (spans / _vector_like(spans, size[1], size[0]) - 1e-4).ceil()
+    most = _vector_like(counts, _most(sides[1], size[1]), _most(sides[0], size[0]))
     counts = counts.clamp(min=1).minimum(most)
     return counts[:, 1], counts[:, 0]
 
 
-def _filled(like: Tensor, *values: float) -> Tensor:
+def _vector_like(like: Tensor, *values: float) -> Tensor:
     """Return a vector made on the device: a copy from the CPU would wait for all queued work of the device."""
     return torch.stack([like.new_full((), value) for value in values])
 

@@ -131,7 +131,9 @@ class _Fused(torch.autograd.Function):
             for part in _parts(student, teacher, prototypes, chunk):
                 seen = student[part].flatten(0, 1).to(dtype)
                 goal, mass = _goal(teacher[part].to(dtype), teacher_dense, rows[part], weights[part], sharpness)
-                value, slope = _compared(seen, dense, goal, mass, sharpness.student_temperature, any(wanted))
+                value, slope = _summed_cross_entropy(
+                    seen, dense, goal, mass, sharpness.student_temperature, any(wanted)
+                )
                 loss += value
                 slope = slope.to(dtype)
                 if student_gradient is not None:
@@ -191,7 +193,7 @@ def _goal(
     return goal, shares.sum(1, keepdim=True)
 
 
-def _compared(
+def _summed_cross_entropy(
     student: Tensor, prototypes: Tensor, goal: Tensor, mass: Tensor, temperature: float, wanted: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the summed cross-entropy and its slope (b * R, K) with respect to the tempered scores."""

@@ -93,11 +93,11 @@ def choose_arithmetic(run: Run, images: Tensor, key: str, count: int | None = No
         return Arithmetic(None, "float32: this CPU has no instructions for bfloat16")
     images = images[:IMAGES]
     with torch.inference_mode():
-        exact, seconds = _timed(run, images, None)
+        exact, seconds = _time_run(run, images, None)
         each = seconds / len(images)
         if each < QUICK or (count is not None and each * count < WORTH):
             return Arithmetic(None, "float32: there is too little to gain")
-        near = _timed(run, images, torch.bfloat16)[0]
+        near = _time_run(run, images, torch.bfloat16)[0]
         return judge(measure_speed(run, images, key), exact, near, classes)
 
 
@@ -131,7 +131,7 @@ def judge(speed: float, exact: Tensor, near: Tensor, classes: bool = True) -> Ar
     return Arithmetic(torch.bfloat16, why, speed, measured=True)
 
 
-def _timed(run: Run, images: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, float]:
+def _time_run(run: Run, images: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, float]:
     start_time = time.perf_counter()
     with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
         outputs = run(images)
@@ -143,7 +143,7 @@ def _ratio(run: Run, images: Tensor) -> float:
     ratios: list[float] = []
     spent = 0.0
     while len(ratios) < ROUNDS and (not ratios or spent < MOST_SECONDS):
-        slow, fast = _timed(run, images, None)[1], _timed(run, images, torch.bfloat16)[1]
+        slow, fast = _time_run(run, images, None)[1], _time_run(run, images, torch.bfloat16)[1]
         ratios.append(slow / fast)
         spent += slow + fast
     return statistics.median(ratios)

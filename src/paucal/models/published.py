@@ -85,7 +85,7 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
             if init
             else f"{said}: give a run, or try again with a network."
         ) from problem
-    return _published(model, dict(model.state_dict()), f"timm's weights of {name}", name)
+    return _start_weights(model, dict(model.state_dict()), f"timm's weights of {name}", name)
 
 
 def _added_classes(card: AddedWeights) -> tuple[str, ...] | None:
@@ -104,10 +104,10 @@ def _read_package(name: str, package: Package) -> StartWeights:
             f"the weights in the package {package.distribution} do not fit {name}: {problem}; install another "
             "version of it."
         ) from problem
-    return _published(model, state, f"the weights of {name} in the package {package.distribution}", name)
+    return _start_weights(model, state, f"the weights of {name} in the package {package.distribution}", name)
 
 
-def _published(model: nn.Module, state: dict[str, torch.Tensor], source: str, name: str) -> StartWeights:
+def _start_weights(model: nn.Module, state: dict[str, torch.Tensor], source: str, name: str) -> StartWeights:
     subset = infer_imagenet_subset(model)
     classes = tuple(ImageNetInfo(subset).label_names()) if subset else None
     return StartWeights(state, source, name, classes, position_grid(model))

@@ -49,7 +49,7 @@ VIEW = "--tasks view"
 HUNDRED = "--epochs 100"
 
 
-def _published(
+def _published_recipe(
     summary: str,
     model: str,
     expected: str,
@@ -82,13 +82,13 @@ def _published(
 
 
 RECIPES: dict[str, Recipe] = {
-    "esvit-swin-tiny": _published(
+    "esvit-swin-tiny": _published_recipe(
         "EsViT's Swin-T with windows of 7, both tasks from the start",
         "esvit_swin_tiny_patch4_window7_224",
         "linear 78.1, k-NN 75.7",
         also={VIEW: "linear 77.0, k-NN 74.2"},
     ),
-    "esvit-swin-tiny-1024": _published(
+    "esvit-swin-tiny-1024": _published_recipe(
         "EsViT's Swin-T with windows of 7, the view task alone in steps of 1024 images",
         "esvit_swin_tiny_patch4_window7_224",
         "linear 77.1, k-NN 73.7",
@@ -102,27 +102,27 @@ RECIPES: dict[str, Recipe] = {
         },
         tasks="view",
     ),
-    "esvit-swin-small": _published(
+    "esvit-swin-small": _published_recipe(
         "EsViT's Swin-S with windows of 7, both tasks from the start",
         "esvit_swin_small_patch4_window7_224",
         "linear 79.5, k-NN 77.7",
         also={VIEW: "linear 79.2, k-NN 76.8"},
     ),
-    "esvit-swin-base": _published(
+    "esvit-swin-base": _published_recipe(
         "EsViT's Swin-B with windows of 7, the region task from epoch 200",
         "esvit_swin_base_patch4_window7_224",
         "linear 80.4, k-NN 78.9",
         also={VIEW: "linear 79.6, k-NN 77.7"},
         region_after=200,
     ),
-    "esvit-swin-tiny-w14": _published(
+    "esvit-swin-tiny-w14": _published_recipe(
         "EsViT's Swin-T with windows of 14, the region task from epoch 200",
         "esvit_swin_tiny_patch4_window14_224",
         "linear 78.7, k-NN 77.0",
         also={VIEW: "linear 77.9, k-NN 75.5"},
         region_after=200,
     ),
-    "esvit-swin-small-w14": _published(
+    "esvit-swin-small-w14": _published_recipe(
         "EsViT's Swin-S with windows of 14, the region task from epoch 180",
         "esvit_swin_small_patch4_window14_224",
         "linear 80.8, k-NN 79.1",
@@ -130,7 +130,7 @@ RECIPES: dict[str, Recipe] = {
         also={VIEW: "linear 79.4, k-NN 77.3"},
         region_after=180,
     ),
-    "esvit-swin-base-w14": _published(
+    "esvit-swin-base-w14": _published_recipe(
         "EsViT's Swin-B with windows of 14, the region task from epoch 200, prototypes of length 1",
         "esvit_swin_base_patch4_window14_224",
         "linear 81.3, k-NN 79.3",
@@ -139,7 +139,7 @@ RECIPES: dict[str, Recipe] = {
         region_after=200,
         learn_lengths=False,
     ),
-    "esvit-deit-small": _published(
+    "esvit-deit-small": _published_recipe(
         "EsViT's DeiT-S of 16-pixel patches, the view task alone",
         "esvit_deit_small_patch16_224",
         "linear 75.9, k-NN 73.2",
@@ -147,7 +147,7 @@ RECIPES: dict[str, Recipe] = {
         also={HUNDRED: "linear 73.1, k-NN 69.0"},
         tasks="view",
     ),
-    "esvit-vil-tiny": _published(
+    "esvit-vil-tiny": _published_recipe(
         "EsViT's ViL-T, the region task from epoch 200",
         "esvit_vil_tiny",
         "linear 77.5, k-NN 74.5",
@@ -155,7 +155,7 @@ RECIPES: dict[str, Recipe] = {
         also={VIEW: "linear 77.3, k-NN 73.9", f"{VIEW} {HUNDRED}": "linear 75.4, k-NN 70.1"},
         region_after=200,
     ),
-    "esvit-cvt-tiny": _published(
+    "esvit-cvt-tiny": _published_recipe(
         "EsViT's CvT-T, the region task from epoch 200",
         "esvit_cvt_tiny",
         "linear 78.5, k-NN 76.7",
@@ -163,7 +163,7 @@ RECIPES: dict[str, Recipe] = {
         also={VIEW: "linear 77.6, k-NN 74.8", f"{VIEW} {HUNDRED}": "linear 75.5, k-NN 70.6"},
         region_after=200,
     ),
-    "esvit-resnet50": _published(
+    "esvit-resnet50": _published_recipe(
         "EsViT's ResNet-50, the region task from epoch 200",
         "resnet50",
         "linear 75.7, k-NN 71.2",

@@ -59,7 +59,7 @@ _AT_MORE_PIXELS: dict[str, Any] = {
 }
 
 
-def _tuned(settings: dict[str, Any]) -> dict[str, Any]:
+def _tuning_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of fine-tuning, without the normalisation, which belongs to the initial weights."""
     return {**{name: value for name, value in settings.items() if name != "normalise"}, **_AT_MORE_PIXELS}
 
@@ -101,7 +101,7 @@ RECIPES: dict[str, Recipe] = {
         "arXiv:2104.10858, supplement section 1, and the program",
         "30 epochs at 384 pixels and more with 512 images a step; the paper used eight V100, 32 for L at 448",
         "ImageNet-1K: LV-ViT-S 84.4, M 85.4 at 384 pixels, M 85.5, L 86.2 at 448, L 86.4 at 512",
-        _tuned(_DENSE),
+        _tuning_settings(_DENSE),
         variants=_TUNED_SIZES,
         tunes=(
             "an LV-ViT that was trained at 224 pixels: give --init a run, such as one of --recipe token-labeling, or a "
@@ -139,7 +139,7 @@ RECIPES: dict[str, Recipe] = {
         f"{_CAIT_SOURCE}; rate, decay and epochs are section 1's of LV-ViT, since none of CaiT's are given",
         "30 epochs at 384 pixels with 512 images a step, and a teacher of 84 M parameters on every image",
         "ImageNet-1K: CaiT-S36 85.4, supplement table 5",
-        _tuned(_CAIT),
+        _tuning_settings(_CAIT),
         tunes="a CaiT that was trained at 224 pixels: give --init a run, such as one of --recipe cait, or a file",
     ),
 }

@@ -222,7 +222,7 @@ def _check(run: RunFolder) -> list[Complaint] | None:
 def _exports(run: RunFolder) -> list[ExportedFile]:
     try:
         of_images = run.config.is_file() and run.verb == "train"
-        return [_exported(_text(name), comparison, of_images) for name, comparison in _json(run, EXPORTS).items()][
+        return [_exported_file(_text(name), comparison, of_images) for name, comparison in _json(run, EXPORTS).items()][
             :MAX_ITEMS
         ]
     except (KeyError, TypeError, ValueError) as problem:
@@ -230,7 +230,7 @@ def _exports(run: RunFolder) -> list[ExportedFile]:
         raise UserError(f"{place!r} is damaged ({problem!r}): remove it and export again.") from problem
 
 
-def _exported(name: str, comparison: Mapping[str, Any], of_images: bool) -> ExportedFile:
+def _exported_file(name: str, comparison: Mapping[str, Any], of_images: bool) -> ExportedFile:
     own, other = map(stored_number, comparison["milliseconds"])
     right = None
     if comparison["accuracy"] is not None:

@@ -30,10 +30,10 @@ def takes_annotations(function: F) -> F:
     mask) name its columns; the columns of box edges have the usual names. Other tables are stored as
     `takes_frames` does.
     """
-    return with_stored_data(function, _stored)
+    return with_stored_data(function, _store_frame)
 
 
-def _stored(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _store_frame(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     if not is_frame(data):
         return data, dict(settings)
     columns = columns_of(data)

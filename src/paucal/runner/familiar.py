@@ -39,7 +39,7 @@ def familiarity_of(run: RunFolder, model: TrainedModel, console: Console) -> Fam
     if kept is not None:
         return kept
     try:
-        familiarity = _measured(run, model, console)
+        familiarity = _measure(run, model, console)
     except (UserError, OSError) as problem:
         console.say(f"note: pictures cannot be compared with the training images: {problem}")
         return None
@@ -54,7 +54,7 @@ def features_of(reader: ClassifierInputs, model: TrainedModel, batch: Tensor) ->
         return reader(batch.to(model.device)).float().cpu()
 
 
-def _measured(run: RunFolder, model: TrainedModel, console: Console) -> Familiarity | None:
+def _measure(run: RunFolder, model: TrainedModel, console: Console) -> Familiarity | None:
     with console.progress("reading images") as advance:
         images = open_again(run, advance, reading=model.card.preprocessing.reading)
     split = read_split(run.split, images)

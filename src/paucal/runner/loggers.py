@@ -233,7 +233,7 @@ class Loggers:
         if self._new:
             self._logged = 0  # a new logger has no row yet
         for name in self._names:
-            logger, place = _opened(name, self._run, self._ids.get(name))
+            logger, place = _open_logger(name, self._run, self._ids.get(name))
             self._open[name] = logger
             self._ids[name] = str(logger.version)
             self._write()
@@ -256,7 +256,7 @@ class Loggers:
         self._open = {}
 
 
-def _opened(name: str, run: RunFolder, known: str | None) -> tuple[Logger, str]:
+def _open_logger(name: str, run: RunFolder, known: str | None) -> tuple[Logger, str]:
     """Open a logger; return it and the location of its logs."""
     kind = KINDS[name]
     try:

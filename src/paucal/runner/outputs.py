@@ -42,7 +42,7 @@ def resolve_output(settings: S, reads: Iterable[str], console: Console) -> S:
     refuse_inside_images(path, images, settings.data_root)
     if settle(path):
         console.say(f"moved the run that an interrupted call had set aside from {aside_of(path)} back to {path}")
-    if not _taken(path):
+    if not _is_taken(path):
         try_folder(path)
     elif not settings.overwrite:
         create_run(path)  # raises with advice
@@ -151,7 +151,7 @@ def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _taken(path: Path) -> bool:
+def _is_taken(path: Path) -> bool:
     try:
         return is_taken(path)
     except (OSError, ValueError):  # `try_folder` reports long names and unreadable folders

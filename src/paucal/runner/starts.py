@@ -84,7 +84,7 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
         run: Run to resume; once it has saved a state, its initial weights are not needed.
     """
     if settings.init is not None and run is not None and run.last.exists():
-        return _recorded(run)
+        return _recorded_start(run)
     _require_sense(settings)
     if settings.init is None:
         return Start()
@@ -154,7 +154,7 @@ def _require_sense(settings: ModelSettings) -> None:
         )
 
 
-def _recorded(run: RunFolder) -> Start:
+def _recorded_start(run: RunFolder) -> Start:
     try:
         record = LoadReport.from_dict(run.read_json(RECORD))
         fed = ImageInput.from_dict(record.input) if record.input else None  # missing in older runs

@@ -112,11 +112,11 @@ class RunLock:
         identity of the dead lock. It then renames the mark to the lock in one step, so that there is always a lock. A
         mark of a dead process is taken over in the same way.
         """
-        while not _linked(claim, path):
+        while not _link(claim, path):
             held, found = _holder(path), _identity(path)
             if found is None:
                 continue
-            if _is_live(path, held, _changed(claim)):
+            if _is_live(path, held, _modified(claim)):
                 raise UserError(_in_use(self.folder, self.what, held))
             mark = self.folder / f".{LOCK}.after-{found}.tmp"
             self._seize(mark, claim)
@@ -175,7 +175,7 @@ def _in_use(folder: Path, what: str, held: Holder | None) -> str:
 def _is_live(path: Path, held: Holder | None, now: float, patient: bool = True) -> bool:
     """Return whether a lock's holder is alive; `patient` waits for its next renewal if necessary."""
     try:
-        silent = now - _changed(path) > SILENCE
+        silent = now - _modified(path) > SILENCE
     except FileNotFoundError:
         return False
     if held is None or held.space != process_space():
@@ -234,7 +234,7 @@ def _identity(path: Path) -> str | None:
     return f"{state.st_ino}-{state.st_mtime_ns}"
 
 
-def _linked(source: Path, path: Path) -> bool:
+def _link(source: Path, path: Path) -> bool:
     """Link `path` to the file `source`, unless it exists; return whether it was linked."""
     try:
         os.link(source, path)
@@ -251,7 +251,7 @@ def _linked(source: Path, path: Path) -> bool:
         return False
 
 
-def _changed(path: Path) -> float:
+def _modified(path: Path) -> float:
     return path.stat().st_mtime
 
 

@@ -72,11 +72,11 @@ def fitted(name: str, value: Any, hint: Any, verb: str, texts: bool = False, sho
     plain = texts or name != "model_args"  # the only words whose values are read as YAML
     words = _words_of(value, PAIRS[name], plain) if name in PAIRS else value
     try:
-        return _fitted(words, hint, texts)
+        return _fit(words, hint, texts)
     except _Unfit:
         if _is_list(without_none(hint)) and isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
             value = value[0]  # a flag's only word
-        what = DURATION if name in ("time", "time_limit", "hang_after") else expectation(*_wanted(hint))
+        what = DURATION if name in ("time", "time_limit", "hang_after") else expectation(*_allowed_types(hint))
         raise UserError(
             f"{shown or flag(name)}: {what}{got(_flow(value) if texts else value)}; see 'paucal {verb} --help'."
         ) from None
@@ -149,14 +149,14 @@ def _members(hint: Any) -> list[Any]:
     return [hint] if plain else [m for m in typing.get_args(hint) if m is not type(None)] or [hint]
 
 
-def _wanted(hint: Any) -> tuple[list[type], str]:
+def _allowed_types(hint: Any) -> tuple[list[type], str]:
     """Return the plain types and the words that a hint, or the entries of its list, allows."""
     members = [typing.get_args(m)[0] if _is_list(m) else m for m in _members(hint)]
     words = [word for m in members if _is_literal(m) for word in typing.get_args(m)]
     return [kind for kind in KINDS if kind in members], ", ".join(map(repr, words))
 
 
-def _fitted(value: Any, hint: Any, texts: bool) -> Any:
+def _fit(value: Any, hint: Any, texts: bool) -> Any:
     """Return a value converted to one of a hint's types; raises `_Unfit` if it fits none."""
     for member in _members(hint):
         try:
@@ -170,7 +170,7 @@ def _as_list(value: Any, hint: Any, texts: bool) -> list[Any]:
     entries = value if isinstance(value, list | tuple) else [value]
     if not entries:
         raise _Unfit
-    return [_fitted(entry, typing.get_args(hint)[0], texts) for entry in entries]
+    return [_fit(entry, typing.get_args(hint)[0], texts) for entry in entries]
 
 
 def _as_kind(value: Any, kind: Any, texts: bool) -> Any:

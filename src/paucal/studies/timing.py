@@ -192,10 +192,10 @@ class _Bench:
         base = _base(self._study, row)
         key = (self._key(row), self._key(base))
         if key not in self._known:
-            self._known[key] = self._measured(row, base, key[0] == key[1])
+            self._known[key] = self._measure(row, base, key[0] == key[1])
         return self._known[key]
 
-    def _measured(self, row: Row, base: Row, same: bool) -> Pace:
+    def _measure(self, row: Row, base: Row, same: bool) -> Pace:
         two = self._base_step(base)
         one = two if same else self._step(row)
         seconds = in_turns(one, two, self._effort.pairs)

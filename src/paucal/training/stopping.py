@@ -37,12 +37,12 @@ class StopSignal(Callback):
     def requested(self, trainer: Trainer) -> bool:
         """Return whether any process has to stop; every process must call this at the same steps."""
         if trainer.world_size == 1:
-            return self._wanted()
+            return self._is_wanted()
         if trainer.global_step % POLL_EVERY:
             return False
-        return trainer.strategy.reduce_boolean_decision(self._wanted(), all=False)
+        return trainer.strategy.reduce_boolean_decision(self._is_wanted(), all=False)
 
-    def _wanted(self) -> bool:
+    def _is_wanted(self) -> bool:
         return self.received or (self.deadline is not None and time.monotonic() >= self.deadline)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:

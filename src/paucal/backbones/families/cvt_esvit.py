@@ -180,7 +180,7 @@ class WindowAttention(nn.Module):
         window = window_of(grid, self.window_size[0], self.padding)
         beyond = (-grid[0] % window[0], -grid[1] % window[1])
         full = (grid[0] + beyond[0], grid[1] + beyond[1])
-        x = self._projected(x, grid, beyond)
+        x = self._project_cells(x, grid, beyond)
         query, key, value = split_heads(self.qkv(partition(x, window)), 3, self.num_heads)
         hidden = hidden_cells(grid, window, x) if any(beyond) and self.padding != "published" else None
         bias = self._bias(window, hidden, x.shape[0])
@@ -188,7 +188,7 @@ class WindowAttention(nn.Module):
         x = join(join_heads(x), window, full)[:, : grid[0], : grid[1]].flatten(1, 2)
         return self.proj_drop(self.proj(x))
 
-    def _projected(self, x: Tensor, grid: Grid, beyond: Grid) -> Tensor:
+    def _project_cells(self, x: Tensor, grid: Grid, beyond: Grid) -> Tensor:
         """Return the convolved cells (B, H', W', C), padded to whole windows."""
         fill = (0, 0, 0, beyond[1], 0, beyond[0])
         if any(beyond) and self.padding == "published":

@@ -223,12 +223,12 @@ def renamed(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
     result = {}
     for name, value in state.items():
         plain = name.removeprefix(prefix)
-        ours = _renamed(plain, rules)
-        result[ours] = _flattened(ours, value) if ours != plain else value
+        ours = _rename(plain, rules)
+        result[ours] = _flatten_convolution(ours, value) if ours != plain else value
     return result
 
 
-def _renamed(name: str, rules: Rules) -> str:
+def _rename(name: str, rules: Rules) -> str:
     for pattern, replacement in rules:
         ours, count = re.subn(rf"^(?:{pattern})", replacement, name)
         if count:
@@ -236,7 +236,7 @@ def _renamed(name: str, rules: Rules) -> str:
     return name
 
 
-def _flattened(name: str, value: Tensor) -> Tensor:
+def _flatten_convolution(name: str, value: Tensor) -> Tensor:
     if value.ndim != 4 or value.shape[2:] != (1, 1):
         return value
     return value.flatten() if re.search(r"norm\d?\.\w+$", name) else value.flatten(1)

@@ -157,10 +157,10 @@ class PerformerLayer(nn.Module):
     def forward(self, windows: Tensor) -> Tensor:
         """Return the cells (B, H, W, dim) of windows (B, H, W, k * k * C)."""
         with full_precision(windows.device.type):
-            x = self._attended(windows.to(self.kqv.weight.dtype))
+            x = self._attend(windows.to(self.kqv.weight.dtype))
         return x + self.mlp(self.norm2(x))
 
-    def _attended(self, windows: Tensor) -> Tensor:
+    def _attend(self, windows: Tensor) -> Tensor:
         joint = project_windows(windows, self.norm1, self.kqv, self.channels)
         key, query, value = joint.flatten(1, 2).chunk(3, -1)
         mixed = linear_attention(query, key, value, self.w).to(value.dtype)

@@ -252,8 +252,8 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[
     """
     renamed = {_name(key): value for key, value in state.items() if not key.endswith("relative_position_index")}
     own = model.state_dict()
-    joined = _joined(renamed, own) if any(_PART.match(key) for key in state) else renamed
-    return {key: _fitted(key, value, own) for key, value in joined.items()}
+    joined = _join_positions(renamed, own) if any(_PART.match(key) for key in state) else renamed
+    return {key: _fit_to_model(key, value, own) for key, value in joined.items()}
 
 
 def _name(key: str) -> str:
@@ -270,7 +270,7 @@ def _name(key: str) -> str:
     return f"stages.{stage}.blocks.{(part - 1) // 2}.{rest}"
 
 
-def _joined(state: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _join_positions(state: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     joined = dict(state)
     for key in [key for key in state if ".attn.query." in key]:
         start, _, kind = key.rpartition(".attn.query.")
@@ -289,7 +289,7 @@ def _joined(state: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Te
     return {key: value for key, value in joined.items() if value.numel() or key in own}  # no empty tables
 
 
-def _fitted(key: str, value: Tensor, own: Mapping[str, Tensor]) -> Tensor:
+def _fit_to_model(key: str, value: Tensor, own: Mapping[str, Tensor]) -> Tensor:
     wanted = own.get(key)
     if not key.endswith(("x_pos_embed", "y_pos_embed")) or wanted is None or value.ndim != 3:
         return value

@@ -247,7 +247,7 @@ class SparseAttention(VilAttention):
         if pairs.queries is not None:
             query = query.index_select(2, pairs.queries)
         query = query.unflatten(2, (pairs.chunks, -1))
-        key, value = self._gathered(qkv[1:], pairs).unbind(0)
+        key, value = self._gather_chunks(qkv[1:], pairs).unbind(0)
         out = self._attend(query, key, value, self._bias(pairs, query))
         out = join_heads(out.flatten(2, 3))
         return out if pairs.restore is None else out.index_select(1, pairs.restore)
@@ -264,7 +264,7 @@ class SparseAttention(VilAttention):
             keys=pairs.keys.index_select(1, slots), hidden=hidden, offsets=pairs.offsets.index_select(1, slots)
         )
 
-    def _gathered(self, tokens: Tensor, pairs: Pairs) -> Tensor:
+    def _gather_chunks(self, tokens: Tensor, pairs: Pairs) -> Tensor:
         """Return (2, B, heads, chunks, g + S * K, d) of keys and values (2, B, heads, N, d), both at once."""
         if pairs.keys is None:
             return tokens.unsqueeze(3)

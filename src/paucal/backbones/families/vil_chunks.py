@@ -140,12 +140,12 @@ def _restore(rows: _Axis, columns: _Axis, height: int, width: int) -> Tensor:
 
 def _grid_offsets(height: int, width: int, deep: int, across: int, device: torch.device) -> Tensor:
     row, column = torch.arange(height, device=device), torch.arange(width, device=device)
-    rows = _limited(row[:, None] - row, deep - 1) + deep - 1
-    columns = _limited(column[:, None] - column, across - 1) + across - 1
+    rows = _limit(row[:, None] - row, deep - 1) + deep - 1
+    columns = _limit(column[:, None] - column, across - 1) + across - 1
     return (rows[:, None, :, None] * (2 * across - 1) + columns[None, :, None]).reshape(height * width, -1)
 
 
-def _limited(offsets: Tensor, most: int) -> Tensor:
+def _limit(offsets: Tensor, most: int) -> Tensor:
     """Return offsets within -most and most.
 
     `clamp` does the same, but compiling for a GPU (torch 2.11) fails on the index arithmetic that it becomes.

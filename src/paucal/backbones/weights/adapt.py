@@ -70,7 +70,7 @@ def _fit(model: nn.Module, state: Mapping[str, Tensor], grid: Size | None) -> Fi
     aside = {name: given.pop(name) for name in list(given) if grid is not None and _POSITIONS.search(name)}
     converted = {**_convert(model, given), **aside}
     fitted = Fitted()
-    fitted.unused += _dropped(given, converted)
+    fitted.unused += _dropped_names(given, converted)
     for name, value in converted.items():
         if name not in own:
             fitted.unused.append(name)
@@ -117,7 +117,7 @@ def _converter(model: nn.Module) -> Callable[[dict, nn.Module], dict] | None:
     return next((function for function in converters if function is not None), None)
 
 
-def _dropped(given: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> list[str]:
+def _dropped_names(given: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> list[str]:
     """Return the names that a conversion has dropped; empty if it has built new tensors from old ones."""
     kept = {id(value) for value in converted.values()}
     old = {id(value) for value in given.values()}

@@ -124,7 +124,7 @@ def _tasks(text: str, place: str, tally: Counter[str]) -> Iterator[_Task]:
         data = row.get("data")
         is_long = isinstance(data, dict)
         image = _image_of(data if is_long else row, place)
-        values = _annotated(row, tally) if is_long else list(_short_values(row))
+        values = _last_annotation(row, tally) if is_long else list(_short_values(row))
         if values is None:
             tally["without an annotation left out"] += 1
         else:
@@ -141,7 +141,7 @@ def _image_of(data: Mapping[str, Any], place: str) -> str:
     return image
 
 
-def _annotated(task: Mapping[str, Any], tally: Counter[str]) -> list[Mapping[str, Any]] | None:
+def _last_annotation(task: Mapping[str, Any], tally: Counter[str]) -> list[Mapping[str, Any]] | None:
     """Return the values of the annotation of a task that counts; None if there is no annotation."""
     rows = task.get("annotations", task.get("completions"))
     rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []

@@ -94,7 +94,7 @@ class ImageNames:
             by_stem: Whether to ignore the suffix.
         """
         *above, last = split_path(name) or ("",)
-        known = self._called(last, by_stem) or self._called(UPLOADED.sub("", last, count=1), by_stem)
+        known = self._files_of_name(last, by_stem) or self._files_of_name(UPLOADED.sub("", last, count=1), by_stem)
         exact = [path for path in known if path.rpartition("/")[2] == last]
         best, matches = -1, list[Match]()
         for path in exact or known:
@@ -110,7 +110,7 @@ class ImageNames:
                 matches.append(Match(path, "/".join(folders[: len(folders) - shared])))
         return matches
 
-    def _called(self, name: str, by_stem: bool) -> list[str]:
+    def _files_of_name(self, name: str, by_stem: bool) -> list[str]:
         stem = PurePosixPath(name).stem if name.lower().endswith(IMAGE_SUFFIXES) else name
         return self._by_stem.get(normalise_name(stem), []) if by_stem else self._by_name.get(normalise_name(name), [])
 

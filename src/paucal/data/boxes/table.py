@@ -319,11 +319,11 @@ def _are_shares(rows: Sequence[_Row], place: str) -> bool:
             kinds.setdefault(max(row.box) <= 1, row)
     if len(kinds) > 1:
         raise UserError(
-            f"{place!r} has a box with the edges {_shown(kinds[True].box)} in line {kinds[True].line} and one with "
-            f"{_shown(kinds[False].box)} in line {kinds[False].line}: give all in pixels, or all from 0 to 1."
+            f"{place!r} has a box with the edges {_format_box(kinds[True].box)} in line {kinds[True].line} and one "
+            f"with {_format_box(kinds[False].box)} in line {kinds[False].line}: give all in pixels, or all from 0 to 1."
         )
     return True in kinds
 
 
-def _shown(box: Corners | None) -> str:
+def _format_box(box: Corners | None) -> str:
     return " ".join(f"{edge:g}" for edge in box or ())

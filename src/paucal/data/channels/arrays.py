@@ -61,7 +61,7 @@ def npy_shape(source: ImageSource, channels: int | None = None) -> ArrayShape:
     Raises:
         ValueError: The array is not an image: it has another type or too many axes, or is cut short.
     """
-    with _opened(source) as file:
+    with _open(source) as file:
         return _npy_header(file, channels)
 
 
@@ -71,7 +71,7 @@ def read_npy(source: ImageSource, channels: int | None = None) -> NDArray[np.gen
     Raises:
         ValueError: As `npy_shape`.
     """
-    with _opened(source) as file:
+    with _open(source) as file:
         shape = _npy_header(file, channels)
         file.seek(0)
         return _channels_last(npy.read_array(file, allow_pickle=False), shape.axis)
@@ -108,7 +108,7 @@ def _npy_header(file: BinaryIO, channels: int | None) -> ArrayShape:
     if read is None:
         raise ValueError(f"it is an array of NumPy's format {version}, expected 1.0 or 2.0")
     shape, _, dtype = read(file)
-    image_shape = _shaped(shape, dtype, channels)
+    image_shape = _array_shape(shape, dtype, channels)
     rest = file.seek(0, io.SEEK_END)
     file.seek(0)
     npy.read_magic(file)
@@ -122,10 +122,10 @@ def _tiff_shape(series: Any, channels: int | None) -> ArrayShape:
     sides = [(side, axis) for side, axis in zip(series.shape, series.axes, strict=True) if side > 1 or axis in "YX"]
     shape, axes = [side for side, _ in sides], "".join(axis for _, axis in sides)
     first = not axes.startswith("YX") if axes in ("YXS", "SYX", "CYX", "YXC") else None  # other axes are unknown
-    return _shaped(shape, np.dtype(series.dtype), channels, first)
+    return _array_shape(shape, np.dtype(series.dtype), channels, first)
 
 
-def _shaped(shape: Sequence[int], dtype: np.dtype, channels: int | None, first: bool | None = None) -> ArrayShape:
+def _array_shape(shape: Sequence[int], dtype: np.dtype, channels: int | None, first: bool | None = None) -> ArrayShape:
     """Return the shape of an image; raises a ValueError for an invalid one, or Pillow's decompression-bomb error.
 
     Args:
@@ -172,7 +172,7 @@ def _start(source: ImageSource) -> bytes:
         return b""
 
 
-def _opened(source: ImageSource) -> AbstractContextManager[BinaryIO]:
+def _open(source: ImageSource) -> AbstractContextManager[BinaryIO]:
     return nullcontext(io.BytesIO(source)) if isinstance(source, bytes) else source.open("rb")
 
 

@@ -122,12 +122,12 @@ def channel_values(source: ImageSource, name: str, channels: int) -> NDArray[np.
             values = _pillow_values(source, name, channels)
             if values is None:
                 if not is_tiff(source):
-                    raise ValueError(f"Pillow cannot read it with {channels} channels, {_expected(channels)}")
+                    raise ValueError(f"Pillow cannot read it with {channels} channels, {_expectation(channels)}")
                 values = read_tiff(source, channels)
         if values.shape[2] == GREY and channels == RGB:
             return np.repeat(values, RGB, axis=2)
         if values.shape[2] != channels:
-            raise ValueError(f"it has {values.shape[2]} channels, {_expected(channels)}")
+            raise ValueError(f"it has {values.shape[2]} channels, {_expectation(channels)}")
         return values
 
 
@@ -176,17 +176,17 @@ def convert_image(image: Image.Image | NDArray[np.generic], reading: Reading) ->
         if values.shape[2] == GREY and reading.channels == RGB:
             values = np.repeat(values, RGB, axis=2)
         if values.shape[2] != reading.channels:
-            raise ValueError(f"it has {values.shape[2]} channels, {_expected(reading.channels)}")
+            raise ValueError(f"it has {values.shape[2]} channels, {_expectation(reading.channels)}")
         return image_from_values(values, reading)
     if isinstance(image, Planes):
         if len(image.planes) != reading.channels:
-            raise ValueError(f"it has {len(image.planes)} channels, {_expected(reading.channels)}")
+            raise ValueError(f"it has {len(image.planes)} channels, {_expectation(reading.channels)}")
         return resize_as_read(image, reading)
     if reading.channels == RGB:
         return upright_rgb(image, reading)
     values = _values_of(image, reading.channels)
     if values is None:
-        raise ValueError(f"it is {image.mode}, {_expected(reading.channels)}")
+        raise ValueError(f"it is {image.mode}, {_expectation(reading.channels)}")
     return image_from_values(values, reading)
 
 
@@ -250,8 +250,8 @@ def _or_its_channels(decode: Callable[[], T], source: ImageSource) -> T:
         if shape.channels <= RGBA:
             raise
         begin = str(problem).partition(":")[0]
-        raise UnreadableImage(f"{begin}: it has {shape.channels} channels, {_expected(RGB)}") from None
+        raise UnreadableImage(f"{begin}: it has {shape.channels} channels, {_expectation(RGB)}") from None
 
 
-def _expected(channels: int) -> str:
+def _expectation(channels: int) -> str:
     return f"expected {channels} (--channels sets the number)"

@@ -76,11 +76,13 @@ class Planes(Image.Image):
 
     def rotate(self, angle: float, *arguments: Any, fillcolor: Any = None, **options: Any) -> "Planes":
         """Return the rotated image; `fillcolor` has a value for each channel."""
-        return self._filled(lambda plane, fill: plane.rotate(angle, *arguments, fillcolor=fill, **options), fillcolor)
+        return self._change_planes(
+            lambda plane, fill: plane.rotate(angle, *arguments, fillcolor=fill, **options), fillcolor
+        )
 
     def transform(self, size: Any, method: Any, *arguments: Any, fillcolor: Any = None, **options: Any) -> "Planes":
         """Return the image after a transform of Pillow; `fillcolor` has a value for each channel."""
-        return self._filled(
+        return self._change_planes(
             lambda plane, fill: plane.transform(size, method, *arguments, fillcolor=fill, **options), fillcolor
         )
 
@@ -91,7 +93,7 @@ class Planes(Image.Image):
             page.paste(plane, place)
         return Planes(pages)
 
-    def _filled(self, change: Callable[[Image.Image, Any], Image.Image], fill: Any) -> "Planes":
+    def _change_planes(self, change: Callable[[Image.Image, Any], Image.Image], fill: Any) -> "Planes":
         values = fill if isinstance(fill, Sequence) else [fill] * len(self.planes)
         return Planes([change(plane, value) for plane, value in zip(self.planes, values, strict=True)])
 

@@ -80,7 +80,7 @@ class Entry:
 
     def __init__(self, path: Path, table: EntryTable) -> None:
         self.path, self.table = path, table
-        self._pixels: NDArray[np.uint8] | None = _mapped(path)
+        self._pixels: NDArray[np.uint8] | None = _map_file(path)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_pixels": None}
@@ -88,7 +88,7 @@ class Entry:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         try:
-            self._pixels = _mapped(self.path)
+            self._pixels = _map_file(self.path)
         except (OSError, ValueError):  # the file was removed in the meantime
             self._pixels = None
 
@@ -101,7 +101,7 @@ class Entry:
         return self._pixels[start : start + height * width * channels].reshape(height, width, channels)
 
 
-def _mapped(path: Path) -> NDArray[np.uint8]:
+def _map_file(path: Path) -> NDArray[np.uint8]:
     """Map a file into memory as a plain array, since slices of a `memmap` take three times as long."""
     return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
 

@@ -80,7 +80,7 @@ class LabelMaps:
                     "anew."
                 )
         self._check_classes(rows[positions])
-        covered = _covered(images, positions) if self.facts.covered == "square" else None
+        covered = _square_shares(images, positions) if self.facts.covered == "square" else None
         return MapReader(self.folder, rows, order, covered, foreign)
 
     def _row_of(self, key: str) -> int:
@@ -166,7 +166,7 @@ def name_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(padded), torch.stack([slots for _, slots in pairs])
 
 
-def _covered(images: ImageSet, positions: NDArray[np.int64]) -> NDArray[np.float32]:
+def _square_shares(images: ImageSet, positions: NDArray[np.int64]) -> NDArray[np.float32]:
     """Return the (N, 2) shares of width and height in the largest central square; 1 for images not in `positions`."""
     shares = np.ones((len(images), 2), dtype=np.float32)
     for position in positions.tolist():

@@ -112,10 +112,10 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
             return replace(pairs, notes=(note, *pairs.notes))
         if not sides.images or not sides.masks:
             raise NoLabelsError(_lacking(data, sides))
-        return _paired(data, data, sides, [data])
+        return _match_and_split(data, data, sides, [data])
     for flag, folder in (("--images", images), ("--masks", masks)):
         _require_folder(folder, flag)
-    return _paired(images, masks, _two_folders(images, masks), [images, images.resolve().parent])
+    return _match_and_split(images, masks, _two_folders(images, masks), [images, images.resolve().parent])
 
 
 def tell_sides(keys: Sequence[str]) -> Sides:
@@ -197,7 +197,7 @@ def _side(key: str) -> str:
     return next((side for name in reversed(PurePosixPath(key).parts[:-1]) if (side := folder_role(name).side)), "")
 
 
-def _paired(root: Path, mask_root: Path, sides: Sides, bases: Iterable[Path]) -> Pairs:
+def _match_and_split(root: Path, mask_root: Path, sides: Sides, bases: Iterable[Path]) -> Pairs:
     """Match images and masks, and find the split of each image.
 
     Args:
@@ -206,7 +206,7 @@ def _paired(root: Path, mask_root: Path, sides: Sides, bases: Iterable[Path]) ->
         sides: Images and masks.
         bases: Folders that may contain lists of the images of train, val or test.
     """
-    matches, classes = _matched(sides)
+    matches, classes = _match(sides)
     if not matches.masks:
         raise UserError(
             f"none of the {counted(len(sides.images), 'image')} has a mask of its name: the first image is "
@@ -230,7 +230,7 @@ def _paired(root: Path, mask_root: Path, sides: Sides, bases: Iterable[Path]) ->
     return Pairs(root, tuple(pairs), (*matches.notes(bool(classes)), *notes))
 
 
-def _matched(sides: Sides) -> tuple[Matches, dict[str, str]]:
+def _match(sides: Sides) -> tuple[Matches, dict[str, str]]:
     """Return the masks of each image, and the class of each mask if there is a file for each class."""
     problem: UserError | None = None
     try:

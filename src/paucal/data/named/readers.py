@@ -65,7 +65,7 @@ def _files(root: Path, paths: Iterable[str | Path], labels: Iterable[int], class
     return Piece(FileStore(root, keys), keys, np.asarray([label for _, label in rows], dtype=np.int64), tuple(classes))
 
 
-def _listed(data: Any, root: Path, key: str) -> Piece:
+def _open_listed(data: Any, root: Path, key: str) -> Piece:
     return _files(root, data._image_files, data._labels, data.classes)
 
 
@@ -106,7 +106,7 @@ def _paths(data: Any, root: Path, key: str) -> Piece:
     return _files(root, data.paths, data.labels, data.classes)
 
 
-def _keyed(data: WebVisionList | OpenImagesFolders, root: Path, key: str) -> Piece:
+def _open_keyed(data: WebVisionList | OpenImagesFolders, root: Path, key: str) -> Piece:
     return Piece(FileStore(root, data.keys), data.keys, data.labels, data.classes)
 
 
@@ -126,15 +126,15 @@ _READERS: dict[str, tuple[Callable[..., Any], _Read]] = {
         datasets.STL10,
         lambda data, _, key: _array(data.data.transpose(0, 2, 3, 1), data.labels, data.classes, key),
     ),
-    "food101": (datasets.Food101, _listed),
-    "dtd": (datasets.DTD, _listed),
+    "food101": (datasets.Food101, _open_listed),
+    "dtd": (datasets.DTD, _open_listed),
     "pets": (datasets.OxfordIIITPet, lambda data, root, _: _files(root, data._images, data._labels, data.classes)),
-    "flowers102": (datasets.Flowers102, _listed),
+    "flowers102": (datasets.Flowers102, _open_listed),
     "gtsrb": (datasets.GTSRB, _gtsrb),
     "pcam": (datasets.PCAM, _pcam),
     "caltech101": (datasets.Caltech101, _caltech),
-    "sun397": (datasets.SUN397, _listed),
-    "aircraft": (datasets.FGVCAircraft, _listed),
+    "sun397": (datasets.SUN397, _open_listed),
+    "aircraft": (datasets.FGVCAircraft, _open_listed),
     "cars": (
         datasets.StanfordCars,
         lambda data, root, _: _files(
@@ -144,8 +144,8 @@ _READERS: dict[str, tuple[Callable[..., Any], _Read]] = {
     "fer2013": (FacesFile, lambda data, _, key: _array(data.pixels, data.labels, data.classes, key)),
     "ucf101": (MiddleFrames, _paths),
     "hateful_memes": (Memes, _paths),
-    "webvision": (WebVisionList, _keyed),
-    "openimages": (OpenImagesFolders, _keyed),
+    "webvision": (WebVisionList, _open_keyed),
+    "openimages": (OpenImagesFolders, _open_keyed),
 }
 
 

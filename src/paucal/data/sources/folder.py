@@ -101,7 +101,7 @@ def open_place(
     if _has_parts(root, tops, parts, keys):
         return _open_parts(place, root, parts, keys, notes)
     if len(parts) > 1:
-        notes.append(f"{_quoted(parts)} have no class folders, so they are read as classes")
+        notes.append(f"{_quote_few(parts)} have no class folders, so they are read as classes")
     if not tops:
         raise NoLabelsError(
             f"{root} has images but no class folders; expected {root.name}/<class>/<image> "
@@ -121,7 +121,7 @@ def _has_parts(root: Path, tops: list[str], parts: list[str], keys: list[str]) -
     nested = any(key.count("/") >= 2 for key in keys if key.split("/")[0] in parts)
     if others and nested:
         raise UserError(
-            f"{root} has {_quoted(others)} with images beside {_quoted(parts)}; move them below one of those "
+            f"{root} has {_quote_few(others)} with images beside {_quote_few(parts)}; move them below one of those "
             "folders or out of the way"
         )
     return not others
@@ -130,7 +130,7 @@ def _has_parts(root: Path, tops: list[str], parts: list[str], keys: list[str]) -
 def _open_parts(place: Place, root: Path, parts: list[str], keys: list[str], notes: list[str]) -> ImageSet:
     doubled = [part for part, n in Counter(PARTS[top.lower()] for top in parts).items() if n > 1]
     if doubled:
-        raise UserError(f"{root} has more than one folder for {doubled[0]} ({_quoted(parts)}); keep one of them")
+        raise UserError(f"{root} has more than one folder for {doubled[0]} ({_quote_few(parts)}); keep one of them")
     folders: list[str] = []
     for top in parts:
         inside = place.subfolders(top)
@@ -159,7 +159,7 @@ def _refuse_empty_classes(root: Path, folders: list[str], names: list[str]) -> N
                 f"the class folders '{folder}' and '{twin}' of {root} are the same folder: remove the link."
             )
     if empty:
-        raise UserError(f"class folder {_quoted(empty)} in {root} has no images; add some or remove the folder")
+        raise UserError(f"class folder {_quote_few(empty)} in {root} has no images; add some or remove the folder")
 
 
 def _is_same(first: Path, second: Path) -> bool:
@@ -273,6 +273,6 @@ def _left_out(keys: list[str]) -> str:
     return f"{was(len(keys))} left out ({keys[0]}{', ...' if len(keys) > 1 else ''})"
 
 
-def _quoted(names: list[str]) -> str:
+def _quote_few(names: list[str]) -> str:
     shown = ", ".join(f"'{name}'" for name in names[:3])
     return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -182,12 +182,12 @@ def from_columns(classes: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Lab
     if not (marks == 0).any():
         marks[np.asarray([[not cell for cell in row] for row in rows])] = 0
     if (marks != UNKNOWN).all() and (marks.sum(1) == 1).all():
-        how = f"one label per image, from {_described(classes)}"
+        how = f"one label per image, from {_describe_classes(classes)}"
         return Labels(classes, marks.argmax(1).astype(np.int64), notes=(how,))
-    return _several(classes, marks, f"in {_described(classes)}")
+    return _several(classes, marks, f"in {_describe_classes(classes)}")
 
 
-def _described(classes: Sequence[str]) -> str:
+def _describe_classes(classes: Sequence[str]) -> str:
     shown = first_few(classes, _COLUMNS_SHOWN)
     return f"{len(classes)} columns of 1 and 0 ({shown})"
 

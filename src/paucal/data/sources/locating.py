@@ -274,13 +274,13 @@ class _Names:
     @cached_property
     def alike(self) -> dict[str, list[str]]:
         """The files by their `likeness`."""
-        return _grouped((likeness(name), name) for name in sorted(self.files))
+        return _group((likeness(name), name) for name in sorted(self.files))
 
     @cached_property
     def stems(self) -> dict[str, list[str]]:
         """The images by the `likeness` of their names without the suffix."""
         split = ((*os.path.splitext(name), name) for name in sorted(self.files))
-        return _grouped((likeness(stem), name) for stem, suffix, name in split if suffix.lower() in IMAGE_SUFFIXES)
+        return _group((likeness(stem), name) for stem, suffix, name in split if suffix.lower() in IMAGE_SUFFIXES)
 
 
 def likeness(name: str) -> str:
@@ -319,7 +319,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+def _group(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     groups: dict[str, list[str]] = {}
     for key, name in pairs:
         groups.setdefault(key, []).append(name)

@@ -242,10 +242,10 @@ def encode(cells: Sequence[Values], columns: Columns, shown: str, separator: str
         if values.dtype != object:
             raise UserError(f"--label-separator is for text, and column '{columns.label}' of {shown} holds numbers.")
         return from_cells(values.tolist(), separator)
-    return Labels(*_numbered(values, columns, shown))
+    return Labels(*_number_classes(values, columns, shown))
 
 
-def _numbered(values: NDArray[Any], columns: Columns, shown: str) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+def _number_classes(values: NDArray[Any], columns: Columns, shown: str) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Return the class names and the class number of each value, -1 for no label."""
     if values.dtype == object:
         found = sorted(set(values) - {""})
@@ -270,7 +270,7 @@ def _from_lists(cells: Values, columns: Columns, shown: str) -> Labels:
     rows = np.repeat(np.arange(len(lengths)), np.maximum(lengths, 0))
     if cells.marks or _repeats_marks(values, lengths, rows):
         return _from_marks(values, lengths, columns, shown)
-    classes, numbers = _numbered(values, columns, shown)
+    classes, numbers = _number_classes(values, columns, shown)
     if (lengths == 1).all():  # a list of one label is a label
         return Labels(classes, numbers)
     multi_hot = np.zeros((len(lengths), len(classes)), dtype=np.int8)

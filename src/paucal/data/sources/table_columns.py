@@ -94,7 +94,7 @@ def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -
         label_column = "class"
     if image is None:
         raise UserError(
-            f"{file} has no known column of paths (its columns: {_listed(first)}): name it by --image-column."
+            f"{file} has no known column of paths (its columns: {_quote_names(first)}): name it by --image-column."
         )
     cells = [row.cells for row in rows[1:]]
     split, flags, notes = _parts(plain, first, cells)
@@ -114,7 +114,8 @@ def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -
         what = f"; {columns.boxes} describe boxes, use paucal detect" if columns.boxes else ""
         raise UserError(
             f"{file} has no known column of classes, and no column of 1 and 0 for each class (its columns: "
-            f"{_listed(first)}{what}): name it by --label-column, or in paucal train a column of numbers by --target."
+            f"{_quote_names(first)}{what}): name it by --label-column, or in paucal train a column of numbers by "
+            "--target."
         )
     return replace(columns, marks=marks)
 
@@ -248,11 +249,11 @@ def _names_of_numbers(plain: Sequence[str], cells: Sequence[Sequence[str]], labe
 
 def _position(file: Path, names: Sequence[str], wanted: str, flag: str) -> int:
     if wanted not in names:
-        raise UserError(f"{flag}: {file} has no column {wanted!r}; it has {_listed(names)}.")
+        raise UserError(f"{flag}: {file} has no column {wanted!r}; it has {_quote_names(names)}.")
     return list(names).index(wanted)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _quote_names(names: Sequence[str]) -> str:
     return ", ".join(repr(name[:_SHOWN]) for name in names[:12])
 
 

@@ -116,10 +116,10 @@ def _read(file: Path, options: SourceOptions, own_part: str, notes: list[str]) -
     columns = find_columns(file, rows, options)
     notes += [text for text in (note, *columns.notes) if text]
     others = columns.others
-    return [_listed(file, row, columns, others, own_part) for row in rows[1 if columns.names else 0 :]], columns
+    return [_listed_image(file, row, columns, others, own_part) for row in rows[1 if columns.names else 0 :]], columns
 
 
-def _listed(file: Path, row: TableRow, columns: Columns, others: Sequence[int], own_part: str) -> ListedImage:
+def _listed_image(file: Path, row: TableRow, columns: Columns, others: Sequence[int], own_part: str) -> ListedImage:
     cells, path = row.cells, row.cells[columns.image]
     label = "" if columns.label is None else cells[columns.label]
     if not path:

@@ -280,7 +280,7 @@ def _cut(image_set: ImageSet, parts: NDArray[np.str_], cut: Mapping[str, float],
     by_key = sorted_positions(image_set.keys)
     by_key = by_key[pool[by_key]]
     for label in np.unique(image_set.labels[by_key]):
-        members = _shuffled(by_key[image_set.labels[by_key] == label], seed, int(label))
+        members = _shuffle(by_key[image_set.labels[by_key] == label], seed, int(label))
         for part, size in _sizes(len(members), cut).items():
             parts[members[:size]] = part
             members = members[size:]
@@ -311,7 +311,7 @@ def _sizes(count: int, cut: Mapping[str, float]) -> dict[str, int]:
     return sizes
 
 
-def _shuffled(members: NDArray[np.int64], seed: int, label: int) -> NDArray[np.int64]:
+def _shuffle(members: NDArray[np.int64], seed: int, label: int) -> NDArray[np.int64]:
     return np.random.default_rng(derive_seed(seed, label)).permutation(members)
 
 
@@ -332,6 +332,6 @@ def _keep(split: Split, labels: Targets, kept: Mapping[int, int], seed: int, wor
     pool = split.indices(part)
     parts = split.parts.copy()
     for label, count in kept.items():
-        members = _shuffled(pool[labels[pool] == label], seed, label)
+        members = _shuffle(pool[labels[pool] == label], seed, label)
         parts[members[count:]] = "unused"
     return Split(parts, f"{split.description}; {words}")

@@ -78,7 +78,7 @@ class DinoCrop:
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
         """Return the (C, H, W) view and its (2, 3) geometry, as `types.Batch.geometry` defines it."""
-        view, theta = self._cropped(image)
+        view, theta = self._crop_view(image)
         draws = torch.rand(len(self._probs)).tolist()
         flip, jitter, grey, blur, solarise = (draw < prob for draw, prob in zip(draws, self._probs, strict=True))
         if flip:
@@ -95,7 +95,7 @@ class DinoCrop:
             view = view.point(SOLARISED)
         return self.normalisation.apply(view), theta
 
-    def _cropped(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
+    def _crop_view(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
         params = self._crop.make_params([image])
         left, top, width, height = (params[name] for name in ("left", "top", "width", "height"))
         box = (left, top, left + width, top + height)
@@ -133,7 +133,7 @@ def jittered(view: Image.Image) -> Image.Image:
     *factors, hue = ((2 * draw - 1) * reach for draw, reach in zip(torch.rand(4).tolist(), JITTER, strict=True))
     kinds = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
     changes: list[Callable[..., Any]] = [
-        partial(_enhanced, kind, 1 + factor) for kind, factor in zip(kinds, factors, strict=True)
+        partial(_enhance, kind, 1 + factor) for kind, factor in zip(kinds, factors, strict=True)
     ]
     changes.append(partial(adjust_hue, hue_factor=hue))
     for number in torch.randperm(4).tolist():
@@ -201,7 +201,7 @@ def crop_views(
     return [(FittedFirst(transform, image_size, resize, normalisation), count) for transform, count in kept]
 
 
-def _enhanced(kind: type, factor: float, view: Image.Image) -> Image.Image:
+def _enhance(kind: type, factor: float, view: Image.Image) -> Image.Image:
     return kind(view).enhance(factor)
 
 

@@ -70,7 +70,7 @@ def fit_shape(
         shape = (image.height, max(1, round(image.height * width / height)))
         if shape[1] > image.width:
             shape = (max(1, round(image.width * height / width)), image.width)
-        return _resized(image, shape, interpolation), torch.ones(2, 1)
+        return _resize(image, shape, interpolation), torch.ones(2, 1)
     across, down = max(image.width, round(image.height * width / height)), image.height
     if across == image.width:
         down = max(image.height, round(image.width * height / width))
@@ -138,7 +138,7 @@ class TrainTransform:
         return padded_crops(images, seeds, self.augmentation.padding, self.augmentation.hflip, self.normalisation)
 
     def _cropped_then_changed(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
-        view, theta = self._cropped(image)
+        view, theta = self._crop_view(image)
         if self._flips():
             view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             theta[0, 0] = -theta[0, 0]
@@ -152,13 +152,13 @@ class TrainTransform:
         if self._located is not None:
             image, moved = self._located(image)
             theta = theta @ moved
-        view, box = self._cropped(image)
+        view, box = self._crop_view(image)
         return view, theta[:2] @ torch.cat((box, torch.tensor([[0.0, 0.0, 1.0]])))
 
     def _flips(self) -> bool:
         return torch.rand(()).item() < self.augmentation.hflip
 
-    def _cropped(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
+    def _crop_view(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
         interpolation = self.augmentation.interpolation
         if self.augmentation.crop == "none":
             return cover_and_centre(image, self.size, self.size, interpolation)
@@ -167,13 +167,13 @@ class TrainTransform:
         params = self._crop.make_params([image])
         left, top, width, height = (params[name] for name in ("left", "top", "width", "height"))
         box = (left, top, left + width, top + height)
-        view = _resized(image.crop(box), self.size, interpolation)
+        view = _resize(image.crop(box), self.size, interpolation)
         return view, box_geometry(box, image.size)
 
     def _padded_crop(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
         height, width = self.size
         padding = self.augmentation.padding
-        image = _resized(image, cover_size(image, self.size), self.augmentation.interpolation)
+        image = _resize(image, cover_size(image, self.size), self.augmentation.interpolation)
         left = random_int(-padding, image.width + padding - width)
         top = random_int(-padding, image.height + padding - height)
         box = (left, top, left + width, top + height)
@@ -243,7 +243,7 @@ class WholeImage:
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
         """Return the (C, H, W) view and its (2, 3) geometry, the identity."""
-        view = _resized(image, self.size, self.interpolation)
+        view = _resize(image, self.size, self.interpolation)
         return self.normalisation.apply(view), box_geometry((0, 0, *image.size), image.size)
 
 
@@ -251,7 +251,7 @@ def cover_and_centre(
     image: Image.Image, cover: Size, size: Size, interpolation: Interpolation
 ) -> tuple[Image.Image, Tensor]:
     """Resize to cover (height, width), keeping the aspect ratio; return the centre and its geometry."""
-    image = _resized(image, cover_size(image, cover), interpolation)
+    image = _resize(image, cover_size(image, cover), interpolation)
     height, width = size
     top, left = round((image.height - height) / 2), round((image.width - width) / 2)
     box = (left, top, left + width, top + height)
@@ -288,7 +288,7 @@ def box_geometry(box: tuple[float, float, float, float], source: tuple[int, int]
     return torch.tensor([across, down])
 
 
-def _resized(image: Image.Image, size: Size, interpolation: Interpolation) -> Image.Image:
+def _resize(image: Image.Image, size: Size, interpolation: Interpolation) -> Image.Image:
     height, width = size
     if image.size == (width, height):
         return image

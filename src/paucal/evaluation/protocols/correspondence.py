@@ -185,7 +185,7 @@ class MirroredView:
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
         """Return the (3, H, W) view and its (2, 3) geometry."""
-        view, theta = self._first(self._colours(_reduced(image, self._first)))
+        view, theta = self._first(self._colours(_shrink(image, self._first)))
         theta[0, 0] = -theta[0, 0]
         return torch.flip(view, [2]), theta
 
@@ -200,14 +200,14 @@ class CroppedView:
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
         """Return the (3, H, W) view and its (2, 3) geometry."""
-        return self._crop(self._colours(_reduced(image, self._first)))
+        return self._crop(self._colours(_shrink(image, self._first)))
 
 
 def _colours(grey: float) -> v2.Compose:
     return v2.Compose([v2.RandomApply([v2.ColorJitter(*_JITTER)], p=_JITTERED), v2.RandomGrayscale(grey)])
 
 
-def _reduced(image: Image.Image, first: EvalTransform) -> Image.Image:
+def _shrink(image: Image.Image, first: EvalTransform) -> Image.Image:
     """Shrink a large photo to twice the size of the view: colour jitter then takes a tenth of the time."""
     height, width = cover_size(image, (2 * first.size[0], 2 * first.size[1]))
     if height >= image.height:

@@ -44,7 +44,7 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor, pruned: 
     with explainable(model) as module, torch.enable_grad():
         require_attention(module)
         require_classifier(module)
-        tracked = _tracked(module, images)
+        tracked = _with_gradient(module, images)
         with PrunedGradients() if pruned else nullcontext():
             recorded, outputs = run_with_blocks(module, tracked)
         one_hot = _one_hot(recorded.logits, classes)
@@ -79,7 +79,7 @@ def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned:
         handles = [keep_output(module, name, kept) for name in block_names(module)]
         try:
             with PrunedGradients("values") if pruned else nullcontext():
-                logits = run(module, _tracked(module, images))
+                logits = run(module, _with_gradient(module, images))
         finally:
             for handle in handles:
                 handle.remove()
@@ -92,10 +92,10 @@ def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned:
     for output, gradient in zip(outputs.values(), gradients, strict=True):
         grid = None if gradient is None else to_grid(output.detach() * gradient, size, plan.prefixes, hints)
         maps += [] if grid is None else [grid.sum(1)]
-    return _averaged(maps)
+    return _average(maps)
 
 
-def _tracked(module: nn.Module, images: Tensor) -> Tensor:
+def _with_gradient(module: nn.Module, images: Tensor) -> Tensor:
     return images.detach().to(next(module.parameters()).dtype).requires_grad_()
 
 
@@ -104,7 +104,7 @@ def _one_hot(logits: Tensor, classes: Tensor) -> Tensor:
     return torch.zeros_like(logits).scatter(1, chosen[:, None], 1.0)
 
 
-def _averaged(maps: list[Tensor]) -> Tensor:
+def _average(maps: list[Tensor]) -> Tensor:
     """Return the mean of maps (B, h, w) on the finest grid, where a cell's value is divided among its parts."""
     finest = max((one.shape[1:] for one in maps), key=lambda sides: sides[0] * sides[1])
     whole = torch.zeros_like(maps[0].new_zeros(len(maps[0]), *finest))

@@ -55,31 +55,31 @@ class PrunedGradients(TorchFunctionMode):
         if name == "softmax" and self.products == "values":
             return func(*args, **named).detach()
         if name in _GATED:
-            return _gated(args[0], func(args[0].detach().clone(), *args[1:], **named))
+            return _gate(args[0], func(args[0].detach().clone(), *args[1:], **named))
         if name in ("layer_norm", "group_norm", "rms_norm"):
-            return _rescaled(func, name, args, named)
+            return _rescale(func, name, args, named)
         if name in _MATRIX | _ELEMENTWISE and len(args) > 1 and carries(args[1]):
-            return _halved(torch.matmul if name in _MATRIX else torch.mul, args[0], args[1])
+            return _halve_gradients(torch.matmul if name in _MATRIX else torch.mul, args[0], args[1])
         return func(*args, **named)
 
 
-def _gated(x: Tensor, value: Tensor) -> Tensor:
+def _gate(x: Tensor, value: Tensor) -> Tensor:
     still = x.detach()
     gate = torch.where(still.abs() < NEAR_ZERO, 0.5, value / torch.where(still.abs() < NEAR_ZERO, 1.0, still))
     return x * gate
 
 
-def _halved(apply: Callable[[Tensor, Tensor], Tensor], first: Tensor, second: Tensor) -> Tensor:
+def _halve_gradients(apply: Callable[[Tensor, Tensor], Tensor], first: Tensor, second: Tensor) -> Tensor:
     return (apply(first, second.detach()) + apply(first.detach(), second)) / 2
 
 
-def _rescaled(func: Callable[..., Any], name: str, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+def _rescale(func: Callable[..., Any], name: str, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
     """Return the norm of x with the gradient of (x - mean) * constant."""
     x = args[0]
     with torch.no_grad():
         value = func(*args, **named)
     dims, offset = _normed_dims(name, x, args, named)
-    centred = _centred(x, dims, name)
+    centred = _centre(x, dims, name)
     with torch.no_grad():
         steps = centred.detach()
         moved = value - offset
@@ -88,7 +88,7 @@ def _rescaled(func: Callable[..., Any], name: str, args: tuple[Any, ...], named:
     return out + (value - out).detach()
 
 
-def _centred(x: Tensor, dims: tuple[int, ...], name: str) -> Tensor:
+def _centre(x: Tensor, dims: tuple[int, ...], name: str) -> Tensor:
     if name == "rms_norm":
         return x
     if name == "layer_norm":

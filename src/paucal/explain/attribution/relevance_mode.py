@@ -229,14 +229,14 @@ def carries(value: Any) -> bool:
 
 def _rule(name: str) -> Callable[..., Any] | None:
     if name in _UNCHANGED or name in _QUOTIENTS:
-        return _unchanged
+        return _pass_gradient
     for names, rule in ((_SUMS, _sum), (_PRODUCTS, _product), (_MATRIX, _product), (_MEANS, _mean)):
         if name in names:
             return rule
     return {"linear": _linear, "conv2d": _convolution}.get(name)
 
 
-def _unchanged(func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+def _pass_gradient(func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
     with torch.no_grad():
         value = func(args[0].clone(), *args[1:], **named)
     return Unchanged.apply(args[0], value)  # type: ignore[return-value]

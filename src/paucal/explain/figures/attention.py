@@ -111,7 +111,7 @@ def heads_figure(picture: Picture, view: HeadView, token: Token, layer: str, mas
     figure, axes = panels(-(-(count + 1) // columns), columns, picture.shape[:2], extra=0.4)
     flat = [one for row in axes for one in row]
     flat[0].imshow(picture)
-    title(flat[0], f"query: {_said(token)}")
+    title(flat[0], f"query: {_describe_token(token)}")
     top = float(view.maps.max())
     for panel, head, bits, values, mask in zip(
         flat[1:], view.heads.tolist(), view.entropy.tolist(), view.maps, view.masks, strict=False
@@ -148,7 +148,7 @@ def queries_figure(
     top = max(float(view.maps.max()) for view in views)
     for row, view, token, of_query in zip(axes, views, tokens, bits, strict=True):
         row[0].imshow(picture)
-        title(row[0], _said(token), 7)
+        title(row[0], _describe_token(token), 7)
         places = view.heads.argsort()
         for panel, head in zip(row[1:], order, strict=True):
             cell_heat(panel, picture, view.maps[places[head]], 0.0, top)
@@ -238,7 +238,7 @@ def _outline(panel: Axes, mask: Tensor, shape: tuple[int, int]) -> None:
                 panel.plot(xs, ys, color="white", lw=1)
 
 
-def _said(token: Token) -> str:
+def _describe_token(token: Token) -> str:
     return f"{token} token" if isinstance(token, str) else f"row {token[0]}, column {token[1]}"
 
 

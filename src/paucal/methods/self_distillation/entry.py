@@ -98,7 +98,7 @@ def _stage(settings: Any, epochs: int) -> Any:
     return replace(settings, tasks="view")
 
 
-def _superseded(settings: Any, given: Mapping[str, str]) -> Collection[str]:
+def _superseded_settings(settings: Any, given: Mapping[str, str]) -> Collection[str]:
     """Return the settings of a recipe that do not apply beside the given ones."""
     found = ["region_after"] if settings.tasks == "view" and "tasks" in given else []
     found += ["tasks"] if settings.region_after is not None and "region_after" in given else []
@@ -113,7 +113,7 @@ METHOD = PretrainingMethod(
     rules=rules_by_name(RULES),
     check=_check,
     advice="with --method {method}: leave it out, or give --method self-distillation",
-    superseded=_superseded,
+    superseded=_superseded_settings,
     title=lambda settings: f"self-distillation of {settings.tasks.replace('+', 's and ')}s",
     build=_build,
     # The highest weight decay; the objective scales it down in each step.

@@ -100,7 +100,7 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
         report = _score(setup, predictions, finish)
         return Result(run.path, report, outcome.seconds)
     chance = {f"train_{name}": value for name, value in setup.objective.chance_levels().items()}
-    best = outcome.best.get("epoch") if _selected(setup) else None
+    best = outcome.best.get("epoch") if _is_selected(setup) else None
     save_curves(run, outcome.rows, len(setup.data.part("train")), chance=chance, best=best)
     report = _record(run, setup, predictions)
     calibrated = calibration(plain, finish.temperature, finish.images) if finish.images else None
@@ -151,7 +151,7 @@ def _record(run: RunFolder, setup: TrainingSetup, predictions: Predictions) -> R
     return record_classification(run.evaluation("test"), run.plots, predictions, images, classes, labels)
 
 
-def _selected(setup: TrainingSetup) -> bool:
+def _is_selected(setup: TrainingSetup) -> bool:
     """Return whether the kept epoch was selected on validation images."""
     return len(setup.data.part("val")) > 0
 
@@ -183,11 +183,11 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
         "grid": setup.grid_text,
         "epochs": outcome.passes(setup.settings.epochs),
         "rungs": step_rows(setup.tune_record, outcome, finish, measure),
-        "kept": None if one_epoch else describe_kept_model(setup.tune_record, outcome, finish, _selected(setup)),
+        "kept": None if one_epoch else describe_kept_model(setup.tune_record, outcome, finish, _is_selected(setup)),
         f"kept_val_{measure.score}": kept_model_score(setup.tune_record, outcome, finish, measure),
         "averaged_epochs": list(finish.epochs),
         "calibration": None if evaluation.calibrated is None else asdict(evaluation.calibrated),
-        "selected": _selected(setup),
+        "selected": _is_selected(setup),
         "best_epoch": outcome.best.get("epoch"),
         f"best_val_{measure.score}": outcome.best.get(measure.column),
         "seconds": round(total_seconds(setup.tune_record, outcome), 1),
@@ -208,7 +208,7 @@ def closing_lines(
     several = isinstance(report, MultiLabelReport)
     usual = percent(report.chance) if several else percent(report.majority.top1)
     baseline = "a random order" if several else f"always predicting {report.majority.name!r}"
-    kept = describe_kept_model(setup.tune_record, outcome, evaluation.finish, _selected(setup))
+    kept = describe_kept_model(setup.tune_record, outcome, evaluation.finish, _is_selected(setup))
     due = due_line(report, setup.data.images.name)
     return [
         "",

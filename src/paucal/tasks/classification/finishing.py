@@ -74,7 +74,7 @@ def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console
     watch = watch_of(setup)
     done, kept = Finish(), kept_epochs(run, watch)
     if kept is not None and outcome.rows:
-        done, tuned = _averaged(run, setup, outcome, kept, watch, console)
+        done, tuned = _try_average(run, setup, outcome, kept, watch, console)
         if tuned is not None:
             done = _with_refitted_head(run, setup, outcome, done, tuned, console)
     if setup.card.several:
@@ -149,7 +149,7 @@ class _Tuned:
     score: float
 
 
-def _averaged(
+def _try_average(
     run: RunFolder, setup: TrainingSetup, outcome: Outcome, kept: KeptEpochs, watch: Watch, console: Console
 ) -> tuple[Finish, _Tuned | None]:
     files = broadcast_value(kept.kept(outcome.rows))  # all processes must choose the same epochs

@@ -157,7 +157,7 @@ def keep_views(
                 activations = _activations(stages, objective, batch, settings)
                 if kept is None:
                     _check(stages, objective, batch, activations, settings)
-                    kept = _mapped(folder, (count * len(images), *activations.shape[1:]), activations.dtype)
+                    kept = _map_file(folder, (count * len(images), *activations.shape[1:]), activations.dtype)
                 kept[done : done + len(activations)] = activations.cpu()
                 done += len(activations)
                 if advance is not None:
@@ -215,7 +215,7 @@ def most_views(folder: Path, images: int, n_bytes: int) -> int:
     return room // max(1, images * n_bytes)
 
 
-def _mapped(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _map_file(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return a tensor in a memory-mapped file that is removed together with the tensor."""
     each = int(np.prod(shape[1:])) * dtype.itemsize
     size = shape[0] * each

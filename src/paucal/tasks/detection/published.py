@@ -139,7 +139,7 @@ def load_published(detector: Detector, settings: DetectSettings, classes: Sequen
     """
     published = choose_published(settings, settings.masks == "on")
     names = published.weights.meta["categories"]
-    tree = read_foreign(_cached(published, bars))
+    tree = read_foreign(_cached_file(published, bars))
     state, kept = _rename(tree, detector.state_dict(), names, classes)
     own = detector.state_dict()
     counts = {name for name in own if name.endswith("num_batches_tracked")}
@@ -196,7 +196,7 @@ def _of_classes(value: Tensor, each: int, rows: Sequence[int | None], fresh: Ten
     ).flatten(0, 1)
 
 
-def _cached(published: Published, bars: Bars) -> Path:
+def _cached_file(published: Published, bars: Bars) -> Path:
     """Return the file of the weights, fetched if it is not in the cache."""
     path, url = published.path, published.weights.url
     if path.is_file():

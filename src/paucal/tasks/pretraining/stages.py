@@ -40,11 +40,11 @@ def add_parameters(run: RunFolder, objective: Objective) -> None:
     state = load_checkpoint(run.last)
     ours = {PREFIX + name: value for name, value in objective.state_dict().items()}
     state["state_dict"] = {name: state["state_dict"].get(name, value) for name, value in ours.items()}
-    state["optimizer_states"] = [_renumbered(stored, objective) for stored in state["optimizer_states"]]
+    state["optimizer_states"] = [_renumber(stored, objective) for stored in state["optimizer_states"]]
     write_atomically(run.last, lambda file: torch.save(state, file))
 
 
-def _renumbered(stored: dict[str, Any], objective: Objective) -> dict[str, Any]:
+def _renumber(stored: dict[str, Any], objective: Objective) -> dict[str, Any]:
     """Renumber an optimizer's stored moments by the parameter groups of an objective."""
     numbers = [number for group in stored["param_groups"] for number in group["params"]]
     names = [name for group in stored["param_groups"] for name in group["names"]]

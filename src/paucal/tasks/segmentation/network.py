@@ -64,9 +64,9 @@ class UperHead(nn.Module):
         levels = [lateral(grid) for lateral, grid in zip(self.laterals, maps[:-1], strict=True)]
         levels.append(self.pool(maps[-1]))
         for place in range(len(levels) - 1, 0, -1):
-            levels[place - 1] = levels[place - 1] + _resized(levels[place], levels[place - 1])
+            levels[place - 1] = levels[place - 1] + _resize_like(levels[place], levels[place - 1])
         smooth = [layer(level) for layer, level in zip(self.smooth, levels[:-1], strict=True)]
-        joined = [_resized(level, levels[0]) for level in [*smooth, levels[-1]]]
+        joined = [_resize_like(level, levels[0]) for level in [*smooth, levels[-1]]]
         return self.classify(self.fuse(torch.cat(joined, dim=1)))
 
 
@@ -82,7 +82,7 @@ class PyramidPooling(nn.Module):
 
     def forward(self, grid: Tensor) -> Tensor:
         """Return a (B, width, H, W) map from a (B, channels, H, W) map."""
-        return self.fuse(torch.cat([grid, *(_resized(branch(grid), grid) for branch in self.branches)], dim=1))
+        return self.fuse(torch.cat([grid, *(_resize_like(branch(grid), grid) for branch in self.branches)], dim=1))
 
 
 class FcnHead(nn.Module):
@@ -118,7 +118,7 @@ def pixel_classifier(width: int, n_classes: int, dropout: float) -> nn.Sequentia
     return nn.Sequential(nn.Dropout2d(dropout), linear)
 
 
-def _resized(grid: Tensor, like: Tensor) -> Tensor:
+def _resize_like(grid: Tensor, like: Tensor) -> Tensor:
     if grid.shape[2:] == like.shape[2:]:
         return grid
     return F.interpolate(grid, like.shape[2:], mode="bilinear", align_corners=False)

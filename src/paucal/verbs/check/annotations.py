@@ -77,7 +77,7 @@ def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | Non
         require_enough(masked)
     except UserError as problem:
         return images, [_masks_finding(pairs), refusal_finding(BAD_MASKS, problem)]
-    masked_images, findings = _described(masked, pairs)
+    masked_images, findings = _describe_masks(masked, pairs)
     if settings.verb is None and settings.images is None:
         findings += also(root, "segment")
     return masked_images, findings
@@ -139,7 +139,7 @@ def _masks_finding(pairs: Pairs) -> Finding:
     return Finding(MASKS, "note", words)
 
 
-def _described(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[Finding]]:
+def _describe_masks(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[Finding]]:
     totals = masked.pixels.sum(0)
     labelled = max(int(totals.sum()), 1)
     shares = {name: int(count) / labelled for name, count in zip(masked.images.classes, totals, strict=True)}
@@ -193,7 +193,11 @@ def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
         boxed = check_annotations(tree, annotations).images
     except UserError as problem:
         boxed = without_labels(tree, annotations)
-        return boxed, [*_class_findings(images, boxed.keys), _refused(problem), *box_findings(images, boxed.keys)]
+        return boxed, [
+            *_class_findings(images, boxed.keys),
+            _refusal_finding(problem),
+            *box_findings(images, boxed.keys),
+        ]
     others = also(place, "detect") if settings.verb is None else []
     return boxed, [*_class_findings(images, boxed.keys), *box_findings(images, boxed.keys), *others]
 
@@ -223,18 +227,18 @@ def box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> 
     sides = [boxes[:, 2:] - boxes[:, :2] for boxes in corners]
     at = [places[annotated.key] for annotated in known]
     return [
-        *_sized(sides),
+        *_size_findings(sides),
         *_few(known),
-        *_marked(
+        *_marked_finding(
             at,
             [np.asarray((side < SMALLEST).any(axis=1)) for side in sides],
             "empty-boxes",
             "without an area",
             "draw them anew",
         ),
-        *_marked(at, [_outside(*two) for two in zip(known, corners, strict=True)], *_OUTSIDE),
-        *_marked(at, [np.asarray((side < TINY).any(1) & (side >= SMALLEST).all(1)) for side in sides], *_TINY),
-        *_marked(at, [_repeated(*two) for two in zip(known, corners, strict=True)], *_REPEATED),
+        *_marked_finding(at, [_outside(*two) for two in zip(known, corners, strict=True)], *_OUTSIDE),
+        *_marked_finding(at, [np.asarray((side < TINY).any(1) & (side >= SMALLEST).all(1)) for side in sides], *_TINY),
+        *_marked_finding(at, [_repeats(*two) for two in zip(known, corners, strict=True)], *_REPEATED),
         *_images_without_boxes([place for place, boxes in zip(at, corners, strict=True) if not len(boxes)], len(known)),
     ]
 
@@ -253,7 +257,7 @@ def _learnt(annotated: Sequence[AnnotatedImage]) -> Counter[str]:
     return Counter(name for one in annotated for name, many in zip(one.names, one.crowd, strict=True) if not many)
 
 
-def _sized(sides: Sequence[np.ndarray]) -> list[Finding]:
+def _size_findings(sides: Sequence[np.ndarray]) -> list[Finding]:
     areas = np.concatenate([side.prod(1) for side in sides]) if sides else np.zeros(0)
     if not len(areas):
         return []
@@ -274,7 +278,9 @@ def _few(annotated: Sequence[AnnotatedImage]) -> list[Finding]:
     return [Finding("scarce-classes", "warning", words, "label more of them, or join classes")]
 
 
-def _marked(at: Sequence[int], marks: Sequence[np.ndarray], name: str, words: str, advice: str) -> list[Finding]:
+def _marked_finding(
+    at: Sequence[int], marks: Sequence[np.ndarray], name: str, words: str, advice: str
+) -> list[Finding]:
     """Return a finding on the boxes that `marks` selects, with their images."""
     count = sum(int(mark.sum()) for mark in marks)
     if not count:
@@ -291,7 +297,7 @@ def _outside(one: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
     return (boxes[:, 0] >= width) | (boxes[:, 1] >= height) | (boxes[:, 2] <= 0) | (boxes[:, 3] <= 0)
 
 
-def _repeated(one: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
+def _repeats(one: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
     """Return a mask of the boxes that repeat an earlier box of the same class, after rounding to whole pixels."""
     seen: set[tuple[object, ...]] = set()
     marks = np.zeros(len(boxes), dtype=np.bool_)
@@ -311,7 +317,7 @@ def _images_without_boxes(places: Sequence[int], total: int) -> list[Finding]:
     return [Finding("images-without-boxes", "warning" if many else "note", words, advice, tuple((p,) for p in places))]
 
 
-def _refused(problem: UserError) -> Finding:
+def _refusal_finding(problem: UserError) -> Finding:
     words = str(problem).rstrip(".")
     parts = _WITH_ADVICE.fullmatch(words)
     text, advice = (parts[1], parts[2]) if parts else (words, "")
@@ -325,4 +331,4 @@ def _without_boxes(place: Path, problem: UserError) -> tuple[ImageSet, list[Find
         images = open_images(str(place.parent if is_annotation else place), labelled=False)
     except UserError:
         raise problem from None
-    return images, [_refused(problem)]
+    return images, [_refusal_finding(problem)]

@@ -169,14 +169,14 @@ def without_unreadable(
     if len(good) in (0, len(images)):
         return images, survey, list(opening)
     place = {old: new for new, old in enumerate(good.tolist())}
-    kept = [replace(one, groups=_renumbered(one.groups, place)) for one in opening]
+    kept = [replace(one, groups=_renumber(one.groups, place)) for one in opening]
     bad = sorted(survey.unreadable)
     words = f"{counted(len(bad), 'image')} of {len(images)} cannot be read and {was(len(bad))} left out "
     words += f"(the first: {survey.unreadable[bad[0]]})"
     return images.select(good), survey.of(good), [*kept, Finding(UNREADABLE, "warning", words, "repair or remove them")]
 
 
-def _renumbered(groups: tuple[tuple[int, ...], ...], place: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
+def _renumber(groups: tuple[tuple[int, ...], ...], place: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
     kept = (tuple(place[old] for old in group if old in place) for group in groups)
     return tuple(group for group in kept if group)
 

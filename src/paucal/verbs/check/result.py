@@ -114,7 +114,7 @@ def print_result(result: CheckResult, console: Console) -> None:
         advice = f" -> {finding.advice}" if finding.advice else ""
         console.terminal.print(f"{MARKS[finding.level]}  ", end="")
         console.say(f"{finding.text}{advice}")
-        for line in _listed(result, finding):
+        for line in _finding_lines(result, finding):
             console.say(f"            {line}")
     _tell_suspects(result, console)
 
@@ -137,7 +137,7 @@ def fact_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _listed(result: CheckResult, finding: Finding) -> list[str]:
+def _finding_lines(result: CheckResult, finding: Finding) -> list[str]:
     keys, lines = result.checked.images.keys, []
     for group in finding.groups[:3] if finding.level != "note" else ():
         shown = [f"{keys[i]} [{result.checked.parts[i]}]" for i in group[:3]]

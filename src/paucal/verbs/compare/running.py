@@ -201,7 +201,7 @@ class ProgressReporter:
         if before is not None:
             for cell, state in progress.states.items():
                 if state.settled and not before.get(cell, State("pending")).settled:
-                    self._say(f"{place}: {_ended(cell, state)}", progress)
+                    self._say(f"{place}: {_end_message(cell, state)}", progress)
         if before is not None and time.monotonic() - self._last_message > MAX_SILENCE:
             self._say(f"{place} ended, {progress.count('running')} running", progress)
         return progress
@@ -211,7 +211,7 @@ class ProgressReporter:
         self._console.say("; ".join(part for part in (text, progress.words()) if part))
 
 
-def _ended(cell: Cell, state: State) -> str:
+def _end_message(cell: Cell, state: State) -> str:
     if state.name == "failed":
         return f"{cell.name} failed: {state.error}"
     try:

@@ -87,7 +87,7 @@ def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: st
         words = f"{target} has only images of {run.path} ({counts})"
         chosen = _require_some(chosen, f"{words}: name another part with --part to use these, or give other images.")
         return replace(chosen, notes=(f"{words}: evaluated on the {part or TEST} images",))
-    pool = _declared(images, part, target)
+    pool = _declared_positions(images, part, target)
     seen = seen_with_labels(history, identities)
     return _require_some(
         ChosenImages(pool[~seen[pool]], tuple(_notes(run, history, identities, pool, seen))),
@@ -124,7 +124,7 @@ def is_same_place(run: RunFolder, target: str, settings: LabelledDataSettings) -
     return stored.get("data") == pinned.data and pinned.data_root in (None, stored.get("data_root")) and same
 
 
-def _declared(images: ImageSet, part: str | None, target: str) -> NDArray[np.int64]:
+def _declared_positions(images: ImageSet, part: str | None, target: str) -> NDArray[np.int64]:
     """Return the positions of the images declared for a split (by default the test images), or of all images."""
     declared, held_out = np.asarray(images.declared, dtype="<U6"), held_out_part(images.declared)
     wanted = held_out if part in (None, TEST) else part

@@ -58,7 +58,7 @@ def evaluate_regressor(model: str, data: Sequence[str], settings: EvalSettings, 
     if not data and not run.config.exists():
         raise UserError(f"{str(run.path)!r} does not name the images it was trained on: give DATA.")
     for target in data or [None]:
-        opened = _opened(run, target, settings, regressor, console)
+        opened = _open_images(run, target, settings, regressor, console)
         images, targets = with_numbers(opened, card_of(regressor).target, fewest=2)
         judged = choose_images(run, images, settings.part, target)
         say_notes(console, images, regressor.card.preprocessing.reading, judged)
@@ -79,7 +79,7 @@ def evaluate_regressor(model: str, data: Sequence[str], settings: EvalSettings, 
     return results
 
 
-def _opened(
+def _open_images(
     run: RunFolder, target: str | None, settings: EvalSettings, model: TrainedModel, console: Console
 ) -> ImageSet:
     """Open the images of a table, or those of the run."""

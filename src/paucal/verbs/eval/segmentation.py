@@ -61,7 +61,7 @@ def evaluate_segmenter(model: str, data: Sequence[str], settings: EvalSettings, 
     check_factors("scales", settings.scales)
     run = open_model_folder(model)
     network = load_segmenter(run, settings.device)
-    stored = _stored(run) if run.config.exists() else SegmentSettings(overlap=network.card.overlap)
+    stored = _stored_settings(run) if run.config.exists() else SegmentSettings(overlap=network.card.overlap)
     stored = replace(stored, scales=settings.scales or stored.scales, mirror=settings.mirror or stored.mirror)
     results = []
     for target in data or [None]:
@@ -70,7 +70,7 @@ def evaluate_segmenter(model: str, data: Sequence[str], settings: EvalSettings, 
         if target is None:
             opened = open_segmentation_data(stored, console.progress, run)
         else:
-            opened = _opened(target, network, settings, stored.ignore, console)
+            opened = _open_masked(target, network, settings, stored.ignore, console)
         judged = choose_images(run, opened.images, settings.part, target)
         say_notes(console, opened.images, network.reading, judged)
         folder = report_folder(run, target, data, settings)
@@ -78,14 +78,14 @@ def evaluate_segmenter(model: str, data: Sequence[str], settings: EvalSettings, 
     return results
 
 
-def _stored(run: RunFolder) -> SegmentSettings:
+def _stored_settings(run: RunFolder) -> SegmentSettings:
     try:
         return typed_settings(run.settings, SegmentSettings)
     except TypeError as problem:
         raise UserError(f"the settings of {str(run.path)!r} are not those of a segmentation ({problem}).") from problem
 
 
-def _opened(
+def _open_masked(
     target: str, model: SegmentationModel, settings: EvalSettings, ignore: list[int] | None, console: Console
 ) -> SegmentationData:
     """Open other images with masks, whose values have the same meaning as in training."""

@@ -43,10 +43,10 @@ def read_images(
     """
     reading = model.card.preprocessing.reading
     opened = open_sources(sources, console, reading)
-    return sum(map(len, opened)), _viewed(read_all(opened, reading, on_bad, console), model)
+    return sum(map(len, opened)), _view_pictures(read_all(opened, reading, on_bad, console), model)
 
 
-def _viewed(pictures: Iterator[tuple[str | None, Image.Image]], model: TrainedModel) -> Iterator[Viewed]:
+def _view_pictures(pictures: Iterator[tuple[str | None, Image.Image]], model: TrainedModel) -> Iterator[Viewed]:
     transform, size = model.card.preprocessing.transform(), model.card.preprocessing.image_size
     for number, (path, picture) in enumerate(pictures, start=1):
         try:

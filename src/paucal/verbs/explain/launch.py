@@ -93,7 +93,7 @@ def explain_all(
         method, sentence = choose_method(model, settings.method)
         console.say(sentence)
         class_numbers(model, settings.explain_class)
-    extra = _opened(views, name, model, settings)
+    extra = _open_extras(views, name, model, settings)
     count, images = read_images(sources, model, settings.on_bad_image, console)
     check_batch_memory(min(settings.batch_size, count), model.card.preprocessing.image_size)
     pictures = Pictures(settle_folder(settings.output, sources), settings.format)
@@ -142,7 +142,9 @@ class _Extra:
             yield from self.entropies.figures()
 
 
-def _opened(views: Sequence[str], name: TrainedModel | str, model: TrainedModel, settings: ExplainSettings) -> _Extra:
+def _open_extras(
+    views: Sequence[str], name: TrainedModel | str, model: TrainedModel, settings: ExplainSettings
+) -> _Extra:
     """Open the objects that some views need beside the model, before any work is done."""
     extra = _Extra()
     if set(views) & NEEDS_ATTENTION:

@@ -114,7 +114,7 @@ class Classifier(Model):
             some = replace(some, classes=classes, multi_hot=rows.reshape(len(some), len(classes)))
         scores = shares[torch.from_numpy(chosen)].amax(1).tolist()
         items = [Item(n, "", "", labels=own, score=scores[n]) for n, own in enumerate(labels)]
-        return _named("train", replace(some, classes=classes), items, self.source)
+        return _named_content("train", replace(some, classes=classes), items, self.source)
 
 
 class DetectorModel(Model):
@@ -164,7 +164,7 @@ class DetectorModel(Model):
             score = float(shown.scores.mean()) if len(shown) else None
             items.append(Item(place, "", "", sizes[index], things_of(shown, self.card.classes), score=score))
         numbers = dict(zip(self.card.classes, self.card.category_ids, strict=True))
-        return _named("detect", images.select(chosen), items, self.source, numbers)
+        return _named_content("detect", images.select(chosen), items, self.source, numbers)
 
 
 class Segmenter(Model):
@@ -193,7 +193,9 @@ class Segmenter(Model):
         def content(chosen: NDArray[np.int64]) -> Content:
             some = images.select(chosen)
             items = [Item(place, "", "", sizes[index]) for place, index in enumerate(chosen.tolist())]
-            made = _named("segment", some, items, self.source, {name: n for n, name in enumerate(self.model.classes)})
+            made = _named_content(
+                "segment", some, items, self.source, {name: n for n, name in enumerate(self.model.classes)}
+            )
             return replace(made, mask=lambda index: self.model.mask(some.store.read(index)))
 
         return Answers(torch.tensor(unsure), stacked, stacked[:0], None, words, [], content)
@@ -241,7 +243,7 @@ def pooled_maps(maps: nn.Module) -> Iterator[Callable[[], Tensor]]:
         handle.remove()
 
 
-def _named(
+def _named_content(
     kind: Kind, images: ImageSet, items: list[Item], model: str, numbers: Mapping[str, int] | None = None
 ) -> Content:
     """Return predicted labels as a set that can be written."""

@@ -114,7 +114,7 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
         images = load_images(settings, advance, labelled=False, reading=model.reading)
     if images.stream is not None:
         raise UserError(f"{settings.data} holds shards, which are read in order: give folders, tables or Parquet.")
-    images = _unlabelled(images, source, settings, console)
+    images = _unlabelled_images(images, source, settings, console)
     answers = model.answer(images, console)
     choices = choose(
         answers.unsure, answers.features, answers.labelled, settings.count, settings.random_share, settings.seed
@@ -181,7 +181,7 @@ def _check_targets(settings: NextSettings) -> None:
         try_folder(target, "--folder")
 
 
-def _unlabelled(images: ImageSet, source: str, settings: NextSettings, console: Console) -> ImageSet:
+def _unlabelled_images(images: ImageSet, source: str, settings: NextSettings, console: Console) -> ImageSet:
     """Return the images without those that the model has seen, and without copies."""
     run = run_behind(source)
     seen, identities = np.zeros(len(images), dtype=bool), Identities(images)

@@ -43,7 +43,7 @@ def predict_to_files(
         settings = replace(settings, precision=stored_precision(part))
     model, pictures, settings = open_pictures(loaded, paths, settings, console)
     if part is None:
-        held = list(_timed(model, pictures, settings, console, 0, targets))
+        held = list(_report_speed(model, pictures, settings, console, 0, targets))
         write_all(lambda: iter(held), model.card, pictures, targets, console)
         return answer_text(held, model.card, targets)
     about = _about(source, settings, targets)
@@ -89,7 +89,7 @@ def _fill(
         if problem is not None:
             console.say(f"skipped: {problem}")
     try:
-        for block in _timed(model, pictures, settings, console, start, targets):
+        for block in _report_speed(model, pictures, settings, console, start, targets):
             journal.add(block)
     except BaseException:
         if journal.done:
@@ -100,7 +100,7 @@ def _fill(
         raise
 
 
-def _timed(
+def _report_speed(
     model: TrainedModel, pictures: Pictures, settings: PredictSettings, console: Console, start: int, targets: Targets
 ) -> Iterator[Block]:
     """Yield blocks; at the end report the number of images, the speed, and how many images could not be read."""

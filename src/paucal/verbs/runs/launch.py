@@ -87,7 +87,7 @@ def show(runs: Sequence[ListedRun], folder: Path, settings: RunsSettings, consol
         console.say(f"no room for {', '.join(left_out)}: widen the terminal, or give --columns or --output")
     shared = [name for name in SHOWN if name not in names and runs[0].value(name) is not None]
     if shared:
-        console.say(f"the same for all: {', '.join(f'{name} {_told(runs[0], name)}' for name in shared)}")
+        console.say(f"the same for all: {', '.join(f'{name} {_format_value(runs[0], name)}' for name in shared)}")
     for run in runs:
         if run.problem:
             console.say(f"{run.name} cannot be read: {run.problem}")
@@ -114,7 +114,7 @@ def _table(runs: Sequence[ListedRun], names: Sequence[str]) -> Table:
     for name in ("run", *names):
         table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=True)
     for run in runs:
-        table.add_row(run.name, *(_told(run, name) for name in names))
+        table.add_row(run.name, *(_format_value(run, name) for name in names))
     return table
 
 
@@ -128,7 +128,7 @@ def _show_deletable(runs: Sequence[ListedRun], console: Console) -> None:
         console.say(f"  {run.path}: {run.deletable}")
 
 
-def _told(run: ListedRun, name: str) -> str:
+def _format_value(run: ListedRun, name: str) -> str:
     value = run.value(name)
     if value is None and ERRORS.get(name) in run.summary:  # only shown, since errors do not sort with accuracies
         return f"MAE {run.summary[ERRORS[name]]:.3g}"
@@ -174,7 +174,7 @@ def with_leftovers(runs: Sequence[ListedRun], now: float | None = None) -> list[
         now: Seconds since 1970; by default the current time.
     """
     now = time.time() if now is None else now
-    needed = _needed(runs)
+    needed = _needed_folders(runs)
     newest = {_identity(run): run for run in sorted(runs, key=lambda run: run.changed) if run.state == "finished"}
     return [run.but(deletable=_reason(run, newest.get(_identity(run)), needed, now)) for run in runs]
 
@@ -193,7 +193,7 @@ def _reason(run: ListedRun, same: ListedRun | None, needed: set[Path], now: floa
     return ""
 
 
-def _needed(runs: Sequence[ListedRun]) -> set[Path]:
+def _needed_folders(runs: Sequence[ListedRun]) -> set[Path]:
     """Return the folders that runs name in their settings: initial models, teachers, guides."""
     named = set()
     for run in runs:

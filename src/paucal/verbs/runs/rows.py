@@ -86,7 +86,7 @@ def list_runs(root: Path) -> list[ListedRun]:
     """
     if not root.is_dir():
         raise UserError(f"there is no folder {str(root)!r}: give one that holds runs.")
-    runs = [_listed(path, root) for path in _folders(root, DEPTH)]
+    runs = [_list_run(path, root) for path in _folders(root, DEPTH)]
     return sorted(runs, key=lambda run: (run.changed, run.name))
 
 
@@ -105,14 +105,14 @@ def _folders(path: Path, depth: int) -> Iterator[Path]:
             yield from _folders(child, depth - 1)
 
 
-def _listed(path: Path, root: Path) -> ListedRun:
+def _list_run(path: Path, root: Path) -> ListedRun:
     run, problem = RunFolder(path), ""
     settings: Mapping[str, Any] = {}
     summary: Mapping[str, Any] = {}
     verb = "train"
     try:
         settings, verb = run.settings, run.verb
-        summary = {**run.read_json(SUMMARY), **_judged(path)} if run.finished else {}
+        summary = {**run.read_json(SUMMARY), **_frozen_scores(path)} if run.finished else {}
     except (UserError, OSError) as error:
         problem = str(error)
     size, changed = _disk(path)
@@ -120,7 +120,7 @@ def _listed(path: Path, root: Path) -> ListedRun:
     return ListedRun(path, name, _state(run), verb, settings, summary, size, changed, "", problem)
 
 
-def _judged(path: Path) -> dict[str, float]:
+def _frozen_scores(path: Path) -> dict[str, float]:
     """Return the scores of the frozen features of a run of a study, from the file beside the run."""
     if not (path.parent / SCORES).is_file():
         return {}

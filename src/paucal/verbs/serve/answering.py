@@ -70,7 +70,7 @@ class Answerer:
             UserError: the picture cannot be read, or is too large.
         """
         with self._lock:  # decoding too, so that only one large picture at a time is in memory
-            picture = self._decoded(content, name)
+            picture = self._decode(content, name)
             # The faster arithmetic on this machine is measured with the first picture.
             if self._fast is None:
                 choice = measure_on(self.model, [picture, ImageOps.mirror(picture)], None, LoggedConsole())
@@ -108,7 +108,7 @@ class Answerer:
             return ""
         return f"{describe_depth(self._reading, 'The picture has')}. The prediction is unreliable."
 
-    def _decoded(self, content: bytes, name: str) -> Image.Image:
+    def _decode(self, content: bytes, name: str) -> Image.Image:
         try:
             height, width = image_shape(content, name)  # reads no pixels
         except UnreadableImage as problem:
@@ -140,7 +140,7 @@ class Answerer:
             return {"maps": [], "why": "an ONNX model cannot be explained: serve the run instead"}
         try:
             method, _ = choose_method(self.model, "auto")
-            drawn = explain_batch(self.model, [self._viewed(picture, name)], method, None, EXPLAINED)[0]
+            drawn = explain_batch(self.model, [self._view(picture, name)], method, None, EXPLAINED)[0]
         except UserError as problem:
             return {"maps": [], "why": str(problem)}
         low, high = scale_of(drawn.maps)
@@ -155,7 +155,7 @@ class Answerer:
         ]
         return {"maps": maps, "why": METHODS[method].title}
 
-    def _viewed(self, picture: Image.Image, name: str) -> Viewed:
+    def _view(self, picture: Image.Image, name: str) -> Viewed:
         fed = self.model.card.preprocessing
         upright = convert_image(picture, fed.reading)
         view, geometry = fed.transform()(upright)

@@ -35,7 +35,7 @@ def make_label_app(labelling: Labelling, hosts: Collection[str] | None) -> Guard
     def post(path: str, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Route:
         async def respond(request: Request) -> Response:
             try:
-                content = _parsed(await read_body(request, MOST_BYTES, JSON))
+                content = _parse(await read_body(request, MOST_BYTES, JSON))
                 return JSONResponse(await run_in_threadpool(answer, content))
             except Refused as problem:
                 return JSONResponse({"error": problem.sentence}, problem.status)
@@ -66,7 +66,7 @@ def make_label_app(labelling: Labelling, hosts: Collection[str] | None) -> Guard
     return Guard(Starlette(routes=routes), hosts)
 
 
-def _parsed(content: bytes) -> dict[str, Any]:
+def _parse(content: bytes) -> dict[str, Any]:
     try:
         values = json.loads(content)
     except (ValueError, RecursionError):

@@ -70,7 +70,7 @@ def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile
             )
         with console.progress("reading images") as advance:
             images = load_images(data, advance, labelled=False, reading=model.reading)
-        order, suggestions = _ranked(model, images, console)
+        order, suggestions = _rank(model, images, console)
         classes = model.model.classes if classes is None else classes
     paths = [full_name(images, key) for key in images.keys]
     if not all(Path(path).is_file() for path in paths[:1]):
@@ -83,7 +83,7 @@ def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile
     return Labelling(originals, paths, order, tuple(classes), saved, suggestions, _command(source, saved))
 
 
-def _ranked(model: Classifier, images: ImageSet, console: Console) -> tuple[list[int], dict[int, Suggestion]]:
+def _rank(model: Classifier, images: ImageSet, console: Console) -> tuple[list[int], dict[int, Suggestion]]:
     answers = model.answer(images, console)
     choices = choose(answers.unsure, answers.features, answers.labelled, RANKED, 1 / TURN)
     suggestions = {place: Suggestion(top) for place, top in enumerate(answers.likeliest)}

@@ -139,7 +139,7 @@ class Labelling:
                 if self._path(place) in self._saved.labels:
                     self._saved.remove(self._path(place))
                     self._leases[place] = (name, time.monotonic())
-                    return self._shown(place)
+                    return self._as_json(place)
             return self._next(name)
 
     def picture(self, place: int) -> bytes:
@@ -168,9 +168,9 @@ class Labelling:
         if place is None:
             return {**self.state(), "image": None, "elsewhere": len(free)}
         self._leases[place] = (name, now)
-        return self._shown(place)
+        return self._as_json(place)
 
-    def _shown(self, place: int) -> dict[str, Any]:
+    def _as_json(self, place: int) -> dict[str, Any]:
         suggestion = self._suggestions.get(place, Suggestion())
         answers = [{"name": name, "probability": round(share, 4)} for name, share in suggestion.answers]
         image = {"number": place, "name": self._images.keys[place], "answers": answers, "reason": suggestion.reason}

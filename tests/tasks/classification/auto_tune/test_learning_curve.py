@@ -7,7 +7,7 @@ import torch
 from paucal.data.randomness import derive_seed
 from paucal.evaluation.protocols.classifier import draw_folds
 from paucal.tasks.classification.auto_tune.head_race import FOLDS, REPEATS
-from paucal.tasks.classification.auto_tune.learning_curve import _extended, _forecast, curve_figure, learning_curve
+from paucal.tasks.classification.auto_tune.learning_curve import _extrapolate, _forecast, curve_figure, learning_curve
 from paucal.tasks.classification.auto_tune.probe import fit_head
 
 
@@ -44,8 +44,8 @@ def test_curve__of_two_images_per_class_forecasts_nothing():
 
 def test_extended__goes_on_with_a_power_law_and_never_down():
     sizes = np.array([5.0, 10.0, 20.0])
-    assert 1 - _extended(sizes, 0.6 * sizes[:, None] ** -0.5, 80) == pytest.approx(0.6 * 80**-0.5)
-    assert 1 - _extended(sizes, np.array([[0.1], [0.2], [0.3]]), 80) == pytest.approx(0.3)
+    assert 1 - _extrapolate(sizes, 0.6 * sizes[:, None] ** -0.5, 80) == pytest.approx(0.6 * 80**-0.5)
+    assert 1 - _extrapolate(sizes, np.array([[0.1], [0.2], [0.3]]), 80) == pytest.approx(0.3)
 
 
 def test_forecast__of_equal_errors_is_no_gain_with_the_width_of_the_test():

@@ -45,7 +45,7 @@ class StagedBackbone(Classifying):
         prefix = None
         for stage in self.stages:
             x, prefix = stage(x)
-        return self._normed(x, prefix)
+        return self._norm_grid(x, prefix)
 
     def pool(self, x: Tensor) -> Tensor:
         """Return the class token, or the mean of the cells."""
@@ -83,7 +83,7 @@ class StagedBackbone(Classifying):
         for index, stage in enumerate(self.stages[: max(wanted) + 1] if stop_early else self.stages):
             x, prefix = stage(x)
             kept[index] = x
-        final = self._normed(x, prefix) if index == last else x
+        final = self._norm_grid(x, prefix) if index == last else x
         if norm and index == last:
             kept[last] = (
                 final if final.ndim == 4 else to_map(final[:, self.num_prefix_tokens :], (x.shape[2], x.shape[3]))
@@ -125,7 +125,7 @@ class StagedBackbone(Classifying):
             ]
         return {"stem": r"^stages\.0\.(?!blocks)", "blocks": blocks}
 
-    def _normed(self, x: Tensor, prefix: Tensor | None) -> Tensor:
+    def _norm_grid(self, x: Tensor, prefix: Tensor | None) -> Tensor:
         if prefix is None:
             return to_map(self.norm(to_tokens(x)), (x.shape[2], x.shape[3]))
         return self.norm(torch.cat((prefix, to_tokens(x)), 1))

@@ -92,11 +92,11 @@ def kept_apart(windows: Windows, like: Tensor) -> Tensor:
     # A mask made during tracing, or of another tensor type, must not be reused outside.
     if torch.compiler.is_compiling() or type(like) is not Tensor:
         return _kept_apart(windows, like.device)
-    return _remembered(windows, like.device)
+    return _cached_index(windows, like.device)
 
 
 @lru_cache(maxsize=_CACHED)
-def _remembered(windows: Windows, device: torch.device) -> Tensor:
+def _cached_index(windows: Windows, device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # else a mask made for inference could not be used in training
         return _kept_apart(windows, device)
 

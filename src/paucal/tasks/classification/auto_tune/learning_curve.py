@@ -154,12 +154,12 @@ def _forecast(
     drawn = np.random.default_rng(seed).integers(images, size=(DRAWS, round(independent_images(images, folds))))
     errors = np.stack([1 - share[drawn].mean(1) for share in shares[-SLOPE_POINTS:]])
     whole = 1 - shares[-SLOPE_POINTS:].mean(1)
-    values = [_extended(used[-SLOPE_POINTS:], whole[:, None], size)[0] for size in (own_size, 2 * own_size)]
-    ends = np.quantile(_extended(used[-SLOPE_POINTS:], errors, 2 * own_size), [0.025, 0.975])
+    values = [_extrapolate(used[-SLOPE_POINTS:], whole[:, None], size)[0] for size in (own_size, 2 * own_size)]
+    ends = np.quantile(_extrapolate(used[-SLOPE_POINTS:], errors, 2 * own_size), [0.025, 0.975])
     return Score(float(values[1]), *map(float, ends)), float(values[1] - values[0])
 
 
-def _extended(sizes: NDArray[np.float64], errors: NDArray[np.float64], size: float) -> NDArray[np.float64]:
+def _extrapolate(sizes: NDArray[np.float64], errors: NDArray[np.float64], size: float) -> NDArray[np.float64]:
     """Extrapolate (P, D) errors to a size by a power law through the last error, and return the (D,) accuracies.
 
     Its exponent is the least-squares slope of the logarithms, which is not allowed to rise.

@@ -274,11 +274,13 @@ def _image_seconds(state: TuneState, preset: TuningPreset, side: list[int]) -> f
     name = "x".join(map(str, side)) + ("" if frozen is None else f", frozen: {frozen}")
     if name not in state.record.sizes:
         tuned = {} if frozen is None else {"freeze": frozen}
-        state.save(sizes={**state.record.sizes, name: _measured(state, state.reassemble(img_size=side, **tuned), name)})
+        state.save(
+            sizes={**state.record.sizes, name: _measured_seconds(state, state.reassemble(img_size=side, **tuned), name)}
+        )
     return state.record.sizes[name]
 
 
-def _measured(state: TuneState, trial_setup: TrainingSetup, name: str) -> float | None:
+def _measured_seconds(state: TuneState, trial_setup: TrainingSetup, name: str) -> float | None:
     try:
         return seconds_per_image(trial_setup)
     except (RuntimeError, MemoryError) as problem:

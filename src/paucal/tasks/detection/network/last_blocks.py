@@ -36,7 +36,7 @@ class LastBlocks(StageMaps):
     def grids(self, images: Tensor) -> list[Tensor]:
         """Return the outputs of the two blocks for a batch."""
         model: Any = self.backbone.model
-        hidden = model.bn1(model.conv_stem(self._padded(images)))
+        hidden = model.bn1(model.conv_stem(self._pad(images)))
         *before, last, final = model.blocks
         for stage in before:
             hidden = stage(hidden)
