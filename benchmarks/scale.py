@@ -12,8 +12,9 @@ many processes ("fixed") or with 1, 2, 1, ... ("changing"), each as the document
 - webdataset: it has no state; `resampled=True` draws shards with replacement
 
 Every step is written to a ledger of paucal's form, so that steps lost with a killed process are told apart from images
-used twice. "memory_mib" is by how much the first process grew after all libraries were imported. Undisturbed passes
-take turns, and speeds are compared within a round.
+used twice. "memory_mib" is by how much the first process grew after all libraries were imported, and
+"processor_us_per_image" is its processor time for each image that it read. Undisturbed passes take turns, and speeds
+are compared within a round.
 
     python benchmarks/scale.py --images 25600 --shards 50 --store benchmarks/results/scale_cpu.json
     python benchmarks/scale.py --images 1024000 --shards 200 --systems paucal --kills 0    # a million
@@ -64,7 +65,7 @@ def work(system: str, folder: Path, port: int, count: int) -> None:
     reader = READERS[system](folder, rank, world, port, count, saved["states"], step)
     writer = LedgerWriter(folder, Start(int(os.environ["START"]), rank, world, step, BATCH, count // BATCH))
     batches = reader.batches()
-    begin, read = time.monotonic(), 0
+    begin, spent, read = time.monotonic(), time.process_time(), 0
     while True:
         batch = next(batches, None)
         ready = torch.tensor([float(batch is not None)])
@@ -75,7 +76,7 @@ def work(system: str, folder: Path, port: int, count: int) -> None:
         dist.all_reduce(torch.zeros(1))
         step, read = step + 1, read + BATCH
         if read == BATCH:
-            begin = time.monotonic()  # the first batch opens connections
+            begin, spent = time.monotonic(), time.process_time()  # the first batch opens connections
         if step % EVERY == 0:
             states: list[Any] = [None] * world
             dist.all_gather_object(states, reader.state())
@@ -85,8 +86,12 @@ def work(system: str, folder: Path, port: int, count: int) -> None:
             dist.barrier()
     if rank == 0:
         seconds, used = time.monotonic() - begin, memory() - inherited
-        rate = (read - BATCH) / seconds if read > BATCH else None
-        (folder / "done.json").write_text(json.dumps({"step": step, "images_per_second": rate, "memory_mib": used}))
+        rate, cost = None, None
+        if read > BATCH:
+            rate = (read - BATCH) / seconds
+            cost = (time.process_time() - spent) * world * 1e6 / (read - BATCH)
+        result = {"step": step, "images_per_second": rate, "processor_us_per_image": cost, "memory_mib": used}
+        (folder / "done.json").write_text(json.dumps(result))
 
 
 def memory() -> float:

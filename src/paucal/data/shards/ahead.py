@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from paucal.data.shards.stream import StreamOrder
 from paucal.data.stores import EncodedStore, Store, locate
 
-AHEAD = 4  # shards that are fetched before they are needed, at least
-THREADS = 16  # shards that are fetched at once; small ones take little more than the latency of the storage
+# Shards that are fetched before they are needed, at least, and shards that are fetched at once: sixteen were slower.
+AHEAD = 4
 
 
 class ShardsAhead:
@@ -44,7 +44,7 @@ class ShardsAhead:
         for image in self._images[wanted].tolist():
             with self._lock:
                 self._waiting.append(image)
-                is_more = self._threads < THREADS
+                is_more = self._threads < AHEAD
                 self._threads += is_more
             if is_more:
                 threading.Thread(target=self._fetch, name="shards ahead", daemon=True).start()
