@@ -60,7 +60,7 @@ class StepSampler(Sampler[list[SampleKey]]):
     shuffle: bool = True
     repeats: int = 1
     accumulate: int = 1
-    labels: NDArray[np.int64] | None = None
+    labels: NDArray[np.integer] | None = None
     stream: Stream | None = None
     on_pass: Callable[[StreamOrder, int], None] | None = None
 
@@ -125,7 +125,7 @@ class StepSampler(Sampler[list[SampleKey]]):
 
 
 def balanced_order(
-    labels: NDArray[np.int64], generator: np.random.Generator
+    labels: NDArray[np.integer], generator: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return (n,) positions balanced over the classes, in random order, and how often each was drawn before.
 

@@ -33,7 +33,7 @@ class Suspect:
     suggested_confidence: float
 
 
-def class_thresholds(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.float64]:
+def class_thresholds(probabilities: NDArray[np.float64], labels: NDArray[np.integer]) -> NDArray[np.float64]:
     """Return the (K,) mean probability of each class over the images with that label (equation 2); inf without any."""
     thresholds = np.full(probabilities.shape[1], np.inf)
     for label in np.unique(labels):
@@ -41,7 +41,7 @@ def class_thresholds(probabilities: NDArray[np.float64], labels: NDArray[np.int6
     return thresholds
 
 
-def suspected_labels(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> list[Suspect]:
+def suspected_labels(probabilities: NDArray[np.float64], labels: NDArray[np.integer]) -> list[Suspect]:
     """Return the labels that are probably wrong, the least probable labels first.
 
     Args:
@@ -62,7 +62,7 @@ def suspected_labels(probabilities: NDArray[np.float64], labels: NDArray[np.int6
     ]
 
 
-def confident_class(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
+def confident_class(probabilities: NDArray[np.float64], labels: NDArray[np.integer]) -> NDArray[np.int64]:
     """Return the (N,) class that each image confidently belongs to (equation 1); -1 if none reaches its threshold."""
     reached = probabilities >= class_thresholds(probabilities, labels) - _SLACK
     count = reached.sum(1)

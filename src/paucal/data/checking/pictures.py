@@ -232,7 +232,7 @@ def format_of(key: str) -> str:
     return _SAME.get(suffix[1:], suffix[1:]) if suffix in IMAGE_SUFFIXES else ""
 
 
-def classes_given_away(values: Sequence[Hashable], labels: NDArray[np.int64]) -> list[int]:
+def classes_given_away(values: Sequence[Hashable], labels: NDArray[np.integer]) -> list[int]:
     """Return the classes that can be predicted from a value such as the file format, ascending.
 
     The prediction for an image is the most frequent class of the other images with its value, or no class if there are

@@ -95,9 +95,8 @@ def _few_train(images: ImageSet, per_class: int, seed: int, shares: dict[str, fl
     split = make_split(replace(images, declared=declared), seed, **shares)  # type: ignore[arg-type]  # only shares
     words = f"{per_class} training images per class, drawn with seed {seed}; all others are test images"
     kept = len(split.indices("val"))
-    return replace(
-        split, description=f"{words}; {kept} of the training images are used for validation" if kept else words
-    )
+    words += f"; {kept} of the training images are used for validation" if kept else ""
+    return Split(split.strings, words)
 
 
 def evaluation_data(images: ImageSet, split: Split, metric: MetricName | None = None) -> EvaluationData:
