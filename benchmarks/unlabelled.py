@@ -9,7 +9,7 @@ points, paired by seed.
 
 On frozen features the head of the labelled images alone is the first model of `paucal train`, the winner of its race of
 heads. "paucal train" is what its step makes of the unlabelled images, where cross-validation keeps the labels alone or
-not; the ways of `--ways` give the images soft targets, and logistic regression on the last features is fitted to both.
+not; "always" is a head of its step that replaces the first whatever cross-validation says. The ways of `--ways` give the images soft targets, and logistic regression on the last features is fitted to both.
 
 With `--whole`, whole commands are compared instead: `paucal train --few-labels N --time T` with `--unlabelled` and
 without, evaluated on the test part; the time is processor time of one thread. Finished runs stay in the work folder, so
@@ -142,8 +142,8 @@ def fit_soft(rows: Tensor, targets: Tensor, weight: Tensor, penalty: float) -> t
 
 def measured(
     found: dict[str, Tensor], per_class: int, seed: int, options: argparse.Namespace, strangers: Any = None
-) -> dict[str, float]:
-    """Return the accuracy of each way in percent."""
+) -> dict[str, Any]:
+    """Return the accuracy of each way in percent, and the lead of the unlabelled images with its standard error."""
     pool, judged = parts(found, options.held_out, seed)
     labels, draw = found["labels"], np.random.default_rng(seed)
     classes = int(labels.max()) + 1
@@ -168,15 +168,17 @@ def measured(
     scores[STEP] = scores[ALONE]
     if step.weight is not None and step.bias is not None:
         scores[STEP] = accuracy(staged[judged] @ step.weight.T + step.bias)
+    given, fit = (staged[pool][labelled], own_labels, classes), base_of(race, head, classes)
+    for name, (weight, bias) in fit_heads(*given, pool_of(staged[pool][others]), fit).items():
+        if name != ALONE:
+            scores[f"{name}, always"] = accuracy(staged[judged] @ weight.T + bias)
     if strangers is not None:
-        given = staged[pool][labelled], own_labels, classes
-        fit = base_of(race, head, classes)
         for name, more in planted(given[0], staged[pool][others], staged_features(strangers), last.shape[1]).items():
             weight, bias = fit_heads(*given, pool_of(more), fit)[GAUSSIAN]
             scores[name] = accuracy(staged[judged] @ weight.T + bias)
-    return scores | (
-        soft_targets(found["last"].double(), labels, pool, judged, labelled, others, head) if options.ways else {}
-    )
+    if options.ways:
+        scores |= soft_targets(found["last"].double(), labels, pool, judged, labelled, others, head)
+    return {"accuracy": scores, "brier_scores": dict(step.scores), "lead": step.lead, "error": step.error}
 
 
 def staged_features(found: dict[str, Tensor]) -> Tensor:
@@ -265,10 +267,10 @@ def main() -> None:
     for per_class in options.per_class:
         for seed in options.seeds:
             if options.whole is None:
-                accuracy = measured(found, per_class, seed, options, strangers)
+                row = measured(found, per_class, seed, options, strangers)
             else:
-                accuracy = commanded(options.source, options.work, per_class, options.whole, seed)
-            rows.append({"per_class": per_class, "seed": seed, "accuracy": accuracy})
+                row = {"accuracy": commanded(options.source, options.work, per_class, options.whole, seed)}
+            rows.append({"per_class": per_class, "seed": seed, **row})
             print(rows[-1], flush=True)
     cells = []
     for per_class in options.per_class:

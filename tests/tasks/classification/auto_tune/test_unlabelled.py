@@ -18,7 +18,7 @@ from paucal.runner.life import Stopped, resume
 from paucal.runs import RunFolder
 from paucal.tasks.classification import assembly
 from paucal.tasks.classification.assembly import assemble
-from paucal.tasks.classification.auto_tune import first_model
+from paucal.tasks.classification.auto_tune import first_model, unlabelled_head
 from paucal.tasks.classification.auto_tune import unlabelled as step
 from paucal.tasks.classification.auto_tune.head_race import HeldOut
 from paucal.tasks.classification.auto_tune.heads import fit_gaussian, fit_shares
@@ -27,6 +27,7 @@ from paucal.tasks.classification.auto_tune.record import TuneRecord, TuneStep
 from paucal.tasks.classification.auto_tune.unlabelled_head import (
     ALONE,
     GAUSSIAN,
+    LEAST_LEAD,
     UnlabelledResult,
     brier_scores,
     divisor_for,
@@ -125,7 +126,19 @@ def test_race__unlabelled_images_without_the_classes_change_nothing():
     noise = torch.randn(1500, DIM, generator=torch.Generator().manual_seed(7))
     result = race_unlabelled(features, labels, CLASSES, noise, base, seed=0)
     assert (result.name, result.weight) == (ALONE, None)
-    assert not result.lead > result.error
+    assert not result.lead > LEAST_LEAD * result.error
+
+
+@pytest.mark.parametrize(("errors", "is_kept"), [(0.4, False), (0.6, True)])
+def test_race__a_lead_of_half_a_standard_error_decides(errors, is_kept, monkeypatch):
+    features, labels = draw(32, 4)
+    spread = torch.linspace(-1, 1, len(labels), dtype=torch.float64)
+    lead = spread + errors * spread.std() / len(labels) ** 0.5
+    scores = iter([torch.zeros_like(lead), -lead, 1 - lead])  # of the labels alone and of the two other heads
+    monkeypatch.setattr(unlabelled_head, "brier_scores", lambda *_: next(scores))
+    result = race_unlabelled(features, labels, CLASSES, draw(500, 5)[0], base, seed=0)
+    assert result.lead == pytest.approx(errors * result.error)
+    assert (result.weight is not None) == is_kept
 
 
 @pytest.fixture
