@@ -9,7 +9,8 @@ points, paired by seed.
 
 On frozen features the head of the labelled images alone is the first model of `paucal train`, the winner of its race of
 heads. "paucal train" is what its step makes of the unlabelled images, where cross-validation keeps the labels alone or
-not; "always" is a head of its step that replaces the first whatever cross-validation says. The ways of `--ways` give the images soft targets, and logistic regression on the last features is fitted to both.
+not; "always" is a head of its step that replaces the first whatever cross-validation says. The ways of `--ways` give
+the images soft targets, and logistic regression on the last features is fitted to both.
 
 With `--whole`, whole commands are compared instead: `paucal train --few-labels N --time T` with `--unlabelled` and
 without, evaluated on the test part; the time is processor time of one thread. Finished runs stay in the work folder, so
