@@ -26,6 +26,7 @@ from paucal.tasks.classification.auto_tune.probe import fit_regression
 from paucal.tasks.classification.auto_tune.record import TuneRecord, TuneStep
 from paucal.tasks.classification.auto_tune.unlabelled_head import (
     ALONE,
+    BOTH,
     GAUSSIAN,
     LEAST_LEAD,
     UnlabelledResult,
@@ -139,6 +140,19 @@ def test_race__a_lead_of_half_a_standard_error_decides(errors, is_kept, monkeypa
     result = race_unlabelled(features, labels, CLASSES, draw(500, 5)[0], base, seed=0)
     assert result.lead == pytest.approx(errors * result.error)
     assert (result.weight is not None) == is_kept
+
+
+@pytest.mark.parametrize(("images", "name"), [(40, GAUSSIAN), (44, BOTH)])
+def test_race__takes_the_gaussian_head_with_few_labels_and_the_most_accurate_one_with_more(images, name, monkeypatch):
+    labels = torch.arange(images) % CLASSES
+    features = torch.nn.functional.one_hot(labels, DIM).float()
+    right, none = torch.eye(CLASSES, DIM), torch.zeros(CLASSES)
+    half_right = right[[0, 1, 3, 2]]
+    heads = {ALONE: (0 * right, none), GAUSSIAN: (half_right, none), BOTH: (right, none)}
+    monkeypatch.setattr(unlabelled_head, "fit_heads", lambda *_: heads)
+    result = race_unlabelled(features, labels, CLASSES, draw(500, 5)[0], base, seed=0)
+    assert result.scores[BOTH] < result.scores[GAUSSIAN] < result.scores[ALONE]
+    assert result.name == name
 
 
 @pytest.fixture
