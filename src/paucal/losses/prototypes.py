@@ -117,8 +117,7 @@ class _Fused(torch.autograd.Function):
     ) -> Tensor:
         sharpness, chunk = how
         kind = student.device.type
-        rounds = torch.is_autocast_enabled(kind) and _gives_float32(kind)
-        dtype = torch.get_autocast_dtype(kind) if rounds else torch.float32
+        dtype = _factor_dtype(kind)
         # Gradients are scaled to be near 1: otherwise small weights of small probabilities would be 0 in float16.
         reach = weights.sum(-1).amax().clamp(min=torch.finfo(torch.float32).tiny)
         weights = weights / reach
@@ -169,6 +168,11 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 def _gives_float32(kind: str) -> bool:
     return kind == "cuda" and torch.version.hip is None
+
+
+def _factor_dtype(kind: str) -> torch.dtype:
+    rounds = torch.is_autocast_enabled(kind) and _gives_float32(kind)
+    return torch.get_autocast_dtype(kind) if rounds else torch.float32
 
 
 def _parts(student: Tensor, teacher: Tensor, prototypes: Tensor, chunk: int) -> list[slice]:
