@@ -168,10 +168,13 @@ class RepeatedStrings(Sequence[str]):
 
     @classmethod
     def of(cls, words: Sequence[str], strings: NDArray[np.str_]) -> "RepeatedStrings":
-        """Return the strings of an array, which are all among `words`."""
-        codes = np.zeros(len(strings), dtype=np.min_scalar_type(len(words)))
+        """Return the strings of an array; raises a ValueError for one that is not among `words`."""
+        codes = np.full(len(strings), len(words), dtype=np.min_scalar_type(len(words)))
         for code, word in enumerate(words):
             codes[strings == word] = code
+        unknown = np.flatnonzero(codes == len(words))
+        if len(unknown):
+            raise ValueError(f"expected one of {tuple(words)}, got {str(strings[unknown[0]])!r}")
         return cls(words, codes)
 
     def are(self, word: str) -> NDArray[np.bool_]:

@@ -75,8 +75,8 @@ def with_recipe(settings: TrainSettings, given: Mapping[str, str]) -> tuple[Trai
     settings, origin = fill_in(settings, given, RECIPES, settings.recipe, unused_by(replace(settings, **losses)))
     if recipe is not None:
         settings, origin = _of_other_length(settings, origin, recipe)
-    if recipe is not None and recipe.imagenet_alone and settings.init == "timm" and settings.model is not None:
-        tagged = imagenet_alone(settings.model, str(settings.recipe))
+    if settings.recipe is not None and recipe is not None and recipe.imagenet_alone and settings.init == "timm":
+        tagged = imagenet_alone(settings.model, settings.recipe)
         if tagged != settings.model:
             origin["model"] = f"recipe {settings.recipe}: weights from only ImageNet-1k"
             settings = replace(settings, model=tagged)

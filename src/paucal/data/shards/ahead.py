@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from paucal.data.shards.stream import StreamOrder
 from paucal.data.stores import EncodedStore, Store, locate
 
-# Shards that are fetched before they are needed, at least, and shards that are fetched at once: sixteen were slower.
-AHEAD = 4
+AHEAD = 4  # least number of shards fetched in advance, and number of threads; sixteen threads were slower
 
 
 class ShardsAhead:

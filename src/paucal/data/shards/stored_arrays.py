@@ -1,4 +1,4 @@
-"""Arrays and strings that stay in a file, of which slices are read when they are needed."""
+"""Arrays and strings in a file; slices are read on demand."""
 
 import os
 import struct

@@ -43,7 +43,7 @@ class Split:
 
     @property
     def parts(self) -> NDArray[np.str_]:
-        """The (N,) strings."""
+        """The (N,) strings, as a new array."""
         return np.asarray(self.strings, dtype="<U6")
 
     def indices(self, part: str) -> NDArray[np.int64]:
@@ -317,7 +317,7 @@ def _shuffle(members: NDArray[np.int64], seed: int, label: int) -> NDArray[np.in
 
 def _keep_rows(split: Split, multi_hot: Targets, share: float, seed: int, words: str, part: str = "train") -> Split:
     """Keep a share of the images of a part, for images with several labels."""
-    pool, parts = split.indices(part), split.parts.copy()
+    pool, parts = split.indices(part), split.parts
     drawn = iterative_parts(multi_hot[pool], [share, 1 - share], derive_seed(seed, len(pool)))
     parts[pool[drawn == 1]] = "unused"
     return Split(parts, f"{split.description}; {words}")
@@ -330,7 +330,7 @@ def _counts(split: Split, labels: Targets, part: str = "train") -> dict[int, int
 
 def _keep(split: Split, labels: Targets, kept: Mapping[int, int], seed: int, words: str, part: str = "train") -> Split:
     pool = split.indices(part)
-    parts = split.parts.copy()
+    parts = split.parts
     for label, count in kept.items():
         members = _shuffle(pool[labels[pool] == label], seed, label)
         parts[members[count:]] = "unused"

@@ -134,7 +134,7 @@ def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSetting
     if written:
         console.say(f"wrote {', '.join(path.name for path in written)} to {place}")
     if refused:
-        raise UserError(" ".join(refused))
+        raise UserError(" ".join(dict.fromkeys(refused)))
     said = tuple(console.said) if isinstance(console, RecordingConsole) else ()
     return Export(place, tuple(written), comparisons, said)
 

@@ -96,9 +96,8 @@ class TuneState:
         mirrored, refit = 2 if self.setup.settings.hflip else 0, 0.0
         if self.record.probe is not None and len(self.setup.data.part("val")):
             refit = shrink * self.image_seconds * self.record.probe.details.get("images", 0)
-        return (
-            test + refit + (2 + mirrored + self.setup.settings.soup) * self.eval_seconds(shrink)
-        )  # see `finish_model`
+        evaluations = 2 + mirrored + self.setup.settings.soup  # see `finish_model`
+        return test + refit + evaluations * self.eval_seconds(shrink)
 
     def eval_seconds(self, shrink: float = 1.0) -> float:
         """Return the seconds of one validation, for images with `shrink` times the probe's pixels."""

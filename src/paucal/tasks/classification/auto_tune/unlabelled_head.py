@@ -36,11 +36,11 @@ MOST_WEIGHT = 3.0  # total weight of the unlabelled images, relative to the labe
 POWER, ROUNDS = 3.0, 3  # exponent that sharpens probabilities, and number of rounds
 AXES = 512  # principal axes of the features, with most of their variance
 MOST_DECOMPOSED = 3000  # largest matrix whose eigenvectors are computed, which takes seconds on a core
-# Least lead in standard errors. Of 112 draws of clothing and CIFAR-10 a whole one refused 11, of which ten would have
-# gained up to 5.7 points; at 0 a draw lost 1.7 points, at half of one none more than 0.2 (docs/lab, unlabelled).
+# Least lead in standard errors. In 112 draws of clothing and CIFAR-10 a limit of 1 refused ten gains of up to 5.7
+# points and one small loss, a limit of 0 allowed a loss of 1.7 points, and one of 0.5 no loss above 0.2 (docs/lab).
 LEAST_LEAD = 0.5
-# Labelled images per class, on average, up to which a Gaussian head that leads is taken: with 5 and 10 of clothing and
-# CIFAR-10 it gained 0.2 to 1.0 points over the choice by hits, and lost 1.5 to 3.5 in the worst draws with 20 and 40.
+# Most labelled images per class, on average, with which the Gaussian head wins whenever it leads. With 5 and 10 images
+# this gained 0.2 to 1.0 points over a choice by hits; with 20 and 40 the worst draws lost 1.5 to 3.5 points.
 FEW_EACH = 10
 SMALLEST = 1e-5  # smaller eigenvalues, relative to the largest, are rounding errors of float32
 

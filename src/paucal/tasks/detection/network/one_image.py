@@ -219,7 +219,11 @@ def _suppress(
     """
     candidates = usable.nonzero()[:, 0]
     apart = boxes + (groups * (boxes.max() + 1))[:, None].to(boxes.dtype)  # shifts the groups apart
-    kept = candidates[nms(apart[candidates], scores[candidates], most_overlap)]
-    is_kept = torch.zeros_like(scores).scatter(0, kept, torch.ones_like(kept, dtype=scores.dtype))
+    # torch.export assumes that torchvision's nms keeps two boxes or more: two outside of the image make this true.
+    outside = boxes.new_tensor([[-2, -2, -1, -1], [-4, -4, -3, -3]])
+    corners, chances = torch.cat([apart[candidates], outside]), torch.cat([scores[candidates], scores.new_zeros(2)])
+    numbers = torch.cat([candidates, len(boxes) + torch.arange(2)])
+    kept = numbers[nms(corners, chances, most_overlap)]
+    is_kept = scores.new_zeros(len(boxes) + 2).scatter(0, kept, torch.ones_like(kept, dtype=scores.dtype))[:-2]
     ranked, best = torch.where(is_kept > 0, scores, -1.0).topk(count)
     return best, ranked >= 0
