@@ -201,7 +201,7 @@ def test_folder__says_what_it_passes_over(tmp_path, capsys, trained):
     for name in ("a.HEIC", "b.heic", "c.dcm", "noted"):
         (photos / "class0" / name).write_text("x")
     (photos / ".hidden").write_text("x")
-    words = "4 files were skipped, as they have no known image format (2 .heic, 1 .dcm, 1 without a suffix)"
+    words = "4 files were skipped for having no known image format (2 .heic, 1 .dcm, 1 without a suffix)"
     assert words in " ".join(open_images(photos).notes)
     assert words in " ".join(open_images(photos, labelled=False).notes)
     capsys.readouterr()

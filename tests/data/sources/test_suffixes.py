@@ -55,7 +55,7 @@ def test_open_folder__says_what_makes_passed_over_files_readable(make_folder, mo
     (folder / "b" / "notes.txt").write_bytes(b"x")
     monkeypatch.setattr("paucal.data.sources.folder.IMAGE_SUFFIXES", (".png",))
     assert open_folder(folder).notes == (
-        "2 files were skipped, as they have no known image format (1 .heic, 1 .txt); to read them: "
+        "2 files were skipped for having no known image format (1 .heic, 1 .txt); to read them: "
         "pip install 'paucal[heif]'",
     )
     for file in folder.rglob("*.png"):

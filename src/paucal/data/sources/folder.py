@@ -264,7 +264,7 @@ def _note_on_passed_over(counts: Counter[str]) -> list[str]:
     total = sum(counts.values())
     help = sorted({words for suffix in counts if (words := advice(suffix))})
     return [
-        f"{counted(total, 'file')} {was(total)} skipped, as they have no known image format ({', '.join(kinds)})"
+        f"{counted(total, 'file')} {was(total)} skipped for having no known image format ({', '.join(kinds)})"
         + (f"; to read them: {', '.join(help)}" if help else "")
     ]
 
