@@ -131,7 +131,7 @@ def test_esvit__gives_the_teacher_or_the_student_without_heads(tmp_path):
         assert report.program == "microsoft/esvit"
         assert sorted(report.method) == sorted(HEADS)
         assert (report.share, report.unused, report.fresh) == (1, (), ())
-        assert report.classifier == "fresh, as the start has none"
+        assert report.classifier == "fresh, since the loaded weights have none"
         assert "written by microsoft/esvit" in str(report)
     with pytest.raises(
         UserError, match=r"--init-network: the file checkpoint.pth holds no 'momentum'; it holds student"
@@ -154,7 +154,9 @@ def test_dino__gives_the_backbone_of_its_teacher(tmp_path):
 def test_another_variant__is_refused_with_the_shapes():
     state = original_names(small_swin(depths=(2, 3)))
     state["layers.0.blocks.0.mlp.fc1.weight"] = torch.zeros(48, 24)
-    with pytest.raises(UserError, match=r"microsoft/Swin-Transformer writes them, but 1 of its tensors .* 48x24 there"):
+    with pytest.raises(
+        UserError, match=r"microsoft/Swin-Transformer writes them, but 1 of its tensors .* 48x24 in the file"
+    ):
         start_from(small_swin(), StartWeights({"model": state}, "a file"))
 
 

@@ -110,7 +110,7 @@ def test_fit__says_why_and_what_to_do() -> None:
     )
     assert fit_to_image_size(PVT, (64, 64)).warning == (
         "The last grid of pvt_v2_b0 is 2x2, under 4x4: tasks on its cells (dense localization, regions, "
-        "token labels) have little to learn from; "
+        "token labels) have too few cells to learn from; "
         "use --img-size 128 or more, or --model vit_mini."
     )
 

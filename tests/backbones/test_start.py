@@ -69,7 +69,7 @@ def test_vit__positions_patches_and_channels_equal_timms_own():
         "pos_embed": "resampled from 197 to 65 positions",
         "patch_embed.proj.weight": "kernel resampled from 16x16 to 4x4 and input channels from 3 to 1",
     }
-    assert report.classifier == "fresh, as the start has 1000 classes and this run 5"
+    assert report.classifier == "fresh, since the loaded weights have 1000 classes and this run 5"
 
 
 def test_swin__tables_of_another_window_equal_timms_own():
@@ -157,7 +157,7 @@ def test_positions__that_are_no_map_are_left_and_told():
     model = timm.create_model("nest_tiny", num_classes=0, img_size=96)
     report = start(model, source.state_dict())
     assert set(report.fresh) == {f"levels.{n}.pos_embed" for n in range(3)}
-    assert "of another shape in the start" in str(report)
+    assert "not loaded, since the shape differs" in str(report)
     assert report.share < 1
 
 
@@ -211,8 +211,8 @@ def test_share__counts_the_elements_below_the_classifier():
     assert report.unused == ("extra.weight",)
     assert torch.equal(model.state_dict()["blocks.2.norm1.weight"], before)
     assert f"{int(report.share * 1000) / 10} % of the parameters below the classifier" in report.lines()[0]
-    assert "not in the start, left at fresh values: blocks.2." in str(report)
-    assert "in the start, not used here: extra.weight" in str(report)
+    assert "not loaded, since the file lacks them: blocks.2." in str(report)
+    assert "in the file, not used by the model: extra.weight" in str(report)
 
 
 CLASSES = ("ant", "bee", "cat", "dog")
@@ -223,8 +223,8 @@ CLASSES = ("ant", "bee", "cat", "dog")
     [
         (("cat", "ant"), [2, 0], "kept, 2 of 4 classes found by name"),
         (("dog", "cat", "bee", "ant"), [3, 2, 1, 0], "kept, 4 of 4 classes found by name"),
-        (("cat", "elk"), None, "fresh, as the start does not know elk"),
-        (("a", "b", "c", "d"), None, "fresh, as the start does not know a, b, c, d"),
+        (("cat", "elk"), None, "fresh, since the loaded weights have no class elk"),
+        (("a", "b", "c", "d"), None, "fresh, since the loaded weights have no class a, b, c, d"),
     ],
 )
 def test_classifier__is_kept_by_the_names_of_the_classes(ours, rows, verdict):
@@ -243,12 +243,12 @@ def test_classifier__without_names_goes_by_the_number():
     kept, asked, other = vit(1, num_classes=4), vit(1, num_classes=4), vit(1, num_classes=3)
     assert start(kept, source.state_dict(), classes=CLASSES).classifier.startswith("kept")
     assert torch.equal(kept.head.weight, source.head.weight)
-    assert start(asked, source.state_dict(), classes=CLASSES, head="fresh").classifier == "fresh, as asked"
+    assert start(asked, source.state_dict(), classes=CLASSES, head="fresh").classifier == "fresh, as requested"
     assert not torch.equal(asked.head.weight, source.head.weight)
-    with pytest.raises(UserError, match=r"--init-head keep: .* the start has 4 classes and this run 3"):
+    with pytest.raises(UserError, match=r"--init-head keep: .* the loaded weights have 4 classes and this run 3"):
         start(other, source.state_dict(), head="keep")
     headless = vit(num_classes=0)
-    assert start(other, headless.state_dict()).classifier == "fresh, as the start has none"
+    assert start(other, headless.state_dict()).classifier == "fresh, since the loaded weights have none"
     assert start(headless, source.state_dict()).classifier == "none"
 
 
@@ -262,7 +262,7 @@ def test_other_architecture__is_refused_by_name_by_shape_or_by_kind():
         start(model, resnet)
     with pytest.raises(UserError, match=r"it holds a test_resnet, so choose --model test_resnet\.$"):
         start(model, resnet, model_name="test_resnet")
-    with pytest.raises(UserError, match=r"for example, 'cls_token' is 1x1x48 there and 1x1x32 here"):
+    with pytest.raises(UserError, match=r"for example, 'cls_token' is 1x1x48 in the file and 1x1x32 in the model"):
         start(model, vit(embed_dim=48).state_dict())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 

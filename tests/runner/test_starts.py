@@ -88,7 +88,7 @@ def test_init__from_a_run_with_other_classes_and_another_image_size(base, capsys
     record = read(run, "init.json")
     assert record["share"] == 1
     assert record["adapted"] == {"pos_embed": "resampled from 16 to 36 positions"}
-    assert record["classifier"] == "fresh, as the start does not know elk, fox, gnu"
+    assert record["classifier"] == "fresh, since the loaded weights have no class elk, fox, gnu"
     assert read(run, "summary.json")["start"]["source"] == f"the run {base / 'run'}"
     config = read(run, "config.yaml")
     assert config["settings"]["init"] == str(base / "run")
@@ -187,7 +187,7 @@ def test_bad_starts__are_refused_in_one_sentence(base, tmp_path, capsys):
     assert "timm publishes no weights of vit_mini" in refused("timm", *vit)
     assert "holds no run" in refused(tmp_path)
     data = base / "others"
-    assert "--init-head keep: the classifier must be fresh" in refused(base / "run", "--init-head", "keep")
+    assert "--init-head keep: the classifier cannot be kept (fresh" in refused(base / "run", "--init-head", "keep")
 
 
 def test_bad_fine_tuning__is_refused_in_one_sentence(base, capsys):

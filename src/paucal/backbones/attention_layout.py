@@ -55,11 +55,11 @@ class Tokens:
                 return self.prefix.index(token)
             if token in self.suffix:
                 return len(self.prefix) + self.cells + self.suffix.index(token)
-            known = ", ".join((*self.prefix, *self.suffix)) or "none but cells"
-            raise UserError(f"there is no token {token!r} here, the layer has {known}: give one, or (row, column).")
+            names = ", ".join((*self.prefix, *self.suffix)) or "only cells"
+            raise UserError(f"the layer has no token {token!r}; it has {names}: give one of these, or (row, column).")
         row, column = token
         if not (0 <= row < rows and 0 <= column < columns):
-            raise UserError(f"the cell {token} lies outside of the grid of {rows}x{columns} cells: count from 0.")
+            raise UserError(f"the cell {token} lies outside the grid of {rows}x{columns} cells: count from 0.")
         return len(self.prefix) + row * columns + column
 
     def to_grid(self, values: Tensor) -> Tensor:
@@ -115,15 +115,15 @@ class Places(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionLayout:
-    """The declaration of a class about its attention.
+    """How the attention of a class is read, as the class declares it.
 
     Attributes:
         weights: Where the weights can be seen: "fused_attn" for layers that pass them through `attn_drop` while
             `fused_attn` is off, "attn_drop" for layers that always do, "softmax" for layers whose softmax must be
             intercepted.
-        places: Function of (call, weights, image size) that returns the places, or None for the usual ones.
+        places: Function of (call, weights, image size) that returns the places; None for all tokens in one group.
         groups_last: Whether weights of five dimensions are (B, heads, groups, Q, K), not (B, groups, heads, Q, K).
-        pools: Whether keys, or keys and queries, are squares of cells on a coarser grid.
+        pools: Tokens that are pooled to a coarser grid: nothing, keys, or "queries" for both queries and keys.
         between_cells: Whether cells attend to each other; False where channels do.
         suffix: Function that returns the names of the tokens after the cells.
     """
@@ -137,7 +137,7 @@ class AttentionLayout:
 
 
 def prefix_names(model: nn.Module, count: int) -> tuple[str, ...]:
-    """Return names for the tokens before the cells, as far as the model tells their kinds.
+    """Return names for the tokens before the cells, as far as the model's attributes give their kinds.
 
     Example:
         >>> import timm
@@ -145,14 +145,13 @@ def prefix_names(model: nn.Module, count: int) -> tuple[str, ...]:
         ('class', 'distillation')
     """
     # In models with stages (CvT, ViL) the token belongs to a stage.
-    known = [
+    names = [
         word
         for word, attribute in (("class", "cls_token"), ("distillation", "dist_token"))
         if any(getattr(part, attribute, None) is not None for part in model.modules())
     ]
     other = "register" if getattr(model, "reg_token", None) is not None else "token"
-    names = [*known, *(f"{other} {number}" for number in range(1, count + 1))]
-    return tuple(names[:count])
+    return (*names, *(f"{other} {number}" for number in range(1, count + 1)))[:count]
 
 
 def window_places(grid: Size, cut: Tensor) -> Places:
@@ -167,6 +166,6 @@ def cell_indices(grid: Size, like: Tensor) -> Tensor:
 
 
 def fill_up(indices: Tensor, window: Size) -> Tensor:
-    """Return indices (1, H, W, 1) with -1 to the right and below, up to whole windows."""
+    """Pad indices (1, H, W, 1) with -1 on the right and at the bottom to whole windows."""
     fill = (0, 0, 0, -indices.shape[2] % window[1], 0, -indices.shape[1] % window[0])
     return functional.pad(indices, fill, value=-1)

@@ -33,23 +33,23 @@ class _Softmaxes(TorchFunctionMode):
     def __init__(self, maps: dict[str, Tensor]) -> None:
         super().__init__()
         self.maps = maps
-        self.at_work: str | None = None
+        self.running_layer: str | None = None
 
     def watch(self, name: str, layer: nn.Module) -> list[Any]:
         """Follow a layer; return the handles of the hooks, which stop it when removed."""
 
         def begin(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            self.at_work = name
+            self.running_layer = name
 
         def end(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            self.at_work = None
+            self.running_layer = None
 
         return [layer.register_forward_pre_hook(begin), layer.register_forward_hook(end)]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if self.at_work is not None and func in (Tensor.softmax, F.softmax):
-            self.maps[self.at_work] = result
+        if self.running_layer is not None and func in (Tensor.softmax, F.softmax):
+            self.maps[self.running_layer] = result
         return result
 
 

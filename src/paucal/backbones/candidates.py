@@ -30,25 +30,25 @@ def has_equal_blocks(model: nn.Module) -> bool:
     return len(set(reductions(model))) == 1
 
 
-def arguments_to_try(model: nn.Module, image_size: Size, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def arguments_to_try(model: nn.Module, image_size: Size, user_args: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield constructor arguments that change a model's grid, without overriding the user's.
 
     Args:
-        model: Model, built with the given arguments for its usual image size.
+        model: Model, built with the user's arguments for its usual image size.
         image_size: (height, width) in pixels.
-        given: The user's own arguments.
+        user_args: The user's own arguments.
     """
     if isinstance(model, SwinTransformer | SwinTransformerV2) and min(image_size) < _USUAL_SIDE:
-        yield from _swin(model, image_size, given)
+        yield from _swin(model, image_size, user_args)
         return
     yield {}
     if has_equal_blocks(model):
-        if "patch_size" not in given and min(image_size) < EQUAL_SIDE * reductions(model)[0]:
+        if "patch_size" not in user_args and min(image_size) < EQUAL_SIDE * reductions(model)[0]:
             yield from ({"patch_size": side} for side in equal_patches(image_size))
         return
-    strides = () if "output_stride" in given else (16, 8)
+    strides = () if "output_stride" in user_args else (16, 8)
     yield from ({"output_stride": stride} for stride in strides[:1])
-    if isinstance(model, ConvNeXt) and "patch_size" not in given:
+    if isinstance(model, ConvNeXt) and "patch_size" not in user_args:
         yield {"patch_size": 1}  # with 2, timm's first stage halves the grid again
     yield from ({"output_stride": stride} for stride in strides[1:])
 
@@ -66,14 +66,14 @@ def equal_patches(image_size: Size) -> list[int]:
     return sorted(sides, key=lambda p: (side // p != EQUAL_BEST, -p))
 
 
-def _swin(model: nn.Module, image_size: Size, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _swin(model: nn.Module, image_size: Size, user_args: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     sizes = [getattr(module, "window_size", (0,)) for module in model.modules()]
     own_patch, own_window = max(patch_size(model) or (4,)), max(max(size) for size in sizes if isinstance(size, tuple))
     stages = len(reductions(model))
-    for patch in [own_patch] if "patch_size" in given else [p for p in (4, 2, 1) if p <= own_patch]:
+    for patch in [own_patch] if "patch_size" in user_args else [p for p in (4, 2, 1) if p <= own_patch]:
         extra = {} if patch == own_patch else {"patch_size": patch}
         window = best_window(image_size, patch, stages)
-        if "window_size" not in given and window != own_window:
+        if "window_size" not in user_args and window != own_window:
             extra["window_size"] = window
         yield extra
 

@@ -1,4 +1,4 @@
-"""What a model costs at an image size, found on the meta device, where nothing is computed or kept."""
+"""Measure a model's cost at an image size on the meta device, where nothing is computed or stored."""
 
 import json
 import warnings
@@ -28,7 +28,7 @@ class Cost:
     Attributes:
         parameters: Parameters of the model.
         macs: Multiply-adds of a forward pass, without those of attention.
-        kept: Bytes that a forward pass keeps for the backward pass, in float32, without matrices of attention.
+        kept: Bytes that a forward pass keeps for the backward pass, in float32, without attention matrices.
         largest: Bytes of the largest tensor among them.
     """
 
@@ -39,7 +39,7 @@ class Cost:
 
 
 def image_cost(name: str, image_size: Size, arguments: Mapping[str, Any]) -> Cost | None:
-    """Return the cost of one image; None where the model cannot be tried without computing.
+    """Return the cost of one image; None if the model cannot run on the meta device.
 
     Args:
         name: Name of a timm model.
@@ -104,7 +104,7 @@ class PartCost:
 
     Attributes:
         parameters: Number of parameters, trained or not.
-        macs: Multiply-adds without the products of attention, as the papers' code counts them.
+        macs: Multiply-adds without those of attention, as the papers' code counts them.
     """
 
     parameters: int

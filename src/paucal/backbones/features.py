@@ -20,7 +20,7 @@ _LAST = FeatureRequest()
 
 
 class FeatureBackbone(nn.Module):
-    """A timm model together with the one way to read its features.
+    """A timm model whose features are read the same way for every family.
 
     "last" is the output of `model.forward_features`, so `norm=True` and `norm=False` differ where the model normalises
     the grid itself (ViT, Swin, Twins, ...) and agree where it does not (ResNet, PVTv2) or only after pooling (ConvNeXt,
@@ -109,7 +109,7 @@ class FeatureBackbone(nn.Module):
             images: (B, C, H, W), normalised as the model expects.
             request: One request, or a tuple of them, which gives a list of features in the same order.
             dense: Return class and token logits separately; for models that classify tokens.
-            mix_box: MixToken's box of cells (4,) int64, for models that mix within (LV-ViT).
+            mix_box: MixToken's box of cells (4,) int64, for models that mix tokens themselves (LV-ViT).
         """
         requests = (request,) if isinstance(request, FeatureRequest) else request
         final, maps, tensors = self._run(images, requests, mix_box)
@@ -118,10 +118,11 @@ class FeatureBackbone(nn.Module):
         pooled = last_tensor(final)[:, 0] if self._plan.class_token else last.mean((2, 3))
         logits, token_logits, distilled = self._classify(final, dense)
         grid_of = partial(self._hooked_grid, tensors, size, (last.shape[2], last.shape[3]))
-        answers = [
-            Features(self._grids(ask, last, maps, grid_of), pooled, logits, token_logits, distilled) for ask in requests
+        features = [
+            Features(self._grids(item, last, maps, grid_of), pooled, logits, token_logits, distilled)
+            for item in requests
         ]
-        return answers[0] if isinstance(request, FeatureRequest) else answers
+        return features[0] if isinstance(request, FeatureRequest) else features
 
     def extract(
         self,
@@ -147,7 +148,7 @@ class FeatureBackbone(nn.Module):
         return [(grid.shape[1], grid.shape[2], grid.shape[3]) for grid in features.grids]
 
     def _classify(self, final: Any, dense: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the logits of the image, of its tokens and of the distillation token, None for those not given."""
+        """Return the logits of the image, of its tokens and of the distillation token; None for absent ones."""
         if dense:
             return *self.model.dense_logits(final), None  # type: ignore[operator]
         logits = self.model.forward_head(final) if self.num_classes > 0 else None  # type: ignore[operator]
@@ -157,7 +158,7 @@ class FeatureBackbone(nn.Module):
     def _run(
         self, images: Tensor, requests: Sequence[FeatureRequest], mix_box: Tensor | None
     ) -> tuple[Any, list[Tensor] | None, dict[str, Any]]:
-        stages = not self._plan.last_is_final or any(ask.levels == "stages" for ask in requests)
+        stages = not self._plan.last_is_final or any(request.levels == "stages" for request in requests)
         mixed = {} if mix_box is None else {"mix_box": mix_box}
         self._hooked.tensors = {}
         try:
@@ -190,8 +191,8 @@ class FeatureBackbone(nn.Module):
     def _merging(self) -> tuple[str, ...]:
         if not self._plan.merging:
             raise UserError(
-                f"{model_name(self.model)} has no layers that merge patches, as Swin has them between its stages; read "
-                "'stages' or 'blocks' instead."
+                f"{model_name(self.model)} has no layers that merge patches, unlike Swin; read 'stages' or 'blocks' "
+                "instead."
             )
         return self._plan.merging
 
@@ -212,5 +213,5 @@ class FeatureBackbone(nn.Module):
         elif self._plan.blocks:
             grids = [grid_of(name) for name in self._plan.blocks]
         else:
-            raise UserError(f"{model_name(self.model)} has no blocks that give a grid each; read 'stages' instead.")
+            raise UserError(f"{model_name(self.model)} has no blocks that output grids; read 'stages' instead.")
         return grids if norm is None or not request.norm else [*grids[:-1], last]

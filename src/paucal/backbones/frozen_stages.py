@@ -22,7 +22,7 @@ class FrozenStages:
     of the batch, so the frozen stages cost one image, whatever the architecture does between its input and that stage.
 
     Args:
-        model: A timm model whose stem and first stages are frozen, and in evaluation mode while it trains.
+        model: A timm model whose stem and first stages are frozen and stay in evaluation mode during training.
         frozen: Number of frozen stages.
     """
 

@@ -104,9 +104,9 @@ def first_stages(model: nn.Module, count: int) -> set[str]:
     """Return the names of the parameters of the stem and of the first `count` stages."""
     stages, most = _stages(model), count_stages(model)
     if not 0 <= count <= most:
-        there = "1 stage or block" if most == 1 else f"{most} stages or blocks"
+        available = "1 stage or block" if most == 1 else f"{most} stages or blocks"
         raise UserError(
-            f"--freeze is {count} and {model_name(model)} has {there}: give a number from 0 (the stem "
+            f"--freeze is {count} and {model_name(model)} has {available}: give a number from 0 (the stem "
             f"alone) to {most}, or 'backbone'."
         )
     return {name for name, number in stages.items() if number <= count} - classifier_parameters(model)

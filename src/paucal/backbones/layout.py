@@ -37,9 +37,9 @@ class Hints:
     """Facts that decide between several possible layouts of a tensor.
 
     Attributes:
-        channels_last: The model's maps are (B, H, W, C), which matters when 24x24 cells have 24 channels.
-        sides: (rows, columns) of the model's last grid, which matters for 2x5 cells with two class tokens, which could
-            also be 2x6 cells without any.
+        channels_last: Whether the model's maps are (B, H, W, C); decides if 24x24 cells have 24 channels.
+        sides: (rows, columns) of the model's last grid; tells 2x5 cells with two class tokens from 2x6 cells without
+            any.
     """
 
     channels_last: bool = False

@@ -1,8 +1,8 @@
 """Mimetic initialisation of attention (Trockman and Kolter, ICML 2023, arXiv 2305.09828, section 3).
 
 In trained transformers the product of query and key weights is close to a multiple of the identity, and that of value
-and output weights close to a negative one. Weights drawn that way begin close to the trained ones; for a plain ViT the
-paper gains over 5 points on CIFAR-10 and 4 on ImageNet.
+and output weights close to a negative multiple. Weights drawn that way start close to trained ones; for a plain ViT
+the paper gains over 5 points on CIFAR-10 and 4 on ImageNet.
 """
 
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def init_mimetic(model: nn.Module, generator: torch.Generator) -> int:
     if not count:
         raise UserError(
             f"--attention-init mimetic: {type(model).__name__} has no attention with a joint projection of queries, "
-            "keys and values: leave it out, or take a ViT, Swin or DHVT."
+            "keys and values: leave it out, or choose a ViT, Swin or DHVT."
         )
     return count
 

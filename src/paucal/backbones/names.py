@@ -43,10 +43,10 @@ def nearest_names(name: str, count: int = 3) -> list[str]:
         >>> nearest_names("swin_tiny", 1)
         ['swin_tiny_patch4_window7_224']
     """
-    known = timm.list_models()
-    begins = [other for other in known if other.startswith(name)][:count]
-    close = difflib.get_close_matches(name, known, n=count, cutoff=0.5)
-    return list(dict.fromkeys([*begins, *close]))[:count]
+    names = timm.list_models()
+    longer = [other for other in names if other.startswith(name)][:count]
+    close = difflib.get_close_matches(name, names, n=count, cutoff=0.5)
+    return list(dict.fromkeys([*longer, *close]))[:count]
 
 
 def require_name(name: str) -> None:
@@ -97,12 +97,12 @@ def create_model(name: str, **arguments: Any) -> nn.Module:
     except ConnectionError as error:
         raise UserError(f"the published weights of {name} could not be fetched ({error}).") from error
     except TypeError as error:
-        raise UserError(_about(name, arguments, error)) from error
+        raise UserError(_explain_type_error(name, arguments, error)) from error
     except (ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, ValueError) as error:
         raise UserError(f"{name} cannot be built with {arguments}: {_first_line(error)}.") from error
 
 
-def _about(name: str, arguments: Mapping[str, Any], error: TypeError) -> str:
+def _explain_type_error(name: str, arguments: Mapping[str, Any], error: TypeError) -> str:
     unknown, fixed = _UNEXPECTED.search(str(error)), _FIXED.search(str(error))
     if unknown is not None:
         return f"{name} has no argument {unknown[1]!r}; remove it."

@@ -21,7 +21,7 @@ from paucal.types import UserError
 
 @dataclass(frozen=True)
 class Plan:
-    """The findings of a model's probe.
+    """How a model's features are read, as found by a probe.
 
     Attributes:
         last_is_final: Whether `forward_features` ends in a grid; else the deepest intermediate map is the
@@ -66,11 +66,11 @@ def make_plan(model: nn.Module, images: Tensor, hooked: HookedTensors) -> Plan:
         last = _deepest_map(model, images)
     hints = Hints(channels_last, (last.shape[2], last.shape[3]))
     grids = {name: to_grid(output, size, prefixes, hints) for name, output in tensors.items()}
-    seen = {name: grid.shape for name, grid in grids.items() if grid is not None}
-    norms = [name for name in final_norm_names(model) if last_is_final and seen.get(name) == last.shape]
+    shapes = {name: grid.shape for name, grid in grids.items() if grid is not None}
+    norms = [name for name in final_norm_names(model) if last_is_final and shapes.get(name) == last.shape]
     # A block whose output has fewer cells than the model's last grid works on class tokens.
-    blocks = [n for n in block_names(model) if n in seen and seen[n][2:].numel() >= last.shape[2:].numel()]
-    merging = [name for name in merging_names(model) if name in seen]
+    blocks = [n for n in block_names(model) if n in shapes and shapes[n][2:].numel() >= last.shape[2:].numel()]
+    merging = [name for name in merging_names(model) if name in shapes]
     for name, handle in handles.items():
         if name not in (*norms[-1:], *blocks, *merging):
             handle.remove()
@@ -89,7 +89,7 @@ def make_plan(model: nn.Module, images: Tensor, hooked: HookedTensors) -> Plan:
 
 
 def final_prefixes(prefixes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the leading tokens that the final output may have: the class token is never left out there.
+    """Return the numbers of leading tokens that the final output may have; it always keeps the class token.
 
     Otherwise a lone class token would be taken for a grid of one cell.
     """

@@ -71,24 +71,24 @@ def fit_to_image_size(name: str, image_size: Size, arguments: Mapping[str, Any] 
     """
     require_harmless(name, arguments or {})
     try:
-        given = json.dumps(dict(arguments or {}), sort_keys=True)
+        user_args = json.dumps(dict(arguments or {}), sort_keys=True)
     except (TypeError, ValueError) as error:
         raise UserError(f"The arguments of {name} must be of JSON types: {error}.") from error
-    return copy.deepcopy(_fit(name, tuple(image_size), given))
+    return copy.deepcopy(_fit(name, tuple(image_size), user_args))
 
 
 @lru_cache(maxsize=32)
 def _fit(name: str, image_size: Size, arguments: str) -> Sizing:
     """Choose once per process, since trying takes up to a second and a run needs the result several times."""
-    given = json.loads(arguments)
-    model = _build_unfitted(name, image_size, given)
+    user_args = json.loads(arguments)
+    model = _build_unfitted(name, image_size, user_args)
     if not reductions(model):
-        raise UserError(f"{name} with {given} has no layers: give numbers of layers from 1.")
+        raise UserError(f"{name} with {user_args} has no layers: give numbers of layers from 1.")
     # The model resizes its positions to any image, but is better built for this size if its patches change anyway.
     dynamic = bool(getattr(model, "dynamic_img_size", False))
     best: _Built | None = None
-    for extra in arguments_to_try(model, image_size, given):
-        built = _build(name, image_size, given, extra, dynamic and bool(extra))
+    for extra in arguments_to_try(model, image_size, user_args):
+        built = _build(name, image_size, user_args, extra, dynamic and bool(extra))
         if built is not None and (best is None or built.side > best.side):
             best = built
         if best is not None and best.side >= wanted_side(model):
@@ -107,15 +107,15 @@ def _fit(name: str, image_size: Size, arguments: str) -> Sizing:
     )
 
 
-def _build_unfitted(name: str, image_size: Size, given: dict[str, Any]) -> nn.Module:
+def _build_unfitted(name: str, image_size: Size, user_args: dict[str, Any]) -> nn.Module:
     """Build a model at its own image size, or at the wanted size if the arguments only fit that one."""
     try:
-        return build_empty(name, given)
+        return build_empty(name, user_args)
     except UserError as refused:
-        if "img_size" in given:
+        if "img_size" in user_args:
             raise
         try:  # patches of 12 pixels do not divide the usual 224
-            return build_empty(name, {**given, "img_size": image_size})
+            return build_empty(name, {**user_args, "img_size": image_size})
         except UserError:
             raise refused from None
 
@@ -150,10 +150,10 @@ class _Built:
 
 
 def _build(
-    name: str, image_size: Size, given: dict[str, Any], extra: dict[str, Any], size_first: bool
+    name: str, image_size: Size, user_args: dict[str, Any], extra: dict[str, Any], size_first: bool
 ) -> _Built | None:
     for size_argument in ({"img_size": image_size}, {}) if size_first else ({}, {"img_size": image_size}):
-        backbone = try_size(name, image_size, {**given, **extra, **size_argument})
+        backbone = try_size(name, image_size, {**user_args, **extra, **size_argument})
         if backbone is not None:
             return _Built(backbone, size_argument, extra)
     return None
@@ -168,7 +168,7 @@ def _reason(name: str, image_size: Size, built: _Built) -> str:
 def _warning(name: str, backbone: FeatureBackbone) -> str:
     return (
         f"The last grid of {name} is {_times(backbone.grid)}, under 4x4: tasks on its cells (dense "
-        f"localization, regions, token labels) have little to learn from; {_advice(backbone.model)}."
+        f"localization, regions, token labels) have too few cells to learn from; {_advice(backbone.model)}."
     )
 
 

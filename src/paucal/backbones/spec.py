@@ -69,7 +69,7 @@ class BackboneSpec:
         """Build the backbone with fresh weights from the global random generator, or with published ones.
 
         Args:
-            image_sizes: All image sizes (height, width) in pixels that it will see, if more than one.
+            image_sizes: All image sizes (height, width) in pixels that it will be run at, if more than one.
             drop_path_rate: Chance that a block is skipped in training (stochastic depth); None for the
                 model's own.
             sync_norms: Whether batch norms take their statistics over all processes; weight names stay the same.
@@ -102,13 +102,12 @@ class BackboneSpec:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "BackboneSpec":
-        """Return the spec that `to_dict` has stored.
+        """Return the spec from the output of `to_dict`.
 
         Raises:
             UserError: an entry is missing, unknown or of the wrong type.
         """
-        known = {entry.name for entry in fields(cls)}
-        unknown = sorted(set(stored) - known)
+        unknown = sorted(set(stored) - {entry.name for entry in fields(cls)})
         missing = sorted({"name", "num_classes"} - set(stored))
         if unknown or missing:
             raise UserError(f"A stored backbone has unknown entries {unknown} and lacks {missing}; store it again.")

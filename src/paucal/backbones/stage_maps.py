@@ -84,8 +84,8 @@ class StageMaps(nn.Module):
         if self.fixed_size is not None and any(side % self.multiple for side in self.fixed_size):
             rows, columns = self.fixed_size
             raise UserError(
-                f"{model_name(self.backbone.model)} reads images of {rows}x{columns} pixels only, which are not "
-                f"multiples of {self.multiple}: give --img-size one, or choose another model."
+                f"{model_name(self.backbone.model)} takes images of {rows}x{columns} pixels only, which are not "
+                f"multiples of {self.multiple}: set --img-size to a multiple, or choose another model."
             )
         self._release_unused()
 
@@ -108,8 +108,8 @@ class StageMaps(nn.Module):
         images = self._pad(images)
         height, width = images.shape[-2:]
         if self._shrink != 1:
-            seen = (round(height * self._shrink), round(width * self._shrink))
-            images = F.interpolate(images, seen, mode="bilinear", antialias=True)
+            input_size = (round(height * self._shrink), round(width * self._shrink))
+            images = F.interpolate(images, input_size, mode="bilinear", antialias=True)
         if self._single:
             return [self.backbone(images).grids[0]]
         indices = [index for index, _ in self._stages.values()]
@@ -144,9 +144,9 @@ class StageMaps(nn.Module):
     def _pad(self, images: Tensor) -> Tensor:
         height, width = images.shape[-2:]
         rows, columns = self.padded_size(height, width)
-        # Where torch.export leaves a side open, it would take the answer for its example as true of every image.
-        is_open = isinstance(height, torch.SymInt) or isinstance(width, torch.SymInt)
-        if is_open or (rows, columns) != (height, width):
+        # With a dynamic side, torch.export would fix the result of this comparison to that of its example image.
+        is_dynamic = isinstance(height, torch.SymInt) or isinstance(width, torch.SymInt)
+        if is_dynamic or (rows, columns) != (height, width):
             return F.pad(images, (0, columns - width, 0, rows - height))
         return images
 
@@ -174,7 +174,7 @@ def stage_maps(spec: BackboneSpec, drop_path_rate: float | None = None, finest: 
     Raises:
         UserError: the model does not exist, keeps no grid, or is bound to a size that is not a multiple of its stride.
     """
-    spec = replace(spec, image_size=_seen_size(spec))
+    spec = replace(spec, image_size=_input_size(spec))
     other = (2 * spec.image_size[0], spec.image_size[1])
     arguments = {**spec.arguments, **fit_to_image_size(spec.name, spec.image_size, spec.arguments).arguments}
     try:
@@ -224,16 +224,16 @@ def _stages_of(backbone: FeatureBackbone) -> dict[int, tuple[int, int]]:
     if not hasattr(backbone.model, "forward_intermediates"):
         return {0: (0, backbone.dim)}
     area = math.prod(backbone.image_size)
-    found: dict[int, tuple[int, int]] = {}
+    stages: dict[int, tuple[int, int]] = {}
     for index, (channels, rows, columns) in enumerate(backbone.shapes(FeatureRequest("stages"))):
         stride = _power_of_two(math.sqrt(area / (rows * columns)))
         if stride >= SMALLEST_STRIDE:
-            found[stride] = (index, channels)
-    return dict(sorted(found.items())) or {0: (0, backbone.dim)}
+            stages[stride] = (index, channels)
+    return dict(sorted(stages.items())) or {0: (0, backbone.dim)}
 
 
-def _seen_size(spec: BackboneSpec) -> Size:
-    """Return the size in pixels at which the model sees images: smaller or larger where its patches are 14 pixels."""
+def _input_size(spec: BackboneSpec) -> Size:
+    """Return the image size in pixels that the model receives: the spec's, but whole patches for sides like 14."""
     patch = patch_size(build_empty(spec.name, spec.arguments))
     if patch is None or all(side == _power_of_two(side) for side in patch):
         return spec.image_size

@@ -52,7 +52,7 @@ from paucal.backbones.layout import grid_sides
 
 
 def layout_of(module: nn.Module) -> AttentionLayout:
-    """Return the declaration of a module's class, or of a base class, about its attention."""
+    """Return how a module's attention is read, as declared by its class or a base class."""
     own = getattr(module, "attention_layout", None)
     if isinstance(own, AttentionLayout):
         return own
@@ -60,7 +60,7 @@ def layout_of(module: nn.Module) -> AttentionLayout:
 
 
 def relevance_family(model: nn.Module) -> str | None:
-    """Return the family whose rules of relevance hold for a model, as its class declares it; None if there is none."""
+    """Return the family whose relevance rules apply to a model, as its class declares it; None if there is none."""
     own = getattr(model, "relevance_family", None)
     return "vit" if own is None and isinstance(model, VisionTransformer) else own
 
@@ -147,15 +147,15 @@ def _hiera(call: Call, weights: Tensor, image_size: Size) -> Places:
     whole = next(part for part in call.model.modules() if isinstance(part, Hiera))
     rows, columns = (int(side) for side in whole.tokens_spatial_shape)
     cells = torch.arange(rows * columns, device=weights.device).view(1, -1, 1)
-    seen = asked = ((rows, columns), whole.unroll(cells).flatten())
+    keys = queries = ((rows, columns), whole.unroll(cells).flatten())
     for block in whole.blocks:
-        seen = asked
+        keys = queries
         if block.attn.q_stride > 1:  # type: ignore[union-attr, operator]
-            asked = _pool_cells(*seen, *whole.q_stride)
+            queries = _pool_cells(*keys, *whole.q_stride)
         if block.attn is call.layer:
             break
     units = weights.shape[2] if weights.ndim == 5 else 1
-    return Places(Tokens(asked[0]), Tokens(seen[0]), asked[1].view(-1, units).T, seen[1].view(-1, units).T)
+    return Places(Tokens(queries[0]), Tokens(keys[0]), queries[1].view(-1, units).T, keys[1].view(-1, units).T)
 
 
 def _pool_cells(grid: Size, cells: Tensor, down: int, right: int) -> tuple[Size, Tensor]:

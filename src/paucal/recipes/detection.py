@@ -67,8 +67,8 @@ _LENGTHS: dict[str, dict[str, Any]] = {
 }
 _DROP_PATHS = {("detector", "1x"): 0.1, ("cascade", "1x"): 0.0, ("detector", "3x"): 0.2, ("cascade", "3x"): 0.2}
 _SOURCES = {
-    "1x": "arXiv:2106.03746, supplement, section 4.1 and table 10, and the Swin program",
-    "3x": "arXiv:2106.09785, table 4, and the Swin program",
+    "1x": "arXiv:2106.03746, supplement, section 4.1 and table 10, and Swin's code",
+    "3x": "arXiv:2106.09785, table 4, and Swin's code",
 }
 _COSTS = {
     "1x": "87,948 steps of 16 images of 800x1333 pixels: eight GPUs with 2 images each (--devices 8), about half a day",
@@ -78,7 +78,7 @@ _EXPECTED = {
     ("detector", "1x"): "with masks: AP of boxes 43.4, with DrLoc in the pre-training 43.8 (table 10)",
     ("detector", "3x"): "with masks: AP of boxes 46.0, from EsViT 46.2 (table 4)",
     ("cascade", "1x"): "with masks: AP of boxes 48.0, with DrLoc in the pre-training 48.2 (table 10)",
-    ("cascade", "3x"): "with masks: AP of boxes 50.4 (the Swin program)",
+    ("cascade", "3x"): "with masks: AP of boxes 50.4 (Swin's code)",
 }
 _SUMMARIES = {
     "detector": "Faster or Mask R-CNN on Swin-T as in the papers' COCO tables",
@@ -91,7 +91,7 @@ def _recipe(kind: str, length: str) -> Recipe:
     return Recipe(
         f"{_SUMMARIES[kind]}: {settings['epochs']} passes, the rate falling after "
         f"{settings['milestones'][0]} and {settings['milestones'][1]}",
-        _SOURCES[length] if (kind, length) != ("cascade", "3x") else "the Swin program",
+        _SOURCES[length] if (kind, length) != ("cascade", "3x") else "Swin's code",
         _COSTS[length],
         _EXPECTED[kind, length],
         settings,

@@ -61,8 +61,8 @@ _TUNED = {
 }
 _PROGRAM = {"schedule": "lagging"}
 
-_SOURCE = "arXiv:2210.05958, supplement, with all of the augmentation of its program"
-_THEIRS = "the paper's program"
+_SOURCE = "arXiv:2210.05958, supplement, with all of the augmentation of its code"
+_THEIRS = "the paper's code"
 _SCORES_CIFAR = "CIFAR-100, 32 pixels: DHVT-T 80.98 (plain ViT-T 67.59), DHVT-S 82.82, tables 2 and 4"
 _SCORES_DOMAINNET = "DHVT-T: ClipArt 71.73, Painting 63.34, Sketch 66.60, Infograph 32.60, Real 81.31, table 7"
 _SCORES_IMAGENET = "ImageNet-1K: DHVT-T 76.5, DHVT-S 82.3, table 9"
@@ -71,14 +71,14 @@ _COST_CIFAR = "300 epochs at 32 pixels with 512 images a step; the paper used tw
 _COST_LARGE = "300 epochs at 224 pixels; the paper used two GPUs (--devices 2)"
 _COST_TUNED = "100 epochs at 224 pixels with 256 images a step (--devices 2); give --init"
 _FROM = (
-    "weights of ImageNet-1k, and none of DHVT are published: give --init a run, such as one of --recipe "
-    "dhvt-imagenet, or a weights file"
+    "weights of ImageNet-1k, and DHVT's are not published: give --init a run, such as one of --recipe dhvt-imagenet, "
+    "or a weights file"
 )
 
 # DHVT's code evaluates like that of the DrLoc paper.
 _recipe = partial(Recipe, imagenet_crop=True)
 _PAPER = _recipe("DHVT from scratch on CIFAR", _SOURCE, _COST_CIFAR, _SCORES_CIFAR, _CIFAR, 1e-3)
-# Settings that the images decide in the plain recipe, which is not meant to reproduce a table.
+# Settings chosen from the images in the plain recipe, which does not reproduce a table.
 _OPEN = ("model", "img_size", "batch_size", "crop", "rand_augment", "val_fraction")
 
 RECIPES: dict[str, Recipe] = {
@@ -89,7 +89,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "dhvt-cifar": _PAPER,
     "dhvt-cifar-reference": _recipe(
-        "the same with the published program's schedule, whose rate changes once per epoch, one epoch late",
+        "the same with the published code's schedule, whose rate changes once per epoch, one epoch late",
         _THEIRS,
         _COST_CIFAR,
         _SCORES_CIFAR,
@@ -98,14 +98,14 @@ RECIPES: dict[str, Recipe] = {
     ),
     "dhvt-domainnet": _recipe(
         "DHVT from scratch on a domain of DomainNet",
-        f"{_SOURCE}, and its program's batch",
+        f"{_SOURCE}, and its code's batch",
         _COST_LARGE,
         _SCORES_DOMAINNET,
         {**_DOMAINNET, "batch_size": 128},
         1e-3,
     ),
     "dhvt-domainnet-reference": _recipe(
-        "the same as in the published program",
+        "the same as in the published code",
         _THEIRS,
         _COST_LARGE,
         _SCORES_DOMAINNET,
@@ -116,7 +116,7 @@ RECIPES: dict[str, Recipe] = {
         "DHVT on ImageNet-1K, 5e-4 at 512 images", _SOURCE, _COST_LARGE, _SCORES_IMAGENET, _IMAGENET, 5e-4
     ),
     "dhvt-imagenet-reference": _recipe(
-        "the same as in the published program: half the images and half the rate",
+        "the same as in the published code: half the images and half the rate",
         _THEIRS,
         _COST_LARGE,
         _SCORES_IMAGENET,
@@ -133,7 +133,7 @@ RECIPES: dict[str, Recipe] = {
         tunes=_FROM,
     ),
     "dhvt-finetune-reference": _recipe(
-        "the same as in the published program: half the rate, in evaluation mode, so that batch norms stay",
+        "the same as in the published code: half the rate, in evaluation mode, so that batch norms stay",
         _THEIRS,
         _COST_TUNED,
         _SCORES_TUNED,

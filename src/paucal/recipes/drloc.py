@@ -77,8 +77,8 @@ RECIPES: dict[str, Recipe] = {
         "the DrLoc paper's training from scratch", "arXiv:2106.03746, section 4", _COST, _SCRATCH_SCORES, _PAPER, 5e-4
     ),
     "drloc-scratch-reference": _recipe(
-        "the same as in the published program: its reading of the loss, a third of a 300-epoch cosine",
-        "the paper's program",
+        "the same as in the published code: its reading of the loss, a third of a 300-epoch cosine",
+        "the paper's code",
         _COST,
         _SCRATCH_SCORES,
         _REFERENCE,
@@ -95,8 +95,8 @@ RECIPES: dict[str, Recipe] = {
         imagenet_alone=True,
     ),
     "drloc-finetune-reference": _recipe(
-        "the same with the published program's reading of the loss (the program itself cannot fine-tune)",
-        "the paper's protocol, its program's loss",
+        "the same with the published code's reading of the loss (the code itself cannot fine-tune)",
+        "the paper's protocol, its code's loss",
         _COST,
         _TUNED_SCORES,
         {**_without(_REFERENCE), **_TUNED, "schedule_epochs": 100},
@@ -106,7 +106,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "swin-imagenet": Recipe(
         "Swin-T from scratch on ImageNet-1K, as its authors trained it; with DrLoc's loss: --method drloc",
-        "the program of Swin (arXiv:2103.14030), which DrLoc's was made from",
+        "the code of Swin (arXiv:2103.14030), which DrLoc's code derives from",
         "300 epochs at 224 pixels with 1024 images a step, on eight GPUs with 128 each (--devices 8)",
         _SWIN_SCORES,
         _SWIN,
@@ -114,7 +114,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "t2t-imagenet": Recipe(
         "T2T-ViT-14 from scratch on ImageNet-1K, as its authors trained it; with DrLoc's loss: --method drloc",
-        "the program of T2T-ViT (arXiv:2101.11986)",
+        "the code of T2T-ViT (arXiv:2101.11986)",
         "310 epochs at 224 pixels with 512 images a step, on eight GPUs with 64 each (--devices 8)",
         _T2T_SCORES,
         _T2T,

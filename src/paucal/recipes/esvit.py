@@ -69,11 +69,11 @@ def _published_recipe(
     """
     count, batch = devices
     rate = 0.2 if "swin_small" in model or "swin_base" in model else 0.1
-    given = f"--devices {count}" if count <= NODE else f"--nodes {count // NODE} --devices {NODE}"
+    flags = f"--devices {count}" if count <= NODE else f"--nodes {count // NODE} --devices {NODE}"
     return Recipe(
         summary,
-        "arXiv:2106.09785, section 4, and its program's runs",
-        f"{changes.get('epochs', 300)} epochs of ImageNet-1K with {count * batch} images a step: {given}",
+        "arXiv:2106.09785, section 4, and its code's runs",
+        f"{changes.get('epochs', 300)} epochs of ImageNet-1K with {count * batch} images a step: {flags}",
         f"ImageNet-1K: {expected}",
         {**_CROPS, **_METHOD, "model": model, "drop_path": rate, "batch_size": batch, **changes},
         lr_per_512=1e-3,
@@ -173,7 +173,7 @@ RECIPES: dict[str, Recipe] = {
         drop_path=0.0,
     ),
     "esvit-small-batch": Recipe(
-        "batches of 16 to 128 on one device: prototypes of length 1 for longer, a slower teacher, cooler at the end",
+        "batches of 16 to 128 on one device: prototypes of length 1, frozen for longer; a lower teacher temperature",
         "this project, after DINO's advice for small batches",
         "one device",
         "docs/lab/2026-11-21-pretraining-small.md",

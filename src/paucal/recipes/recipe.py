@@ -36,7 +36,7 @@ class Recipe:
         cost: Cost of a run.
         expected: Published scores.
         settings: Settings by name; all others are chosen from the data.
-        lr_per_512: Learning rate for 512 images in a step, to which the rate is proportional; None for the usual rule.
+        lr_per_512: Learning rate for 512 images per step, scaled in proportion for others; None for the default rule.
         variants: Different settings by the start of a model's name; the first match counts.
         tunes: Weights that the recipe fine-tunes, for messages; "" if it may start from random weights.
         imagenet_alone: Whether "timm" means weights trained on the labels of ImageNet-1k only.
@@ -90,7 +90,7 @@ def recipe_rate(
 
 
 def require_start(recipes: Mapping[str, Recipe], name: str | None, init: str | None) -> None:
-    """Refuse to tune random weights."""
+    """Refuse a fine-tuning recipe without initial weights."""
     recipe = recipes.get(name or "")
     if recipe is not None and recipe.tunes is not None and init is None:
         raise UserError(f"--recipe {name} starts from {recipe.tunes}.")
@@ -102,14 +102,14 @@ def fill_in(
     """Fill in the open settings from a named recipe.
 
     Args:
-        settings: Settings as given.
-        given: Origin of each setting that was given.
+        settings: The user's settings.
+        given: Origin of each setting that the user has set.
         recipes: Recipes by name.
         name: Name of the recipe; None for none.
-        left_out: Settings of the recipe that do not apply beside the given ones.
+        left_out: Settings of the recipe that do not apply beside the user's.
 
     Returns:
-        The settings, and the origin of each that was given, "recipe NAME" for the recipe's.
+        The settings, and the origin of each that is set; "recipe NAME" for the recipe's.
 
     Raises:
         UserError: there is no such recipe.
@@ -118,6 +118,6 @@ def fill_in(
         return settings, dict(given)
     recipe = find_recipe(recipes, name)
     model = getattr(settings, "model", None) if "model" in given else recipe.settings.get("model")
-    own = recipe.of_model(model).settings
-    values = {key: value for key, value in own.items() if key not in given and key not in left_out}
+    recipe_settings = recipe.of_model(model).settings
+    values = {key: value for key, value in recipe_settings.items() if key not in given and key not in left_out}
     return replace(settings, **values), {**given, **dict.fromkeys(values, f"recipe {name}")}

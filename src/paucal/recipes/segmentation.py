@@ -51,7 +51,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "upernet-ade20k-lvvit": Recipe(
         "the same for LV-ViT, whose head is half as wide, or as wide for LV-ViT-L",
-        "arXiv:2104.10858, the table of ADE20K, and the program",
+        "arXiv:2104.10858, the table of ADE20K, and the code",
         _COST,
         "LV-ViT-S: mean IoU 47.9, at several scales 48.6; LV-ViT-M: 49.4 and 50.6; LV-ViT-L: 50.9 and 51.8",
         {

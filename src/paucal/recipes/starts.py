@@ -14,10 +14,10 @@ TORCHVISION = "tv_in1k"  # the weights of ResNets at the time of the papers
 
 
 def imagenet_alone(model: str, recipe: str) -> str:
-    """Return the name of a timm model with a tag of weights that have seen the labels of ImageNet-1k only.
+    """Return the name of a timm model with a tag of weights trained on the labels of ImageNet-1k only.
 
-    The weights of many default tags have seen more: ViT-B/16's are from ImageNet-21k. A name with a tag is returned as
-    it is, and so is the name of a model without any weights, which is reported when weights are read.
+    Many default tags were trained on more: ViT-B/16's on ImageNet-21k. A name with a tag is returned as it is, and so
+    is the name of a model without any weights, which is reported when weights are read.
 
     Example:
         >>> imagenet_alone("vit_base_patch16_224", "an example")

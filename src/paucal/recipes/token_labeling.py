@@ -88,8 +88,8 @@ RECIPES: dict[str, Recipe] = {
         _SIZES,
     ),
     "token-labeling-reference": Recipe(
-        "the same as in the published program: its weights, and its errors in label lookup and smoothing",
-        "the paper's program",
+        "the same as in the published code: its weights, and its errors in label lookup and smoothing",
+        "the paper's code",
         _COST,
         _SCORES,
         {**_DENSE, "token_preset": "reference"},
@@ -98,7 +98,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "token-labeling-high-resolution": Recipe(
         "a trained LV-ViT tuned at 384 pixels, or --img-size 448 or 512, with its label maps; give --init",
-        "arXiv:2104.10858, supplement section 1, and the program",
+        "arXiv:2104.10858, supplement section 1, and the code",
         "30 epochs at 384 pixels and more with 512 images a step; the paper used eight V100, 32 for L at 448",
         "ImageNet-1K: LV-ViT-S 84.4, M 85.4 at 384 pixels, M 85.5, L 86.2 at 448, L 86.4 at 512",
         _tuning_settings(_DENSE),

@@ -276,7 +276,9 @@ def test_starting__fits_other_channels_and_sizes() -> None:
 
 def test_starting__refuses_weights_of_another_number_of_heads() -> None:
     three, four = build(num_heads=2), build(num_heads=4)
-    with pytest.raises(UserError, match=r"for example, 'blocks.0.attn.pos_embed' is 1x2x32 there and 1x4x32 here"):
+    with pytest.raises(
+        UserError, match=r"for example, 'blocks.0.attn.pos_embed' is 1x2x32 in the file and 1x4x32 in the model"
+    ):
         start_from(four, StartWeights({"model": three.state_dict()}, "two heads"))
 
 

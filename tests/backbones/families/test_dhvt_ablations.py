@@ -160,7 +160,7 @@ def test_positions__are_added_to_class_token_and_cells() -> None:
 def test_plain_patches__refuse_images_that_they_cut() -> None:
     model = small({"sope": False})
     assert model(images(16, 24)).shape == (2, 5)
-    with pytest.raises(ValueError, match="images of 16x26 pixels make no whole patches of 4"):
+    with pytest.raises(ValueError, match="images of 16x26 pixels do not divide into patches of 4"):
         model(images(16, 26))
     with pytest.raises(ValueError, match="images of 30x30 pixels"):
         small({"sope": False}, img_size=30)

@@ -117,7 +117,7 @@ def test_start__takes_other_class_counts_only_below_both_classifiers() -> None:
     before = {name: value.clone() for name, value in target.state_dict().items() if "head" in name}
     report = start_from(target, StartWeights({"state_dict": source.state_dict()}, "a file"))
     assert report.share == 1
-    assert report.classifier == "fresh, as the start has 2 classes and this run 3"
+    assert report.classifier == "fresh, since the loaded weights have 2 classes and this run 3"
     assert all(torch.equal(target.state_dict()[name], value) for name, value in before.items())
 
 

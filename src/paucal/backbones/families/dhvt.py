@@ -130,20 +130,20 @@ class Dhvt(TokenBackbone):
         )
         if num_heads < 1 or embed_dim % num_heads:
             raise ValueError(f"num_heads is {num_heads}; give a number that divides embed_dim, {embed_dim}")
-        chosen = DhvtParts(**parts)
+        options = DhvtParts(**parts)
         self.dynamic_img_size = dynamic_img_size
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
-        self.patch_embed = _patches(_pair(img_size), patch_size, in_chans, embed_dim, chosen)
+        self.patch_embed = _patches(_pair(img_size), patch_size, in_chans, embed_dim, options)
         cells = self.patch_embed.grid_size[0] * self.patch_embed.grid_size[1]  # type: ignore[index]
-        self.pos_embed = nn.Parameter(torch.zeros(1, 1 + cells, embed_dim)) if chosen.abs_pos else None
+        self.pos_embed = nn.Parameter(torch.zeros(1, 1 + cells, embed_dim)) if options.abs_pos else None
         rates: list[float] = calculate_drop_path_rates(drop_path_rate, depth)  # type: ignore[assignment]
-        feed_forward, hidden = Daff if chosen.daff else PlainFeedForward, int(embed_dim * mlp_ratio)
-        attention = (embed_dim, num_heads, qkv_bias, chosen.head_tokens, attn_drop_rate, proj_drop_rate)
+        feed_forward, hidden = Daff if options.daff else PlainFeedForward, int(embed_dim * mlp_ratio)
+        attention = (embed_dim, num_heads, qkv_bias, options.head_tokens, attn_drop_rate, proj_drop_rate)
         self.blocks = nn.ModuleList(
             DhvtBlock(
                 embed_dim,
                 HeadInteractedAttention(*attention),
-                feed_forward(embed_dim, hidden, chosen, proj_drop_rate),
+                feed_forward(embed_dim, hidden, options, proj_drop_rate),
                 rate,
             )
             for rate in rates
@@ -202,7 +202,7 @@ class Dhvt(TokenBackbone):
             return table
         if not self.dynamic_img_size:
             raise ValueError(
-                f"the table of positions is for {own} cells and the images have {grid}: give img_size, call "
+                f"the position table is for {own} cells and the images have {grid}: give img_size, call "
                 "set_input_size, or give dynamic_img_size=True"
             )
         return resample_positions(table, own, grid)
@@ -217,7 +217,7 @@ def _patches(size: Size, patch: int, in_chans: int, embed_dim: int, parts: DhvtP
 
 def _require_multiples(size: Size, patch: int) -> None:
     if size[0] % patch or size[1] % patch:
-        raise ValueError(f"images of {size[0]}x{size[1]} pixels make no whole patches of {patch}: give multiples of it")
+        raise ValueError(f"images of {size[0]}x{size[1]} pixels do not divide into patches of {patch}; use multiples")
 
 
 def _pair(img_size: int | Sequence[int]) -> Size:

@@ -74,12 +74,12 @@ class DhvtParts:
             self._require(name, Literal[True, False], None)
 
     def feed_forward(self) -> dict[str, Any]:
-        """Return `local`, `shortcut`, `split_cls` and `aggregate` with the None values settled."""
-        usual = {"local": "conv", "shortcut": True, "split_cls": True, "aggregate": "cls"}
+        """Return `local`, `shortcut`, `split_cls` and `aggregate` with None replaced by the default."""
+        defaults = {"local": "conv", "shortcut": True, "split_cls": True, "aggregate": "cls"}
         if not self.daff:
-            usual = {"local": "none", "shortcut": False, "split_cls": False, "aggregate": "none"}
-        given = {name: getattr(self, name) for name in usual}
-        return {name: usual[name] if value is None else value for name, value in given.items()}
+            defaults = {"local": "none", "shortcut": False, "split_cls": False, "aggregate": "none"}
+        options = {name: getattr(self, name) for name in defaults}
+        return {name: defaults[name] if value is None else value for name, value in options.items()}
 
     def _require(self, name: str, allowed: Any, *further: Any) -> None:
         value, values = getattr(self, name), (*get_args(allowed), *further)

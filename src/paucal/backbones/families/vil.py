@@ -232,9 +232,9 @@ def _require_choices(mode: str, positions: str, bias_resize: str, window_size: i
         "positions": (positions, POSITIONS),
         "bias_resize": (bias_resize, BIAS_RESIZES),
     }
-    for name, (given, known) in choices.items():
-        if given not in known:
-            raise ValueError(f"{name} is {given!r}; choose one of {', '.join(map(repr, known))}")
+    for name, (value, allowed) in choices.items():
+        if value not in allowed:
+            raise ValueError(f"{name} is {value!r}; choose one of {', '.join(map(repr, allowed))}")
     if window_size < 1:
         raise ValueError(f"window_size is {window_size}; give the side of a chunk in cells, 1 or more")
 

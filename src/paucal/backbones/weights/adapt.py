@@ -65,12 +65,12 @@ def fit_to_model(model: nn.Module, state: Mapping[str, Tensor], grid: Size | Non
 
 def _fit(model: nn.Module, state: Mapping[str, Tensor], grid: Size | None) -> Fitted:
     own = model.state_dict()
-    given = {name: value for name, value in state.items() if not is_computed(name)}
-    # timm's conversions assume a square source grid; positions of a grid known to be otherwise are kept from them.
-    aside = {name: given.pop(name) for name in list(given) if grid is not None and _POSITIONS.search(name)}
-    converted = {**_convert(model, given), **aside}
+    source = {name: value for name, value in state.items() if not is_computed(name)}
+    # timm's conversions assume a square source grid, so positions of a known grid are not converted.
+    positions = {name: source.pop(name) for name in list(source) if grid is not None and _POSITIONS.search(name)}
+    converted = {**_convert(model, source), **positions}
     fitted = Fitted()
-    fitted.unused += _dropped_names(given, converted)
+    fitted.unused += _dropped_names(source, converted)
     for name, value in converted.items():
         if name not in own:
             fitted.unused.append(name)
@@ -117,13 +117,13 @@ def _converter(model: nn.Module) -> Callable[[dict, nn.Module], dict] | None:
     return next((function for function in converters if function is not None), None)
 
 
-def _dropped_names(given: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> list[str]:
+def _dropped_names(source: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> list[str]:
     """Return the names that a conversion has dropped; empty if it has built new tensors from old ones."""
     kept = {id(value) for value in converted.values()}
-    old = {id(value) for value in given.values()}
-    if any(name not in given and id(value) not in old for name, value in converted.items()):
+    old = {id(value) for value in source.values()}
+    if any(name not in source and id(value) not in old for name, value in converted.items()):
         return []
-    return [name for name, value in given.items() if name not in converted and id(value) not in kept]
+    return [name for name, value in source.items() if name not in converted and id(value) not in kept]
 
 
 def _same(value: Tensor, own: Tensor, grid: Size | None, name: str) -> bool:
@@ -232,7 +232,7 @@ def keep_classifier(
         shapes: Shapes of the model's classifier.
         theirs: Names of the source's classes, where known.
         ours: Names of the model's classes, where known.
-        head: "auto", or the treatment that the user insists on.
+        head: "auto" to keep the classifier if it fits, or the user's choice.
 
     Returns:
         The tensors to load (none for a fresh classifier), and a description of the choice for the user.
@@ -240,10 +240,10 @@ def keep_classifier(
     if not shapes:
         return {}, "none"
     if head == "fresh":
-        return {}, "fresh, as asked"
+        return {}, "fresh, as requested"
     kept, verdict = _match(given, shapes, theirs, ours)
     if head == "keep" and not kept:
-        raise UserError(f"--init-head keep: the classifier must be {verdict}; leave the option out.")
+        raise UserError(f"--init-head keep: the classifier cannot be kept ({verdict}); leave the option out.")
     return kept, verdict
 
 
@@ -254,18 +254,19 @@ def _match(
     ours: Sequence[str] | None,
 ) -> Kept:
     if set(given) != set(shapes):
-        return {}, "fresh, as the start has none"
+        return {}, "fresh, since the loaded weights have none"
     counts = {value.shape[0] if value.ndim and value.is_floating_point() else 0 for value in given.values()}
     wanted, available = next(iter(shapes.values()))[0], max(counts)
     if theirs is not None and ours is not None and len(theirs) == available:
         if unknown := [name for name in ours if name not in set(theirs)]:
-            return {}, f"fresh, as the start does not know {some(unknown)}"
+            return {}, f"fresh, since the loaded weights have no class {some(unknown)}"
         rows, verdict = [theirs.index(name) for name in ours], f"kept, {wanted} of {available} classes found by name"
     elif available == wanted:
         rows = list(range(wanted))
-        verdict = "kept, as the start and this run have equally many classes, and the start does not name them"
+        verdict = f"kept, since the loaded weights also have {counted(wanted, 'class', 'classes')}, without names"
     else:
-        return {}, f"fresh, as the start has {counted(available, 'class', 'classes')} and this run {wanted}"
+        classes = counted(available, "class", "classes")
+        return {}, f"fresh, since the loaded weights have {classes} and this run {wanted}"
     if len(counts) > 1 or any(value[:wanted].shape != shapes[name] for name, value in given.items()):
-        return {}, "fresh, as the start's has another shape"
+        return {}, "fresh, since that of the loaded weights has another shape"
     return {name: value[torch.tensor(rows)] for name, value in given.items()}, verdict

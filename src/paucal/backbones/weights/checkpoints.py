@@ -44,8 +44,8 @@ def candidates(tree: Mapping[str, Any], names: Collection[str]) -> list[Candidat
 
     Example:
         >>> import torch
-        >>> found = candidates({"teacher": {"module.fc.bias": torch.zeros(2)}}, {"fc.bias"})
-        >>> found[0].part, list(found[0].state)
+        >>> parts = candidates({"teacher": {"module.fc.bias": torch.zeros(2)}}, {"fc.bias"})
+        >>> parts[0].part, list(parts[0].state)
         ("teacher, 'module.'", ['fc.bias'])
     """
     mappings = sorted(_mappings(tree), key=lambda mapping: -len(mapping[1]))[:MOST_MAPPINGS]
@@ -120,8 +120,8 @@ class Program:
 
     def without_method(self, state: Mapping[str, Tensor]) -> tuple[State, list[str]]:
         """Return the tensors of the backbone, and the names of the training method's tensors."""
-        left = [name for name in state if re.search(self.method, name)]
-        return {name: value for name, value in state.items() if name not in set(left)}, left
+        removed = [name for name in state if re.search(self.method, name)]
+        return {name: value for name, value in state.items() if name not in set(removed)}, removed
 
 
 _SEQUENTIAL_RESNET = {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3", "7": "layer4"}
@@ -135,7 +135,7 @@ def name_resnet(state: Mapping[str, Tensor]) -> State:
     if not any(name.startswith("model.4.0.conv1") for name in state):
         return dict(state)
     return {
-        re.sub(r"^model\.(\d)\.", lambda found: f"{_SEQUENTIAL_RESNET.get(found[1], found[0][:-1])}.", name): value
+        re.sub(r"^model\.(\d)\.", lambda match: f"{_SEQUENTIAL_RESNET.get(match[1], match[0][:-1])}.", name): value
         for name, value in state.items()
     }
 

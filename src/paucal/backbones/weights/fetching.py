@@ -24,7 +24,8 @@ def require_reachable(config: Any) -> None:
         config: timm's description of the weights (`timm.get_pretrained_cfg`).
 
     Raises:
-        ConnectionError: the weights are not in the cache and the hub cannot be reached; the message is a clause.
+        ConnectionError: the weights are not in the cache and the hub cannot be reached; the message is a clause for a
+            longer sentence.
     """
     if not getattr(config, "hf_hub_id", None) or getattr(config, "file", None) or is_cached(config):
         return

@@ -25,7 +25,7 @@ class LoadReport:
         program: Program that wrote the file, if the names of its tensors tell.
         method: Tensors of the file that belong to that program's training method, such as projection heads.
         input: Preprocessing of images that belongs to the weights, with the keys of `inputs.ImageInput`.
-        undertrained: Whether they have seen too few images to be careful with.
+        undertrained: Whether the weights were trained on so few images that careful fine-tuning does not pay off.
     """
 
     source: str
@@ -45,9 +45,9 @@ class LoadReport:
         """Return sentences for the user: how much was loaded, then only what is unexpected."""
         where = "; ".join(word for word in (self.program and f"written by {self.program}", self.part) if word)
         part = f" ({where})" if where else ""
-        taken = len(self.loaded) + len(self.adapted)
+        count = len(self.loaded) + len(self.adapted)
         lines = [
-            f"starts from {self.source}{part}: {taken} tensors loaded, {rounded_down(self.share)} of the parameters "
+            f"starts from {self.source}{part}: {count} tensors loaded, {rounded_down(self.share)} of the parameters "
             f"below the classifier; classifier: {self.classifier}"
         ]
         for change in dict.fromkeys(self.adapted.values()):
@@ -55,9 +55,9 @@ class LoadReport:
             lines.append(f"adapted: {some(names)}: {change}")
         misfits = set(self.fresh) & set(self.unused)
         for names, what in (
-            ([name for name in self.fresh if name in misfits], "of another shape in the start, left at fresh values"),
-            ([name for name in self.fresh if name not in misfits], "not in the start, left at fresh values"),
-            ([name for name in self.unused if name not in misfits], "in the start, not used here"),
+            ([name for name in self.fresh if name in misfits], "not loaded, since the shape differs"),
+            ([name for name in self.fresh if name not in misfits], "not loaded, since the file lacks them"),
+            ([name for name in self.unused if name not in misfits], "in the file, not used by the model"),
         ):
             lines += [f"{what}: {some(names)}"] if names else []
         lines += [f"left out, as part of the training method: {some(self.method)}"] if self.method else []

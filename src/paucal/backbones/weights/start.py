@@ -66,7 +66,7 @@ def start_from(
         >>> source, target = timm.create_model("resnet18", num_classes=9), timm.create_model("resnet18", num_classes=4)
         >>> report = start_from(target, StartWeights({"model": source.state_dict()}, "an example"))
         >>> report.share, report.classifier
-        (1.0, 'fresh, as the start has 9 classes and this run 4')
+        (1.0, 'fresh, since the loaded weights have 9 classes and this run 4')
     """
     model = model.model if isinstance(model, FeatureBackbone) else model
     best = _best_fit(model, weights)
@@ -114,8 +114,8 @@ def take_whole(model: nn.Module, weights: StartWeights) -> tuple[dict[str, Tenso
     if missing:
         raise UserError(
             f"{weights.source} does not hold the weights of {model_name(model)}: {len(missing)} of its {len(needed)} "
-            f"tensors are not there in the right shape (such as {missing[0]!r}); give the --model that they were "
-            "made with."
+            f"tensors are missing or have another shape (such as {missing[0]!r}); give the --model that the weights "
+            "belong to."
         )
     state = {**fitted.state, **classifier}
     _require_finite(state, weights.source, "")
@@ -153,8 +153,8 @@ def pick_network(tree: Mapping[str, Any], name: str, source: str) -> Mapping[str
     """Return the part of a checkpoint that is stored under a name, such as "teacher" or "student"."""
     part = tree.get(name)
     if not isinstance(part, Mapping):
-        there = ", ".join(key for key, value in tree.items() if isinstance(value, Mapping))
-        raise UserError(f"--init-network: {source} holds no {name!r}; it holds {there or 'one network, unnamed'}.")
+        names = ", ".join(key for key, value in tree.items() if isinstance(value, Mapping))
+        raise UserError(f"--init-network: {source} holds no {name!r}; it holds {names or 'one network, unnamed'}.")
     return {name: part}
 
 
@@ -210,18 +210,16 @@ def _too_little(model: nn.Module, weights: StartWeights, best: Fit) -> str:
         reason = f"it holds a {weights.model}, so choose --model {weights.model}"
     elif fitted.misfits:
         misfit, value = next(iter(fitted.misfits.items()))
-        there, here = _describe_difference(value, own[misfit])
-        reason = (
-            f"for example, {misfit!r} is {there} there and {here} here, so choose the --model and "
-            "--model-args that the weights were made with"
-        )
+        in_file, in_model = _describe_difference(value, own[misfit])
+        example = f"for example, {misfit!r} is {in_file} in the file and {in_model} in the model"
+        reason = f"{example}, so choose the --model and --model-args that the weights belong to"
         if value.shape == own[misfit].shape:
-            reason = f"for example, {misfit!r} is of {there} there and of {here} here: convert the weights to floats"
+            reason = f"{example}: convert the weights to floats"
     else:
         theirs = next(iter(_names(weights.tree)), "nothing")
         reason = (
             f"its tensors have names such as {theirs!r}, the model's such as {next(iter(own))!r}; choose the --model "
-            "that the weights were made with"
+            "that the weights belong to"
         )
     return f"--init: {weights.source} has only {fitting} ({rounded_down(best.share)} of the parameters): {reason}."
 
@@ -238,14 +236,14 @@ def _require_shapes(model: nn.Module, source: str, best: Fit, of_classifier: Seq
     if best.program is None or not wrong:
         return
     theirs, own = best.fitted.misfits[wrong[0]], model.state_dict()[wrong[0]]
-    there, here = _describe_difference(theirs, own)
-    what, advice = ("shapes", "choose the --model and --model-args that they were made with")
+    in_file, in_model = _describe_difference(theirs, own)
+    what, advice = ("shapes", "choose the --model and --model-args that the weights belong to")
     if theirs.shape == own.shape:
         what, advice = ("types", "convert the weights to floats")
     raise UserError(
         f"--init: {source} holds weights as {best.program.name} writes them, but {len(wrong)} of its tensors have "
-        f"other {what} than in {model_name(model)}: for example, {wrong[0]!r} is {there} there and {here} "
-        f"here; {advice}."
+        f"other {what} than in {model_name(model)}: for example, {wrong[0]!r} is {in_file} in the file and {in_model} "
+        f"in the model; {advice}."
     )
 
 

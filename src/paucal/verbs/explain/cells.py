@@ -88,7 +88,7 @@ def localization_figures(
     found = next(filter(None, map(CELL.fullmatch, tokens or ())), None)
     second = (int(found[1]), int(found[2])) if found else (rows // 2, columns // 2)
     if second[0] >= rows or second[1] >= columns:
-        raise UserError(f"the cell {second} lies outside of the grid of {rows}x{columns} cells: count from 0.")
+        raise UserError(f"the cell {second} lies outside the grid of {rows}x{columns} cells: count from 0.")
     first = (0, 0) if second != (0, 0) else (rows - 1, columns - 1)
     yield f"{stem(image.name)}_localization", offsets_figure(image.picture, view, first, second)
 

@@ -1,4 +1,4 @@
-"""What timm expects of every model, written once for the families of this package.
+"""The methods that timm expects of every model, written once for the families of this package.
 
 timm's own models each repeat this code (see `timm.models.vision_transformer`); the behaviour is the same.
 """
@@ -74,8 +74,8 @@ def _variant(
     out_indices: int | Sequence[int],
     changes: Callable[[Mapping[str, Any]], dict[str, Any]],
 ) -> Callable[..., nn.Module]:
-    def build(pretrained: bool = False, **given: Any) -> nn.Module:
-        arguments = {**settings, **given}
+    def build(pretrained: bool = False, **overrides: Any) -> nn.Module:
+        arguments = {**settings, **overrides}
         overlay = {**(arguments.pop("pretrained_cfg_overlay", None) or {}), **changes(arguments)}
         return build_model_with_cfg(
             kind,
@@ -92,7 +92,7 @@ def _variant(
 
 
 def take_indices(count: int, indices: Indices) -> list[int]:
-    """Return the selected ones of `count` levels: all (None), the last n (a number), or the listed indices.
+    """Return the indices of the selected levels: all (None), the last n (a number), or the listed ones.
 
     Example:
         >>> take_indices(4, None), take_indices(4, 2), take_indices(4, [0, -1])
@@ -102,11 +102,11 @@ def take_indices(count: int, indices: Indices) -> list[int]:
         return list(range(count))
     if isinstance(indices, int):
         if not 0 < indices <= count:
-            raise ValueError(f"the last {indices} levels are asked for, of {count}: ask for 1 to {count}")
+            raise ValueError(f"indices is {indices}, but the model has {count} levels: give 1 to {count}")
         return list(range(count - indices, count))
     wrong = [index for index in indices if not -count <= index < count]
     if wrong:
-        raise ValueError(f"levels {wrong} are asked for, of {count}: ask for {-count} to {count - 1}")
+        raise ValueError(f"indices has {wrong}, but the model has {count} levels: give {-count} to {count - 1}")
     return [index % count for index in indices]
 
 

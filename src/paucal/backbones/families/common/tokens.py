@@ -112,7 +112,7 @@ class TokenBackbone(Classifying):
         if output_fmt == "NCHW":
             maps = [to_map(tokens, grid) for tokens in maps]
         if return_prefix_tokens:
-            maps = [(one, kept[index][:, :first]) for one, index in zip(maps, wanted, strict=True)]
+            maps = [(grid_map, kept[index][:, :first]) for grid_map, index in zip(maps, wanted, strict=True)]
         return maps if intermediates_only else (self.norm(x), maps)
 
     def prune_intermediate_layers(
