@@ -75,5 +75,5 @@ def test_maps__that_do_not_know_a_class_of_the_images_are_refused(labelled, trai
     more = make_photos(tmp_path / "photos", classes=4, **WIDE)
     flags = ["--init", trained, "--method", "token-labeling", "--labels", labelled / "maps"]
     message = failure(capsys, "train", more, *ONE, *flags, "--output", tmp_path / "run")
-    assert "do not know 1 of the 4 classes of photos (such as 'class3')" in message
+    assert "lack 1 of the 4 classes of photos (such as 'class3')" in message
     assert not (tmp_path / "run").exists()

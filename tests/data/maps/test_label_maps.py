@@ -93,8 +93,8 @@ def test_images__that_have_changed_are_noticed(tmp_path):
 def test_maps__of_another_set_or_of_other_classes_are_refused(tmp_path):
     written(tmp_path, image_set())
     refused(tmp_path, image_set(5), "has no map of '4.png'")
-    refused(tmp_path, image_set(classes=("cat", "dog", "emu")), "do not know 1 of the 3 classes .*'emu'")
-    refused(tmp_path, image_set(classes=("cat", "dog", "elk", "fox")), "do not know 1 of the 4 .*'fox'.*--classes")
+    refused(tmp_path, image_set(classes=("cat", "dog", "emu")), "lack 1 of the 3 classes .*'emu'")
+    refused(tmp_path, image_set(classes=("cat", "dog", "elk", "fox")), "lack 1 of the 4 .*'fox'.*--classes")
 
 
 def test_maps__of_more_classes_than_the_set_has_are_read_by_name(tmp_path):

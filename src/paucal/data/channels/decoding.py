@@ -46,7 +46,7 @@ def decode_image(source: ImageSource, name: str, reading: Reading = WHOLE) -> Im
         UnreadableImage: As in `decode_rgb`, or the image has another number of channels.
     """
     if reading.channels == RGB and not is_npy(source):
-        return _or_its_channels(lambda: decode_rgb(source, name, reading), source)
+        return _or_report_channels(lambda: decode_rgb(source, name, reading), source)
     values = channel_values(source, name, reading.channels)
     with decoding_errors(name):
         return image_from_values(values, reading)
@@ -69,7 +69,7 @@ def check_image(source: ImageSource, name: str, reading: Reading = WHOLE) -> Non
         UnreadableImage: As `decode_image`.
     """
     if reading.channels == RGB and not is_npy(source):
-        _or_its_channels(lambda: check_decodes(source, name, reading), source)
+        _or_report_channels(lambda: check_decodes(source, name, reading), source)
     else:
         decode_image(source, name, reading)
 
@@ -236,7 +236,7 @@ def _values_of(image: Image.Image, channels: int) -> NDArray[np.generic] | None:
     return np.atleast_3d(np.asarray(upright.convert(MODES[channels])))
 
 
-def _or_its_channels(decode: Callable[[], T], source: ImageSource) -> T:
+def _or_report_channels(decode: Callable[[], T], source: ImageSource) -> T:
     """Call a decoder of RGB images; if it fails for a TIFF of more channels, report their number."""
     try:
         return decode()

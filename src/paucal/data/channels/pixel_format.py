@@ -19,10 +19,10 @@ from paucal.data.stores import EncodedStore, locate, locate_original
 from paucal.types import UserError
 from paucal.wording import percent
 
-_LOOKED_AT = 256
+_SAMPLED = 256  # images whose headers are read
 _GREY = 1  # channels of grey images, which are read as RGB
 LOOKED_AT = 16  # images whose depth is checked
-_IMAGES = 32
+_IMAGES = 32  # images whose values are read
 _VALUES = 1 << 16  # most values read of each image
 # Share of the values below, and above, the range, so that dead and hot pixels do not stretch it.
 _OUTSIDE = 1e-4
@@ -38,7 +38,7 @@ def count_channels(images: ImageSet) -> int:
     other numbers of channels.
     """
     first: tuple[int, str] | None = None
-    for index in images.sample(_LOOKED_AT):
+    for index in images.sample(_SAMPLED):
         store, place = locate(images.store, int(index))
         if not isinstance(store, EncodedStore) or not store.name(place).lower().endswith((*NPY, *TIFF)):
             channels = RGB
@@ -67,7 +67,7 @@ def describe_channels(channels: int) -> str:
 
 
 def has_other_depth(source: ImageSource, name: str, reading: Reading) -> bool:
-    """Return whether an image has more or fewer bits a channel than a model's training images.
+    """Return whether an image has more or fewer bits per channel than a model's training images.
 
     Args:
         source: Encoded bytes, or path of the file.
@@ -141,10 +141,10 @@ def with_value_ranges(reading: Reading, images: ImageSet) -> tuple[Reading, list
 
 def _deep(images: ImageSet, channels: int) -> Iterator[Values]:
     """Yield values of up to 32 deep images, of shape (n,) or (n, channels)."""
-    sampled = map(int, images.sample(_LOOKED_AT))
+    sampled = map(int, images.sample(_SAMPLED))
     encoded = [index for index in sampled if isinstance(locate(images.store, index)[0], EncodedStore)]
     count = 0
-    for index in [encoded[place] for place in evenly_spaced(len(encoded), _LOOKED_AT)]:
+    for index in [encoded[place] for place in evenly_spaced(len(encoded), _SAMPLED)]:
         store, place = locate(images.store, index)
         assert isinstance(store, EncodedStore)
         try:
@@ -154,8 +154,8 @@ def _deep(images: ImageSet, channels: int) -> Iterator[Values]:
         if values is None:
             continue
         flat = values.reshape(-1) if values.ndim == 2 or channels == RGB else values.reshape(-1, channels)
-        few: NDArray[np.float64] = flat[:: max(1, len(flat) // _VALUES)].astype(np.float64)
-        yield Values(few, declared_no_data(store.source(place)))
+        spaced: NDArray[np.float64] = flat[:: max(1, len(flat) // _VALUES)].astype(np.float64)
+        yield Values(spaced, declared_no_data(store.source(place)))
         count += 1
         if count == _IMAGES:
             return
@@ -201,16 +201,16 @@ def measured_values(sampled: Sequence[Values], outside: float) -> tuple[NDArray[
             good &= values != number
             notes.append(f"{message}, and is treated as no data")
         else:
-            notes.append(f"{message}, which get few of 256 levels: where it stands for no data, write NaN")
+            notes.append(f"{message}, which leaves them few of 256 levels: if it means no data, write NaN instead")
     return values[good], notes
 
 
-def _share(chosen: NDArray[np.bool_]) -> str:
-    return percent(float(chosen.mean()), ".3g")
+def _share(mask: NDArray[np.bool_]) -> str:
+    return percent(float(mask.mean()), ".3g")
 
 
 def _far_values(values: NDArray[np.float64], outside: float) -> list[float]:
-    """Return which of the lowest and the highest value is frequent and lies far from all other values."""
+    """Return those of the lowest and the highest value that are frequent and far from all other values."""
     if not len(values):
         return []
     far = []

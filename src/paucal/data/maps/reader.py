@@ -46,14 +46,16 @@ class LabelMaps:
             if self.facts.covered not in get_args(Covered):
                 raise KeyError(f"covered {self.facts.covered!r}")
             for name in ("classes", "keys", "hashes", "trained_on"):
-                if not isinstance(index[name], list) or not all(type(one) is str for one in index[name]):
+                if not isinstance(index[name], list) or not all(type(entry) is str for entry in index[name]):
                     raise TypeError(f"{name} are not a list of names")
             if len(index["keys"]) != len(index["hashes"]):
                 raise TypeError(f"{len(index['keys'])} keys and {len(index['hashes'])} hashes")
             self._row = {key: row for row, key in enumerate(index["keys"])}
             self._hashes = list(index["hashes"])
         except (KeyError, TypeError) as problem:
-            raise UserError(f"{str(folder / INDEX)!r} describes no label maps ({problem}): make them again.") from None
+            raise UserError(
+                f"{str(folder / INDEX)!r} is not a valid index of label maps ({problem}): make them again."
+            ) from None
         self._values, self._indices, done = (open_array(folder / name, "r") for name in (VALUES, CLASSES, DONE))
         require_shapes(folder, len(self._hashes), self.facts, (self._values, self._indices, done))
         if not done.all():
@@ -67,9 +69,9 @@ class LabelMaps:
         return key in self._row
 
     def rows(self, images: ImageSet, positions: NDArray[np.int64], advance: Advance | None = None) -> "MapReader":
-        """Return a reader for some of a set's images, after checking that maps fit them."""
+        """Return a reader for some of a set's images, after checking that the maps were made from them."""
         order = _class_order(self.facts, images)
-        foreign = len(order) > len(images.classes)
+        has_foreign = len(order) > len(images.classes)
         rows = np.full(len(images), -1)
         rows[positions] = [self._row_of(images.keys[int(position)]) for position in positions]
         hashes = content_hashes(images, positions, advance)
@@ -81,7 +83,7 @@ class LabelMaps:
                 )
         self._check_classes(rows[positions])
         covered = _square_shares(images, positions) if self.facts.covered == "square" else None
-        return MapReader(self.folder, rows, order, covered, foreign)
+        return MapReader(self.folder, rows, order, covered, has_foreign)
 
     def _row_of(self, key: str) -> int:
         if key not in self._row:
@@ -90,10 +92,10 @@ class LabelMaps:
 
     def _check_classes(self, rows: NDArray[np.int64]) -> None:
         for begin in range(0, len(rows), 1024):
-            some = self._indices[rows[begin : begin + 1024]]
-            if some.min() < 0 or some.max() >= len(self.facts.classes):
+            indices = self._indices[rows[begin : begin + 1024]]
+            if indices.min() < 0 or indices.max() >= len(self.facts.classes):
                 raise UserError(
-                    f"the label maps in {str(self.folder)!r} name class {some.max()} of {len(self.facts.classes)}: "
+                    f"the label maps in {str(self.folder)!r} name class {indices.max()} of {len(self.facts.classes)}: "
                     "they are damaged, make them again."
                 )
 
@@ -180,8 +182,8 @@ def _class_order(facts: MapFacts, images: ImageSet) -> NDArray[np.int64]:
     ours, theirs = {name: number for number, name in enumerate(images.classes)}, Counter(facts.classes)
     if unknown := [name for name in ours if name not in theirs]:
         raise UserError(
-            f"--labels: the maps do not know {len(unknown)} of the {len(ours)} classes of {images.name} (such as "
-            f"{unknown[0]!r}): label with a teacher that knows all of these, or leave classes out with --classes."
+            f"--labels: the maps lack {len(unknown)} of the {len(ours)} classes of {images.name} (such as "
+            f"{unknown[0]!r}): label with a teacher that has all of these, or leave classes out with --classes."
         )
     if doubled := next((name for name in ours if theirs[name] > 1), None):
         raise UserError(

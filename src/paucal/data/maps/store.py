@@ -58,7 +58,7 @@ class MapFacts:
 
     @property
     def bytes_per_image(self) -> int:
-        """Return the storage of one image's map."""
+        """Size of one image's map in bytes."""
         return self.top * self.grid[0] * self.grid[1] * (2 + _kind(len(self.classes)).itemsize)
 
 
@@ -73,10 +73,10 @@ class MapWriter:
     """
 
     def __init__(self, folder: Path, facts: MapFacts, keys: Sequence[str], hashes: Sequence[str]) -> None:
-        described = {"format": FORMAT, **asdict(facts), "keys": list(keys), "hashes": list(hashes)}
-        described = json.loads(json.dumps(described))
+        index = {"format": FORMAT, **asdict(facts), "keys": list(keys), "hashes": list(hashes)}
+        index = json.loads(json.dumps(index))
         if (folder / INDEX).exists():
-            if read_index(folder) != described:
+            if read_index(folder) != index:
                 raise UserError(
                     f"--output: {str(folder)!r} holds label maps of other images or of another teacher: give another "
                     "folder, or delete it."
@@ -84,7 +84,7 @@ class MapWriter:
         else:
             require_maps(folder)
             _create(folder, facts, len(keys))
-            (folder / INDEX).write_text(json.dumps(described), encoding="utf-8")
+            (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
         self._values, self._indices, self._done = (open_array(folder / name, "r+") for name in (VALUES, CLASSES, DONE))
         require_shapes(folder, len(keys), facts, (self._values, self._indices, self._done))
 
@@ -93,7 +93,7 @@ class MapWriter:
 
     @property
     def missing(self) -> NDArray[np.int64]:
-        """Return the positions that have no map yet."""
+        """Positions of the images that have no map yet."""
         return np.flatnonzero(self._done == 0)
 
     def write(self, positions: Sequence[int], values: NDArray, indices: NDArray) -> None:
@@ -141,14 +141,14 @@ def read_index(folder: Path) -> dict[str, Any]:
     except ValueError as problem:
         raise UserError(f"{str(path)!r} cannot be read ({problem}): make the maps again.") from None
     if not isinstance(index, dict) or index.get("format") != FORMAT:
-        raise UserError(f"{str(path)!r} describes no label maps of this version: make them again.")
+        raise UserError(f"{str(path)!r} is not an index of label maps in this version's format: make them again.")
     return index
 
 
 def require_maps(folder: Path) -> None:
     """Refuse a folder for label maps that holds something else; raises a UserError."""
-    foreign = folder.exists() and any(not entry.name.startswith(_OF_WRITERS) for entry in folder.iterdir())
-    if foreign and not (folder / INDEX).is_file():
+    has_files = folder.exists() and any(not entry.name.startswith(_OF_WRITERS) for entry in folder.iterdir())
+    if has_files and not (folder / INDEX).is_file():
         raise UserError(f"--output: {str(folder)!r} is not empty and holds no label maps: give another folder.")
 
 
@@ -181,13 +181,13 @@ def content_hashes(
     stamps = [_stamp(images, int(position)) for position in positions]
     memory = _memory(images)
     digests = np.zeros((len(stamps), DIGEST), dtype=np.uint8)
-    known = np.zeros(len(stamps), dtype=bool)
+    is_stored = np.zeros(len(stamps), dtype=bool)
     if memory is not None:
-        digests, known = memory.look_up(stamps)
-    new = np.flatnonzero(~known)
+        digests, is_stored = memory.look_up(stamps)
+    new = np.flatnonzero(~is_stored)
     for done, row in enumerate(new.tolist()):
-        found = bytes.fromhex(content_hash(full_size_image(images, int(positions[row]))))
-        digests[row] = np.frombuffer(found, dtype=np.uint8)
+        digest = bytes.fromhex(content_hash(full_size_image(images, int(positions[row]))))
+        digests[row] = np.frombuffer(digest, dtype=np.uint8)
         if advance is not None:
             advance(len(stamps) - len(new) + done + 1, len(stamps))
     if advance is not None and not len(new):

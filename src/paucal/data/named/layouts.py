@@ -1,8 +1,8 @@
 """Published layouts that torchvision does not read in the form needed for EsViT's table 9.
 
 torchvision's FER2013 joins both test parts, its UCF101 returns video clips, and it has no Hateful Memes. Damaged
-files raise a `ValueError`, `KeyError` or `OSError`, which `store.py` turns into a message. WebVision 1.0 and Open
-Images V4 have millions of images, which are found by lists and folders.
+files raise a `ValueError`, `KeyError` or `OSError`, which `store.py` turns into a message. The millions of images of
+WebVision 1.0 and Open Images V4 are found by lists and folders.
 """
 
 import csv
@@ -95,11 +95,11 @@ class WebVisionList:
         file: Name of the list.
         folder: Folder of its images.
         inside: Whether its paths are relative to that folder, not to the root.
-        labelled: Whether its labels are wanted; if so, every line must have a label.
+        labelled: Whether to read its labels; if so, every line must have a label.
 
     Attributes:
         keys: Paths relative to the root; empty if the folder of the images is missing.
-        labels: (N,) numbers of the classes, -1 if they are not wanted.
+        labels: (N,) numbers of the classes, -1 if they are not read.
         classes: Names of the classes, or their numbers if `info` does not have the names.
 
     Raises:
@@ -134,7 +134,7 @@ class OpenImagesFolders:
 
 
 def _numbered_paths(file: Path, labelled: bool, n_classes: int) -> list[tuple[str, int]]:
-    """Return the paths of a list whose images are below one folder, with their class numbers (-1 if not wanted)."""
+    """Return the paths of a list whose images are below one folder, with their class numbers (-1 if not read)."""
     rows = []
     for number, (path, cell) in read_list(file, labelled).rows:
         if leads_out(path):

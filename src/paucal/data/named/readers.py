@@ -42,11 +42,11 @@ def read_portion(name: str, root: Path, portion: Portion, labelled: bool = True)
         name: Name of the set.
         root: Folder that its paths are relative to.
         portion: Portion of the set.
-        labelled: Whether its labels are wanted; most portions return them in any case.
+        labelled: Whether to read its labels; most portions return them in any case.
     """
     kind, read = _READERS[name]
-    wanted = {"labelled": labelled} if kind is WebVisionList else {}
-    return read(kind(str(root), **portion.arguments, **wanted), root, f"{name}/{portion.part}")
+    options = {"labelled": labelled} if kind is WebVisionList else {}
+    return read(kind(str(root), **portion.arguments, **options), root, f"{name}/{portion.part}")
 
 
 def fetch_portion(name: str, root: Path, portion: Portion) -> None:

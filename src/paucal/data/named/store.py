@@ -29,7 +29,7 @@ def open_named(name: str, root: str | Path | None = None, download: bool = False
         name: Key of `NAMED`.
         root: Folder of the files; None for `data_root`.
         download: Whether torchvision may download missing files, or unpack official archives that are already there.
-        labelled: False opens the set without labels.
+        labelled: Whether to read its labels.
     """
     entry, folder = NAMED[name], data_root(root)
     if labelled and not entry.labelled:
@@ -142,13 +142,13 @@ def _by_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSet:
         raise UserError(f"the lists of {entry.title} lack {' and '.join(missing)}: {_where_to_put(lists, root)}.")
     parts = _parts({part: file for part, file in files.items() if file is not None}, entry, lists, images, root)
     declared = [parts[place] for place in sorted(parts)]
-    chosen = images.select(np.asarray(sorted(parts), dtype=np.int64))
+    listed = images.select(np.asarray(sorted(parts), dtype=np.int64))
     here = {part: declared.count(part) for part in lists.counts}
     notes = [f"{entry.title}: the parts are those of the {lists.title}; its other images are not used"]
     if here != dict(lists.counts):
         published, available = _sum(lists.counts.values()), _sum(here.values())
         notes.append(f"the {lists.title} was published with {published} images; {available} are here")
-    return replace(chosen, declared=declared, notes=(*images.notes, *notes))
+    return replace(listed, declared=declared, notes=(*images.notes, *notes))
 
 
 def _parts(files: Mapping[str, Path], entry: NamedSet, lists: Lists, images: ImageSet, root: Path) -> dict[int, str]:

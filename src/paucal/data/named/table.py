@@ -20,7 +20,7 @@ _DIGITS_OR_SIGNS = Hints(flip=False, image_size=32)  # a mirrored digit or sign 
 
 @dataclass(frozen=True)
 class Portion:
-    """A piece of a data set that torchvision opens at once.
+    """A piece of a data set that torchvision opens in one call.
 
     Attributes:
         part: "train", "val" or "test"; "" if the set has no official parts.
@@ -38,10 +38,10 @@ class Lists:
     """Lists of files that define an official partition of some of the images; without them a set has no parts.
 
     Attributes:
-        title: Name of the partition, for people.
+        title: Name of the partition, for messages.
         files: Name of the list of each part.
         counts: Number of images in each part, as published.
-        archive: Official file that has the lists, for people.
+        archive: Official file that has the lists, for messages.
         folders: Folders that may hold the lists, relative to the root; the first is recommended.
         prefix: Text before a line that makes it an image path relative to the root.
         example: Example of a line.
@@ -61,9 +61,9 @@ class NamedSet:
     """A published data set.
 
     Attributes:
-        title: Name for people.
+        title: Name for messages.
         portions: Pieces of the set, in order; several may belong to the same part.
-        files: Official files, for people.
+        files: Official files, for messages.
         source: Page with the official files.
         folder: Folder for the files, relative to the root; "" for the root itself.
         unpacked: Paths relative to the root, or to one of `homes`, that exist once the files are unpacked.
@@ -98,7 +98,7 @@ class NamedSet:
 
 
 def is_named(location: str | Path, root: str | Path | None = None) -> bool:
-    """Return whether a location means a published set by its name.
+    """Return whether a location is the name of a published set.
 
     A path that exists wins over the name, unless a root of published sets is given; `./cifar10` is always a path.
     """

@@ -17,7 +17,7 @@ class ShardsAhead:
 
     Args:
         store: Store of all images.
-        images: (n,) int64 positions in the store of the images of the orders that are read.
+        images: (n,) int64 position in the store of each image that an order refers to.
     """
 
     def __init__(self, store: Store, images: NDArray[np.int64]) -> None:
@@ -28,11 +28,11 @@ class ShardsAhead:
         self._lock = threading.Lock()
 
     def reach(self, order: StreamOrder, place: int) -> None:
-        """Ask for the shards of the window that an epoch has reached, and of the next window.
+        """Request the shards of the window that an epoch has reached, and of the next window.
 
         Args:
             order: Order of the epoch; the same object for all its steps.
-            place: Place in the order that the next step begins at.
+            place: Place in the order at which the next step begins.
         """
         begin = place // order.window * order.window
         if order is not self._order:
@@ -43,9 +43,9 @@ class ShardsAhead:
         for image in self._images[wanted].tolist():
             with self._lock:
                 self._waiting.append(image)
-                is_more = self._threads < AHEAD
-                self._threads += is_more
-            if is_more:
+                needs_thread = self._threads < AHEAD
+                self._threads += needs_thread
+            if needs_thread:
                 threading.Thread(target=self._fetch, name="shards ahead", daemon=True).start()
 
     def _fetch(self) -> None:

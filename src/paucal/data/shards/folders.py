@@ -63,7 +63,7 @@ class ShardFolder(Protocol):
         ...
 
     def fetch_ahead(self, shard: Shard) -> None:
-        """Download a shard that will be needed soon; a failure is left to `local_path`."""
+        """Download a shard that will be needed soon; a failure is ignored, since `local_path` tries again."""
         ...
 
 
@@ -206,14 +206,15 @@ class RemoteShardFolder:
         Raises:
             UnreadableImage: The shard cannot be downloaded, or differs from the indexed one.
         """
-        return self._bring(shard, retry)
+        return self._download_once(shard, retry)
 
     def fetch_ahead(self, shard: Shard) -> None:
         """Download a shard that will be needed soon, in a single try."""
-        with suppress(Exception):  # the reader tries again, and says what is wrong
-            self._bring(shard, lambda work: work())
+        with suppress(Exception):  # the reader tries again, and reports what is wrong
+            self._download_once(shard, lambda work: work())
 
-    def _bring(self, shard: Shard, try_to: Callable[[Callable[[], Path]], Path]) -> Path:
+    def _download_once(self, shard: Shard, try_to: Callable[[Callable[[], Path]], Path]) -> Path:
+        """Return the path of the downloaded shard, after downloading it unless it is there."""
         target = self.cache / shard.name
         if _is_complete(target, shard.size):
             return target
@@ -222,11 +223,10 @@ class RemoteShardFolder:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(target.with_name(f".{target.name}.lock")):
             if not _is_complete(target, shard.size):  # else another process has just downloaded it
-                for left in target.parent.glob(
-                    f".{glob.escape(target.name)}.*.tmp"
-                ):  # left by a process that has ended
+                # Remove what a process that has ended left behind.
+                for leftover in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
                     with suppress(OSError):
-                        left.unlink()
+                        leftover.unlink()
                 _free_space(self.cache.parent, shard.size)
                 self._fetch(shard, target, try_to)
         return target
@@ -262,14 +262,14 @@ class RemoteShardFolder:
                 raise
             return temporary
 
-        def get_soon() -> Path:
+        def get_hedged() -> Path:
             begin = time.monotonic()
             path = hedged(get, self._patience(shard.size), lambda late: late.unlink(missing_ok=True))
             self._speeds.append(shard.size / max(1e-6, time.monotonic() - begin))
             return path
 
         try:
-            try_to(get_soon).replace(target)
+            try_to(get_hedged).replace(target)
         except FileNotFoundError:
             raise UnreadableImage(
                 f"the shard {shard.name} is missing in {self.url}, although the index names it; put it there, or index "
@@ -289,7 +289,7 @@ class RemoteShardFolder:
             ) from None
 
     def _patience(self, size: int) -> float:
-        """Return the seconds after which a shard of `size` bytes is asked for a second time."""
+        """Return the seconds after which a shard of `size` bytes is requested a second time."""
         if not self._speeds:
             return _FIRST_PATIENCE
         return max(_LEAST_PATIENCE, _LATE * size / statistics.median(self._speeds))
@@ -301,8 +301,8 @@ class RemoteShardFolder:
         if size == shard.size:
             return
         files, root = self._storage()
-        there = files.info(f"{root.rstrip('/')}/{shard.name}").get("size")
-        if there == shard.size:
+        remote_size = files.info(f"{root.rstrip('/')}/{shard.name}").get("size")
+        if remote_size == shard.size:
             raise ConnectionError(f"{size} of {shard.size} bytes arrived")
         raise UnreadableImage(
             f"the shard {shard.name} of {self.url} has {size} bytes, and the index says {shard.size}; index the "
@@ -371,10 +371,10 @@ def _is_complete(target: Path, size: int) -> bool:
 
 def _free_space(folder: Path, needed: int) -> None:
     """Remove leftovers of ended downloads, and the least recently used shards until `needed` bytes are free."""
-    for left in folder.rglob(".*.tmp"):
+    for leftover in folder.rglob(".*.tmp"):
         with suppress(OSError):  # as below
-            if time.time() - left.stat().st_mtime > _LONGEST_SILENCE:
-                left.unlink()
+            if time.time() - leftover.stat().st_mtime > _LONGEST_SILENCE:
+                leftover.unlink()
     shards = (file for file in folder.rglob("[!.]*") if file.is_file() and file.suffix != ".npz")
     files = sorted(((file.stat().st_mtime, file) for file in shards), key=lambda entry: entry[0])
     used = sum(file.stat().st_size for _, file in files)

@@ -25,7 +25,7 @@ NAME = "paucal_index.npz"
 FORMAT = 1
 HEADER = 512  # bytes of a tar member before its content
 MOST_BYTES = 4 << 30  # largest index
-# Rows that stay in memory are those of a window of images: of at least and at most so many shards, and so many rows.
+# Limits of the rows kept in memory, which serve a window of images: fewest shards, most shards, and most rows.
 LEAST_SHARDS, MOST_SHARDS, MOST_ROWS = 4, 256, 1 << 17
 _ROWS_AT_ONCE = 1 << 16
 _ARRAYS = {
@@ -88,7 +88,7 @@ class ShardRows(NamedTuple):
 class ShardIndex:
     """The images of a set of tar shards.
 
-    What is needed to read an image is looked up by shard (`rows`) and may stay in a file, which has M rows.
+    Positions and names are looked up by shard (`rows`) and may stay in a file, which has M rows.
 
     Attributes:
         files: F shards, in the order of their names.
@@ -135,11 +135,11 @@ class ShardIndex:
             span = slice(*self.spans[shard].tolist())
             rows = self._kept[shard] = ShardRows(self.offsets[span], self.lengths[span], self.names[span])
             kept = list(self._kept.items())
-            n_rows = sum(len(one.offsets) for _, one in kept)
+            n_rows = sum(len(shard_rows.offsets) for _, shard_rows in kept)
             while len(kept) > MOST_SHARDS or (len(kept) > LEAST_SHARDS and n_rows > MOST_ROWS):
-                oldest, one = kept.pop(0)
+                oldest, oldest_rows = kept.pop(0)
                 self._kept.pop(oldest, None)
-                n_rows -= len(one.offsets)
+                n_rows -= len(oldest_rows.offsets)
         return rows
 
     def names_of(self, shard: int) -> StringArray:
@@ -150,7 +150,7 @@ class ShardIndex:
         """Return the index without the images of damaged shards, with a note; the files keep their positions.
 
         Args:
-            damaged: What is wrong with shards, by their position in `files`.
+            damaged: Reason why each damaged shard cannot be read, by its position in `files`.
             shown: Name of the set in messages.
 
         Raises:
@@ -207,7 +207,7 @@ def damage_notes(damaged: Mapping[str, str], total: int, shown: str) -> list[str
     """Return the note that shards were left out because they cannot be read; empty for none.
 
     Args:
-        damaged: What is wrong with shards, by their name.
+        damaged: Reason why each damaged shard cannot be read, by its name.
         total: Number of all shards.
         shown: Name of the set in messages.
     """

@@ -50,7 +50,7 @@ SUFFIX = ".tar"
 CLASSES = "classes.txt"
 _MOST_LIST_BYTES = 64 << 20  # largest list of classes
 _SKIP = ", or leave it out with --on-bad-image skip"
-_LOOKED_AT = 64  # first members of a tar file, which show whether it is a shard
+_INSPECTED = 64  # first members of a tar file, which show whether it is a shard
 
 
 def find_shards(folder: Path) -> bool:
@@ -60,7 +60,7 @@ def find_shards(folder: Path) -> bool:
     folders, files = _entries(folder)
     if any(file.lower().endswith(IMAGE_SUFFIXES) for file in files):
         return False
-    parts = {name: _entries(folder / name, _LOOKED_AT)[1] for name in folders if name.lower() in PARTS}
+    parts = {name: _entries(folder / name, _INSPECTED)[1] for name in folders if name.lower() in PARTS}
     files += [f"{name}/{file}" for name, below in parts.items() for file in below]
     packed = [file for file in files if file.lower().endswith(COMPRESSED)]
     tars = [file for file in files if file.lower().endswith(SUFFIX)]
@@ -86,7 +86,7 @@ def is_shard(file: Path) -> bool:
     """Return whether a tar file has WebDataset's layout: one of its first members is a label."""
     try:
         with tarfile.open(file, "r:") as archive:
-            names = [member.name for _, member in zip(range(_LOOKED_AT), archive, strict=False)]
+            names = [member.name for _, member in zip(range(_INSPECTED), archive, strict=False)]
     except (tarfile.TarError, OSError, EOFError, ValueError):
         return False
     return any(sample_key(name)[1] in LABEL_SUFFIXES for name in names)
@@ -118,10 +118,10 @@ def open_shards(place: ShardFolder, options: SourceOptions, only: str | None = N
             f"field {label_field!r} in 000001.json (--label-column names another); 'paucal pretrain' takes images "
             "without labels."
         )
-    if not (bare := len(images) - len(labelled)):
+    if not (n_bare := len(images) - len(labelled)):
         return images
     first = images.keys[int(np.flatnonzero(images.labels < 0)[0])]
-    return images.select(labelled, f"{counted(bare, 'image')} without a label {was(bare)} left out ({first}, ...)")
+    return images.select(labelled, f"{counted(n_bare, 'image')} without a label {was(n_bare)} left out ({first}, ...)")
 
 
 def _read_shipped_index(place: ShardFolder, only: str | None, skip_damaged: bool) -> ShardIndex | None:

@@ -1,4 +1,4 @@
-"""Requests to storage that may fail or be slow: repeated within a time budget, or doubled when slow."""
+"""Requests to storage that may fail or be slow: repeated within a time budget, or sent twice when slow."""
 
 import errno
 import itertools
@@ -25,7 +25,7 @@ class GaveUp(Exception):
 def retry(work: Callable[[], T]) -> T:
     """Return the result of a network request, trying it again for two minutes, but at least three times.
 
-    Pauses double and are random, so that the processes of a run do not ask an overloaded storage all at once.
+    Pauses double and are random, so that the processes of a run do not hit an overloaded storage all at once.
 
     Raises:
         GaveUp: No try succeeded.
@@ -48,66 +48,64 @@ def retry(work: Callable[[], T]) -> T:
 
 
 def hedged(work: Callable[[int], T], patience: float, discard: Callable[[T], None]) -> T:
-    """Return the result of a request, asking a second time if it takes long; the first answer wins.
+    """Return the result of a request; if it takes long, send it again and return the first response.
 
     Args:
         work: Function that makes the request, given its number: 0, or 1 for the second.
         patience: Seconds after which the second request begins.
-        discard: Function called with an answer that came too late.
-
-    If the wait is interrupted, every answer comes too late.
+        discard: Function called with each response that comes too late, which is every one after an interruption.
 
     Raises:
         Exception: The first request failed within its patience, or both failed.
     """
-    answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+    responses: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
     lock, won = threading.Lock(), threading.Event()
 
-    def ask(number: int) -> None:
+    def send(number: int) -> None:
         try:
             value = work(number)
         except BaseException as problem:  # raised by the caller's thread
-            answers.put((None, problem))
+            responses.put((None, problem))
             return
         with lock:
             is_late = won.is_set()
             won.set()
             if not is_late:
-                answers.put((value, None))
+                responses.put((value, None))
         if is_late:
             discard(value)
 
     def begin(number: int) -> None:
-        threading.Thread(target=ask, args=(number,), name="shard request", daemon=True).start()
+        threading.Thread(target=send, args=(number,), name="shard request", daemon=True).start()
 
     begin(0)
     try:
         try:
-            answer = answers.get(timeout=patience)
+            response = responses.get(timeout=patience)
         except queue.Empty:
             begin(1)
-            answer = answers.get()
-            if answer[1] is not None:
-                answer = answers.get()
+            response = responses.get()
+            if response[1] is not None:
+                response = responses.get()
     except BaseException:
-        _discard_all(answers, lock, won, discard)
+        _discard_all(responses, lock, won, discard)
         raise
-    value, problem = answer
+    value, problem = response
     if problem is not None:
         raise problem
     return value  # type: ignore[return-value]  # set where there is no problem
 
 
 def _discard_all(
-    answers: "queue.SimpleQueue[tuple[T | None, BaseException | None]]",
+    responses: "queue.SimpleQueue[tuple[T | None, BaseException | None]]",
     lock: threading.Lock,
     won: threading.Event,
     discard: Callable[[T], None],
 ) -> None:
     with lock:
         won.set()
-    while not answers.empty():
-        value, problem = answers.get()
+    while not responses.empty():
+        value, problem = responses.get()
         if problem is None:
             discard(value)  # type: ignore[arg-type]  # as above
 

@@ -82,9 +82,9 @@ def open_arrays(path: Path) -> dict[str, StoredArray]:
 
     Raises:
         ValueError: An array is damaged or compressed.
-        zipfile.BadZipFile: The file is no zip file.
+        zipfile.BadZipFile: The file is not a zip file.
     """
-    found, opened = {}, OpenFile(path)
+    arrays, opened = {}, OpenFile(path)
     with zipfile.ZipFile(path) as packed, path.open("rb") as file:
         for member in packed.infolist():
             if member.compress_type != zipfile.ZIP_STORED:
@@ -100,5 +100,5 @@ def open_arrays(path: Path) -> dict[str, StoredArray]:
             if len(shape) == 1:
                 if file.tell() - before + shape[0] * dtype.itemsize != member.file_size or dtype.hasobject:
                     raise ValueError(f"{member.filename} has the type {dtype} and the shape {shape}")
-                found[member.filename.removesuffix(".npy")] = StoredArray(opened, file.tell(), dtype, shape[0])
-    return found
+                arrays[member.filename.removesuffix(".npy")] = StoredArray(opened, file.tell(), dtype, shape[0])
+    return arrays

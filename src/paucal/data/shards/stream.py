@@ -155,7 +155,7 @@ class StreamOrder:
 def is_streamed(count: int, n_bytes: int) -> bool:
     """Return whether a set of `count` images in `n_bytes` encoded bytes is streamed.
 
-    The answer depends on the data alone, since a resumed run must use the same images in the same steps.
+    This depends on the data alone, since a resumed run must use the same images in the same steps.
     """
     return count >= STREAMED_IMAGES or n_bytes >= STREAMED_BYTES
 

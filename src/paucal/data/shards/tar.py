@@ -149,8 +149,8 @@ def build_index(files: Sequence[Shard], contents: Sequence[TarContents], names: 
             f"ending in {', '.join(IMAGE_SUFFIXES)})."
         )
     classes, labels = _number_labels([label for shard in contents for label in shard.labels], names)
-    bare, empty = int((labels < 0).sum()), [file.name for file, count in zip(files, counts, strict=True) if not count]
-    notes = [f"{counted(bare, 'image')} in the shards {was(bare)} without a label"] if bare and classes else []
+    n_bare, empty = int((labels < 0).sum()), [file.name for file, count in zip(files, counts, strict=True) if not count]
+    notes = [f"{counted(n_bare, 'image')} in the shards {was(n_bare)} without a label"] if n_bare and classes else []
     if empty:
         notes.append(f"{counted(len(empty), 'shard')} held no images ({empty[0]}{', ...' * (len(empty) > 1)})")
     return ShardIndex(
@@ -167,19 +167,19 @@ def build_index(files: Sequence[Shard], contents: Sequence[TarContents], names: 
 
 def _number_labels(values: Sequence[str | None], names: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int32]]:
     """Return the class names and the (N,) labels; names that are numbers are in numeric order."""
-    different = {value for value in values if value is not None}
-    numeric = all(value.isdecimal() and len(value) < 10 for value in different)
+    distinct = {value for value in values if value is not None}
+    numeric = all(value.isdecimal() and len(value) < 10 for value in distinct)
     if names and numeric:
-        beyond = [value for value in different if int(value) >= len(names)]
+        beyond = [value for value in distinct if int(value) >= len(names)]
         if beyond:
             raise UserError(
                 f"the shards have the label {beyond[0]}, and classes.txt names {len(names)} classes, numbered from 0; "
                 "correct one of the two."
             )
-        numbers = {value: int(value) for value in different}
+        numbers = {value: int(value) for value in distinct}
         classes = tuple(names)
     else:
-        plain = {value: str(int(value)) if numeric else value for value in different}
+        plain = {value: str(int(value)) if numeric else value for value in distinct}
         classes = tuple(sorted(set(plain.values()), key=int if numeric else None))
         number_of = {name: number for number, name in enumerate(classes)}
         numbers = {value: number_of[name] for value, name in plain.items()}

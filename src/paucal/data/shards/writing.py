@@ -63,7 +63,7 @@ def write_shards(
         most_images: Number of images after which a shard is full.
         seed: Seed of the order.
         on_bad: Treatment of unreadable images: "refuse" or "skip".
-        progress: Function called with (images done, images in all).
+        progress: Function called with (images done, number of images).
 
     Returns:
         The shards, and the keys of the unreadable images that were left out.
@@ -172,7 +172,7 @@ def read_members(
         order: Positions to read.
         bad: Dictionary to which the reasons why images are unreadable are added, by position.
         done: Number of images read before this call.
-        progress: Function called with (images done, images in all).
+        progress: Function called with (images done, number of images).
     """
     with ThreadPoolExecutor(min(_MOST_THREADS, usable_cores())) as pool:
         for first in range(0, len(order), _CHUNK):
@@ -203,8 +203,8 @@ def encode_image(images: ImageSet, position: int) -> tuple[bytes, str] | str:
             return content, source.suffix.lower()
         with Image.open(io.BytesIO(content)) as image:
             form = (image.format or "png").lower()
-        usual = {"jpeg": ".jpg", "tiff": ".tif", "jpeg2000": ".jp2", "ppm": ".ppm"}
-        return content, usual.get(form, f".{form}")
+        suffixes = {"jpeg": ".jpg", "tiff": ".tif", "jpeg2000": ".jp2", "ppm": ".ppm"}
+        return content, suffixes.get(form, f".{form}")
     except UnreadableImage as problem:
         return str(problem)
     except OSError as problem:

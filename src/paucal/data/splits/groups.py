@@ -39,21 +39,23 @@ def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
         return _copies(images)
     if len(by) > _MOST_PATTERN:
         raise UserError(f"--group-by has {len(by)} characters; give a shorter pattern, or the name of a column")
-    known = f"; the columns are {', '.join(images.columns)}" if images.columns else ""
+    columns = f"; the columns are {', '.join(images.columns)}" if images.columns else ""
     try:
         names = [group_name(key, by) for key in images.keys]
     except re.error as problem:
-        raise UserError(f"--group-by: {by!r} is neither a column nor a regular expression ({problem}){known}") from None
+        raise UserError(
+            f"--group-by: {by!r} is neither a column nor a regular expression ({problem}){columns}"
+        ) from None
     matches = sum(name is not None for name in names)
     if matches < _LEAST_SHARE * len(names):
         raise UserError(
             f"--group-by: {by!r} is not a column and matches {matches} of {len(names)} names (such as "
-            f"{images.keys[0]!r}){known}; give a pattern that most names match, such as 'patient[0-9]+'"
+            f"{images.keys[0]!r}){columns}; give a pattern that most names match, such as 'patient[0-9]+'"
         )
-    alone = [
+    group_names = [
         f"group {name}" if name is not None else f"image {key}" for name, key in zip(names, images.keys, strict=True)
     ]
-    return np.unique(np.asarray(alone, dtype=object).astype(str), return_inverse=True)[1]
+    return np.unique(np.asarray(group_names, dtype=object).astype(str), return_inverse=True)[1]
 
 
 def _copies(images: ImageSet) -> NDArray[np.int64]:
@@ -104,7 +106,7 @@ def cut_groups(
             left = left - counts.pop(group)
         if not moved:
             raise UserError(
-                f"--group-by: no group can be the {part} part, since each has all images of a class that are left "
+                f"--group-by: no group can become the {part} part, since each holds all remaining images of a class "
                 f"({counted(len(members), 'group')}): give a finer pattern, or more groups"
             )
     return parts
@@ -125,13 +127,13 @@ def _nearest(
 
     Every class that still has training images keeps some.
     """
-    moved, have = [], np.zeros(len(wanted))
+    moved, reached = [], np.zeros(len(wanted))
     for group in order:
         if not ((left - counts[group]) > 0)[left > 0].all():
             continue
-        if np.abs(wanted - have - counts[group]).sum() < np.abs(wanted - have).sum():
+        if np.abs(wanted - reached - counts[group]).sum() < np.abs(wanted - reached).sum():
             moved.append(group)
-            have, left = have + counts[group], left - counts[group]
+            reached, left = reached + counts[group], left - counts[group]
     if not moved:
         moved = [group for group in reversed(order) if ((left - counts[group]) > 0)[left > 0].all()][:1]
     return moved
@@ -146,14 +148,14 @@ def _suffices(left: NDArray[np.int64], counts: Mapping[int, NDArray[np.int64]], 
 
 def refuse_divided_groups(parts: NDArray[np.str_], groups: NDArray[np.int64]) -> None:
     """Refuse groups with images in several of the data's own parts (such as train and test)."""
-    given = sorted(set(parts.tolist()) - {"unused"})
-    of_part = [set(groups[parts == part].tolist()) for part in given]
+    own_parts = sorted(set(parts.tolist()) - {"unused"})
+    of_part = [set(groups[parts == part].tolist()) for part in own_parts]
     divided = set().union(*(ids & earlier for place, ids in enumerate(of_part) for earlier in of_part[:place]))
     if divided:
         raise UserError(
             f"--group-by: {counted(len(divided), 'group')} lie in several of the data's own parts "
-            f"({', '.join(given)}), which --group-by does not change: move each group into one part, or give images "
-            "without parts"
+            f"({', '.join(own_parts)}), which --group-by does not change: move each group into one part, or give "
+            "images without parts"
         )
 
 
@@ -192,8 +194,8 @@ def fold_parts(
         return parts
     state = derive_seed(seed, folds) % 2**32
     kind = StratifiedKFold if groups is None else StratifiedGroupKFold
-    drawn = kind(folds, shuffle=True, random_state=state)
-    pairs = list(drawn.split(order, images.labels[order], None if groups is None else groups[order]))
+    splitter = kind(folds, shuffle=True, random_state=state)
+    pairs = list(splitter.split(order, images.labels[order], None if groups is None else groups[order]))
     parts = np.full(len(images), "train", dtype="<U6")
     parts[order[pairs[fold - 1][1]]] = "test"
     return parts
@@ -213,7 +215,7 @@ def parse_fold(text: str) -> tuple[int, int]:
 
 
 def describe_groups(by: str, groups: NDArray[np.int64]) -> str:
-    """Return the end of a sentence, about the groups that were kept together."""
+    """Describe the groups that were kept together, as the end of a sentence."""
     return f"whole groups by {by!r} ({len(np.unique(groups))} of them)"
 
 

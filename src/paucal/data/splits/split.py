@@ -64,8 +64,8 @@ def held_out_part(declared: Collection[str]) -> str:
         >>> held_out_part(["train", "val"]), held_out_part(["train", "val", "test"]), held_out_part(["train"])
         ('val', 'test', '')
     """
-    given = set(declared)
-    return "test" if "test" in given else "val" if "val" in given and len(given) > 1 else ""
+    parts = set(declared)
+    return "test" if "test" in parts else "val" if "val" in parts and len(parts) > 1 else ""
 
 
 def make_split(
@@ -89,7 +89,7 @@ def make_split(
     - Without parts, or with train alone, both are cut.
 
     If `val_fraction` is 0, all images outside of test are training images, even those of a val folder. The test part
-    is the same as with the usual share for val, so that runs with and without val can be compared.
+    is the same as with the default `val_fraction`, so that runs with and without val can be compared.
 
     Args:
         image_set: Images; an unlabelled set is split as one class.
@@ -115,7 +115,7 @@ def make_split(
         return _fold(image_set, seed, val_fraction, fold, groups, group_by)
     if set(image_set.declared) == {"train", "val", "test"}:
         return _own_parts(image_set, val_fraction, groups)
-    parts, cut, words = _to_cut(image_set, seed, val_fraction, test_fraction)
+    parts, cut, words = _plan_cut(image_set, seed, val_fraction, test_fraction)
     if groups is not None:
         words = f"{words.replace('cut per class', 'cut by class')}, in {describe_groups(group_by or '', groups)}"
         return Split(cut_groups(image_set, parts, cut, seed, groups), words)
@@ -126,7 +126,7 @@ def keep_all(image_set: ImageSet) -> Split:
     """Return a split in which all images are training images, for sets that are too small for a test part.
 
     Raises:
-        UserError: A class has a single image, so that no other image could be classified by it.
+        UserError: A class has a single image, so that it cannot be cross-validated.
     """
     _refuse_small_classes(image_set, np.ones(len(image_set), dtype=bool), 2)
     words = f"all {len(image_set)} images are for training, too few for a test part: scores are cross-validated"
@@ -145,22 +145,22 @@ def _own_parts(image_set: ImageSet, val_fraction: float, groups: NDArray[np.int6
     return Split(parts, "train, val and test are the data's own folders")
 
 
-def _to_cut(
+def _plan_cut(
     image_set: ImageSet, seed: int, val_fraction: float, test_fraction: float
 ) -> tuple[NDArray[np.str_], dict[str, float], str]:
-    """Return the parts before anything is cut from train, the shares to be cut from it, and both in words."""
-    given = set(image_set.declared)
-    if given in ({"train", "test"}, {"train", "val"}):
-        held_out = held_out_part(given)
+    """Return the parts before anything is cut from train, the shares to cut from it, and a description."""
+    declared_parts = set(image_set.declared)
+    if declared_parts in ({"train", "test"}, {"train", "val"}):
+        held_out = held_out_part(declared_parts)
         parts = np.where(np.asarray(image_set.declared) == held_out, "test", "train").astype("<U6")
         cut = {"val": val_fraction}
-        return parts, cut, f"test is the data's own {held_out} folder; {_in_words(cut, seed, 'its train folder')}"
-    if given in ({""}, {"train"}):
-        words = _in_words({"val": val_fraction, "test": test_fraction}, seed, "all images")
+        return parts, cut, f"test is the data's own {held_out} folder; {_describe_cut(cut, seed, 'its train folder')}"
+    if declared_parts in ({""}, {"train"}):
+        words = _describe_cut({"val": val_fraction, "test": test_fraction}, seed, "all images")
         first = {"val": val_fraction} if val_fraction > 0 else {"train": USUAL_VAL}
         return np.full(len(image_set), "train", dtype="<U6"), {**first, "test": test_fraction}, words
     raise UserError(
-        f"{image_set.location} has the parts {sorted(given)}; expected train with val or test, or no "
+        f"{image_set.location} has the parts {sorted(declared_parts)}; expected train with val or test, or no "
         "parts at all, so add a train folder or point to one part"
     )
 
@@ -171,7 +171,7 @@ def _fold(
     number, count = parse_fold(fold)
     parts = fold_parts(image_set, number, count, seed, groups)
     cut = {"val": val_fraction}
-    words = f"test is fold {number} of {count}; {_in_words(cut, seed, 'the other folds')}"
+    words = f"test is fold {number} of {count}; {_describe_cut(cut, seed, 'the other folds')}"
     if groups is not None:
         grouped_parts = cut_groups(image_set, parts, cut, seed, groups) if val_fraction > 0 else parts
         return Split(grouped_parts, f"{words}, in {describe_groups(by or '', groups)}")
@@ -244,7 +244,7 @@ def _description(words: str, image_set: ImageSet) -> str:
     return words if image_set.multi_hot is None else words.replace("cut per class", "cut by iterative stratification")
 
 
-def _in_words(cut: Mapping[str, float], seed: int, source: str) -> str:
+def _describe_cut(cut: Mapping[str, float], seed: int, source: str) -> str:
     shares = [f"{part} is {share:.4g} of {source}" for part, share in cut.items() if share > 0]
     words = f"{' and '.join(shares)}, cut per class (seed {seed})" if shares else f"train is {source}"
     return words if cut["val"] > 0 else f"{words}, {UNSELECTED}"

@@ -87,7 +87,7 @@ def build_rand_augment(
     Images without exactly three channels get only the operations that move pixels, no colour operations.
 
     Args:
-        augmentation: Settings, of which `rand_augment` and `interpolation` are used.
+        augmentation: Settings; only `rand_augment` and `interpolation` are used.
         size: (height, width) of the view in pixels.
         normalisation: Normalisation whose mean fills the uncovered regions.
     """

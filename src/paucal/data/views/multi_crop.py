@@ -214,7 +214,7 @@ def _check(pipeline: str, groups: Sequence[Crops], image_size: Size, blur: tuple
         raise UserError(f"the pipeline of crops is {pipeline!r}; expected dino, alike or deit.")
     if not groups or groups[0].count < 1:
         raise UserError(
-            "there is no global crop, but the teacher sees only global crops: give at least one, preferably two."
+            "there is no global crop, but the teacher only gets global crops: give at least one, preferably two."
         )
     for crops in groups:
         size, (low, high) = crops.sides or image_size, crops.scale or LOCAL_SCALE

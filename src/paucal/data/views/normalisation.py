@@ -80,12 +80,12 @@ def compute_normalisation(image_set: ImageSet, indices: NDArray[np.int64], max_i
     """
     if len(indices) == 0:
         raise ValueError("there are no images to measure the normalisation on")
-    chosen = image_set.sample(max_images, indices)
+    sampled = image_set.sample(max_images, indices)
     moments = np.zeros((2, image_set.reading.channels))
-    for index in chosen:
+    for index in sampled:
         store, place = locate(image_set.store, int(index))
-        known = store.entry.table.moments[place] if isinstance(store, MappedStore) else None
-        moments += moments_of(store.read(place)) if known is None or np.isnan(known).any() else known
-    mean, square = moments / len(chosen)
+        stored = store.entry.table.moments[place] if isinstance(store, MappedStore) else None
+        moments += moments_of(store.read(place)) if stored is None or np.isnan(stored).any() else stored
+    mean, square = moments / len(sampled)
     std = np.sqrt(np.maximum(square - np.square(mean), _SMALLEST_STD**2))
     return Normalisation(tuple(mean.tolist()), tuple(std.tolist()))

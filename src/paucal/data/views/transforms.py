@@ -94,7 +94,7 @@ class TrainTransform:
         normalisation: Normalisation, applied after RandAugment.
         exact_geometry: Whether the returned geometry must be exact, RandAugment included; otherwise it covers crop and
             flip only.
-        resize: Method of giving an image the shape of the view, before all else; see `fit_shape`.
+        resize: Method of giving an image the shape of the view, applied first; see `fit_shape`.
 
     Example:
         >>> transform = TrainTransform((32, 32), Augmentation(), Normalisation())
