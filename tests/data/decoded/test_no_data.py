@@ -65,7 +65,7 @@ def test_range__keeps_what_may_be_measured_and_says_so(tmp_path, fill):
     assert reading.value_range is not None
     assert fill in reading.value_range
     assert len(notes) == 1
-    assert "where it stands for no data, write NaN" in notes[0]
+    assert "if it means no data, write NaN" in notes[0]
 
 
 def test_range__of_ordinary_images_says_nothing(tmp_path):

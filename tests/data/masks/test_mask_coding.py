@@ -98,7 +98,7 @@ def test_values_of_no_class__are_refused_with_the_file():
         (one_file(0, 3, 250, 255, lossy=True, name="a.jpg"), {}, "a.jpg is in a lossy format"),
         (one_file(0, 400, bits=16), {"given": "grey"}, "a.png has 16 bits a pixel"),
         (one_file(0, 20000, bits=16), {}, "a.png has 16 bits a pixel"),
-        (one_file(0, 300, bits=16), {"given": "index"}, "255 classes are the most"),
+        (one_file(0, 300, bits=16), {"given": "index"}, "at most 255 classes are supported"),
         (one_file(255), {}, "are of one class"),
         (one_file(0), {}, "are of one class"),
         (one_file(0), {"ignore": [0]}, "no pixel of the masks is labelled"),
@@ -106,7 +106,7 @@ def test_values_of_no_class__are_refused_with_the_file():
         (one_file(0, 255, kind=COLOUR), {"ignore": [1]}, "expected red, green and blue"),
         (one_file(0, 255), {"given": "colour"}, "the masks are grey"),
         (one_file(0, 255, kind=COLOUR), {"given": "index"}, "the masks are in colour"),
-        (one_file(*range(300), kind=COLOUR), {}, "300 colours, and 255"),
+        (one_file(*range(300), kind=COLOUR), {}, "300 colours, but at most 255"),
         (one_file(0, 1, 2), {"named": NamedClasses(("a", "b"))}, "names 2 classes, and the masks have 3"),
         (
             one_file(0, 1),
@@ -231,7 +231,7 @@ def test_one_bit_and_eight__are_black_and_white_alike():
 def test_blurred_masks__are_named():
     clean, grey = file_facts(0, 255, name="clean.png"), tuple(range(0, 256, 12))
     blurred = file_facts(*grey, 255, name="blurred.png", solid=(0, 255), pixels=dict.fromkeys((*grey, 255), 1))
-    with pytest.raises(UserError, match=r"mask blurred\.png has 23 grey levels .* \(1 of 4 masks like that\)"):
+    with pytest.raises(UserError, match=r"mask blurred\.png has 23 grey levels .* \(1 of 4 masks are like that\)"):
         find_coding(MaskFacts((clean, blurred, clean, clean)))
     edges = file_facts(
         0, 64, 128, 191, 255, name="edges.png", solid=(0, 255), pixels={0: 900, 64: 9, 128: 9, 191: 9, 255: 900}

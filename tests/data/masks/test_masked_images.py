@@ -57,7 +57,7 @@ def test_smaller_masks__are_enlarged_by_the_nearest_pixel_and_said(tmp_path):
 
 @pytest.mark.parametrize(
     ("shape", "words"),
-    [((6, 4), "is turned, or of another image"), ((8, 12), "another size"), ((4, 5), "another size")],
+    [((6, 4), "is rotated, or belongs to another image"), ((8, 12), "another size"), ((4, 5), "another size")],
 )
 def test_masks_of_another_size_or_shape__are_refused(tmp_path, shape, words):
     make(tmp_path, [np.zeros((4, 6), np.uint8), np.ones(shape, np.uint8)])
@@ -92,7 +92,7 @@ def test_sixteen_bits__are_numbers_of_classes_or_refused(tmp_path):
     masked = opened(make(tmp_path, [deep, deep]))
     assert masked.masks.read(0)[0].tolist() == [3] * 6
     save(tmp_path / "masks/1.png", (deep * 9000).astype(np.uint16))
-    with pytest.raises(UserError, match="values up to 27000, and 255 classes are the most"):
+    with pytest.raises(UserError, match="go up to 27000, but at most 255 classes are supported"):
         opened(tmp_path)
 
 
@@ -176,7 +176,7 @@ def test_turned_images__have_masks_that_fit_or_a_doubt(tmp_path, orientation):
     assert [finding.name for finding in masked.findings] == (["turned-images"] if orientation == 3 else [])
     if orientation == 6:
         save(tmp_path / "masks/1.png", np.ones((4, 6), np.uint8))
-        with pytest.raises(UserError, match="once its EXIF tag turns it: the mask was drawn before the turn"):
+        with pytest.raises(UserError, match="once its EXIF tag rotates it: the mask was drawn before the rotation"):
             opened(tmp_path)
 
 
@@ -194,5 +194,5 @@ def test_damaged_masks__are_named(tmp_path):
 def test_photographs_as_masks__are_refused(tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
     make(tmp_path, [noise, noise], size=(40, 60))
-    with pytest.raises(UserError, match="2400 colours, and 255 classes are the most"):
+    with pytest.raises(UserError, match="2400 colours, but at most 255 classes are supported"):
         opened(tmp_path)

@@ -87,7 +87,7 @@ def test_what_segment_refuses__misleads(tmp_path):
     root = make_scenes(tmp_path / "scenes", 4)
     for path in (root / "masks").iterdir():
         path.rename(path.with_stem(f"other{path.stem}"))
-    assert "none of the 4 images has a mask of its name" in texts(paucal.check(root), "bad-masks")[0]
+    assert "none of the 4 images has a mask with its name" in texts(paucal.check(root), "bad-masks")[0]
     few = make_scenes(tmp_path / "few", 2)
     assert "2 images with labelled pixels: expected 3 or more" in texts(paucal.check(few), "bad-masks")[0]
     assert paucal.check(images=root / "images", masks=root / "masks").misleads

@@ -109,9 +109,9 @@ class Layout:
 
 def add_image(images: dict[str, AnnotatedImage], image: AnnotatedImage, place: str) -> None:
     """Add an image to the images of a set."""
-    known = images.setdefault(image.key, image)
-    if known is not image:
-        files = " and ".join(dict.fromkeys((repr(known.source), repr(image.source))))
+    first = images.setdefault(image.key, image)
+    if first is not image:
+        files = " and ".join(dict.fromkeys((repr(first.source), repr(image.source))))
         raise UserError(
             f"the image {image.key!r} is described twice in {place!r}, in {files}: give each image one description."
         )

@@ -51,16 +51,16 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
         UserError: A file is not such JSON, two files describe one image, a box refers to an image or a category that
             its file does not list, or an image is missing.
     """
-    chosen = files
+    used = files
     if any(_starts_with(file, BOXES) for file in files):
-        chosen = [file for file in files if not _starts_with(file, *OTHERS)]
+        used = [file for file in files if not _starts_with(file, *OTHERS)]
     names = ImageNames(tree.images, tree)
-    kept, notes = _without_repetition([_File(tree, file, names).read() for file in chosen])
+    kept, notes = _without_repetition([_File(tree, file, names).read() for file in used])
     images: dict[str, AnnotatedImage] = {}
     for content in kept:
         for image in content.images:
             add_image(images, image, tree.shown)
-    if len(files) > 1 and chosen is not files:
+    if len(files) > 1 and used is not files:
         others = [PurePosixPath(file).name for file in tree.ending(".json") if _starts_with(file, *OTHERS)]
         words = f"{counted(len(others), 'file')} beside {BOXES}_*.json {was(len(others))} skipped"
         notes += [f"{words}: {', '.join(others)}"] if others else []
@@ -193,9 +193,9 @@ class _File:
 
     def _box(self, box: Any, outline: Any) -> Corners:
         if not box and outline:
-            around = _box_of_outline(outline)
-            if around is not None:
-                return around
+            outline_box = _box_of_outline(outline)
+            if outline_box is not None:
+                return outline_box
         if not isinstance(box, list) or len(box) != 4 or not all(type(n) in (int, float) for n in box):
             raise UserError(
                 f"{self._shown!r} has a 'bbox' {brief(box)}, expected left, top, width and height: correct it."
@@ -230,7 +230,7 @@ def _size(row: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _box_of_outline(outline: Any) -> Corners | None:
-    """Return the box around an outline; None if the outline is invalid; reading the masks reports that."""
+    """Return the box around an outline; None if it is invalid, which reading the masks reports."""
     if isinstance(outline, dict):
         return box_of_runs(outline)
     polygons = [polygon for polygon in outline if isinstance(polygon, list)] if isinstance(outline, list) else []

@@ -92,8 +92,8 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
                 _add(image, value, _Place(place, key, image.size or store.size(number)), unread)
             add_image(images, image, tree.shown)
     notes += [f"{counted(tally[words], 'image')} {words}" for words in tally]
-    found = list(images.values())
-    return AnnotationSet(found, number_classes(found, tree.shown), (*notes, *unread_shapes_notes(unread)))
+    all_images = list(images.values())
+    return AnnotationSet(all_images, number_classes(all_images, tree.shown), (*notes, *unread_shapes_notes(unread)))
 
 
 LAYOUT = Layout(
@@ -124,7 +124,7 @@ def _tasks(text: str, place: str, tally: Counter[str]) -> Iterator[_Task]:
         data = row.get("data")
         is_long = isinstance(data, dict)
         image = _image_of(data if is_long else row, place)
-        values = _last_annotation(row, tally) if is_long else list(_short_values(row))
+        values = _annotation_values(row, tally) if is_long else list(_short_values(row))
         if values is None:
             tally["without an annotation left out"] += 1
         else:
@@ -141,8 +141,8 @@ def _image_of(data: Mapping[str, Any], place: str) -> str:
     return image
 
 
-def _last_annotation(task: Mapping[str, Any], tally: Counter[str]) -> list[Mapping[str, Any]] | None:
-    """Return the values of the annotation of a task that counts; None if there is no annotation."""
+def _annotation_values(task: Mapping[str, Any], tally: Counter[str]) -> list[Mapping[str, Any]] | None:
+    """Return the values of a task's ground truth, or else of its last annotation; None without an annotation."""
     rows = task.get("annotations", task.get("completions"))
     rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     rows = [row for row in rows if not row.get("was_cancelled") and isinstance(row.get("result"), list)]
@@ -150,10 +150,10 @@ def _last_annotation(task: Mapping[str, Any], tally: Counter[str]) -> list[Mappi
         return None
     if len(rows) > 1:
         tally["with several annotations: used the ground truth, or else the last"] += 1
-    chosen = next((row for row in rows if row.get("ground_truth")), rows[-1])
+    annotation = next((row for row in rows if row.get("ground_truth")), rows[-1])
     values = [
         {**result, **result["value"], "kind": result.get("type")}
-        for result in chosen["result"]
+        for result in annotation["result"]
         if isinstance(result, dict) and isinstance(result.get("value"), dict)
     ]
     # A region that is drawn with one control and labelled with another has two results with the same shape.
@@ -165,34 +165,33 @@ def _short_values(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield the values in a row of the short form, where each control has an entry with its name."""
     for name, value in row.items():
         if isinstance(value, list):
-            yield from (one for one in value if isinstance(one, dict))
+            yield from (entry for entry in value if isinstance(entry, dict))
         elif isinstance(value, dict):
             yield value
         elif isinstance(value, str) and name in CHOICES:
             yield {"choices": [value]}
 
 
-def _find_images(named: Sequence[_Task], names: ImageNames, tree: Tree, file: str) -> list[str]:
+def _find_images(tasks: Sequence[_Task], names: ImageNames, tree: Tree, file: str) -> list[str]:
     """Return the images of tasks: those that they name, or else those that were uploaded.
 
     Raises:
         MissingImage: An image is missing.
     """
     part = part_of_file(file)
-    local = [_LOCAL.sub("", task.image) for task in named]
+    local = [_LOCAL.sub("", task.image) for task in tasks]
     # Addresses may be percent-encoded; a file of exactly that name is preferred.
     as_named = names.find_images(local, file, part)
     plain = [name if key is not None else unquote(name) for name, key in zip(local, as_named, strict=True)]
     keys: list[str] = []
-    found = zip(named, names.find_images(plain, file, part), strict=True)
-    for task, key in found:
-        chosen = key or next(iter(names.find_images([task.uploaded], file, part)), None)
-        if chosen is None:
+    for task, key in zip(tasks, names.find_images(plain, file, part), strict=True):
+        image = key or next(iter(names.find_images([task.uploaded], file, part)), None)
+        if image is None:
             raise MissingImage(
                 f"{tree.place_of(file)!r} describes {task.image[:120]!r}, but there is no such image in "
                 f"{tree.shown!r}: add it, or give the folder above both as DATA."
             )
-        keys.append(chosen)
+        keys.append(image)
     return keys
 
 
@@ -225,8 +224,8 @@ def _add(image: AnnotatedImage, value: Mapping[str, Any], place: _Place, unread:
         return
     for turned in ("rotation", "image_rotation"):
         if value.get(turned) and "rle" not in value and (turned == "image_rotation" or "points" not in value):
-            what = "rotated, and rotated boxes" if turned == "rotation" else "of a turned image, and those"
-            raise place.problem(kind, f"that is {what} are not read: draw it upright, or as a polygon")
+            what = "is rotated, and rotated boxes" if turned == "rotation" else "belongs to a rotated image, and those"
+            raise place.problem(kind, f"that {what} are not read: draw it upright, or as a polygon")
     box, outline = outlined
     for label in labels:
         if not (name := plain_name(str(label))):

@@ -94,10 +94,10 @@ class ImageNames:
             by_stem: Whether to ignore the suffix.
         """
         *above, last = split_path(name) or ("",)
-        known = self._files_of_name(last, by_stem) or self._files_of_name(UPLOADED.sub("", last, count=1), by_stem)
-        exact = [path for path in known if path.rpartition("/")[2] == last]
+        paths = self._files_of_name(last, by_stem) or self._files_of_name(UPLOADED.sub("", last, count=1), by_stem)
+        exact = [path for path in paths if path.rpartition("/")[2] == last]
         best, matches = -1, list[Match]()
-        for path in exact or known:
+        for path in exact or paths:
             folders = path.split("/")[:-1]
             pairs = zip(reversed(above), reversed(folders), strict=False)
             shared = next((place for place, (a, b) in enumerate(pairs) if normalise_name(a) != normalise_name(b)), None)
@@ -174,14 +174,14 @@ class ImageNames:
             named: Names that the file gives its image, the likeliest first.
         """
         stem = PurePosixPath(file).stem
-        given = [name for name in named if name]
-        candidates = [*((name, False) for name in given), *((name, True) for name in given), (stem, True)]
+        names = [name for name in named if name]
+        candidates = [*((name, False) for name in names), *((name, True) for name in names), (stem, True)]
         part = part_of_folders(file)
         for is_near in (True, False):
             for name, by_stem in candidates:
                 paths = [match.path for match in self.matches(name, by_stem) if part_fits(match.path, part)]
                 paths = [path for path in paths if not self._has_other_folders(path, file)]
-                ranks = {path: _apart(path, file) for path in paths}
+                ranks = {path: _folder_rank(path, file) for path in paths}
                 near = [path for path in paths if (ranks[path] <= 1) == is_near]
                 best = [path for path in near if ranks[path] == min(ranks[path] for path in near)]
                 if len(best) > 1:
@@ -203,7 +203,7 @@ class ImageNames:
         return bool((mine - theirs) & self._image_folders or (theirs - mine) & self._folders_of[ending])
 
 
-def _apart(path: str, file: str) -> int:
+def _folder_rank(path: str, file: str) -> int:
     """Return 0 for an image beside its annotation file, 1 for one in the parallel folder, 2 elsewhere."""
     here, there = path.rpartition("/")[0], file.rpartition("/")[0]
     return 0 if here == there else 1 if plain_folders(here) == plain_folders(there) else 2
@@ -244,7 +244,8 @@ def assign_images(tree: Tree, named: Mapping[str, Sequence[str]]) -> tuple[dict[
         UserError: Several files describe one image, or a file may describe several.
     """
     names = ImageNames(tree.images, tree)
-    keys = {file: key for file, given in named.items() if (key := names.find_described_image(file, given)) is not None}
+    described = ((file, names.find_described_image(file, image_names)) for file, image_names in named.items())
+    keys = {file: key for file, key in described if key is not None}
     files_of: dict[str, list[str]] = {}
     for file, key in keys.items():
         files_of.setdefault(key, []).append(file)
@@ -280,9 +281,9 @@ def assign_keys(images: Iterable[AnnotatedImage], named: Mapping[str, Sequence[s
         UserError: An image is missing, several files describe one image, or a file may describe several.
     """
     keys, notes = assign_images(tree, named)
-    for file, given in named.items():
+    for file, image_names in named.items():
         if file not in keys:
-            name = next((split_path(path)[-1] for path in given if split_path(path)), file.rpartition("/")[2])
+            name = next((split_path(path)[-1] for path in image_names if split_path(path)), file.rpartition("/")[2])
             raise MissingImage(
                 f"{tree.place_of(file)!r} describes {name!r}, but there is no such image beside it or in a folder such "
                 "as JPEGImages or images: add it."

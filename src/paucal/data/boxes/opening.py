@@ -95,12 +95,12 @@ class AnnotationFiles:
     def are_among_classes(self) -> bool:
         """Whether all files lie in folders whose names may be classes of images."""
         folders = [file.rpartition("/")[0] for file in self.files]
-        known = [part_of_folders(f"{path}/") or {*path.lower().split("/")} & set(STRUCTURE) for path in folders]
-        return all(folders) and not any(known)
+        structural = [part_of_folders(f"{path}/") or {*path.lower().split("/")} & set(STRUCTURE) for path in folders]
+        return all(folders) and not any(structural)
 
 
 def find_boxes(place: Path) -> AnnotationFiles | None:
-    """Return annotation files of a folder, an archive or a file; None if none are recognised."""
+    """Return the annotation files of a folder, an archive or a file; None if no layout is recognised."""
     is_set = place.is_dir() or is_archive(place)
     if not place.exists() or not (is_set or place.suffix.lower() in SUFFIXES):
         return None
@@ -109,9 +109,9 @@ def find_boxes(place: Path) -> AnnotationFiles | None:
 
 
 def find_annotation_files(tree: Tree) -> list[AnnotationFiles]:
-    """Return the annotation files of a tree, grouped by layout; only layouts of the table are found."""
-    found = ((layout, layout.find(tree, tree.files)) for layout in LAYOUTS)
-    return [AnnotationFiles(layout.name, files, layout.read) for layout, files in found if files]
+    """Return the annotation files of a tree, grouped by layout, for the layouts that can be read."""
+    groups = ((layout, layout.find(tree, tree.files)) for layout in LAYOUTS)
+    return [AnnotationFiles(layout.name, files, layout.read) for layout, files in groups if files]
 
 
 def find_unsupported_files(tree: Tree) -> AnnotationFiles | None:
@@ -140,19 +140,19 @@ def read_boxes(place: Path) -> tuple[Tree, AnnotationSet]:
     if place.is_file() and not is_archive(place):
         return _read_single_file(place)
     tree = open_tree(place)
-    found = find_annotation_files(tree)
-    own = [replace(one, files=[file for file in one.files if not root_of_set(file)]) for one in found]
-    own = [one for one in own if one.files]
-    if not own:
-        _refuse_without_boxes(tree, found)
-    annotations = _read_fullest(own, tree)
+    groups = find_annotation_files(tree)
+    own_groups = [replace(group, files=[file for file in group.files if not root_of_set(file)]) for group in groups]
+    own_groups = [group for group in own_groups if group.files]
+    if not own_groups:
+        _refuse_without_boxes(tree, groups)
+    annotations = _read_fullest(own_groups, tree)
     # Images without annotations beside annotated images may show objects.
     keys = {image.key for image in annotations.images}
     folders = {key.rpartition("/")[0] for key in keys}
-    left = sum(image.rpartition("/")[0] in folders and image not in keys for image in tree.images)
-    words = f"{counted(left, 'image')} without an annotation {'is' if left == 1 else 'are'} left out"
-    notes = (*annotations.notes, *([words] if left else []))
-    if others := [file for one in found for file in one.files if root_of_set(file)]:
+    n_bare = sum(image.rpartition("/")[0] in folders and image not in keys for image in tree.images)
+    words = f"{counted(n_bare, 'image')} without an annotation {'is' if n_bare == 1 else 'are'} left out"
+    notes = (*annotations.notes, *([words] if n_bare else []))
+    if others := [file for group in groups for file in group.files if root_of_set(file)]:
         count = counted(len(others), "annotation file")
         notes = (*notes, f"{count} of another set, in {root_of_set(others[0])!r}, {was(len(others))} skipped")
     return tree, with_parts(replace(annotations, notes=notes), tree)
@@ -165,8 +165,8 @@ def open_boxed_images(place: Path) -> ImageSet:
 
 def open_tagged_images(place: Path) -> ImageSet | None:
     """Return the images of annotation files that have labels of whole images and no boxes; None for other places."""
-    found = find_boxes(place)
-    if found is None or found.name not in TAGGED:
+    files = find_boxes(place)
+    if files is None or files.name not in TAGGED:
         return None
     tree, annotations = read_boxes(place)
     tags = [image.tags for image in annotations.images]
@@ -174,16 +174,16 @@ def open_tagged_images(place: Path) -> ImageSet | None:
         return None
     several = any(len(set(names)) > 1 for names in tags)
     kept = [place for place, names in enumerate(tags) if names or several]
-    labels = from_names([tags[place] for place in kept], several, f"from {found.name}")
+    labels = from_names([tags[place] for place in kept], several, f"from {files.name}")
     images = without_labels(tree, annotations).select(np.asarray(kept, dtype=np.int64))
-    bare = len(tags) - len(kept)
-    notes = [f"{counted(bare, 'image')} without a label {was(bare)} left out"] if bare else []
+    n_bare = len(tags) - len(kept)
+    notes = [f"{counted(n_bare, 'image')} without a label {was(n_bare)} left out"] if n_bare else []
     return replace(
         images,
         classes=labels.classes,
         labels=labels.numbers,
         multi_hot=labels.multi_hot,
-        notes=(f"read from {found.shown}", *images.notes, *notes, *labels.notes),
+        notes=(f"read from {files.shown}", *images.notes, *notes, *labels.notes),
     )
 
 
@@ -217,19 +217,19 @@ def root_of_set(file: str) -> str:
     return "/".join(above)
 
 
-def _read_fullest(found: Sequence[AnnotationFiles], tree: Tree) -> AnnotationSet:
+def _read_fullest(groups: Sequence[AnnotationFiles], tree: Tree) -> AnnotationSet:
     """Read all layouts of a set, and return the content of the layout with the most images."""
     annotations: dict[str, AnnotationSet] = {}
     notes: list[str] = []
-    for one in found:
-        assert one.read is not None
+    for group in groups:
+        assert group.read is not None
         try:
-            annotations[one.name] = one.read(tree, one.files)
+            annotations[group.name] = group.read(tree, group.files)
         except UserError as problem:
-            if one is found[0]:
+            if group is groups[0]:
                 raise
-            notes.append(f"{one.name} beside {found[0].name} was skipped, as it cannot be read: {problem}")
-    keys = {name: {image.key for image in each.images} for name, each in annotations.items()}
+            notes.append(f"{group.name} beside {groups[0].name} was skipped, as it cannot be read: {problem}")
+    keys = {name: {image.key for image in content.images} for name, content in annotations.items()}
     most = max(keys, key=lambda name: len(keys[name]))
     for name in [name for name in keys if name != most]:
         if not keys[name] <= keys[most]:
@@ -276,8 +276,8 @@ def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
     raise problem
 
 
-def _refuse_without_boxes(tree: Tree, found: Sequence[AnnotationFiles]) -> NoReturn:
-    if roots := sorted({root_of_set(file) for one in found for file in one.files}):
+def _refuse_without_boxes(tree: Tree, groups: Sequence[AnnotationFiles]) -> NoReturn:
+    if roots := sorted({root_of_set(file) for group in groups for file in group.files}):
         places = " or ".join(repr(tree.place_of(root)) for root in roots[:3])
         raise UserError(f"{tree.shown!r} has several sets with boxes in subfolders: did you mean {places}?")
     _refuse_unsupported(tree)
@@ -288,7 +288,7 @@ def _refuse_without_boxes(tree: Tree, found: Sequence[AnnotationFiles]) -> NoRet
 
 
 def _refuse_unsupported(tree: Tree) -> None:
-    if found := find_unsupported_files(tree):
+    if files := find_unsupported_files(tree):
         raise UserError(
-            f"{tree.shown!r} has boxes as {found.name} ({found.shown}), which are not read: {found.advice}."
+            f"{tree.shown!r} has boxes as {files.name} ({files.shown}), which are not read: {files.advice}."
         )

@@ -34,9 +34,9 @@ def with_parts(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
     kept = [image for image in images if image.declared]
     if not kept or len(kept) == len(images):
         return replace(annotations, images=images, notes=tuple(notes))
-    left = len(images) - len(kept)
-    belongs = "belongs" if left == 1 else "belong"
-    notes.append(f"{counted(left, 'image')} with annotations that {belongs} to no part {was(left)} left out")
+    n_left = len(images) - len(kept)
+    belongs = "belongs" if n_left == 1 else "belong"
+    notes.append(f"{counted(n_left, 'image')} with annotations that {belongs} to no part {was(n_left)} left out")
     return replace(annotations, images=kept, notes=tuple(notes))
 
 
@@ -64,8 +64,8 @@ def _parts_of_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict[
             notes.append(f"{words}, so the list is skipped")
             continue
         if unknown:
-            lacking = counted(len(unknown), "line")
-            notes.append(f"{lacking} of {file} without an image with annotations, such as {unknown[0][:80]!r}")
+            lines_text = counted(len(unknown), "line")
+            notes.append(f"{lines_text} of {file} without an image with annotations, such as {unknown[0][:80]!r}")
         part, is_joint = PARTS[_stem(file)], _stem(file) == TRAINVAL
         for key in keys:
             if key is None or (is_joint and parts.get(key) == "val"):

@@ -66,7 +66,7 @@ Columns = Mapping[str, int]
 
 
 class _Row(NamedTuple):
-    """A row of a table; `box` holds four numbers as they are given, or None for an image without objects."""
+    """A row of a table; `box` holds its four numbers unchanged, or None for an image without objects."""
 
     line: int
     image: str
@@ -130,7 +130,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
 
 
 def tree_of_paths(file: Path) -> Tree | None:
-    """Return the images that a table names by absolute paths, whose folder is not searched; None for other tables.
+    """Return the images that a table names by absolute paths, without searching folders; None for other tables.
 
     Raises:
         MissingImage: Some of the images are missing.
@@ -145,14 +145,14 @@ def tree_of_paths(file: Path) -> Tree | None:
         return None
     paths = {row[columns["image"]].strip() for row in cells[1:] if len(row) > columns["image"]} - {""}
     images = [path for path in paths if os.path.isabs(path) and path.lower().endswith(IMAGE_SUFFIXES)]
-    here = [path for path in images if ".." not in PurePath(path).parts and os.path.isfile(path)]
-    if not here or len(images) < len(paths):
+    existing = [path for path in images if ".." not in PurePath(path).parts and os.path.isfile(path)]
+    if not existing or len(images) < len(paths):
         return None
-    if lost := sorted({*images} - {*here}):  # its boxes could match an image of the same name elsewhere
-        problem = "a path with '..' in it" if ".." in PurePath(lost[0]).parts else "but there is no such file"
-        raise MissingImage(f"{str(file)!r} names {lost[0][:120]!r}, {problem}: correct the path.")
-    root = Path(os.path.commonpath([os.path.dirname(path) for path in here]))
-    tree = folder_tree(root, sorted(PurePath(path).relative_to(root).as_posix() for path in here))
+    if missing := sorted({*images} - {*existing}):  # its boxes could match an image of the same name elsewhere
+        problem = "a path with '..' in it" if ".." in PurePath(missing[0]).parts else "but there is no such file"
+        raise MissingImage(f"{str(file)!r} names {missing[0][:120]!r}, {problem}: correct the path.")
+    root = Path(os.path.commonpath([os.path.dirname(path) for path in existing]))
+    tree = folder_tree(root, sorted(PurePath(path).relative_to(root).as_posix() for path in existing))
     return replace(tree, is_inside=lambda path: True)
 
 
@@ -169,13 +169,13 @@ LAYOUT = Layout(
 def columns_of(cells: Sequence[str]) -> Columns | None:
     """Return the position of each column by its kind; None if a required column is missing."""
     names = [_SIGNS.sub("", cell).lower() for cell in cells]
-    present = {kind: [name for name in known if name in names] for kind, known in COLUMNS.items()}
-    columns = {kind: names.index(found[0]) for kind, found in present.items() if found}
+    present = {kind: [name for name in spellings if name in names] for kind, spellings in COLUMNS.items()}
+    columns = {kind: names.index(spellings[0]) for kind, spellings in present.items() if spellings}
     form = next((form for form in FORMS if set(form) <= columns.keys()), None)
     if form is None or "image" not in columns:
         return None
     spans = {columns[kind] for kind in ("across", "down")} if form == SPANS else set()
-    others = {kind for one in FORMS for kind in one} - set(form)
+    others = {kind for kinds in FORMS for kind in kinds} - set(form)
     return {
         kind: place for kind, place in columns.items() if kind not in others and (kind in form or place not in spans)
     }

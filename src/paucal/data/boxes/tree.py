@@ -99,7 +99,7 @@ def folder_tree(root: Path, files: Sequence[str] | None = None) -> Tree:
 
 
 def _archive_tree(file: Path) -> Tree:
-    entries = {one.name.replace("\\", "/"): one for one in archive_entries(file)}
+    entries = {entry.name.replace("\\", "/"): entry for entry in archive_entries(file)}
     base = shared_folder(list(entries), 1)
     files = {path.removeprefix(base): entry for path, entry in sorted(entries.items())}
 

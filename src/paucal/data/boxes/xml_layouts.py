@@ -88,8 +88,8 @@ def read_cvat(tree: Tree, files: Sequence[str]) -> AnnotationSet:
         notes += [note] if note else []
         for image in _cvat_images(content, tree, file, names, unread):
             add_image(images, image, tree.shown)
-    found = list(images.values())
-    return AnnotationSet(found, number_classes(found, tree.shown), (*notes, *unread_shapes_notes(unread)))
+    all_images = list(images.values())
+    return AnnotationSet(all_images, number_classes(all_images, tree.shown), (*notes, *unread_shapes_notes(unread)))
 
 
 VOC = Layout(
@@ -216,8 +216,8 @@ def _cvat_images(
     named = [item.get("name", "") for item in items]
     # A project has a folder of images for each subset.
     keys = names.find_images([f"{item.get('subset', '')}/{item.get('name', '')}" for item in items], file, part)
-    if lost := [number for number, key in enumerate(keys) if key is None]:
-        for number, key in zip(lost, names.find_images([named[n] for n in lost], file, part), strict=True):
+    if missing := [number for number, key in enumerate(keys) if key is None]:
+        for number, key in zip(missing, names.find_images([named[n] for n in missing], file, part), strict=True):
             keys[number] = key
     images = []
     for item, key in zip(items, keys, strict=True):
@@ -276,7 +276,7 @@ def _cvat_outline(shape: ElementTree.Element, size: tuple[int, int] | None) -> t
 
     Raises:
         ValueError: A number is missing or cannot be read, or a mask does not fit its image.
-        OverflowError: A run of a mask is longer than 64 bits can say.
+        OverflowError: The length of a run in a mask exceeds 64 bits.
     """
     if shape.tag == "box":
         left, top, right, bottom = (float(shape.get(edge) or "") for edge in CVAT_EDGES)

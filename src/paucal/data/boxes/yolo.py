@@ -65,7 +65,7 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     """Read the label files of a set; an empty file means an image without objects.
 
-    As in Ultralytics' programs, so does a missing file, where a YAML file names the images of the parts.
+    So does a missing file if a YAML file names the images of the parts, as in Ultralytics' code.
 
     Raises:
         UserError: A label file cannot be read, has an unnamed class or numbers beyond the image, or the configuration
@@ -220,7 +220,7 @@ def _images_by_part(config: Config, tree: Tree, names: ImageNames) -> tuple[dict
                     "correct it."
                 )
             if images is None:
-                notes.append(f"{value!r}, the images of {part}, is not there and was skipped")
+                notes.append(f"{value!r}, the images of {part}, does not exist and was skipped")
             keys |= images or set()
         same = next((other for other, images in of_part.items() if keys & images), None)
         if keys and same and of_part[same] == keys:

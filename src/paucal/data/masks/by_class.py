@@ -49,10 +49,10 @@ def _by_folder(images: Sequence[File], masks: Sequence[File]) -> dict[str, Hit] 
     hits: dict[str, Hit] = {}
     for mask in masks:
         places = [(mask.place[:n] + mask.place[n + 1 :], mask.place[n]) for n in range(len(mask.place))]
-        found = [(at[place, fold(mask.stem)], name) for place, name in places if (place, fold(mask.stem)) in at]
-        if len(found) != 1:
+        matches = [(at[place, fold(mask.stem)], name) for place, name in places if (place, fold(mask.stem)) in at]
+        if len(matches) != 1:
             return None
-        image, name = found[0]
+        image, name = matches[0]
         spelled = [part for part in PurePosixPath(mask.key).parts[:-1] if fold(part) == name]
         hits[mask.key] = image, (spelled or [name])[-1]
     return hits
@@ -63,8 +63,8 @@ def _by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, Hit] 
     hits: dict[str, Hit] = {}
     for mask in masks:
         gaps = reversed([*_SIGNS.finditer(mask.stem)])
-        found = ((at.get((mask.place, fold(mask.stem[: gap.start()]))), mask.stem[gap.end() :]) for gap in gaps)
-        image, rest = next(((image, rest) for image, rest in found if image), ("", ""))
+        pairs = ((at.get((mask.place, fold(mask.stem[: gap.start()]))), mask.stem[gap.end() :]) for gap in gaps)
+        image, rest = next(((image, rest) for image, rest in pairs if image), ("", ""))
         name = _class_name(rest)
         if not image or not name:
             return None
@@ -79,10 +79,10 @@ def _by_name(images: Sequence[File], masks: Sequence[File]) -> dict[str, Hit] | 
             at[place].append(image.key)
     hits: dict[str, Hit] = {}
     for mask in masks:
-        found, name = at.get(mask.place, []), _class_name(mask.stem)
-        if len(found) != 1 or not mask.place or not name:
+        keys, name = at.get(mask.place, []), _class_name(mask.stem)
+        if len(keys) != 1 or not mask.place or not name:
             return None
-        hits[mask.key] = found[0], name
+        hits[mask.key] = keys[0], name
     return hits
 
 

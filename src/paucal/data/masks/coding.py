@@ -63,9 +63,9 @@ class MaskCoding:
     ignore: int | None = None
 
     def __post_init__(self) -> None:
-        sound = all(type(value) is int and 0 <= value < 1 << 24 for value in (*self.values, self.ignore or 0))
-        sound = sound and len(set(self.values)) == len(self.values) and self.ignore not in self.values
-        if self.kind not in get_args(Coding) or not sound or not 2 <= len(self.values) <= MOST_CLASSES:
+        is_valid = all(type(value) is int and 0 <= value < 1 << 24 for value in (*self.values, self.ignore or 0))
+        is_valid = is_valid and len(set(self.values)) == len(self.values) and self.ignore not in self.values
+        if self.kind not in get_args(Coding) or not is_valid or not 2 <= len(self.values) <= MOST_CLASSES:
             raise UserError(
                 f"masks of kind {self.kind!r} have {len(self.values)} values of classes, expected 2 to {MOST_CLASSES} "
                 "different ones from 0 to 16,777,215."
@@ -89,17 +89,17 @@ class MaskCoding:
         if self.kind == "binary":
             labelled = values if self.ignore is None else values[values != self.ignore]
             # In a file whose highest value is 1, 1 means marked, even if other files of the set use 255.
-            middle = 1 if labelled.max(initial=0) <= 1 else min(self.values[1], MIDDLE)
-            known, classes = np.ones(values.shape, dtype=bool), (values >= middle).astype(np.int64)
+            threshold = 1 if labelled.max(initial=0) <= 1 else min(self.values[1], MIDDLE)
+            is_class, classes = np.ones(values.shape, dtype=bool), (values >= threshold).astype(np.int64)
         else:
             places = np.searchsorted(self._ordered, values).clip(max=self.count - 1)
-            known, classes = self._ordered[places] == values, self._order[places]
-        ignored = np.zeros_like(known) if self.ignore is None else values == self.ignore
-        if not (known | ignored).all():
-            stray = self.format_value(int(values[~(known | ignored)][0]))
+            is_class, classes = self._ordered[places] == values, self._order[places]
+        ignored = np.zeros_like(is_class) if self.ignore is None else values == self.ignore
+        if not (is_class | ignored).all():
+            stray = self.format_value(int(values[~(is_class | ignored)][0]))
             raise UserError(
-                f"mask {name} has the value {stray}, and the classes are {self.describe()}: correct the mask, name the "
-                "class in --classes, or give --ignore if the value means that a pixel is not labelled."
+                f"mask {name} has the value {stray}, which is not a class ({self.describe()}): correct the mask, name "
+                "the class in --classes, or give --ignore if the value means that a pixel is not labelled."
             )
         return np.where(ignored, IGNORED, classes).astype(np.uint8)
 
@@ -110,7 +110,7 @@ class MaskCoding:
         return np.asarray(self.values)[classes].astype(np.uint8 if max(self.values) < 256 else np.uint16)
 
     def describe(self) -> str:
-        """Return a phrase about the values."""
+        """Describe the values in a phrase."""
         text = {
             "index": f"the value is the number of the class, {self.values[0]} to {self.values[-1]}",
             "binary": f"two classes, 0 and {self.values[1]}",
@@ -165,12 +165,12 @@ def read_class_names(path: Path) -> NamedClasses:
     if len(widths) > 1:
         raise UserError(f"--classes: the rows of {str(path)!r} differ in length; give each the same columns.")
     names = tuple(name for name, _ in classes)
-    _refuse_twice(names, path)
+    _refuse_duplicates(names, path)
     if widths == {0}:
         return NamedClasses(names, note=note)
     colours = widths == {3}
     values = tuple(int(pack_colours(numbers)) if colours else numbers[0] for _, numbers in classes)  # type: ignore[arg-type]
-    _refuse_twice(values, path)
+    _refuse_duplicates(values, path)
     return NamedClasses(names, values, colours, note)
 
 
@@ -197,10 +197,10 @@ def _read_row(row: list[str], path: Path) -> tuple[str, list[int]]:
     )
 
 
-def _refuse_twice(entries: tuple[object, ...], path: Path) -> None:
-    twice = next((entry for place, entry in enumerate(entries) if entry in entries[:place]), None)
-    if twice is not None:
-        raise UserError(f"--classes: {str(path)!r} has {str(twice)[:80]!r} twice; give each class once.")
+def _refuse_duplicates(entries: tuple[object, ...], path: Path) -> None:
+    duplicate = next((entry for place, entry in enumerate(entries) if entry in entries[:place]), None)
+    if duplicate is not None:
+        raise UserError(f"--classes: {str(path)!r} has {str(duplicate)[:80]!r} twice; give each class once.")
 
 
 def find_coding(
@@ -284,7 +284,7 @@ def _ignored_value(ignore: Sequence[int] | None, in_colour: bool) -> int | None:
         return ignore[0] << 16 | ignore[1] << 8 | ignore[2]
     if not in_colour and len(ignore) == 1:
         return ignore[0]
-    expected = "red, green and blue from 0 to 255, as the masks are in colour" if in_colour else "one grey value"
+    expected = "red, green and blue from 0 to 255, since the masks are in colour" if in_colour else "one grey value"
     raise UserError(f"--ignore is {' '.join(map(str, ignore))}, expected {expected}.")
 
 
@@ -340,8 +340,8 @@ def _index(values: list[int], void: int | None, n_names: int) -> MaskCoding:
     classes = tuple(value for value in range(count) if value != void)
     if len(classes) > MOST_CLASSES:
         raise UserError(
-            f"masks by index have values up to {top}, and {MOST_CLASSES} classes are the most: number them from 0 on, "
-            "or give the meaning of the values with --mask-values grey or --classes."
+            f"the class numbers in the masks go up to {top}, but at most {MOST_CLASSES} classes are supported: number "
+            "the classes from 0, or give the meaning of the values with --mask-values grey or --classes."
         )
     if len(classes) < 2:
         raise UserError("all labelled pixels of the masks are of one class, and two are needed: check the masks.")
@@ -351,8 +351,8 @@ def _index(values: list[int], void: int | None, n_names: int) -> MaskCoding:
 def _levels(kind: Coding, values: list[int], void: int | None) -> MaskCoding:
     if len(values) > MOST_CLASSES:
         raise UserError(
-            f"the masks have {len(values)} {'colours' if kind == 'colour' else 'grey levels'}, and {MOST_CLASSES} "
-            "classes are the most: give each class one value, and store masks without loss (PNG)."
+            f"the masks have {len(values)} {'colours' if kind == 'colour' else 'grey levels'}, but at most "
+            f"{MOST_CLASSES} classes are supported: give each class one value, and store masks losslessly (PNG)."
         )
     if len(values) < 2:
         raise UserError("all labelled pixels of the masks have one value, and two classes are needed: check the masks.")

@@ -32,31 +32,33 @@ def refuse_mixed_kinds(facts: MaskFacts) -> None:
         top = max((value for file in palette for value in file.values - {VOID}), default=0)
         levels = [file for file in grey if max(file.values - {VOID}, default=0) >= max(HIGH, top + 1)]
         if palette and levels:
-            raise _two_ways(palette, "with a palette", levels, "with grey levels", "the colours of palettes are meant")
+            raise _storage_error(
+                palette, "with a palette", levels, "with grey levels", "the palettes' colours are the classes"
+            )
         _refuse_palettes(palette)
 
 
 def _refuse_beside_colours(colour: list[FileFacts], palette: list[FileFacts], grey: list[FileFacts]) -> None:
     """Refuse palettes and numbers beside files in colour, and black-and-white files if no colour file has white."""
     if palette:
-        raise _two_ways(colour, "in colour", palette, "with a palette", "the colours of palettes are meant")
+        raise _storage_error(colour, "in colour", palette, "with a palette", "the palettes' colours are the classes")
     three = [*colour, *(file for file in grey if file.bits == 24)]
     shown = {value >> 16 for file in three for value in file.as_colours().values if value % 0x010101 == 0}
     numbers = [file for file in grey if file.bits in (8, 16) and not file.values <= shown | {0, WHITE}]
     if numbers:
-        raise _two_ways(colour, "in colour", numbers, "with numbers or grey levels", "each level is a colour")
+        raise _storage_error(colour, "in colour", numbers, "with numbers or grey levels", "each level is a colour")
     white = [file for file in grey if file.bits in (1, 8) and file.values - {0}]
     if white and WHITE not in shown:
-        raise _two_ways(colour, "in colour", white, "in black and white", "white is a class of its own")
+        raise _storage_error(colour, "in colour", white, "in black and white", "white is a class of its own")
 
 
-def _two_ways(
-    files: Sequence[FileFacts], way: str, others: Sequence[FileFacts], other_way: str, meant: str
+def _storage_error(
+    files: Sequence[FileFacts], storage: str, others: Sequence[FileFacts], other_storage: str, condition: str
 ) -> UserError:
-    """Return the error for two groups of files, which says when to use `--mask-values colour`."""
+    """Return the error for two groups of files; `condition` says when `--mask-values colour` is right."""
     return UserError(
-        f"the masks are stored in two ways: {list_files(files)} {way}, {list_files(others)} {other_way}: store "
-        f"all in the same way, or give --mask-values colour if {meant}."
+        f"the masks are stored in two ways: {list_files(files)} {storage}, {list_files(others)} {other_storage}: store "
+        f"all in the same way, or give --mask-values colour if {condition}."
     )
 
 
@@ -69,8 +71,8 @@ def _refuse_palettes(files: Sequence[FileFacts]) -> None:
             if before != colour:
                 raise UserError(
                     f"the palettes of the masks differ: the number {value} is {unpack_colour(before)} in {other.name} "
-                    f"and {unpack_colour(colour)} in {file.name}: give --mask-values colour if the colours are meant, "
-                    "or index if the numbers are."
+                    f"and {unpack_colour(colour)} in {file.name}: give --mask-values colour if the colours are the "
+                    "classes, or index if the numbers are."
                 )
 
 
@@ -95,15 +97,17 @@ def refuse_mixed_codings(facts: MaskFacts, void: int | None = None) -> None:
     if low and highs and len(high) <= 2 and len(both) < max(1, RARE * min(len(low), len(highs))):
         none = "hardly any has" if both else "none has"
         void_words = " or --ignore 255 (those pixels are not labelled)" if VOID in high else ""
-        raise UserError(f"{_two_codings(highs, low)}, and {none} both: store all alike, or give {BINARY}{void_words}.")
+        raise UserError(
+            f"{_two_codings(highs, low)}, and {none} both: store all in the same way, or give {BINARY}{void_words}."
+        )
     if not low and not both and len(high) == 2:
         raise UserError(
-            f"{_two_codings(*high.values())}, and none has both: store all alike, or give {BINARY} {OR_GREY}."
+            f"{_two_codings(*high.values())}, and none has both: store all in the same way, or give {BINARY} {OR_GREY}."
         )
 
 
-def _two_codings(one: Sequence[FileFacts], other: Sequence[FileFacts]) -> str:
-    parts = (f"{_list_values(sorted(files[0].values))} in {list_files(files)}" for files in (one, other))
+def _two_codings(first: Sequence[FileFacts], second: Sequence[FileFacts]) -> str:
+    parts = (f"{_list_values(sorted(files[0].values))} in {list_files(files)}" for files in (first, second))
     return f"the masks have two codings: {', '.join(parts)}"
 
 
@@ -140,9 +144,9 @@ def refuse_near_levels(facts: MaskFacts, values: Sequence[int]) -> None:
         groups[-1].append(value) if value - before <= NEAR else groups.append([value])
     odd = []
     for group in groups:
-        usual = max(group, key=lambda value: facts.pixels[value])
-        others = [value for value in group if value != usual]
-        if group[-1] >= VOID - NEAR or sum(facts.pixels[value] for value in others) * 100 < facts.pixels[usual]:
+        commonest = max(group, key=lambda value: facts.pixels[value])
+        others = [value for value in group if value != commonest]
+        if group[-1] >= VOID - NEAR or sum(facts.pixels[value] for value in others) * 100 < facts.pixels[commonest]:
             odd += others if group[-1] - group[0] <= 2 * NEAR else []
     apart = all(after[0] - before[-1] >= APART for before, after in pairwise(groups))
     if len(values) > 2 and all(value <= ENDS or value >= VOID - ENDS for value in values):
@@ -167,9 +171,9 @@ def refuse_blurred_levels(facts: MaskFacts, values: Sequence[int]) -> None:
         worst = max(blurred, key=lambda file: len(file.values))
         raise UserError(
             f"mask {worst.name} has {len(worst.values)} grey levels from {min(worst.values)} to {max(worst.values)}, "
-            f"as after blurring or resizing ({len(blurred)} of {counted(len(facts.files), 'mask')} like that): store "
-            "masks as PNG with one value for each class, or give --mask-values binary (marked from 128 on), grey or "
-            "index."
+            f"as after blurring or resizing ({len(blurred)} of {counted(len(facts.files), 'mask')} are like that): "
+            "store masks as PNG with one value for each class, or give --mask-values binary (marked from 128 on), grey "
+            "or index."
         )
 
 

@@ -50,14 +50,18 @@ class RawMask:
             name: Name of the mask for messages.
 
         Raises:
-            UnreadableImage: The mask cannot be one of this set.
+            UnreadableImage: The mask is stored differently from the masks of this set.
         """
         if not in_colour:
             if self.kind == COLOUR:
-                raise UnreadableImage(f"mask {name} is in colour, and the masks of this set are grey: store all alike")
+                raise UnreadableImage(
+                    f"mask {name} is in colour, and the masks of this set are grey: store all in the same way"
+                )
             return self.values
         if self.bits == 16:
-            raise UnreadableImage(f"mask {name} has 16 bits a pixel, and others are in colour: store all alike")
+            raise UnreadableImage(
+                f"mask {name} has 16 bits a pixel, and others are in colour: store all in the same way"
+            )
         if self.palette is not None:
             return self.palette[self.values]
         return self.values if self.kind == COLOUR else self.values * (WHITE if self.bits == 1 else GREY_UNIT)
@@ -106,7 +110,7 @@ def _stored_values(image: Image.Image) -> tuple[NDArray[np.int32], str, int]:
     """Return values, kind and bits of a mask; see `RawMask`."""
     mode = image.mode
     if mode == "F":
-        raise ValueError("it holds floats, and a mask holds whole numbers")
+        raise ValueError("it holds floats, expected whole numbers")
     if mode == "1":
         return np.asarray(image).astype(np.int32), GREY, 1
     if mode in ("P", "PA"):
@@ -118,7 +122,7 @@ def _stored_values(image: Image.Image) -> tuple[NDArray[np.int32], str, int]:
     if mode.startswith("I"):
         wide = np.asarray(image).astype(np.int64)
         if wide.min() < 0 or wide.max() > WIDEST:
-            raise ValueError(f"it holds values from {wide.min()} to {wide.max()}, and 0 to {WIDEST} are read")
+            raise ValueError(f"it holds values from {wide.min()} to {wide.max()}, expected 0 to {WIDEST}")
         return wide.astype(np.int32), GREY, 16
     rgb = np.asarray(image.convert("RGB"))
     if (rgb[..., 0] == rgb[..., 1]).all() and (rgb[..., 0] == rgb[..., 2]).all():

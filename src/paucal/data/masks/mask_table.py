@@ -39,31 +39,31 @@ def read_mask_table(file: Path) -> MaskTable:
     columns = _columns(header.cells)
     assert columns is not None
     image_at, mask_at, part_at = columns
-    found: dict[str, tuple[list[Path], str]] = {}
-    bare = 0
+    masks_of: dict[str, tuple[list[Path], str]] = {}
+    n_bare = 0
     for row in rows:
         where = f"line {row.line} of {file}"
         part = "" if part_at is None else row.cells[part_at].strip().lower()
         if part and part not in PARTS:
             raise UserError(f"{where} has the part {part[:80]!r}, expected train, val or test: correct it.")
         if not row.cells[mask_at].strip():
-            bare += 1
+            n_bare += 1
             continue
         image, mask = (_resolve(row.cells[place], file, where) for place in (image_at, mask_at))
-        masks, known = found.setdefault(image, ([], PARTS.get(part, "")))
-        if known != PARTS.get(part, ""):
+        masks, first_part = masks_of.setdefault(image, ([], PARTS.get(part, "")))
+        if first_part != PARTS.get(part, ""):
             raise UserError(f"{where} puts {image!r} into a second part: give each image one part.")
         masks.append(Path(mask))
-    if not found:
+    if not masks_of:
         raise UserError(f"{file} names no mask of an image: fill the column {header.cells[mask_at]!r}.")
-    root = Path(os.path.commonpath([os.path.dirname(image) for image in found]))
-    keys = {image: Path(image).relative_to(root).as_posix() for image in found}
-    notes = [f"{counted(bare, 'image')} without a mask {was(bare)} left out"] if bare else []
-    return MaskTable(root, [(keys[i], tuple(masks), part) for i, (masks, part) in found.items()], tuple(notes))
+    root = Path(os.path.commonpath([os.path.dirname(image) for image in masks_of]))
+    keys = {image: Path(image).relative_to(root).as_posix() for image in masks_of}
+    notes = [f"{counted(n_bare, 'image')} without a mask {was(n_bare)} left out"] if n_bare else []
+    return MaskTable(root, [(keys[i], tuple(masks), part) for i, (masks, part) in masks_of.items()], tuple(notes))
 
 
 def plain_column(cell: str) -> str:
-    """Return a column name in the form that is compared with the usual names."""
+    """Return a column name in the form in which names are compared."""
     return cell.strip().lower().replace(" ", "_").replace("-", "_")
 
 
@@ -71,8 +71,8 @@ def _columns(cells: Sequence[str]) -> tuple[int, int, int | None] | None:
     """Return the positions of the columns of images, masks and parts; None for other tables."""
     plain = [plain_column(cell) for cell in cells]
     places = [
-        next((plain.index(name) for name in known if name in plain), None)
-        for known in (IMAGE_COLUMNS, MASK_COLUMNS, SPLIT_COLUMNS)
+        next((plain.index(name) for name in names if name in plain), None)
+        for names in (IMAGE_COLUMNS, MASK_COLUMNS, SPLIT_COLUMNS)
     ]
     image, mask, part = places
     return None if image is None or mask is None else (image, mask, part)

@@ -162,19 +162,21 @@ def read_masks(
     meaning = (meaning_of_values if not any(marked) else meaning_by_class)(
         GivenMasks(facts, pairs, given, ignore, named, coding), marked
     )
-    coding, named, more = meaning.coding, meaning.named, meaning.notes
+    coding, named, mask_notes = meaning.coding, meaning.named, meaning.notes
     if meaning.numbers is None:
         _require_joinable(files, coding)
     store = MaskStore(files, sizes, meaning.of_files, meaning.numbers)
     masks, pixels, overlaps = _decode_all(store, sizes, coding.count, lambda done: report(total + done, 2 * total))
     if overlaps:
-        have = counted(len(overlaps), "image has pixels", "images have pixels")
-        more.append(f"{have} marked by several classes, such as {images.keys[overlaps[0]]}: the last class is used")
-    notes = [*images.notes, f"masks: {coding.describe()}", *more]
+        text = counted(len(overlaps), "image has pixels", "images have pixels")
+        mask_notes.append(
+            f"{text} marked by several classes, such as {images.keys[overlaps[0]]}: the last class is used"
+        )
+    notes = [*images.notes, f"masks: {coding.describe()}", *mask_notes]
     if smaller:
         text = counted(len(smaller), "mask is smaller than its image", "masks are smaller than their images")
         shown = smaller[0] + (", ..." if smaller[1:] else "")
-        notes.append(f"{text} and enlarged by the nearest pixel ({shown})")
+        notes.append(f"{text} and enlarged with nearest-neighbour interpolation ({shown})")
     if named is not None and named.note:
         notes.append(named.note)
     findings = (
@@ -248,9 +250,9 @@ def is_smaller_than_image(
     if stored is not None and tuple(mask) == tuple(stored):
         raise UserError(
             f"mask {name} has {mask[0]}x{mask[1]} pixels (height x width) and its image {image[0]}x{image[1]} once its "
-            "EXIF tag turns it: the mask was drawn before the turn; store the image upright, or without the tag."
+            "EXIF tag rotates it: the mask was drawn before the rotation; store the image upright, or without the tag."
         )
-    problem = "is turned, or of another image" if mask[::-1] == tuple(image) else "is of another size"
+    problem = "is rotated, or belongs to another image" if mask[::-1] == tuple(image) else "has another size"
     raise UserError(
         f"mask {name} has {mask[0]}x{mask[1]} pixels (height x width) and its image {image[0]}x{image[1]}: it "
         f"{problem}; give a mask of the image's size, or a smaller one of its shape."
@@ -259,11 +261,11 @@ def is_smaller_than_image(
 
 def _require_joinable(files: Sequence[tuple[Path, ...]], coding: MaskCoding) -> None:
     """Refuse several masks of one image if they have other classes than background and foreground."""
-    several = next((paths for paths in files if len(paths) > 1), None)
-    if several and (coding.count != 2 or coding.values[0] != 0):
+    paths = next((paths for paths in files if len(paths) > 1), None)
+    if paths and (coding.count != 2 or coding.values[0] != 0):
         raise UserError(
-            f"{several[0].name} and {several[1].name} are masks of one image, and masks have {coding.count} classes "
-            f"({coding.describe()}): masks of two classes, marked and not, can be joined; give one mask for each image."
+            f"{paths[0].name} and {paths[1].name} are masks of one image, and masks have {coding.count} classes "
+            f"({coding.describe()}): only masks of two classes can be joined; give one mask for each image."
         )
 
 
@@ -300,9 +302,9 @@ def join_classes(masks: Sequence[NDArray[np.uint8]], numbers: Sequence[int]) -> 
 def _decode_all(
     store: MaskStore, sizes: NDArray[np.int64], n_classes: int, report: Callable[[int], None]
 ) -> tuple[MaskStore, NDArray[np.int64], list[int]]:
-    """Return the masks, kept in memory if they fit; the (N, K) numbers of pixels of each class in each; and overlaps.
+    """Return the masks (in memory if they fit), the (N, K) pixels of each class in each image, and overlaps.
 
-    The last are the positions of images with pixels that several classes mark.
+    Overlaps are the positions of images with pixels that several classes mark.
     """
     fits = int(sizes.prod(1).sum()) <= SHARE * available_memory()
     pixels, kept, overlaps = np.zeros((len(store), n_classes), dtype=np.int64), {}, []
@@ -358,9 +360,9 @@ def interpolated_masks(facts: MaskFacts, coding: MaskCoding) -> list[Finding]:
         return []
     text = (
         f"in {counted(len(odd), 'mask')} ({odd[0].name}{', ...' if odd[1:] else ''}) numbers change step by step at "
-        "edges, as after resizing by interpolation: the numbers between are then no classes"
+        "edges, as after resizing by interpolation: the numbers in between are then not real classes"
     )
-    return [Finding(RESIZED, "warning", text, "look at them; resize masks by the nearest pixel")]
+    return [Finding(RESIZED, "warning", text, "check them; resize masks with nearest-neighbour interpolation")]
 
 
 def inverted_masks(pixels: NDArray[np.int64]) -> list[Finding]:
@@ -381,8 +383,8 @@ def inverted_masks(pixels: NDArray[np.int64]) -> list[Finding]:
     odd = both[many if many.sum() <= few.sum() else few]
     text = (
         f"the second class covers {100 * share[few].mean():.0f} % of {counted(int(few.sum()), 'image')} and "
-        f"{100 * share[many].mean():.0f} % of {counted(int(many.sum()), 'image')}, and nothing between: some masks may "
-        "be inverted"
+        f"{100 * share[many].mean():.0f} % of {counted(int(many.sum()), 'image')}, with no image in between: some "
+        "masks may be inverted"
     )
     return [Finding(INVERTED, "warning", text, "look at some of each", tuple((int(place),) for place in odd))]
 

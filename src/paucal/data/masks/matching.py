@@ -73,9 +73,9 @@ class Matches:
         ]
         several = [key for key, masks in self.masks.items() if len(masks) > 1]
         if several and not by_class:
-            have = counted(len(several), "image has", "images have")
+            text = counted(len(several), "image has", "images have")
             shown = f"{first_few(self.masks[several[0]])} of {several[0]}"
-            notes.append(f"{have} several masks, which are joined: a pixel that any of them marks is marked ({shown})")
+            notes.append(f"{text} several masks, which are joined: a pixel that any of them marks is marked ({shown})")
         return notes
 
 
@@ -111,10 +111,10 @@ class _Matching:
         alone = [image.key for image in self._images if image.key not in self._assigned]
         return Matches(kept, alone, [mask.key for mask in lost], sorted(mask.key for mask in decoys))
 
-    def search(self, ways: Iterable[Callable[[File], Hit | None]]) -> list[File]:
-        """Assign masks to images by each way of finding in turn; return the masks that are left without an image."""
+    def search(self, finders: Iterable[Callable[[File], Hit | None]]) -> list[File]:
+        """Assign masks to images by each finder in turn; return the masks that are left without an image."""
         left = list(self._masks)
-        for find in ways:
+        for find in finders:
             hits = [(mask, find(mask)) for mask in left]  # all masks are looked up before any is assigned
             for mask, hit in hits:
                 if hit is not None:
@@ -128,11 +128,11 @@ class _Matching:
 
     def _find_worded(self, mask: File) -> Hit | None:
         """Find `a` for `a_mask` or `a.jpg`, `a_sat` for `a_mask`, and `img_1` for `mask_1` or `1`."""
-        return self._first(mask, [*parse_mask_name(mask.stem), MaskName(mask.stem)])
+        return self._find_first(mask, [*parse_mask_name(mask.stem), MaskName(mask.stem)])
 
     def _find_numbered(self, mask: File) -> Hit | None:
         """Find `a` for `a_mask_1`, or `a_1` if that has no mask yet; refuse the mask if it may belong to either."""
-        hits = [hit for name in parse_numbered_name(mask.stem) if (hit := self._first(mask, [name]))]
+        hits = [hit for name in parse_numbered_name(mask.stem) if (hit := self._find_first(mask, [name]))]
         hits = [(image, name) for image, name in hits if name.number or image.key not in self._assigned]
         if len({image.key for image, _ in hits}) > 1:
             raise UserError(
@@ -144,7 +144,7 @@ class _Matching:
     def _find_counted(self, mask: File) -> Hit | None:
         """Find `a` for `a_1` and `a_2` if no mask of the set has the name of its image."""
         name = parse_counted_name(mask.stem)
-        return None if name is None or self._assigned else self._first(mask, [name])
+        return None if name is None or self._assigned else self._find_first(mask, [name])
 
     def _find_in_folder(self, mask: File) -> Hit | None:
         """Find the one image of a folder for all its masks (`7/images/7.png`, `7/masks/*`), and `7.png` for `7/*`."""
@@ -174,7 +174,7 @@ class _Matching:
         taken = {mask.key for hits in inner._assigned.values() for mask, _ in hits}
         return [mask for mask in masks if mask.key not in taken]
 
-    def _first(self, mask: File, names: Iterable[MaskName]) -> Hit | None:
+    def _find_first(self, mask: File, names: Iterable[MaskName]) -> Hit | None:
         """Return the image for the first parsed name that has one."""
         for name in names:
             for base in dict.fromkeys((name.base, without_suffix(name.base))):
@@ -193,12 +193,13 @@ class _Matching:
             if image is not None and image.key in self._assigned:
                 first = self._assigned[image.key][0][0]
                 raise UserError(
-                    f"the mask {mask.key!r} belongs to {image.key!r} by its name, beside {first.key!r}: number both if "
-                    f"they mark objects of one kind ({base}_mask_1, {base}_mask_2), else move one out of the folder."
+                    f"the mask {mask.key!r} is named after {image.key!r}, which has the mask {first.key!r}: number "
+                    f"both if they mark objects of one kind ({base}_mask_1, {base}_mask_2), else move one out of the "
+                    "folder."
                 )
 
     def _refuse_unseparated_counts(self, lost: Sequence[File]) -> None:
-        """Refuse masks that look like second masks of half the images, numbered without a sign (`a072` of `a07`)."""
+        """Refuse masks that look like second masks of half the images, numbered without a separator (`a072`, `a07`)."""
         images = {(image.place, fold(image.stem)): image for image in self._images if image.key in self._assigned}
         by_count: dict[str, list[tuple[File, File]]] = defaultdict(list)
         for mask in lost:
@@ -277,23 +278,23 @@ class _Index:
 
     def one(self, place: Place, stem: str) -> File | None:
         """Return the only image with a name; None if no image or several have it."""
-        found = self._exact.get((place, fold(stem)), []) or self._stripped.get((place, fold(stem)), [])
-        return found[0] if len(found) == 1 else None
+        images = self._exact.get((place, fold(stem)), []) or self._stripped.get((place, fold(stem)), [])
+        return images[0] if len(images) == 1 else None
 
     def only(self, place: Place) -> File | None:
         """Return the image of a folder with a single image; None for any other folder."""
-        found = self._at.get(place, [])
-        return found[0] if len(found) == 1 else None
+        images = self._at.get(place, [])
+        return images[0] if len(images) == 1 else None
 
-    def _one(self, found: Sequence[File], stem: str, mask: File) -> File | None:
-        if len(found) > 1:
-            found = [image for image in found if image.stem == stem] or found
-        if len(found) > 1:
+    def _one(self, images: Sequence[File], stem: str, mask: File) -> File | None:
+        if len(images) > 1:
+            images = [image for image in images if image.stem == stem] or images
+        if len(images) > 1:
             raise UserError(
-                f"the images {found[0].key!r} and {found[1].key!r} have the same name, and masks are matched by name "
+                f"the images {images[0].key!r} and {images[1].key!r} have the same name, and masks are matched by name "
                 f"({mask.key!r}): rename one of them."
             )
-        return found[0] if found else None
+        return images[0] if images else None
 
 
 def describe_left_out(names: Sequence[str], one: str, many: str) -> list[str]:

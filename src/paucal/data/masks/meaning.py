@@ -1,4 +1,4 @@
-"""Meaning of masks: the classes of their values, named by the set itself, or the class marked by each file."""
+"""Meaning of masks: the class of each value, with names from the set itself, or the class that each file marks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +32,15 @@ class GivenMasks(NamedTuple):
 
 
 class Meaning(NamedTuple):
-    """The meaning of masks: of class numbers, of the values in files, and the class that each file marks, if any."""
+    """The meaning of masks.
+
+    Attributes:
+        coding: Meaning of the class numbers.
+        of_files: Meaning of the values in the files.
+        named: Class names; None to name the classes after their values.
+        notes: Sentences for the user.
+        numbers: Classes that the files of each image mark; None if the values in the files give the classes.
+    """
 
     coding: MaskCoding
     of_files: MaskCoding
@@ -42,7 +50,7 @@ class Meaning(NamedTuple):
 
 
 def meaning_of_values(masks: GivenMasks, marked: Sequence[tuple[str, ...]]) -> Meaning:
-    """Return the meaning of masks whose values tell the classes; see `read_masks`."""
+    """Return the meaning of masks whose values give the classes; see `read_masks`."""
     facts, pairs, given, ignore, named, coding = masks
     notes: list[str] = []
     if named is None and given is None:
@@ -125,8 +133,8 @@ def _folders_above(file: Path, root: Path) -> list[Path]:
 
 def _fits(named: NamedClasses, facts: MaskFacts, ignore: Sequence[int] | None, coding: MaskCoding | None) -> bool:
     """Return whether a table names every value in the masks, or has a name for each class in their order."""
-    chosen = coding or find_coding(facts, None, ignore, None if named.values is None else named)
+    coding = coding or find_coding(facts, None, ignore, None if named.values is None else named)
     if named.values is None:
-        return len(named.names) == chosen.count
-    facts = facts.as_colours() if chosen.kind == "colour" else facts
-    return chosen.values == named.values and set(facts.values) <= {*chosen.values, chosen.ignore}
+        return len(named.names) == coding.count
+    facts = facts.as_colours() if coding.kind == "colour" else facts
+    return coding.values == named.values and set(facts.values) <= {*coding.values, coding.ignore}

@@ -40,7 +40,7 @@ class Pair:
         key: Path of the image relative to the root of the images, with forward slashes.
         masks: Mask files of the image; several are joined.
         part: Split declared by folders or lists: "train", "val", "test", or "" for none.
-        classes: Class that each mask file marks; empty if the values in the files tell the classes.
+        classes: Class that each mask file marks; empty if the values in the files give the classes.
     """
 
     key: str
@@ -111,7 +111,7 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
             note = f"the files of {drawn} have few colours, and are used as masks of those of {photos}"
             return replace(pairs, notes=(note, *pairs.notes))
         if not sides.images or not sides.masks:
-            raise NoLabelsError(_lacking(data, sides))
+            raise NoLabelsError(_describe_missing_side(data, sides))
         return _match_and_split(data, data, sides, [data])
     for flag, folder in (("--images", images), ("--masks", masks)):
         _require_folder(folder, flag)
@@ -187,7 +187,7 @@ def _file(key: str, loose: bool = False, whole: bool = False) -> File:
     place = [role.part or ("" if role.side else fold(name)) for name, role in roles]
     part = next((role.part for _, role in roles if role.part), "")
     if loose and not part:
-        part = next((found for name, _ in roles if (found := part_among_words(name))), "")
+        part = next((word_part for name, _ in roles if (word_part := part_among_words(name))), "")
     stem = unicodedata.normalize("NFC", path.stem)
     return File(key, path.parts[:-1] if whole else tuple(name for name in place if name), stem, part)
 
@@ -209,7 +209,7 @@ def _match_and_split(root: Path, mask_root: Path, sides: Sides, bases: Iterable[
     matches, classes = _match(sides)
     if not matches.masks:
         raise UserError(
-            f"none of the {counted(len(sides.images), 'image')} has a mask of its name: the first image is "
+            f"none of the {counted(len(sides.images), 'image')} has a mask with its name: the first image is "
             f"{sides.images[0].key if sides.images else 'missing'!r}, the first mask "
             f"{sides.masks[0].key if sides.masks else 'missing'!r}; give both the same name except for the suffix."
         )
@@ -284,7 +284,7 @@ def _parts(matches: Matches, sides: Sides, bases: Iterable[Path]) -> tuple[dict[
     return folders, notes
 
 
-def _lacking(data: Path, sides: Sides) -> str:
+def _describe_missing_side(data: Path, sides: Sides) -> str:
     """Return the error message for a folder without masks, or with masks but no images."""
     return (
         f"DATA: {str(data)!r} has no {'masks' if sides.images else 'images'} in it: expected a folder of images "

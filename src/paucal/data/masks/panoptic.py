@@ -1,4 +1,4 @@
-"""COCO's panoptic JSON: PNG files whose colours number segments, drawn once into the cache as masks of classes.
+"""COCO's panoptic JSON: PNG files whose colours are segment numbers, converted once to masks of classes in the cache.
 
 Format: https://cocodataset.org/#format-data, "Panoptic Segmentation". The number of a segment is red + 256
 green + 65,536 blue, and 0 is a pixel without a label. The JSON gives each segment its category, "things" and "stuff".
@@ -56,14 +56,14 @@ def draw_panoptic(root: Path) -> tuple[Drawn, list[str]]:
         raise UserError(f"the panoptic files of {tree.shown!r} name different categories: give them the same ones.")
     planned = [row for file in files for row in _plan(tree, file, contents[file])]
     status = [(path, (root / path).stat()) for path in (*files, *(png for _, png, _, _ in planned))]
-    stamps = [(path, found.st_size, found.st_mtime_ns) for path, found in status]
+    stamps = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in status]
     folder = unpacked_folder() / hashlib.sha256(f"panoptic {root.resolve()} {stamps}".encode()).hexdigest()[:32]
     if repeated := next((key for key, count in Counter(row[0] for row in planned).items() if count > 1), None):
         raise UserError(f"the panoptic files of {tree.shown!r} describe {repeated!r} twice: give each image one entry.")
     if not folder.is_dir():
         _draw(tree, planned, {number: place for place, number in enumerate(first)}, list(first.values()), folder)
-    bare = sum(_count_bare(content) for content in contents.values())
-    notes = [f"{counted(bare, 'image')} without a mask {was(bare)} left out"] if bare else []
+    n_bare = sum(_count_bare(content) for content in contents.values())
+    notes = [f"{counted(n_bare, 'image')} without a mask {was(n_bare)} left out"] if n_bare else []
     drawn = [(key, folder / "masks" / f"{place}.png", part) for place, (key, _, _, part) in enumerate(planned)]
     return drawn, notes
 
@@ -121,14 +121,14 @@ def _plan(tree: Tree, file: str, content: Mapping[str, Sequence[Mapping[str, Any
         raise UserError(f"{place!r} has segments of the image {missing['image_id']!r}, which it does not list: add it.")
     wanted = [images[repr(row["image_id"])] for row in rows]
     keys = ImageNames(sorted(set(pictures) - set(of_segments)), tree).find_images(wanted, file, part)
-    found = ImageNames(of_segments, tree).find_images([str(row["file_name"]) for row in rows], file, part)
-    for row, name, key, png in zip(rows, wanted, keys, found, strict=True):
+    pngs = ImageNames(of_segments, tree).find_images([str(row["file_name"]) for row in rows], file, part)
+    for row, name, key, png in zip(rows, wanted, keys, pngs, strict=True):
         if key is None or png is None:
             raise UserError(
                 f"{place!r} describes {name if key is None else str(row['file_name'])!r}, but there is no such image "
                 f"in {tree.shown!r}{'' if key is None else f', in a folder such as {stem}/'}: add it."
             )
-    return [(str(key), str(png), row[SEGMENTS], part) for row, key, png in zip(rows, keys, found, strict=True)]
+    return [(str(key), str(png), row[SEGMENTS], part) for row, key, png in zip(rows, keys, pngs, strict=True)]
 
 
 def _draw(
@@ -164,8 +164,8 @@ def _mask(path: Path, name: str, segments: Any, classes: Mapping[Any, int]) -> N
     mask = np.full(numbers.shape, IGNORED, dtype=np.uint8)
     listed: list[Any] = segments if isinstance(segments, list) else [segments]
     for segment in listed:
-        known = isinstance(segment, dict) and type(segment.get("id")) is int
-        if not known or repr(segment.get("category_id")) not in classes:
+        has_id = isinstance(segment, dict) and type(segment.get("id")) is int
+        if not has_id or repr(segment.get("category_id")) not in classes:
             raise UserError(
                 f"{name!r} has a segment without an id, or of a category that is not listed ({str(segment)[:80]}): "
                 "correct the JSON."

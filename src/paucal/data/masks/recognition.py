@@ -57,13 +57,13 @@ def masks_among(keys: Sequence[str], store: Store) -> MasksAmong | None:
     masks = frozenset((*(file.key for file in sides.masks), *sides.others))
     if not sides.images or len(masks) < max(1, LEAST * len(keys)):
         return None
-    sure = all(_is_sided(key, "mask" if key in masks else "image") for key in set(keys) - set(sides.others))
+    folders_suffice = all(_is_sided(key, "mask" if key in masks else "image") for key in set(keys) - set(sides.others))
     try:
         masks_of = match(sides.images, sides.masks).masks
         matched = 2 * sum(map(len, masks_of.values())) >= len(masks)
     except UserError:  # masks that `paucal segment` refuses
         masks_of, matched = {}, True
-    if not sure and not (matched and _have_few_colours(keys, masks, store)):
+    if not folders_suffice and not (matched and _have_few_colours(keys, masks, store)):
         return None
     return MasksAmong(masks, next(((image, own[0]) for image, own in masks_of.items()), ("", "")))
 

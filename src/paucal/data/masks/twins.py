@@ -28,9 +28,9 @@ def twin_folders(keys: Sequence[str], store: Store) -> tuple[str, str] | None:
     names = sorted(places[folders[0]])
     if 2 * len(names) != len(keys) or "" in names:
         return None
-    chosen = [names[int(place)] for place in evenly_spaced(len(names), LOOKED_AT)]
+    sampled = [names[int(place)] for place in evenly_spaced(len(names), LOOKED_AT)]
     try:
-        pictures = [[np.asarray(store.read(places[folder][name])) for name in chosen] for folder in folders]
+        pictures = [[np.asarray(store.read(places[folder][name])) for name in sampled] for folder in folders]
     except UnreadableImage:
         return None
     if any(first.shape[:2] != second.shape[:2] for first, second in zip(*pictures, strict=True)):

@@ -19,19 +19,19 @@ def unpack(archive: Path) -> Path:
     """Return the folder with the images and lists of a zip or tar file; it is unpacked unless the cache has it."""
     if archive.name.lower().endswith(COMPRESSED):
         raise UserError(f"{str(archive)!r} is compressed as a whole: unpack it, and give the folder.")
-    found = archive.resolve().stat()
-    digest = hashlib.sha256(f"{archive.resolve()} {found.st_size} {found.st_mtime_ns} {KEPT}".encode()).hexdigest()[:32]
+    stat = archive.resolve().stat()
+    digest = hashlib.sha256(f"{archive.resolve()} {stat.st_size} {stat.st_mtime_ns} {KEPT}".encode()).hexdigest()[:32]
     folder = unpacked_folder() / digest
     if folder.is_dir():
         return folder
     entries = {entry.name.replace("\\", "/"): entry for entry in archive_entries(archive)}
     entries = {name: entry for name, entry in entries.items() if name.lower().endswith(KEPT)}
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    total, room = sum(entry.size for entry in entries.values()), free_bytes(folder.parent)
-    if total > room:
+    total, free = sum(entry.size for entry in entries.values()), free_bytes(folder.parent)
+    if total > free:
         raise UserError(
             f"{str(archive)!r} has {total / 2**30:.3g} GiB of images and masks, and the cache has room for "
-            f"{room / 2**30:.3g}: unpack it elsewhere, and give the folder."
+            f"{free / 2**30:.3g}: unpack it elsewhere, and give the folder."
         )
     base, store = shared_folder(list(entries), 1), ArchiveStore(archive.resolve(), list(entries.values()))
     target = Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))
