@@ -54,7 +54,7 @@ def test_study__of_facts_is_the_table_itself(capsys, monkeypatch):
     assert call("study", "dhvt-table-6") == 0
     said = capsys.readouterr().out
     assert re.search(r"ClipArt +33525 +14604 +345 +97", said)
-    assert "by hand: what a list file on this machine holds is told by: paucal check clipart_train.txt" in said
+    assert "by hand: to see what a list file on this machine contains: paucal check clipart_train.txt" in said
     assert call("study", "show", "dhvt-table-6") == 0
     assert capsys.readouterr().out == said
     with pytest.raises(UserError, match="'paucal study show dhvt-table-6' prints its published numbers"):
@@ -166,7 +166,7 @@ def test_study__makes_label_maps_for_rows_that_learn_from_some(photos, tmp_path,
         (["drloc-table-9", "tiny"], "unknown word 'tiny' after 'drloc-table-9'"),
         (["drloc-table-9", "--scale", "medium"], "--scale"),
         (["drloc-table-9", "--rows", "ViT"], "--rows: drloc-table-9 has no 'ViT'"),
-        (["dhvt-table-9", "--rows", "PVT-S"], "nothing of PVT-S is run"),
+        (["dhvt-table-9", "--rows", "PVT-S"], "runs none of PVT-S at this scale"),
         (["drloc-table-9", "--recipe", "dhvt"], "--recipe belongs to --scale full"),
         (["drloc-table-9", "--data", "a", "b"], "one DATA replaces all sets"),
         (["drloc-table-9", "--scale", "full"], "Infograph is not available by name"),

@@ -22,11 +22,11 @@ def shrunk(monkeypatch):
 
 def _shrunk(study: Study) -> Study:
     tiny = study.scales["tiny"]
-    assert tiny.lesson is not None
+    assert tiny.start_training is not None
     few = {"batch_size": 8, "val_fraction": 0.25, "test_fraction": 0.25}
     teacher = Teacher("resnet10t", ("channels=[8,8,16,16]", "stem_width=8"), epochs=12, lr=5e-3)
-    lesson = replace(tiny.lesson, epochs=1, side=16, set={**tiny.lesson.set, "batch_size": 8})
-    scale = replace(tiny, epochs=1, side=24, lesson=lesson, teacher=teacher, set={**tiny.set, **few})
+    training = replace(tiny.start_training, epochs=1, side=16, set={**tiny.start_training.set, "batch_size": 8})
+    scale = replace(tiny, epochs=1, side=24, start_training=training, teacher=teacher, set={**tiny.set, **few})
     return replace(study, scales={"tiny": scale}, models={name: _small(one) for name, one in study.models.items()})
 
 

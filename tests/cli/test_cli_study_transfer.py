@@ -8,7 +8,7 @@ import pytest
 
 from cli.calls import call, failure
 from cli.studied import rows_of, settings_of, shrink
-from paucal.studies.scenes import DRAWN, LESSON, OTHERS, SCENES
+from paucal.studies.scenes import DRAWN, OTHERS, SCENES, START_DIGITS
 from paucal.studies.study import Study
 from paucal.verbs.compare.grid import STARTS, read_grid
 
@@ -24,11 +24,13 @@ def shrunk(monkeypatch):
 
 def _shrunk(study: Study) -> Study:
     tiny = study.scales["tiny"]
-    assert tiny.lesson is not None
-    few = {"pretrain": {**tiny.lesson.pretrain, "epochs": 1}} if tiny.lesson.pretrain else {}
-    lesson = replace(tiny.lesson, images=48, epochs=1, side=32, set={**tiny.lesson.set, "val_fraction": 0.0}, **few)
+    assert tiny.start_training is not None
+    few = {"pretrain": {**tiny.start_training.pretrain, "epochs": 1}} if tiny.start_training.pretrain else {}
+    training = replace(
+        tiny.start_training, images=48, epochs=1, side=32, set={**tiny.start_training.set, "val_fraction": 0.0}, **few
+    )
     less = {"batch_size": 4, **({"proposals": 40, "regions": 16} if study.kind == "detect" else {})}
-    scale = replace(tiny, images=40, epochs=1, side=64, lesson=lesson, set={**tiny.set, **less})
+    scale = replace(tiny, images=40, epochs=1, side=64, start_training=training, set={**tiny.set, **less})
     # Full scale is another size alone: what is given for the starts takes the same way.
     models = {
         name: model if model.standin is None else replace(model, full=model.standin)
@@ -129,7 +131,7 @@ def test_study__judges_frozen_backbones_on_digits_that_no_start_has_learned(tmp_
         assert found[row, "MNIST"]["why"] == "not run at this scale"
     assert float(found[rows[1], "Food-101"]["published_gain"]) == pytest.approx(77.4 - 71.3)
     judged = {path.name for path in (out / DRAWN / OTHERS).rglob("*.png")}
-    assert judged.isdisjoint(path.name for path in (out / DRAWN / LESSON).rglob("*.png"))
+    assert judged.isdisjoint(path.name for path in (out / DRAWN / START_DIGITS).rglob("*.png"))
     given = [f"{name}={path}" for name, path in starts.items()]
     full = ["--scale", "full", "--columns", "MNIST", "--data", f"mnist={out / DRAWN / OTHERS}", "--init", *given]
     assert call(*words, *full, "--output", tmp_path / "full") == 0
@@ -178,8 +180,9 @@ def test_study__judges_segmenters_at_several_scales_too(tmp_path, monkeypatch):
         (["drloc-table-12", "--scale", "full"], "ADE20K is not available by name"),
         (
             ["drloc-table-12", "--scale", "full", "--data", "ade20k=DATA"],
-            "Swin-T + L_drloc of drloc-table-12 begins with drloc (a Swin-T that learned ImageNet-1K with DrLoc, which "
-            "nobody has published): give it with --init drloc=RUN_OR_FILE, or leave out by --rows what begins with it.",
+            "Swin-T + L_drloc of drloc-table-12 starts from drloc (a Swin-T trained on ImageNet-1K with DrLoc, which "
+            "is not published): give it with --init drloc=RUN_OR_FILE, or leave out the rows that start from it "
+            "(--rows).",
         ),
         (
             ["drloc-table-12", "--scale", "full", "--data", "ade20k=DATA", "--init", "drlok=RUN"],

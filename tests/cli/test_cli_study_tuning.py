@@ -25,10 +25,10 @@ def shrunk(monkeypatch):
 
 def _shrunk(study: Study) -> Study:
     tiny = study.scales["tiny"]
-    assert tiny.lesson is not None
+    assert tiny.start_training is not None
     few = {"batch_size": 8, "val_fraction": 0.0, "test_fraction": 0.2}
-    lesson = replace(tiny.lesson, images=60, epochs=1, set={**tiny.lesson.set, **few})
-    scale = replace(tiny, images=60, epochs=1, lesson=lesson, set={**tiny.set, **few})
+    training = replace(tiny.start_training, images=60, epochs=1, set={**tiny.start_training.set, **few})
+    scale = replace(tiny, images=60, epochs=1, start_training=training, set={**tiny.set, **few})
     models = {name: _small(model) for name, model in study.models.items()}
     # Full scale is another size alone: what is given for the starts takes the same way.
     full = {**scale.set, "img_size": [32], "epochs": 1, "fraction": 0.1}
@@ -116,19 +116,19 @@ def test_study__tunes_on_images_that_are_given(tmp_path, monkeypatch):
     [
         (
             ["dhvt-table-1", "--scale", "full"],
-            "DHVT-T, DHVT-S of dhvt-table-1 begin with dhvt-t (a run of dhvt-table-9, DHVT-T, whose weights nobody has "
-            "published) and dhvt-s (a run of dhvt-table-9, DHVT-S, whose weights nobody has published): give them with "
+            "DHVT-T, DHVT-S of dhvt-table-1 start from dhvt-t (a run of dhvt-table-9, DHVT-T, whose weights are not "
+            "published) and dhvt-s (a run of dhvt-table-9, DHVT-S, whose weights are not published): give them with "
             "--init dhvt-t=RUN_OR_FILE dhvt-s=RUN_OR_FILE.",
         ),
         (
             ["dhvt-table-1", "--scale", "full", "--init", "dhvt-t=RUN"],
-            "DHVT-S of dhvt-table-1 begins with dhvt-s",
+            "DHVT-S of dhvt-table-1 starts from dhvt-s",
         ),
         (
             ["drloc-table-5", "--scale", "full", "--columns", "SVHN"],
-            "T2T-ViT-14, T2T-ViT-14 + L_drloc of drloc-table-5 begin with t2t-vit-14 (the checkpoint of T2T-ViT-14 "
-            "that its authors have published, which timm has not): give it with --init t2t-vit-14=RUN_OR_FILE, or "
-            "leave out by --rows what begins with it.",
+            "T2T-ViT-14, T2T-ViT-14 + L_drloc of drloc-table-5 start from t2t-vit-14 (the checkpoint of T2T-ViT-14 "
+            "published by its authors, which timm lacks): give it with --init t2t-vit-14=RUN_OR_FILE, or leave out the "
+            "rows that start from it (--rows).",
         ),
         (["dhvt-table-1", "--scale", "full", "--init", "RUN"], "NAME one of dhvt-t, dhvt-s, got 'RUN'"),
         (["dhvt-table-1", "--scale", "full", "--init", "dhvt-t=a", "dhvt-t=b"], "'dhvt-t' is given twice"),

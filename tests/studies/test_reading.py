@@ -6,7 +6,7 @@ import pytest
 
 from paucal.studies.plan import start_settings
 from paucal.studies.reading import data_sets, find_study, read_by_kind, read_data_sets, read_studies
-from paucal.studies.study import Lesson
+from paucal.studies.study import StartTraining
 from paucal.types import UserError
 
 GOOD = """
@@ -100,7 +100,7 @@ BY_KIND = {
         "scales": {
             "tiny": {
                 **{"data": "scenes", "images": 8, "epochs": 2, "seeds": [0], "side": 32},
-                "lesson": {"data": "digits", "images": 10, "epochs": 4, "side": 16},
+                "start_training": {"data": "digits", "images": 10, "epochs": 4, "side": 16},
             }
         },
     }
@@ -129,7 +129,7 @@ def test_read__what_studies_of_a_kind_share_and_what_rows_begin_with(tmp_path):
         ("start: plain", "start: plane", "the start is 'plane' (did you mean plain"),
         ("start: plain, ", "", "the start is ''; expected one of plain"),
         ("model: small, set", "model: smal, set", "the model of the start 'plain' is 'smal' (did you mean small"),
-        ("model: small, start", "model: other, start", "'a' begins with 'plain', whose stand-in small is another"),
+        ("model: small, start", "model: other, start", "'a' starts from 'plain', whose stand-in small is another"),
         ("model: small, set", "model: small, verb: trains, set", "the verb of the start 'plain' is 'trains'"),
         ("{words: w, ", "{", "the start 'plain' lacks 'words'"),
         ("model: small, set", "model: small, tag: x, set", "'plain' has the tag 'x', which belongs to init: timm"),
@@ -158,20 +158,20 @@ def test_read__studies_whose_rows_are_tuned_share_scales_of_their_own(tmp_path):
 
 
 def test_read__studies_say_which_others_they_are_like(tmp_path):
-    """Those that are tuned on what they have learned share a lesson of their rows' own images."""
+    """Those that are tuned on what they have learned share the training of starts on their rows' own images."""
     text = STARTED.replace("kind: segment", "kind: train").replace("mean_iou, data: ade20k", "top1, data: cifar10")
-    shared = {name: value for name, value in BY_KIND["segment"]["scales"]["tiny"].items() if name != "lesson"}
-    teacher, lesson = {"name": "vit_mini"}, {"epochs": 4, "side": 16}
-    alike = {"scales": {"tiny": {**shared, "lesson": lesson, "teacher": teacher}}}
+    shared = {name: value for name, value in BY_KIND["segment"]["scales"]["tiny"].items() if name != "start_training"}
+    teacher, training = {"name": "vit_mini"}, {"epochs": 4, "side": 16}
+    alike = {"scales": {"tiny": {**shared, "start_training": training, "teacher": teacher}}}
     by_kind = {"tune": BY_KIND["segment"], "enlarge": alike}
     assert read_started(tmp_path, text, by_kind).scales["tiny"].teacher is None
     like = text.replace("    title: t", "    title: t\n    like: enlarge")
     scale = read_started(tmp_path, like, by_kind).scales["tiny"]
     assert scale.teacher is not None
-    assert scale.lesson == Lesson(epochs=4, side=16)
+    assert scale.start_training == StartTraining(epochs=4, side=16)
     with pytest.raises(UserError, match=r"one: what it is like is 'enlarg' \(did you mean enlarge"):
         read_started(tmp_path, like.replace("like: enlarge", "like: enlarg"), by_kind)
-    alone = {"enlarge": {"scales": {"tiny": {**shared, "lesson": lesson}}}}
+    alone = {"enlarge": {"scales": {"tiny": {**shared, "start_training": training}}}}
     with pytest.raises(UserError, match="starts on its rows' images, but has no teacher to split them"):
         read_started(tmp_path, like, alone)
 
@@ -219,9 +219,9 @@ def test_read__says_what_is_wrong_with_a_figure(tmp_path, old, new, words):
     assert words in str(problem.value)
 
 
-def test_read__a_smaller_scale_has_a_lesson_for_its_starts(tmp_path):
-    scale = {name: value for name, value in BY_KIND["segment"]["scales"]["tiny"].items() if name != "lesson"}
-    with pytest.raises(UserError, match="a smaller scale has no training of starts"):
+def test_read__a_smaller_scale_trains_its_starts(tmp_path):
+    scale = {name: value for name, value in BY_KIND["segment"]["scales"]["tiny"].items() if name != "start_training"}
+    with pytest.raises(UserError, match="a smaller scale has no 'start_training'"):
         read_started(tmp_path, STARTED, {"segment": {"scales": {"tiny": scale}}})
     path = tmp_path / "by_kind.yaml"
     path.write_text("segments: {telling: t}")

@@ -158,10 +158,10 @@ def test_settings__of_tuned_models_at_the_smaller_scales_are_of_other_classes_th
     for name in TUNED:
         study = studies()[name]
         for scale, small in study.scales.items():
-            lesson = small.lesson
-            assert lesson is not None
-            assert (lesson.data, lesson.side) == (small.data, small.side)
-            before, after = ({*read_class_list(one["classes"])} for one in (lesson.set, small.set))
+            training = small.start_training
+            assert training is not None
+            assert (training.data, training.side) == (small.data, small.side)
+            before, after = ({*read_class_list(one["classes"])} for one in (training.set, small.set))
             assert len(before) == len(after) == 5
             assert not before & after
             runs = plan(study, scale, data_sets())
@@ -194,15 +194,15 @@ def test_starts__of_larger_pixels_learn_the_images_of_their_rows_at_fewer():
         study, starts = studies()[name], start_settings_of(name)
         full = {run.name: run.settings for run in plan(study, "full", data_sets())}
         for scale, small in study.scales.items():
-            assert small.lesson is not None
-            assert not small.lesson.data  # those of the rows
+            assert small.start_training is not None
+            assert not small.start_training.data  # those of the rows
             for run in plan(study, scale, data_sets()):
                 (side,), (published,) = run.settings["img_size"], full[run.name].get("img_size", [384])
-                assert side / small.lesson.side == pytest.approx(published / 224, rel=0.03)
+                assert side / small.start_training.side == pytest.approx(published / 224, rel=0.03)
                 start = starts[run.row.start]
                 assert (run.settings["model"], run.settings["model_args"]) == (start.model, start.model_args)
                 assert run.settings["method"] == start.method == ("token-labeling" if run.row.maps else "supervised")
-                assert small.lesson.epochs == 10 * run.epochs == 10 * small.epochs
+                assert small.start_training.epochs == 10 * run.epochs == 10 * small.epochs
 
 
 def start_settings_of(name: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from paucal.studies.call import study_folder
 from paucal.studies.outcome import find_lines
 from paucal.studies.plan import plan
 from paucal.studies.reading import data_sets, studies
-from paucal.studies.scenes import LESSON, SCENES, UNFINISHED, draw, draw_all, share_out
+from paucal.studies.scenes import SCENES, START_DIGITS, UNFINISHED, draw, draw_all, share_out
 from paucal.studies.settings import StudySettings
 from paucal.studies.tables import shown_rows
 from paucal.types import UserError
@@ -191,12 +191,12 @@ def test_scenes__show_their_digits_where_boxes_and_masks_say(tmp_path):
     draw_all(tmp_path / "again", 6, 64)
     for path, content in before.items():
         assert (tmp_path / "again" / path.relative_to(drawn)).read_bytes() == content
-    assert len(list((drawn / LESSON).rglob("*.png"))) == 1797 // 2
+    assert len(list((drawn / START_DIGITS).rglob("*.png"))) == 1797 // 2
 
 
 def test_scenes__of_a_part_show_digits_of_no_other(monkeypatch, tmp_path):
-    lesson, parts = share_out(1797, np.random.default_rng(0))
-    assert sorted(np.concatenate([lesson, *parts.values()])) == list(range(1797))
+    for_starts, parts = share_out(1797, np.random.default_rng(0))
+    assert sorted(np.concatenate([for_starts, *parts.values()])) == list(range(1797))
     pools = []
 
     def kept(pool, side, rng):
@@ -205,7 +205,7 @@ def test_scenes__of_a_part_show_digits_of_no_other(monkeypatch, tmp_path):
 
     monkeypatch.setattr("paucal.studies.scenes.draw", kept)
     drawn = draw_all(tmp_path / "drawn", 4, 48)
-    assert {int(path.stem) for path in (drawn / LESSON).rglob("*.png")} == set(lesson.tolist())
+    assert {int(path.stem) for path in (drawn / START_DIGITS).rglob("*.png")} == set(for_starts.tolist())
     digits = open_digits()
     read = [tuple(np.asarray(digits.store.read(int(i)).convert("L")).tobytes() for i in own) for own in parts.values()]
     assert list(dict.fromkeys(pools)) == read  # what the scenes of each part are drawn of

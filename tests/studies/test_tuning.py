@@ -10,7 +10,7 @@ from paucal.studies.call import Call, Places, on_given_images
 from paucal.studies.plan import plan
 from paucal.studies.reading import data_sets, studies
 from paucal.studies.settings import StudySettings
-from paucal.studies.starts import with_lesson, with_starts
+from paucal.studies.starts import with_start_images, with_starts
 from paucal.types import UserError
 from paucal.verbs.compare.grid import START, Grid, make_cell, read_grid, verb_settings
 from paucal.verbs.compare.preparation import prepare_grid
@@ -37,7 +37,7 @@ def test_starts__come_by_themselves_or_are_given_by_name():
     assert found["T2T-ViT-14"] == found["T2T-ViT-14 + L_drloc"] == ("t2t_vit_14", "a=b.pth")
     assert found["ResNet-50"] == found["ResNet-50 + L_drloc"] == ("resnet50", "runs/1")  # whose tag is not meant now
     assert found["Swin-T"] == ("swin_tiny_patch4_window7_224.ms_in1k", "timm")
-    with pytest.raises(UserError, match=r"T2T-ViT-14 of drloc-table-5 begins with t2t-vit-14 .*=RUN_OR_FILE\.$"):
+    with pytest.raises(UserError, match=r"T2T-ViT-14 of drloc-table-5 starts from t2t-vit-14 .*=RUN_OR_FILE\.$"):
         begun(["swin-t=runs/1"], rows=["T2T-ViT-14"])
 
 
@@ -54,18 +54,18 @@ def test_images__that_are_given_are_used_whole():
     runs = plan(studies()["dhvt-table-8"], "tiny", data_sets())
     assert {run.settings["classes"] for run in on_given_images(runs, StudySettings())} == {"digits-5-to-9"}
     given = on_given_images(runs, StudySettings(data=["photos"]))
-    assert [(run.data, run.judged, run.settings["epochs"]) for run in given] == 2 * [("photos", "photos", 30)]
+    assert [(run.data, run.evaluated, run.settings["epochs"]) for run in given] == 2 * [("photos", "photos", 30)]
     assert all("classes" not in run.settings for run in given)
 
 
-def test_lesson__is_on_no_images_that_are_given(tmp_path):
+def test_start_images__are_not_those_that_are_given(tmp_path):
     for scale, data in (("tiny", "digits"), ("small", "cifar10")):
         small = studies()["dhvt-table-8"].scales[scale]
-        assert with_lesson(Places({}, {}), small, StudySettings(scale=scale), tmp_path).lesson == data
+        assert with_start_images(Places({}, {}), small, StudySettings(scale=scale), tmp_path).start_images == data
         asked = StudySettings(scale=scale, data=["photos"])
-        assert with_lesson(Places({}, {}), small, asked, tmp_path).lesson == data
+        assert with_start_images(Places({}, {}), small, asked, tmp_path).start_images == data
         with pytest.raises(UserError, match=f"--data: the rows' starts are trained on {data} at {scale}"):
-            with_lesson(Places({}, {}), small, StudySettings(scale=scale, data=[data]), tmp_path)
+            with_start_images(Places({}, {}), small, StudySettings(scale=scale, data=[data]), tmp_path)
 
 
 def test_cells__of_train_keep_their_start_from_the_verb(tmp_path):

@@ -35,12 +35,12 @@ class Places:
     Attributes:
         by_name: Value of DATA for each data set in the plan, by the name of the data set.
         shared: Settings that locate them, for every run.
-        lesson: Value of DATA for training the starts of a smaller scale; "" without starts, or for the rows' images.
+        start_images: DATA for training the starts of a smaller scale; "" without starts, or for the rows' images.
     """
 
     by_name: Mapping[str, str]
     shared: Mapping[str, Any]
-    lesson: str = ""
+    start_images: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Call:
         study: Study to run.
         runs: Runs of the study.
         small: Smaller scale; None for the full one.
-        asked: Settings with seeds, starts and workers.
+        settings: Settings with seeds, starts and workers.
         places: Locations of the images.
         folder: Folder of the study.
         command: Command to store with the grids.
@@ -61,7 +61,7 @@ class Call:
     study: Study
     runs: Sequence[Planned]
     small: Scale | None
-    asked: StudySettings
+    settings: StudySettings
     places: Places
     folder: Path
     command: str
@@ -70,7 +70,7 @@ class Call:
     @property
     def seeds(self) -> list[int]:
         """The seeds of every run."""
-        return list(self.asked.seeds or (self.study.seeds if self.small is None else self.small.seeds))
+        return list(self.settings.seeds or (self.study.seeds if self.small is None else self.small.seeds))
 
     def by_images(self) -> Iterator[tuple[str, list[Planned]]]:
         """Yield the name of each data set that is trained on, with its runs."""
@@ -79,40 +79,40 @@ class Call:
 
     def grid_settings(self, output: Path, seeds: Sequence[int] | None = None) -> GridSettings:
         """Return the settings of a grid: its workers, its folder and its seeds."""
-        own = self.seeds if seeds is None else list(seeds)
-        return replace(worker_settings(self.asked), seeds=own, output=str(output))
+        seeds = self.seeds if seeds is None else list(seeds)
+        return replace(worker_settings(self.settings), seeds=seeds, output=str(output))
 
 
-def worker_settings(asked: StudySettings) -> GridSettings:
+def worker_settings(settings: StudySettings) -> GridSettings:
     """Return the settings of the workers."""
-    return GridSettings(jobs=asked.jobs, on=asked.on, slurm=asked.slurm, retry=asked.retry)
+    return GridSettings(jobs=settings.jobs, on=settings.on, slurm=settings.slurm, retry=settings.retry)
 
 
-def require_use(study: Study, asked: StudySettings) -> None:
+def require_use(study: Study, settings: StudySettings) -> None:
     """Raise a UserError for a study that trains nothing, or settings that do not apply to it or its scale."""
     if not study.trains:
         shown = f"'paucal study show {study.name}' prints its published numbers"
         if study.kind == "facts":
             raise UserError(f"{study.name} is a reference table; there is nothing to run: {shown}.")
         raise UserError(f"{study.name} cannot be run, only reproduced by hand: {study.see}; {shown}.")
-    given = [name for name in ("recipe", "init", "labels") if getattr(asked, name) is not None]
-    if given and asked.scale != "full":
-        raise UserError(f"--{given[0]} belongs to --scale full: leave it out at {asked.scale}.")
-    if asked.init is not None and len(asked.init) > 1 and not study.starts:
+    only_full = [name for name in ("recipe", "init", "labels") if getattr(settings, name) is not None]
+    if only_full and settings.scale != "full":
+        raise UserError(f"--{only_full[0]} belongs to --scale full: leave it out at {settings.scale}.")
+    if settings.init is not None and len(settings.init) > 1 and not study.starts:
         raise UserError(f"--init: all runs of {study.name} start from the same weights: give one.")
-    if study.kind in ("detect", "segment") and (asked.data_root is not None or asked.download):
-        name = "data-root" if asked.data_root is not None else "download"
+    if study.kind in ("detect", "segment") and (settings.data_root is not None or settings.download):
+        name = "data-root" if settings.data_root is not None else "download"
         raise UserError(f"--{name} is for sets with names, but boxes and masks are read from folders: leave it out.")
-    if asked.recipe is not None and study.kind != "train":
+    if settings.recipe is not None and study.kind != "train":
         raise UserError("--recipe is for studies that train with labels: leave it out.")
 
 
-def study_folder(study: Study, asked: StudySettings, places: Mapping[str, str]) -> Path:
+def study_folder(study: Study, settings: StudySettings, places: Mapping[str, str]) -> Path:
     """Return the folder of a study, which may not exist yet."""
-    default = f"study-{study.name}-{asked.scale}" if study.trains else f"study-{study.name}"
-    folder = RUNS / default if asked.output is None else named_path(asked.output)
+    default = f"study-{study.name}-{settings.scale}" if study.trains else f"study-{study.name}"
+    folder = RUNS / default if settings.output is None else named_path(settings.output)
     for place in places.values():
-        refuse_inside_images(folder, {"DATA": place}, asked.data_root)
+        refuse_inside_images(folder, {"DATA": place}, settings.data_root)
     try_folder(folder)
     if not folder.is_dir():
         return folder
@@ -124,7 +124,7 @@ def study_folder(study: Study, asked: StudySettings, places: Mapping[str, str]) 
             f"--output: {str(folder)!r} holds {others[0]!r}, which is not part of a study: choose another folder."
         )
     grids = [path.parent.name for path in folder.glob(f"*/{GRID}") if path.parent.name not in (*RESERVED, *places)]
-    if grids and asked.scale != "full":  # the page shows the numbers of one data set
+    if grids and settings.scale != "full":  # the page shows the numbers of one data set
         raise UserError(
             f"--output: {str(folder)!r} holds the study on {grids[0]!r}, but these images are "
             f"{', '.join(places)}: choose another folder."
@@ -132,16 +132,17 @@ def study_folder(study: Study, asked: StudySettings, places: Mapping[str, str]) 
     return folder
 
 
-def on_given_images(runs: Sequence[Planned], asked: StudySettings) -> list[Planned]:
-    """Return the runs with their images and names replaced by DATA, if it is given at a smaller scale.
+def on_given_images(runs: Sequence[Planned], settings: StudySettings) -> list[Planned]:
+    """Return the runs on the images of DATA, if it is given at a smaller scale.
 
-    The selection of classes from the scale's own images does not apply to DATA.
+    The scale's selection of classes does not apply to these images.
     """
-    if asked.scale == "full" or not asked.data:
+    if settings.scale == "full" or not settings.data:
         return list(runs)
-    name = folder_name(asked.data[0])
-    settings = [{key: value for key, value in run.settings.items() if key != "classes"} for run in runs]
-    return [replace(run, data=name, judged=name, settings=own) for run, own in zip(runs, settings, strict=True)]
+    name = folder_name(settings.data[0])
+    without_classes = [{key: value for key, value in run.settings.items() if key != "classes"} for run in runs]
+    pairs = zip(runs, without_classes, strict=True)
+    return [replace(run, data=name, evaluated=name, settings=values) for run, values in pairs]
 
 
 def folder_name(data: str) -> str:
@@ -155,18 +156,18 @@ def folder_name(data: str) -> str:
     return name if name and name not in RESERVED else f"images-{name}".rstrip("-")
 
 
-def find_places(asked: StudySettings, runs: Sequence[Planned], data_sets: Mapping[str, DataSet]) -> Places:
+def find_places(settings: StudySettings, runs: Sequence[Planned], data_sets: Mapping[str, DataSet]) -> Places:
     """Return the locations of the images of all runs."""
-    needed = list(dict.fromkeys(name for run in runs for name in (run.data, run.judged)))
-    shared = {name: getattr(asked, name) for name in ("data_root", "device", "workers")}
+    needed = list(dict.fromkeys(name for run in runs for name in (run.data, run.evaluated)))
+    shared = {name: getattr(settings, name) for name in ("data_root", "device", "workers")}
     shared = {name: value for name, value in shared.items() if value is not None}
-    shared |= {"download": True} if asked.download else {}
-    words = asked.data or []
-    if asked.scale != "full":
+    shared |= {"download": True} if settings.download else {}
+    words = settings.data or []
+    if settings.scale != "full":
         if len(words) > 1 or any("=" in word for word in words):
-            raise UserError(f"--data: at --scale {asked.scale}, one DATA replaces all sets: give one.")
+            raise UserError(f"--data: at --scale {settings.scale}, one DATA replaces all sets: give one.")
         return Places({name: words[0] if words else name for name in needed}, shared)
-    given: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for word in words:
         name, equals, place = word.partition("=")
         if not equals or not place:
@@ -175,9 +176,9 @@ def find_places(asked: StudySettings, runs: Sequence[Planned], data_sets: Mappin
             raise UserError(
                 f"--data: no run reads {name!r}{did_you_mean(name, needed)}; they read {', '.join(needed)}."
             )
-        given[name] = place
+        by_name[name] = place
     for name in needed:
-        if name not in given and not data_sets[name].named:
+        if name not in by_name and not data_sets[name].named:
             data_set = data_sets[name]
             raise UserError(f"{data_set.title} is not available by name: {data_set.how}, with --data {name}=DATA.")
-    return Places({name: given.get(name) or data_sets[name].named for name in needed}, shared)
+    return Places({name: by_name.get(name) or data_sets[name].named for name in needed}, shared)

@@ -66,7 +66,7 @@ def _check_row(study: Study, row: Row, where: str) -> None:
         require_name(row.start, study.starts, f"{where}: the start")
         model = study.starts[row.start].model
         if model in study.models and study.models[row.model].standin != study.models[model].standin:
-            raise UserError(f"{where} begins with {row.start!r}, whose stand-in {model} is another model.")
+            raise UserError(f"{where} starts from {row.start!r}, whose stand-in {model} is another model.")
     for scale in study.scales.values():
         if row in study.rows_at(scale):
             if study.models[row.model].standin is None:
@@ -90,9 +90,9 @@ def _check_scales(study: Study, where: str) -> None:
     for scale in study.scales.values():
         for name in scale.rows:
             require_name(name, [row.name for row in study.trained_rows], f"{where}: the row of a scale")
-        if study.starts and scale.lesson is None:
-            raise UserError(f"{where}: its rows have starts, but a smaller scale has no training of starts ('lesson').")
-        if scale.lesson is not None and not scale.lesson.data and scale.teacher is None:
+        if study.starts and scale.start_training is None:
+            raise UserError(f"{where}: its rows have starts, but a smaller scale has no 'start_training'.")
+        if scale.start_training is not None and not scale.start_training.data and scale.teacher is None:
             raise UserError(
                 f"{where}: a smaller scale trains starts on its rows' images, but has no teacher to split them."
             )

@@ -44,8 +44,8 @@ def counted_value(study: Study, row: Row, column: Column) -> float | None:
     model = study.models[row.model]
     words = (*model.full.args, *row.args)
     if model.network:
-        whole = count_network(model.full.name, words, model.network, model.shape, model.width, classes)
-        return getattr(whole, column.metric)
+        counts = count_network(model.full.name, words, model.network, model.shape, model.width, classes)
+        return getattr(counts, column.metric)
     count = count_model(model.full.name, model.side, words, 1000 if classes is None else classes)
     return getattr(count, column.metric)
 
@@ -63,11 +63,11 @@ def count_model(name: str, side: int, words: tuple[str, ...], classes: int) -> C
     Raises:
         UserError: There is no such model, or it does not take images of that side.
     """
-    given = model_arguments(words)
+    named = model_arguments(words)
     # Only the image size is adapted, if the model needs one.
-    fitted = fit_to_image_size(name, (side, side), given).arguments
+    fitted = fit_to_image_size(name, (side, side), named).arguments
     size = {key: value for key, value in fitted.items() if key == "img_size"}
-    arguments = {**size, **given, "num_classes": classes}
+    arguments = {**size, **named, "num_classes": classes}
     cost = image_cost(name, (side, side), arguments)
     model = build_empty(name, arguments).eval()
     params = sum(parameter.numel() for parameter in model.parameters()) / 1e6

@@ -32,12 +32,13 @@ class Point:
 
 def points_of(study: Study, lines: Sequence[Line]) -> list[Point]:
     """Return the point of each row, with the measured number if there is one, else the published one."""
-    by_place = {(line.row.name, line.column.name): line for line in lines}
+    by_names = {(line.row.name, line.column.name): line for line in lines}
     points = []
     for row in study.rows:
-        own = {part: by_place[row.name, study.draws[part]] for part in DRAWN}
-        values = {part: _value(line) for part, line in own.items()}
-        points.append(Point(row.name, values, frozenset(part for part, line in own.items() if line.measured is None)))
+        drawn = {part: by_names[row.name, study.draws[part]] for part in DRAWN}
+        values = {part: _value(line) for part, line in drawn.items()}
+        quoted = frozenset(part for part, line in drawn.items() if line.measured is None)
+        points.append(Point(row.name, values, quoted))
     return points
 
 
@@ -48,7 +49,7 @@ def _value(line: Line) -> float | None:
 
 
 def efficiency_figure(points: Sequence[Point]) -> Figure:
-    """Draw accuracy against images per second, with circles in proportion to parameters, and against parameters.
+    """Draw accuracy against images per second, with circles as large as the parameters, and against parameters.
 
     Filled circles have a throughput measured here; stars mark accuracies measured here.
     """

@@ -30,14 +30,14 @@ from paucal.verbs.label.launch import label_set
 from paucal.verbs.label.settings import LabelSettings
 
 MAX_EVALUATED = 2000  # images of each split for the evaluation of features at a smaller scale
-# Image sizes of the evaluation at several scales: near the training size. Mirroring is off, since a mirrored digit is
-# not a digit.
+# Image sizes for evaluation at several scales, relative to the training size; without mirroring, since a mirrored digit
+# is not a digit.
 SMALL_SCALES = (0.8, 1.0, 1.25)
-MIN_ACCURACY = 0.3  # least accuracy of a teacher of label maps
+MIN_ACCURACY = 0.3  # minimum accuracy of a teacher of label maps
 CHOOSING = ("fraction", "classes")  # settings that select images; the same for all rows
 SPLITTING = ("fraction", "val_fraction", "test_fraction")  # settings that the teacher's split replaces
 TIMED_IMAGES = 8
-FEATURE_SECONDS = 20.0  # seconds in addition to the features: opening images, regression, intervals, pictures
+FEATURE_SECONDS = 20.0  # seconds for everything but the features: opening images, regression, intervals, pictures
 
 
 def prepare_grids(call: Call) -> list[Grid]:
@@ -46,7 +46,7 @@ def prepare_grids(call: Call) -> list[Grid]:
     The starts of a smaller scale may not exist yet: random weights replace them in the measurement.
 
     Raises:
-        UserError: Images are missing, a setting is invalid, or the folder holds something else.
+        UserError: Images are missing, a setting is invalid, or the folder contains something else.
     """
     call = with_starts(call)
     study, small, kind, console = call.study, call.small, call.study.kind, call.console
@@ -56,7 +56,7 @@ def prepare_grids(call: Call) -> list[Grid]:
         shared = {**call.places.shared, "data": call.places.by_name[data]}
         images = None if kind == "train" else open_images(EVAL if kind == "frozen" else kind, shared, console)
         settings = [_settings(call, run, shared, images) for run in runs]
-        arms = [Arm(run.name, None, None, own, run.against) for run, own in zip(runs, settings, strict=True)]
+        arms = [Arm(run.name, None, None, values, run.against) for run, values in zip(runs, settings, strict=True)]
         if small is not None and kind == "train" and any(row.maps for row in study.rows_at(small)):
             # All rows use the teacher's split, even if only some rows are requested.
             arms = _with_maps(call, arms, [run.row.maps for run in runs], small, shared)
@@ -86,29 +86,29 @@ def _settings(call: Call, run: Planned, shared: Mapping[str, Any], images: GridI
 
 
 def _training_settings(call: Call, run: Planned, shared: Mapping[str, Any]) -> dict[str, Any]:
-    study, small, asked = call.study, call.small, call.asked
+    study, small, settings = call.study, call.small, call.settings
     if small is not None:
         images = open_labelled(shared, run.settings.get("classes"), call.console)
         return {**run.settings, **share_of(images, small.images), **_start(call, run)}
-    if run.row.maps and asked.labels is None:
+    if run.row.maps and settings.labels is None:
         raise UserError(
-            f"{run.row.name!r} learns from label maps: make them with 'paucal label DATA --teacher RUN --output "
+            f"{run.row.name!r} is trained with label maps: make them with 'paucal label DATA --teacher RUN --output "
             "FOLDER' and give --labels FOLDER, or leave the row out by --rows."
         )
     # Rows with their own recipe, such as rows with label maps, keep it.
-    recipe = asked.recipe if run.settings.get("recipe") == study.recipe else None
-    init = None if study.starts else (asked.init or [None])[0]
-    more = {"recipe": recipe, "init": init, "labels": asked.labels if run.row.maps else None}
+    recipe = settings.recipe if run.settings.get("recipe") == study.recipe else None
+    init = None if study.starts else (settings.init or [None])[0]
+    more = {"recipe": recipe, "init": init, "labels": settings.labels if run.row.maps else None}
     return {**run.settings, **{name: value for name, value in more.items() if value is not None}}
 
 
 def _pretraining_settings(call: Call, run: Planned, images: GridImages) -> dict[str, Any]:
     small, places = call.small, call.places
-    # A column for the curve of the monitor uses the images on which the features are evaluated.
+    # The monitor's curve, if a column shows it, is of the images on which the features are evaluated.
     is_watched = any(column.metric == "knn_curve" for column in run.columns)
-    monitor = {"monitor": places.by_name[run.judged]} if is_watched else {}
+    monitor = {"monitor": places.by_name[run.evaluated]} if is_watched else {}
     if small is None:
-        elsewhere = {} if run.judged == run.data else {"on": places.by_name[run.judged]}
+        elsewhere = {} if run.evaluated == run.data else {"on": places.by_name[run.evaluated]}
         # The published linear probe is trained on augmented views.
         return {**run.settings, EVALUATION: {"augment": True, **elsewhere}, **monitor}
     settings = _shorten(run, small, len(images))
@@ -121,8 +121,8 @@ def _transfer_settings(call: Call, run: Planned, images: GridImages) -> dict[str
     """Return the settings of a detector or segmenter."""
     small, evaluation = call.small, {}
     if any(column.metric == "mean_iou_scales" for column in call.study.trained_columns):
-        own = {"scales": list(SCALES), "mirror": True} if small is None else {"scales": list(SMALL_SCALES)}
-        evaluation = {EVALUATION: own}
+        scales = {"scales": list(SCALES), "mirror": True} if small is None else {"scales": list(SMALL_SCALES)}
+        evaluation = {EVALUATION: scales}
     settings = run.settings if small is None else {**_shorten(run, small, images.training), **_start(call, run)}
     return {**settings, **evaluation}
 
@@ -145,7 +145,7 @@ def _start(call: Call, run: Planned) -> dict[str, list[str]]:
 
 
 def _shorten(run: Planned, small: Scale, images: int) -> dict[str, Any]:
-    """Return settings with fewer epochs for more images, as the scale fixes the total number of training samples."""
+    """Return settings with fewer epochs for more images, since the scale fixes the total number of training samples."""
     epochs = max(1, round(run.epochs * min(1.0, small.images / images)))
     return {**run.settings, "batch_size": min(run.settings["batch_size"], images), "epochs": epochs}
 
@@ -156,8 +156,8 @@ def _feature_timer(call: Call, runs: Sequence[Planned], images: int) -> Callable
     for run in runs:
         model, small = call.study.models[run.row.model], call.small
         architecture, side = model.full, model.side
-        if small is not None and model.standin is not None and small.lesson is not None:
-            architecture, side = model.standin, small.lesson.side
+        if small is not None and model.standin is not None and small.start_training is not None:
+            architecture, side = model.standin, small.start_training.side
         models[architecture.name] = architecture, side
     images = images if call.small is None else min(images, 2 * MAX_EVALUATED)
 
@@ -179,15 +179,15 @@ def _feature_timer(call: Call, runs: Sequence[Planned], images: int) -> Callable
 def _with_maps(
     call: Call, arms: Sequence[Arm], need_maps: Sequence[bool], small: Scale, shared: Mapping[str, Any]
 ) -> list[Arm]:
-    """Return the arms, with label maps if they need them, all on the teacher's split of the images.
+    """Return the arms, with label maps if they need them, all with the teacher's split.
 
-    A teacher knows the labels that it was trained on, so its training images must not be in any test split.
+    The teacher's maps contain the labels of its training images, so these must not be test images of any arm.
 
     Raises:
         UserError: The teacher could not be trained, or its accuracy is too low.
     """
-    chosen = {name: arms[0].settings[name] for name in CHOOSING if name in arms[0].settings}
-    teacher, maps = _train_teacher(call, chosen, small, shared), str(call.folder / "maps")
+    selection = {name: arms[0].settings[name] for name in CHOOSING if name in arms[0].settings}
+    teacher, maps = _train_teacher(call, selection, small, shared), str(call.folder / "maps")
     places = {name: value for name, value in shared.items() if name in ("data", "data_root", "device", "workers")}
     label_set(LabelSettings(teacher=str(teacher), output=maps, min_accuracy=MIN_ACCURACY, **places), call.console)
     with_maps = []
@@ -198,7 +198,7 @@ def _with_maps(
     return with_maps
 
 
-def _train_teacher(call: Call, chosen: Mapping[str, Any], small: Scale, shared: Mapping[str, Any]) -> Path:
+def _train_teacher(call: Call, selection: Mapping[str, Any], small: Scale, shared: Mapping[str, Any]) -> Path:
     """Train the teacher of label maps on the images of the rows, unless that is done, and return its run folder."""
     teacher, console = small.teacher, call.console
     if teacher is None:
@@ -208,28 +208,29 @@ def _train_teacher(call: Call, chosen: Mapping[str, Any], small: Scale, shared: 
         "init": "none",
         **{name: value for name, value in small.set.items() if name not in CHOOSING},
         **{"model": teacher.name, "model_args": list(teacher.args), "method": "supervised"},
-        "img_size": [small.side if small.lesson is None else small.lesson.side],
-        **{"epochs": teacher.epochs, "lr": teacher.lr, **chosen},
+        "img_size": [small.side if small.start_training is None else small.start_training.side],
+        **{"epochs": teacher.epochs, "lr": teacher.lr, **selection},
     }
-    asked = call.grid_settings(call.folder / "teacher", [0])
-    grid = prepare_grid(asked, [Arm("teacher", None, None, settings)], shared, "the teacher of a study", console)
-    if not asked.jobs and not is_settled(grid):
+    grid_settings = call.grid_settings(call.folder / "teacher", [0])
+    arm = Arm("teacher", None, None, settings)
+    grid = prepare_grid(grid_settings, [arm], shared, "the teacher of a study", console)
+    if not grid_settings.jobs and not is_settled(grid):
         raise UserError(
             "--jobs 0: the rows' label maps come from a teacher, which must be trained before the rows can be timed "
             f"(about {duration(grid.forecast['teacher'])}): leave --jobs out."
         )
-    if not run_workers(grid, asked, "the same command", console):
+    if not run_workers(grid, grid_settings, "the same command", console):
         raise UserError("the teacher is not trained yet: the same command resumes its training.")
     (cell,) = cells_of(grid)
     state = state_of(cell)
     if state.name == "failed":
         why = state.error.rstrip(".")
-        raise UserError(f"the teacher could not be trained ({why}): when that is fixed, repeat it with --retry.")
+        raise UserError(f"the teacher could not be trained ({why}): fix this, then use --retry.")
     return cell.run.path.resolve()
 
 
 def shown_settings(runs: Sequence[Planned], starts: Sequence[Grid], grids: Sequence[Grid]) -> list[dict[str, str]]:
-    """Return name, images and settings of every run for the page: the starts, the common settings, and each run."""
+    """Return the page's rows with name, images and settings: of the starts, of what all runs share, and of each run."""
     used_starts = {run.row.start for run in runs}
     rows = [
         {
@@ -242,16 +243,16 @@ def shown_settings(runs: Sequence[Planned], starts: Sequence[Grid], grids: Seque
         if arm.name in used_starts
     ]
     arms = {(grid.folder.name, arm.name): verb_settings(arm.settings) for grid in grids for arm in grid.arms}
-    own = [arms[run.data, run.name] for run in runs]
+    by_run = [arms[run.data, run.name] for run in runs]
     shared = {
         name: value
-        for name, value in (own[0].items() if len(own) > 1 else ())
-        if all(name in settings and settings[name] == value for settings in own)
+        for name, value in (by_run[0].items() if len(by_run) > 1 else ())
+        if all(name in settings and settings[name] == value for settings in by_run)
     }
     if shared:
         images = ", ".join(dict.fromkeys(run.data for run in runs))
         rows.append({"run": "all of these", "images": images, "settings": describe_settings(shared)})
-    for run, settings in zip(runs, own, strict=True):
+    for run, settings in zip(runs, by_run, strict=True):
         words = describe_settings({name: value for name, value in settings.items() if name not in shared})
         rows.append({"run": describe_run(run), "images": run.data, "settings": words or "nothing else"})
     return rows

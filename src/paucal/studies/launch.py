@@ -32,7 +32,7 @@ from paucal.studies.outcome import Line, find_lines
 from paucal.studies.plan import find_scale, plan, plan_whole
 from paucal.studies.reading import data_sets, find_study
 from paucal.studies.settings import StudySettings
-from paucal.studies.starts import read_starts, with_lesson
+from paucal.studies.starts import read_starts, with_start_images
 from paucal.studies.study import Study
 from paucal.studies.tables import shown_rows, terminal_table, write_results
 from paucal.studies.timing import is_timed, time_models
@@ -82,40 +82,40 @@ def study(name: str, **settings: Any) -> Studied:
         Published and measured numbers.
 
     Raises:
-        UserError: There is no such study, it cannot be run, images or trained weights are missing, or it was stopped;
-            the same call then resumes it.
+        UserError: There is no such study, it cannot be run, images or trained weights are missing, or it was stopped
+            (the same call then resumes it).
         TypeError: A setting does not exist.
 
     Example:
         >>> result = paucal.study("drloc-table-9", scale="tiny")  # doctest: +SKIP
         >>> [(line.row.name, line.published, line.measured) for line in result.lines]  # doctest: +SKIP
     """
-    asked = from_python(StudySettings, settings, "paucal.study", "study")
-    result = run_study(name, asked, f"paucal.study({name!r}, ...)", SilentConsole())
-    if not result.settled and asked.jobs:
+    checked = from_python(StudySettings, settings, "paucal.study", "study")
+    result = run_study(name, checked, f"paucal.study({name!r}, ...)", SilentConsole())
+    if not result.settled and checked.jobs:
         raise UserError("the study was stopped; the same call resumes it.")
     return result
 
 
-def run_study(name: str, asked: StudySettings, command: str, console: Console) -> Studied:
+def run_study(name: str, settings: StudySettings, command: str, console: Console) -> Studied:
     """Run a study, or resume it; see `study`."""
-    check_ranges(asked)
+    check_ranges(settings)
     study = find_study(name)
     if study.kind == "count":
-        return _count(study, asked, command, console)
-    require_use(study, asked)
-    small = find_scale(study, asked.scale)
-    runs = on_given_images(plan(study, asked.scale, data_sets(), asked.rows, asked.columns), asked)
-    places = find_places(asked, runs, data_sets())
-    folder = study_folder(study, asked, places.by_name)
-    require_team(asked.on, asked.slurm, 0 if folder.exists() else asked.jobs)
-    call = Call(study, runs, small, asked, places, folder, command, console)
+        return _count(study, settings, command, console)
+    require_use(study, settings)
+    small = find_scale(study, settings.scale)
+    runs = on_given_images(plan(study, settings.scale, data_sets(), settings.rows, settings.columns), settings)
+    places = find_places(settings, runs, data_sets())
+    folder = study_folder(study, settings, places.by_name)
+    require_team(settings.on, settings.slurm, 0 if folder.exists() else settings.jobs)
+    call = Call(study, runs, small, settings, places, folder, command, console)
     console.say(describe_scale(study, small, runs, len(call.seeds)))
     console.say(describe_cost(study, runs, len(call.seeds), data_sets()) if small is None else study.telling)
     threads = torch.get_num_threads()
     try:
         if study.starts and small is not None:
-            call = replace(call, places=with_lesson(places, small, asked, folder))
+            call = replace(call, places=with_start_images(places, small, settings, folder))
         grids = prepare_grids(call)
         starts = read_starts(folder) if small is not None else []
         settled = _compute(call, [*starts, *grids])
@@ -130,17 +130,17 @@ def _compute(call: Call, grids: Sequence[Grid]) -> bool:
 
     A later grid may start from the runs of an earlier grid, so each grid waits for the previous one.
     """
-    asked, console = worker_settings(call.asked), call.console
+    workers, console = worker_settings(call.settings), call.console
     cells = {cell: grid for grid in grids for cell in cells_of(grid) if not state_of(cell).settled}
-    seconds = sum(grid.forecast.get(cell.arm.name, 0.0) for cell, grid in cells.items()) / max(1, asked.jobs)
+    seconds = sum(grid.forecast.get(cell.arm.name, 0.0) for cell, grid in cells.items()) / max(1, workers.jobs)
     if len(grids) > 1 and seconds:
         console.say(
             f"time: {counted(len(cells), 'run')} in all to compute, about {duration(seconds)}, until {finish(seconds)}"
         )
     settled = True
     for grid in grids:
-        settled = run_workers(grid, asked, call.command, console) and settled
-        if asked.jobs and not settled:
+        settled = run_workers(grid, workers, call.command, console) and settled
+        if workers.jobs and not settled:
             break
     return settled
 
@@ -148,14 +148,14 @@ def _compute(call: Call, grids: Sequence[Grid]) -> bool:
 def _conclude(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], settled: bool) -> Studied:
     """Print and write the results so far."""
     study, runs, small, folder = call.study, call.runs, call.small, call.folder
-    whole = on_given_images(plan_whole(study, call.asked.scale, data_sets(), call.asked.columns), call.asked)
+    whole = on_given_images(plan_whole(study, call.settings.scale, data_sets(), call.settings.columns), call.settings)
     # Earlier calls may have stored grids on other images.
     others = dict.fromkeys(run.data for run in whole if run.data not in {grid.folder.name for grid in grids})
     earlier = [read_grid(folder / name) for name in others if is_grid(folder / name)]
     lines, findings = find_lines(study, runs, [*grids, *earlier], whole)
-    pages = [(f"curves and every run: {found.grid.folder.name}", write_report(found)) for found in findings]
+    pages = [(f"curves and every run: {result.grid.folder.name}", write_report(result)) for result in findings]
     trained = [read_findings(grid) for grid in starts if grid.verb == "train"]
-    pages += [("the starts of the rows: curves and every run", write_report(found)) for found in trained]
+    pages += [("the starts of the rows: curves and every run", write_report(result)) for result in trained]
     states = {cell: state_of(cell) for grid in (*starts, *grids) for cell in cells_of(grid)}
     # Runs of verbs other than `train` are not in a comparison, but have their own reports.
     done = [cell for cell, state in states.items() if cell.verb != "train" and state.name == "done"]
@@ -184,11 +184,11 @@ def _conclude(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], settled
     return Studied(folder, lines, settled, failed)
 
 
-def _count(study: Study, asked: StudySettings, command: str, console: Console) -> Studied:
+def _count(study: Study, settings: StudySettings, command: str, console: Console) -> Studied:
     """Count parameters and multiply-adds, which takes seconds and is the same at every scale, or time models."""
-    folder = study_folder(study, asked, {})
+    folder = study_folder(study, settings, {})
     folder.mkdir(parents=True, exist_ok=True)
-    timed = time_models(study, asked, console) if is_timed(study) else None
+    timed = time_models(study, settings, console) if is_timed(study) else None
     if timed is None:
         console.say(
             f"{study.name}: models are counted as published, which takes a few seconds each; nothing is trained"

@@ -43,7 +43,7 @@ def show(name: str) -> tuple[Table | None, list[str]]:
     """Return the published numbers of a study, and sentences about it; the first is its title.
 
     Raises:
-        UserError: there is no such study.
+        UserError: There is no such study.
     """
     study, sets = find_study(name), data_sets()
     words = [f"{study.title}: {study.paper}, {study.where} ({study.source})"]
@@ -60,7 +60,7 @@ def show(name: str) -> tuple[Table | None, list[str]]:
         by_settings: dict[tuple[str, str], list[str]] = {}
         for run in runs:
             by_settings.setdefault((describe_run(run), describe_settings(run.settings)), []).append(run.data)
-        words += [f"  {run} ({', '.join(dict.fromkeys(data))}): {own}" for (run, own), data in by_settings.items()]
+        words += [f"  {run} ({', '.join(dict.fromkeys(data))}): {flags}" for (run, flags), data in by_settings.items()]
     words += [f"by hand: {study.see}"] if study.see else []
     return _published_table(study), [*words, *caveats(study, None)]
 

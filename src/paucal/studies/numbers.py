@@ -15,7 +15,7 @@ from paucal.types import UserError
 from paucal.verbs.compare.findings import ArmOutcome, Outcome
 
 RESULTS = "results.csv"
-MAX_BYTES = 1 << 22  # limit of a table of numbers that a study wrote
+MAX_BYTES = 1 << 22  # limit of a study's table of numbers
 PLAIN = ("correspondence", "correspondence_distance")  # metrics that are not published in percent
 DECIMALS = 1  # decimals of percentages for counting wins, as in the printed tables
 BySeed = Mapping[int, float]
@@ -67,11 +67,11 @@ def measure_arm(column: Column, arm: ArmOutcome, baseline: ArmOutcome | None) ->
             return rows[-1]["seconds"] / rows[-1]["step"]
         return 100 * rows[max(1, round(column.at * len(rows))) - 1]["val_top1"]
 
-    own, base = (
-        {} if found is None else {seed: read(outcome) for seed, outcome in found.outcomes.items()}
-        for found in (arm, baseline)
+    values, base = (
+        {} if part is None else {seed: read(outcome) for seed, outcome in part.outcomes.items()}
+        for part in (arm, baseline)
     )
-    return mean_over_seeds(own, base)
+    return mean_over_seeds(values, base)
 
 
 def measure_scores(

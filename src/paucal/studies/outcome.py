@@ -52,7 +52,7 @@ class Evidence:
     """The stored results of a study's runs.
 
     Attributes:
-        asked: Requested runs.
+        requested: Requested runs.
         whole: All runs of the scale.
         trained: Results of runs that learned from labels, by data set and name.
         scored: Scores of other runs with their seeds, by data set and name.
@@ -61,7 +61,7 @@ class Evidence:
         elsewhere: Numbers of other studies by name.
     """
 
-    asked: Sequence[Planned]
+    requested: Sequence[Planned]
     whole: Sequence[Planned]
     trained: Mapping[tuple[str, str], ArmOutcome]
     scored: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
@@ -93,7 +93,7 @@ def find_lines(
         elsewhere: Numbers of the studies that columns name.
     """
     findings = [read_findings(grid) for grid in grids if grid.verb == "train"]
-    trained = {(found.grid.folder.name, arm.arm.way): arm for found in findings for arm in found.arms}
+    trained = {(result.grid.folder.name, arm.arm.way): arm for result in findings for arm in result.arms}
     scored: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     states: dict[tuple[str, str], set[str]] = {}
     for grid in grids:
@@ -126,8 +126,8 @@ def _published_gain(study: Study, row: Row, place: int) -> float | None:
         other = row.values[[other.name for other in study.columns].index(column.against)]
     else:
         return None
-    own = row.values[place]
-    return own - other if isinstance(own, float) and isinstance(other, float) else None
+    value = row.values[place]
+    return value - other if isinstance(value, float) and isinstance(other, float) else None
 
 
 def _measure(study: Study, row: Row, column: Column, evidence: Evidence) -> tuple[Measured | None, str]:
@@ -160,11 +160,11 @@ def _measure_runs(study: Study, row: Row, column: Column, evidence: Evidence) ->
     if study.kind == "train":
         if (arm := evidence.trained.get(place)) is not None and arm.outcomes:
             return measure_arm(column, arm, evidence.trained.get(against)), ""
-    elif own := evidence.scored.get(place, ()):
-        return measure_scores(column, own, evidence.scored.get(against, ()))
+    elif scored := evidence.scored.get(place, ()):
+        return measure_scores(column, scored, evidence.scored.get(against, ()))
     if place in evidence.failed:
         return None, "failed"
-    requested = [run for run in evidence.asked if run.row == row]
+    requested = [run for run in evidence.requested if run.row == row]
     if any(column in run.columns for run in requested):
         return None, "not done"
     return None, "left out by --columns" if requested else "left out by --rows"
@@ -193,4 +193,4 @@ def _scores_by_seed(row: Row, column: Column, evidence: Evidence) -> dict[int, f
     if run is None:
         return None
     scored = evidence.scored.get((run.data, run.name), ())
-    return {own["seed"]: score["trained"] for own in scored if (score := score_of(column, own)) is not None}
+    return {scores["seed"]: score["trained"] for scores in scored if (score := score_of(column, scores)) is not None}

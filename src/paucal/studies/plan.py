@@ -24,7 +24,7 @@ class Planned:
         columns: Columns with numbers of the run.
         name: Name that is unique among the runs on the same images.
         data: Name of the data set to train on; at a smaller scale, of the images that replace it.
-        judged: Name of the data set to evaluate frozen features on; at a smaller scale, of its replacement.
+        evaluated: Name of the data set to evaluate frozen features on; at a smaller scale, of its replacement.
         epochs: Epochs of training.
         settings: Settings of the verb, without images and seed.
         against: Name of the run that it is compared with; "" for none.
@@ -34,7 +34,7 @@ class Planned:
     columns: tuple[Column, ...]
     name: str
     data: str
-    judged: str
+    evaluated: str
     epochs: int
     settings: Mapping[str, Any] = field(hash=False)
     against: str = ""
@@ -63,9 +63,9 @@ def plan(
     wanted = _select(study.trained_columns, study.columns, columns, "--columns", study)
     runs = []
     for run in plan_whole(study, scale, data_sets, columns):
-        own = tuple(column for column in run.columns if column in wanted)
-        if own and run.row in wanted_rows:
-            runs.append(replace(run, columns=own))
+        requested = tuple(column for column in run.columns if column in wanted)
+        if requested and run.row in wanted_rows:
+            runs.append(replace(run, columns=requested))
     if not runs:
         raise UserError(f"nothing is left of {study.name} to run: leave --rows and --columns out, or choose others.")
     return runs
@@ -95,32 +95,33 @@ def plan_whole(
     for row in rows:
         for column in trained_columns:
             run = _plan_run(study, row, column, small, data_sets)
-            # A run with equal settings gives the numbers of several columns.
-            key = json.dumps([row.name, run.data, run.judged, dict(run.settings)], sort_keys=True)
+            # Columns with equal settings share a run.
+            key = json.dumps([row.name, run.data, run.evaluated, dict(run.settings)], sort_keys=True)
             runs[key] = replace(runs[key], columns=(*runs[key].columns, column)) if key in runs else run
     return _name_runs(list(runs.values()))
 
 
 def _select(parts: Sequence[T], every: Sequence[Part], names: Sequence[str] | None, flag: str, study: Study) -> list[T]:
     """Return the rows or columns with the given names, out of those that are run; without names, return all."""
-    known = [part.name for part in every]
-    names = names or known
+    all_names = [part.name for part in every]
+    names = names or all_names
     for name in names:
-        if name not in known:
-            raise UserError(f"{flag}: {study.name} has no {name!r}{did_you_mean(name, known)}: {'; '.join(known)}.")
+        if name not in all_names:
+            message = f"{study.name} has no {name!r}{did_you_mean(name, all_names)}: {'; '.join(all_names)}."
+            raise UserError(f"{flag}: {message}")
     selected = [part for part in parts if part.name in names]
     if not selected:
-        raise UserError(f"{flag}: nothing of {', '.join(names)} is run by {study.name} at this scale: choose others.")
+        raise UserError(f"{flag}: {study.name} runs none of {', '.join(names)} at this scale: choose others.")
     return selected
 
 
 def start_settings(study: Study, start: Start, small: Scale) -> dict[str, Any]:
     """Return the settings of the verb that makes a start at a smaller scale, without images and seed."""
-    standin, lesson = study.models[start.model].standin, small.lesson
-    if standin is None or lesson is None:
+    standin, training = study.models[start.model].standin, small.start_training
+    if standin is None or training is None:
         raise UserError(f"{start.words} has no stand-in in {study.name}: use --scale full.")
-    shared = {"init": "none", **lesson.set} if start.verb == "train" else lesson.pretrain
-    size = {"img_size": [lesson.side], "epochs": lesson.epochs}
+    shared = {"init": "none", **training.set} if start.verb == "train" else training.pretrain
+    size = {"img_size": [training.side], "epochs": training.epochs}
     return {**size, **shared, **_model_settings(standin), **start.set}
 
 
@@ -139,8 +140,8 @@ def find_scale(study: Study, scale: str) -> Scale | None:
     if scale == "full":
         return None
     if scale not in study.scales:
-        have = ", ".join((*study.scales, "full"))
-        raise UserError(f"{study.name} has no scale {scale!r} ({study.without or 'it has others'}): use {have}.")
+        scales = ", ".join((*study.scales, "full"))
+        raise UserError(f"{study.name} has no scale {scale!r} ({study.without or 'it has others'}): use {scales}.")
     return study.scales[scale]
 
 
@@ -167,16 +168,17 @@ def _feature_settings(study: Study, row: Row, column: Column, small: Scale | Non
 
 
 def _full_settings(study: Study, row: Row, column: Column) -> dict[str, Any]:
-    own = row.epochs or column.epochs
-    length = {} if own is None else {"epochs": own, **({"schedule_epochs": own} if study.kind == "train" else {})}
+    epochs = row.epochs or column.epochs
+    schedule = {"schedule_epochs": epochs} if study.kind == "train" else {}
+    length = {} if epochs is None else {"epochs": epochs, **schedule}
     init = {"init": "none"} if study.kind == "train" and not row.start else {}
     model = study.models[row.model].full
     if row.start and (start := study.starts[row.start]).init:
         init = {"init": start.init}
         model = replace(model, name=f"{model.name}.{start.tag}") if start.tag else model
     recipe = {"recipe": study.recipe} if study.recipe else {}
-    given = {**study.full, **length, **row.set, **column.set, **row.full, **column.full}
-    return _without_unused({**init, **recipe, **_model_settings(model, row), **given})
+    specific = {**study.full, **length, **row.set, **column.set, **row.full, **column.full}
+    return _without_unused({**init, **recipe, **_model_settings(model, row), **specific})
 
 
 def _standin_settings(study: Study, row: Row, column: Column, small: Scale, full_epochs: int) -> dict[str, Any]:
@@ -185,10 +187,10 @@ def _standin_settings(study: Study, row: Row, column: Column, small: Scale, full
         raise UserError(f"{row.name!r} of {study.name} has no model for a smaller scale: use --scale full.")
     init = {"init": "none"} if study.kind == "train" and not row.start else {}
     epochs = max(1, round(small.epochs * full_epochs / study.epochs))
-    given = {**row.set, **column.set, **row.standin, **column.standin}
-    given |= {name: max(1, round(epochs / full_epochs * given[name])) for name in BY_EPOCH if name in given}
+    specific = {**row.set, **column.set, **row.standin, **column.standin}
+    specific |= {name: max(1, round(epochs / full_epochs * specific[name])) for name in BY_EPOCH if name in specific}
     size = {"img_size": [small.side], "epochs": epochs}
-    return _without_unused({**init, **small.set, **size, **_model_settings(standin, row), **given})
+    return _without_unused({**init, **small.set, **size, **_model_settings(standin, row), **specific})
 
 
 def _model_settings(model: Architecture, row: Row | None = None) -> dict[str, Any]:

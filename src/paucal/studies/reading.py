@@ -1,4 +1,4 @@
-"""The published numbers: YAML files of this package, read into studies with every entry checked."""
+"""The published numbers, read from YAML files of this package, with every entry checked."""
 
 import types
 import typing
@@ -17,11 +17,11 @@ from paucal.studies.study import (
     Architecture,
     Column,
     DataSet,
-    Lesson,
     Model,
     Row,
     Scale,
     Start,
+    StartTraining,
     Study,
     Teacher,
 )
@@ -32,9 +32,9 @@ FOLDER = Path(__file__).parent / "published"
 PAPERS = ("drloc", "token_labeling", "dhvt", "esvit", "networks")
 MAX_BYTES = 1 << 20  # limit of a file of studies
 SHARED = ("paper", "source", "recipe", "epochs", "full", "telling")  # entries of a file for all its studies
-SHARED_BY_KIND = ("telling", "scales")  # entries of `by_kind.yaml`
-TUNE = "tune"  # name there for studies of kind "train" whose rows have starts
-ENLARGE = "enlarge"  # name there for studies with `like: enlarge`, whose starts see the rows' images at a smaller size
+SHARED_BY_KIND = ("telling", "scales")  # entries of a kind in `by_kind.yaml`
+TUNE = "tune"  # kind there for studies of kind "train" whose rows have starts
+ENLARGE = "enlarge"  # kind there for studies with `like: enlarge`, whose starts see the rows' images at a smaller size
 T = TypeVar("T")
 
 
@@ -143,12 +143,12 @@ def _rows_of_other(rows: Mapping[str, Any], columns: list[Any], read: Mapping[st
     for name in models:
         require_name(name, [row.name for row in other.rows], f"{where}: the row of a model")
     places = {column.name: place for place, column in enumerate(other.columns)}
-    own = [places.get(column["name"]) for column in columns]
+    sources = [places.get(column["name"]) for column in columns]
     entries = []
     for row in other.rows:
         model = models.get(row.name, row.model)
         against = {"against": rows["against"]} if model and row.name != rows.get("against") else {}
-        values = [None if place is None else row.values[place] for place in own]
+        values = [None if place is None else row.values[place] for place in sources]
         entries.append({"name": row.name, "model": model, "args": list(row.args), "values": values, **against})
     return entries
 
@@ -157,8 +157,8 @@ def _make_study(name: str, entry: Mapping[str, Any], models: Mapping[str, Model]
     parts = {}
     for part, kind in (("columns", Column), ("rows", Row)):
         entries = _require_list(entry.get(part, []), f"{where}: {part}")
-        parts[part] = [_make(kind, own, f"{where}: {part[:-1]} {number}") for number, own in enumerate(entries, 1)]
-    starts = {key: _make(Start, own, f"{where}: the start {key!r}") for key, own in entry.get("starts", {}).items()}
+        parts[part] = [_make(kind, item, f"{where}: {part[:-1]} {number}") for number, item in enumerate(entries, 1)]
+    starts = {key: _make(Start, item, f"{where}: the start {key!r}") for key, item in entry.get("starts", {}).items()}
     return _make(Study, {**entry, **parts, "starts": starts, "name": name, "models": models}, where)
 
 
@@ -173,7 +173,7 @@ def _make_scales(shared: Mapping[str, Any], entry: Mapping[str, Any], where: str
         if name in own and own[name] is None:
             continue
         values = {**shared.get(name, {}), **own.get(name, {})}
-        for part, kind in (("teacher", Teacher), ("lesson", Lesson)):
+        for part, kind in (("teacher", Teacher), ("start_training", StartTraining)):
             if values.get(part) is not None:
                 values[part] = _make(kind, values[part], f"{where}: the {part} of {name}")
         scales[name] = _make(Scale, values, f"{where}: {name}")
@@ -198,19 +198,19 @@ def _make(kind: type[T], entry: Any, where: str) -> T:
     """Make a dataclass from a mapping whose values have the types of its fields; lists become tuples."""
     if not isinstance(entry, dict):
         raise UserError(f"{where} is {entry!r}, expected names with values.")
-    hints, own = _type_hints(kind), {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
+    hints, by_name = _type_hints(kind), {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
     values = {}
     for name, value in entry.items():
-        if name not in own:
-            raise UserError(f"{where} has an unknown entry {name!r}{did_you_mean(str(name), own)}.")
+        if name not in by_name:
+            raise UserError(f"{where} has an unknown entry {name!r}{did_you_mean(str(name), by_name)}.")
         values[name] = _convert(value, hints[name], f"{where}: {name}")
-    for name, item in own.items():
+    for name, item in by_name.items():
         if name not in values and item.default is MISSING and item.default_factory is MISSING:
             raise UserError(f"{where} lacks {name!r}.")
     return kind(**values)
 
 
-_type_hints = cache(typing.get_type_hints)  # the studies make a thousand objects of a few kinds
+_type_hints = cache(typing.get_type_hints)  # the studies make a thousand objects of a few classes
 
 
 def _convert(value: Any, hint: Any, where: str) -> Any:

@@ -18,8 +18,8 @@ from PIL import Image
 
 from paucal.data.sources.opening import open_digits
 
-SCENES, LESSON, OTHERS = "scenes", "digits", "other-digits"
-DRAWN = "drawn"  # folder within that of a study, for scenes and both folders of digits
+SCENES, START_DIGITS, OTHERS = "scenes", "digits", "other-digits"
+DRAWN = "drawn"  # folder within a study's folder, for scenes and both folders of digits
 UNFINISHED = f".{DRAWN}-"  # prefix of folders that are being drawn
 # By split: share of the digits that are not for starts, and number of scenes per training scene.
 SHARES = {"train": 0.5, "val": 0.2, "test": 0.3}
@@ -85,27 +85,27 @@ def draw_all(folder: Path, images: int, side: int, seed: int = 0) -> Path:
 def _draw_into(folder: Path, images: int, side: int, seed: int) -> None:
     digits = open_digits()
     rng = np.random.default_rng(seed)
-    lesson, parts = share_out(len(digits), rng)
-    for name, own in ((LESSON, lesson), (OTHERS, np.concatenate(list(parts.values())))):
-        for index in own:
+    for_starts, parts = share_out(len(digits), rng)
+    for name, indices in ((START_DIGITS, for_starts), (OTHERS, np.concatenate(list(parts.values())))):
+        for index in indices:
             place = folder / name / digits.classes[digits.labels[index]]
             place.mkdir(parents=True, exist_ok=True)
             Image.fromarray(_read(digits, index)).save(place / f"{index:04d}.png")
-    for part, own in parts.items():
-        pool = [(_read(digits, index), int(digits.labels[index])) for index in own]
+    for part, indices in parts.items():
+        pool = [(_read(digits, index), int(digits.labels[index])) for index in indices]
         scenes = [draw(pool, side, rng) for _ in range(max(4, round(SCENES_OF[part] * images)))]
         _write(folder / SCENES / part, scenes)
 
 
 def share_out(count: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]:
-    """Return the digits for starts, and the digits for the scenes of each split, without overlap."""
-    lesson, others = np.split(rng.permutation(count), [count // 2])
+    """Return the indices of the digits for starts, and of those for the scenes of each split, without overlap."""
+    for_starts, others = np.split(rng.permutation(count), [count // 2])
     ends = np.round(np.cumsum(list(SHARES.values())) * len(others)).astype(int)[:-1]
-    return lesson, dict(zip(SHARES, np.split(others, ends), strict=True))
+    return for_starts, dict(zip(SHARES, np.split(others, ends), strict=True))
 
 
 def draw(pool: Sequence[tuple[NDArray[np.uint8], int]], side: int, rng: np.random.Generator) -> Scene:
-    """Draw a scene: digits of different sizes side by side, on noise.
+    """Draw a scene: digits of different sizes on noise, without overlap.
 
     Args:
         pool: (8, 8) grey levels and the label of each digit.

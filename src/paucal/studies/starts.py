@@ -1,4 +1,4 @@
-"""The weights that rows start from: given at full scale, trained first at smaller scales, in grids beside the rows.
+"""The weights that rows start from: at full scale from `--init`, at smaller scales trained first, in their own grids.
 
 Starts are never trained on test images of a row, only on other images or the rows' training images.
 """
@@ -12,7 +12,7 @@ from paucal.runner.console import Console
 from paucal.runs.grid_files import is_grid
 from paucal.studies.call import Call, Places
 from paucal.studies.plan import Planned, start_settings, with_given_start
-from paucal.studies.scenes import DRAWN, LESSON, OTHERS, SCENES, draw_all
+from paucal.studies.scenes import DRAWN, OTHERS, SCENES, START_DIGITS, draw_all
 from paucal.studies.settings import StudySettings
 from paucal.studies.study import Scale, Study
 from paucal.types import UserError
@@ -26,54 +26,57 @@ TOLERANCE = 1.05  # a data set with up to this multiple of a scale's images is u
 
 
 def with_starts(call: Call) -> Call:
-    """Return a call of the full scale with a start for each run: the given one, or the published weights.
+    """Return a call of the full scale with a start for each run: that of `--init`, or the published weights.
 
     Calls of smaller scales, whose starts are trained first, and calls of studies without starts are unchanged.
     """
     study, runs = call.study, call.runs
     if not study.starts or call.small is not None:
         return call
-    given: dict[str, str] = {}
-    for word in call.asked.init or []:
+    by_name: dict[str, str] = {}
+    for word in call.settings.init or []:
         name, _, place = word.partition("=")
         if name not in study.starts or not place:
             raise UserError(f"--init: expected NAME=RUN with NAME one of {', '.join(study.starts)}, got {word!r}.")
-        if name in given:
+        if name in by_name:
             raise UserError(f"--init: {name!r} is given twice: leave one out.")
-        given[name] = place
-    _require_starts(study, runs, given)
-    started = [with_given_start(study, run, given[run.row.start]) if run.row.start in given else run for run in runs]
+        by_name[name] = place
+    _require_starts(study, runs, by_name)
+    started = [
+        with_given_start(study, run, by_name[run.row.start]) if run.row.start in by_name else run for run in runs
+    ]
     return replace(call, runs=started)
 
 
-def _require_starts(study: Study, runs: Sequence[Planned], given: Mapping[str, str]) -> None:
-    incomplete = [run for run in runs if run.row.start not in given and not study.starts[run.row.start].init]
+def _require_starts(study: Study, runs: Sequence[Planned], by_name: Mapping[str, str]) -> None:
+    incomplete = [run for run in runs if run.row.start not in by_name and not study.starts[run.row.start].init]
     missing = list(dict.fromkeys(run.row.start for run in incomplete))
     if not missing:
         return
     rows = list(dict.fromkeys(run.row.name for run in incomplete))
     needed = " and ".join(f"{name} ({study.starts[name].words})" for name in missing)
     flags = " ".join(f"{name}=RUN_OR_FILE" for name in missing)
-    begin, them = "begins" if len(rows) == 1 else "begin", "it" if len(missing) == 1 else "them"
+    begin, them = "starts" if len(rows) == 1 else "start", "it" if len(missing) == 1 else "them"
     has_others = any(run.row.name not in rows for run in runs)
-    leave = f", or leave out by --rows what begins with {them}" if has_others else ""
-    raise UserError(f"{', '.join(rows)} of {study.name} {begin} with {needed}: give {them} with --init {flags}{leave}.")
+    leave = f", or leave out the rows that start from {them} (--rows)" if has_others else ""
+    raise UserError(f"{', '.join(rows)} of {study.name} {begin} from {needed}: give {them} with --init {flags}{leave}.")
 
 
-def with_lesson(places: Places, small: Scale, asked: StudySettings, folder: Path) -> Places:
+def with_start_images(places: Places, small: Scale, settings: StudySettings, folder: Path) -> Places:
     """Return the locations with the images for starts; scenes are drawn into the folder if no images are given."""
-    if small.lesson is None or not small.lesson.data:
+    start_training = small.start_training
+    if start_training is None or not start_training.data:
         return places
-    if asked.data and asked.data[0] == small.lesson.data:
+    if settings.data and settings.data[0] == start_training.data:
         raise UserError(
-            f"--data: the rows' starts are trained on {small.lesson.data} at {asked.scale}, and rows must not be "
+            f"--data: the rows' starts are trained on {start_training.data} at {settings.scale}, and rows must not be "
             "tested on images seen by their starts: leave it out, or give other images."
         )
-    if asked.data or small.data not in (SCENES, OTHERS):
-        return replace(places, lesson=small.lesson.data)
+    if settings.data or small.data not in (SCENES, OTHERS):
+        return replace(places, start_images=start_training.data)
     drawn = draw_all(folder / DRAWN, small.images, small.side).resolve()
     by_name = {**places.by_name, small.data: str(drawn / small.data)}
-    return replace(places, by_name=by_name, lesson=str(drawn / LESSON))
+    return replace(places, by_name=by_name, start_images=str(drawn / START_DIGITS))
 
 
 def read_starts(folder: Path) -> list[Grid]:
@@ -85,30 +88,32 @@ def prepare_starts(call: Call, rows: Grid) -> None:
     """Check the starts of all rows, measure how long they take, and store a grid for each verb that trains starts.
 
     Args:
-        call: Call of a smaller scale with a lesson.
+        call: Call of a smaller scale that trains starts.
         rows: Grid whose runs need the starts, including runs of earlier calls, which any worker may compute.
     """
     study, small, console = call.study, call.small, call.console
-    if small is None or (lesson := small.lesson) is None:
+    if small is None or (start_training := small.start_training) is None:
         raise UserError(f"{study.name} has no images for training its starts at this scale: use --scale full.")
-    shared = {**call.places.shared, "data": call.places.lesson or rows.shared["data"]}
+    shared = {**call.places.shared, "data": call.places.start_images or rows.shared["data"]}
     for verb in VERBS:
         settings = {}
         for arm in rows.arms:
             start_verb, name = arm.settings[START]
             if start_verb == verb and name not in settings:
                 # Without its own images, a start uses the split and the label maps of its rows.
-                parts = {} if lesson.data else {k: v for k, v in arm.settings.items() if k in ("split", "labels")}
+                like_rows = () if start_training.data else ("split", "labels")
+                parts = {name: value for name, value in arm.settings.items() if name in like_rows}
                 settings[name] = {**start_settings(study, study.starts[name], small), **parts}
         if not settings:
             continue
         fraction = {}
-        if verb == "train" and lesson.data:
-            fraction = share_of(open_labelled(shared, lesson.set.get("classes"), console), lesson.images)
-        arms = [Arm(name, None, None, {**own, **fraction}) for name, own in settings.items()]
-        asked = call.grid_settings(call.folder / STARTS / verb, rows.seeds)
+        if verb == "train" and start_training.data:
+            labelled = open_labelled(shared, start_training.set.get("classes"), console)
+            fraction = share_of(labelled, start_training.images)
+        arms = [Arm(name, None, None, {**values, **fraction}) for name, values in settings.items()]
+        grid_settings = call.grid_settings(call.folder / STARTS / verb, rows.seeds)
         images = None if verb == "train" else open_images(verb, shared, console)
-        prepare_grid(asked, arms, shared, call.command, console, images)
+        prepare_grid(grid_settings, arms, shared, call.command, console, images)
 
 
 def open_labelled(shared: Mapping[str, Any], classes: str | None, console: Console) -> GridImages:

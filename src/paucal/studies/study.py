@@ -42,8 +42,8 @@ class DataSet:
         train: Number of training images.
         test: Number of test images that the paper uses.
         classes: Number of classes.
-        named: Name under which paucal reads it; "" without one.
-        how: How to get its files if paucal does not fetch them.
+        named: Name of the data set in paucal; "" without one.
+        how: How to get its files if paucal does not download them.
         settings: Settings of the verb that reads it.
     """
 
@@ -106,7 +106,7 @@ class Teacher(Architecture):
 
 
 @dataclass(frozen=True)
-class Lesson:
+class StartTraining:
     """How the weights that rows start from are trained at a smaller scale.
 
     Attributes:
@@ -139,7 +139,7 @@ class Scale:
         set: Settings of all runs.
         rows: Names of the rows that are run; () for all that have a stand-in.
         teacher: Teacher of label maps; None if no row needs any.
-        lesson: Training of the starts; None if rows have none.
+        start_training: Training of the starts; None if rows have none.
     """
 
     data: str
@@ -150,7 +150,7 @@ class Scale:
     set: Mapping[str, Any] = field(default_factory=dict)
     rows: tuple[str, ...] = ()
     teacher: Teacher | None = None
-    lesson: Lesson | None = None
+    start_training: StartTraining | None = None
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class Row(Part):
         deviations: Published standard deviations; () without any.
         model: Name of the model to train; "" for a row that is quoted from elsewhere.
         args: Further arguments of the model's constructor, each as NAME=VALUE.
-        quoted: Whether the row's numbers are from another paper's training.
+        quoted: Whether the paper took the row's numbers from another paper.
         maps: Whether it is trained with label maps of a teacher.
         start: Name of its start in the study's `starts`.
         note: Remark.
@@ -260,7 +260,7 @@ class Study:
         seeds: Seeds at full scale.
         scales: Smaller scales by name.
         misprints: Misprints of the paper, and other remarks on its numbers.
-        telling: What the smaller scales can and cannot show.
+        telling: Sentences on what the smaller scales can and cannot show.
         without: Reason for having no smaller scales.
         starts: Starts of its rows by name; none for random weights.
         draws: Names of the columns that its figure shows, by their role in it; none without a figure.

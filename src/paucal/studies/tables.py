@@ -29,7 +29,7 @@ DIGITS = {
 
 
 def shown_rows(lines: Sequence[Line], heading: str = "measured") -> list[dict[str, str]]:
-    """Return a row for each number: published, measured under a heading, and the gains of both.
+    """Return a row for each number: published, measured (under `heading`), and the gains of both.
 
     Numbers that were not published and cannot be run at the scale are left out.
     """

@@ -83,12 +83,12 @@ def is_timed(study: Study) -> bool:
     return any(column.metric in TIMED for column in study.columns)
 
 
-def time_models(study: Study, asked: StudySettings, console: Console) -> Timed:
+def time_models(study: Study, settings: StudySettings, console: Console) -> Timed:
     """Time the models of a study's rows, or only of the rows that `--rows` names."""
-    rows = timed_rows(study, asked.rows)
-    device = usable_device(asked.device or best_device()[0])
+    rows = timed_rows(study, settings.rows)
+    device = usable_device(settings.device or best_device()[0])
     effort = ON_CPU if device.type == "cpu" else ON_ACCELERATOR
-    words = _words(study, rows, device, effort)
+    words = _describe_timing(study, rows, device, effort)
     console.say(words)
     bench = _Bench(study, device, effort)
     try:
@@ -140,7 +140,7 @@ def timed_value(study: Study, row: Row, column: Column, timed: Timed) -> tuple[S
 
 
 def in_turns(first: Step, second: Step, pairs: int) -> list[tuple[float, float]]:
-    """Call two functions alternately, and return the seconds of each pair of calls, without a warm-up pair."""
+    """Call two functions alternately, and return the seconds of each pair of calls, without the first (warm-up)."""
     seconds = []
     for _ in range(pairs + 1):
         start = now()
@@ -175,7 +175,7 @@ class _Bench:
     def __init__(self, study: Study, device: torch.device, effort: Effort) -> None:
         self._study, self._device, self._effort = study, device, effort
         self._kept: tuple[tuple[Any, ...], Step] | None = None
-        self._known: dict[tuple[Any, ...], Pace] = {}
+        self._measured: dict[tuple[Any, ...], Pace] = {}
 
     def forecast(self, rows: Sequence[Row]) -> float:
         """Return the seconds for all rows, estimated from two passes of a model and the multiply-adds of all."""
@@ -191,16 +191,16 @@ class _Bench:
         """Time a row's model, unless an earlier row has the same model."""
         base = _base(self._study, row)
         key = (self._key(row), self._key(base))
-        if key not in self._known:
-            self._known[key] = self._measure(row, base, key[0] == key[1])
-        return self._known[key]
+        if key not in self._measured:
+            self._measured[key] = self._measure(row, base, key[0] == key[1])
+        return self._measured[key]
 
     def _measure(self, row: Row, base: Row, same: bool) -> Pace:
-        two = self._base_step(base)
-        one = two if same else self._step(row)
-        seconds = in_turns(one, two, self._effort.pairs)
-        rate = spread([self._effort.images / own for own, _ in seconds])
-        return Pace(rate, None if same else spread([other / own for own, other in seconds]))
+        base_step = self._base_step(base)
+        step = base_step if same else self._step(row)
+        seconds = in_turns(step, base_step, self._effort.pairs)
+        rate = spread([self._effort.images / of_row for of_row, _ in seconds])
+        return Pace(rate, None if same else spread([of_base / of_row for of_row, of_base in seconds]))
 
     def _base_step(self, base: Row) -> Step:
         key = self._key(base)
@@ -231,7 +231,7 @@ def _base(study: Study, row: Row) -> Row:
     return next(other for other in study.rows if other.name == (row.against or row.name))
 
 
-def _words(study: Study, rows: Sequence[Row], device: torch.device, effort: Effort) -> str:
+def _describe_timing(study: Study, rows: Sequence[Row], device: torch.device, effort: Effort) -> str:
     name = platform.processor() or platform.machine()
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)

@@ -2,9 +2,8 @@
 
 The cost at full scale is estimated from the multiply-adds of the models. Training a network on an image takes three
 times its forward pass: the pass itself, and twice as much for the gradients of activations and of weights. Pre-training
-with two crops of 224 pixels and eight of 96 takes, in forward passes of 224 pixels, 2 + 8 (96 / 224)^2 = 3.5 of the
-student, three times for its gradients, and 2 of the teacher, 12.4 in all, without the heads. A multiply-add is two
-operations.
+with two crops of 224 pixels and eight of 96 takes 12.4 forward passes of 224 pixels, without the heads: 2 + 8 (96 /
+224)^2 = 3.5 of the student, times three with its gradients, and 2 of the teacher. A multiply-add is two operations.
 """
 
 import re
@@ -20,9 +19,8 @@ from paucal.wording import counted
 RATE = 50e12  # operations per second that a GPU is assumed to sustain on these models in bfloat16
 PASSES = {"train": 3.0, "pretrain": 3 * (2 + 8 * (96 / 224) ** 2) + 2, "detect": 3.0, "segment": 3.0, "frozen": 1.0}
 FORMULA = (
-    "GPU hours = runs x epochs x images x passes x 2 x multiply-adds / 50 TFLOP/s, with 3 passes for each image of "
-    "training, 12.4 for one of pre-training and 1 for one that is only evaluated: an estimate for one GPU like an A100 "
-    "in bfloat16"
+    "GPU hours = runs x epochs x images x passes x 2 x multiply-adds / 50 TFLOP/s, with 3 passes per image in "
+    "training, 12.4 in pre-training and 1 in evaluation: an estimate for one GPU like an A100 in bfloat16"
 )
 # Verbs in sentences, by the kind of study.
 VERBS = {
@@ -35,7 +33,7 @@ VERBS = {
 
 
 def without_jobs_0(command: str) -> str:
-    """Return a command that computes the runs: the given one without `--jobs 0`.
+    """Return a command without `--jobs 0`, so that it computes the runs.
 
     Example:
         >>> without_jobs_0("paucal study drloc-table-9 --jobs 0 --seeds 0 1")
@@ -74,11 +72,12 @@ def describe_scale(study: Study, small: Scale | None, runs: Sequence[Planned], s
         fewer = "" if study.kind == "train" else " (fewer epochs for a larger set, but at least one)"
         size = f", {sides} pixels, {length} epochs of up to {small.images} images{fewer}"
     words = f"{study.name} with stand-ins: {models}{size}, {each}"
-    starts, lesson = list(dict.fromkeys(run.row.start for run in runs if run.row.start)), small.lesson
-    if not starts or lesson is None:
+    starts = list(dict.fromkeys(run.row.start for run in runs if run.row.start))
+    training = small.start_training
+    if not starts or training is None:
         return words
-    images = f"up to {lesson.images} images of" if lesson.data else "the same images at"
-    return f"{words}; first their starts ({', '.join(starts)}), on {images} {lesson.side} pixels"
+    images = f"up to {training.images} images of" if training.data else "the same images at"
+    return f"{words}; first their starts ({', '.join(starts)}), on {images} {training.side} pixels"
 
 
 def _range(numbers: Iterable[int]) -> str:
@@ -87,10 +86,10 @@ def _range(numbers: Iterable[int]) -> str:
 
 
 def caveats(study: Study, small: Scale | None, seeds: int = 1) -> list[str]:
-    """Return caveats about the numbers.
+    """Return caveats about the numbers of a study.
 
     Args:
-        study: Study of the numbers.
+        study: Study.
         small: Smaller scale; None for the full one.
         seeds: Number of seeds of each run.
     """
