@@ -25,8 +25,8 @@ def run(argv: Sequence[str]) -> int:
     add_settings(parser, GridSettings)
     add_settings(parser, TrainSettings, skip=[*TAKEN, *REFUSED])
     values, given = parse(parser, argv)
-    own = {name: getattr(values, name) for name in given if name in setting_fields(GridSettings)}
-    shared = {name: getattr(values, name) for name in given if name in train and name not in own}
+    grid_values = {name: getattr(values, name) for name in given if name in setting_fields(GridSettings)}
+    shared = {name: getattr(values, name) for name in given if name in train and name not in grid_values}
     if values.subject is not None:
         if shared.get("data", values.subject) != values.subject:
             raise UserError(f"DATA is {values.subject!r} and --data is {values.data!r}: give one of them.")
@@ -35,15 +35,15 @@ def run(argv: Sequence[str]) -> int:
     from paucal.runner.console import Console
     from paucal.verbs.compare.launch import compare_all, resume_comparison
 
-    asked = GridSettings(**own)
+    grid_settings = GridSettings(**grid_values)
     if values.resume is not None:
         if shared:
             raise UserError("--resume continues a stored comparison: leave DATA and its settings out.")
-        result = resume_comparison(Path(values.resume), asked, Console())
+        result = resume_comparison(Path(values.resume), grid_settings, Console())
     else:
         command = shlex.join(["paucal", "compare", *argv])
-        result = compare_all(asked, shared, named_arms(asked.arms or ()), command, Console())
-    return 130 if asked.jobs and not result.settled else int(bool(result.failed))
+        result = compare_all(grid_settings, shared, named_arms(grid_settings.arms or ()), command, Console())
+    return 130 if grid_settings.jobs and not result.settled else int(bool(result.failed))
 
 
 def named_arms(words: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -38,10 +38,10 @@ class Difference:
     Attributes:
         by_seed: A difference for each seed, and their mean with the paired t-interval.
         over_images: The mean with the bootstrap interval over the test images, paired by image.
-        both: The mean with the interval for other seeds and other images at once, see `difference`.
+        both: The mean with the interval for both other seeds and other images, see `difference`.
         images: Number of different test images.
         seeds_needed: Number of seeds needed to detect a difference of this size; None if unknown or too many.
-        images_needed: Number of test images needed to detect it with any number of seeds; None if there is none.
+        images_needed: Number of test images needed to detect it with any number of seeds; None without a difference.
     """
 
     by_seed: Repeated
@@ -66,8 +66,8 @@ def repeated(values: Sequence[float], level: float = LEVEL) -> Repeated:
     """Return the mean over seeds, its t-interval and the standard deviation.
 
     Example:
-        >>> found = repeated([0.80, 0.82, 0.84])
-        >>> round(found.score.value, 3), round(found.score.low, 3), round(found.score.high, 3)
+        >>> result = repeated([0.80, 0.82, 0.84])
+        >>> round(result.score.value, 3), round(result.score.low, 3), round(result.score.high, 3)
         (0.82, 0.77, 0.87)
     """
     if not len(values):
@@ -77,8 +77,9 @@ def repeated(values: Sequence[float], level: float = LEVEL) -> Repeated:
         return Repeated(tuple(values), Score(mean), None)
     if np.ptp(values) == 0:  # scipy divides by the deviation
         return Repeated(tuple(values), Score(mean, mean, mean), 0.0)
-    found = stats.ttest_1samp(values, 0.0).confidence_interval(level)
-    return Repeated(tuple(values), Score(mean, float(found.low), float(found.high)), float(np.std(values, ddof=1)))
+    interval = stats.ttest_1samp(values, 0.0).confidence_interval(level)
+    score = Score(mean, float(interval.low), float(interval.high))
+    return Repeated(tuple(values), score, float(np.std(values, ddof=1)))
 
 
 def difference(
@@ -87,10 +88,10 @@ def difference(
     """Return the gain of the first method over the second, with intervals for other seeds and other images.
 
     The interval over seeds covers other seeds on these test images, the interval over images covers these runs on other
-    test images. The interval for both combines the half-widths of the two in quadrature (MOVER: Zou and Donner 2008,
+    test images. The interval for both combines their half-widths in quadrature (MOVER: Zou and Donner 2008,
     "Construction of confidence limits about effect measures") and is wider than either. So it stays wide for few seeds,
-    unlike intervals from resampled seeds or pooled degrees of freedom, and both terms include the interaction of seeds
-    and images.
+    unlike intervals from resampled seeds or pooled degrees of freedom. Both terms include the interaction of seeds and
+    images.
 
     Args:
         first: (S, N) score of every seed's run on every test image, such as 1 for a hit; NaN for an image not tested
@@ -103,9 +104,9 @@ def difference(
     if first.shape != second.shape or not first.size or not np.array_equal(np.isnan(first), np.isnan(second)):
         raise ValueError(f"expected the same images and seeds, got {first.shape} and {second.shape}")
     gaps = first - second
-    seen = ~np.isnan(gaps)
-    gaps, tested = np.where(seen, gaps, 0.0), seen.astype(np.float64)
-    by_seed = repeated((gaps.sum(1) / seen.sum(1)).tolist(), level)
+    is_tested = ~np.isnan(gaps)
+    gaps, tested = np.where(is_tested, gaps, 0.0), is_tested.astype(np.float64)
+    by_seed = repeated((gaps.sum(1) / is_tested.sum(1)).tolist(), level)
 
     def mean_gap(weights: Weights) -> NDArray[np.float64]:
         """Return (D,) mean differences on resampled sets of images, the same for all seeds."""
@@ -114,7 +115,7 @@ def difference(
 
     shares = Bootstrap(seed, draws).scores([mean_gap], gaps.shape[1])[0]
     over_images = percentile(by_seed.score.value, shares, level)
-    images = int(seen.any(0).sum())
+    images = int(is_tested.any(0).sum())
     image_error = float(shares.std(ddof=1))
     both = _both(by_seed.score, over_images)
     return Difference(

@@ -79,8 +79,7 @@ def train_cell(cell: Cell, threads: int, console: Console | None = None) -> bool
 def _settle_start(cell: Cell, threads: int) -> bool:
     """Wait for the cell that this one starts from, or compute it; return False if a signal stopped it.
 
-    Starts are computed before the cells that need them. But while a worker is busy, another call may add a seed to the
-    grid before its start is trained.
+    Starts are usually computed first, but another call may add a seed to the grid while this worker is busy.
     """
     start = start_of(cell)
     while start is not None and not state_of(start).settled:
@@ -103,9 +102,9 @@ def _train(cell: Cell, console: Console) -> bool:
     if run.path.exists():  # the worker died before it saved a state: start again
         require_unlocked(run.path)
         shutil.rmtree(run.path)
-    given = {**verb_settings(cell.settings), **start_settings(start_of(cell)), "output": str(run.path)}
-    settings = typed_settings(given, job.kind)
-    return not isinstance(begin(job, settings, dict.fromkeys(given, "given"), console), Stopped)
+    values = {**verb_settings(cell.settings), **start_settings(start_of(cell)), "output": str(run.path)}
+    settings = typed_settings(values, job.kind)
+    return not isinstance(begin(job, settings, dict.fromkeys(values, "given"), console), Stopped)
 
 
 def _evaluate(cell: Cell, console: Console) -> None:
@@ -116,17 +115,17 @@ def _evaluate(cell: Cell, console: Console) -> None:
     Raises:
         UserError: The images cannot be used, or the model is missing.
     """
-    own = dict(cell.settings.get(EVALUATION, {}))
+    evaluation = dict(cell.settings.get(EVALUATION, {}))
     if cell.verb == "segment":
-        settings = EvalSettings(**{**_machine(cell), **own, "output": str(cell.folder / EVALUATED)})
+        settings = EvalSettings(**{**_machine(cell), **evaluation, "output": str(cell.folder / EVALUATED)})
         (result,) = evaluate_segmenter(str(cell.run.path), [], settings, console)
         scores = {MULTI_SCALE: {"trained": result.metrics["mean_iou"]}}
     elif cell.verb == EVAL:
         model = start_settings(start_of(cell)).get("init") or str(cell.settings[MODEL])
-        own = {name: value for name, value in verb_settings(cell.settings).items() if name not in PLACES}
-        scores = _feature_scores(cell, model, own, console)
+        evaluation = {name: value for name, value in verb_settings(cell.settings).items() if name not in PLACES}
+        scores = _feature_scores(cell, model, evaluation, console)
     else:
-        scores = _feature_scores(cell, str(cell.run.path), {"protocol": ["knn", "linear"], **own}, console)
+        scores = _feature_scores(cell, str(cell.run.path), {"protocol": ["knn", "linear"], **evaluation}, console)
     RunFolder(cell.folder).write_json(SCORES, {"scores": scores})
 
 
@@ -136,15 +135,17 @@ def _machine(cell: Cell) -> dict[str, Any]:
     return {"device": cell.settings.get("device") or best_device()[0], **workers}
 
 
-def _feature_scores(cell: Cell, model: str, own: Mapping[str, Any], console: Console) -> dict[str, dict[str, float]]:
+def _feature_scores(
+    cell: Cell, model: str, evaluation: Mapping[str, Any], console: Console
+) -> dict[str, dict[str, float]]:
     """Return the main score of every protocol on frozen features, beside that of random weights."""
-    own = dict(own)
-    data = own.pop("on", None) or cell.settings.get("data", "digits")
+    evaluation = dict(evaluation)
+    data = evaluation.pop("on", None) or cell.settings.get("data", "digits")
     places = {name: cell.settings[name] for name in ("data_root", "download") if name in cell.settings}
     images = find_data(data, OpeningSettings(data=data, data_root=places.get("data_root")))
     # A data set without test images is split; the backbone has not seen its labels.
     split = {"test_fraction": TEST_FRACTION} if set(images.declared) <= {"", "train"} else {}
-    settings = EvalSettings(**{**_machine(cell), **places, **split, **own, "seed": cell.seed})
+    settings = EvalSettings(**{**_machine(cell), **places, **split, **evaluation, "seed": cell.seed})
     protocols: list[Protocol] = [name for name in PROTOCOLS if name in settings.protocols]
     scores: dict[str, dict[str, float]] = {}
     for row in evaluate_frozen(model, [data], protocols, settings, cell.folder / EVALUATED, console).rows:

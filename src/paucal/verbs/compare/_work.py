@@ -20,7 +20,7 @@ from paucal.wording import sentence
 
 PAUSE = 2.0  # seconds between two checks of a grid while other workers are busy
 TRIES = "tries.json"
-MAX_TRIES = 3  # workers that may crash in a cell without saving a new state
+MAX_TRIES = 3  # crashes of workers in a cell without a new saved state
 
 
 class Compute(Protocol):
@@ -68,7 +68,7 @@ def work(
 
 
 def compute_next(cells: Sequence[Cell], compute: Compute, threads: int) -> bool | None:
-    """Compute the first free cell; return None if other workers have all of them, False if it was stopped."""
+    """Compute the first free cell; return None if other workers hold all of them, False if it was stopped."""
     for cell in cells:
         with lock_cell(cell) as is_mine:
             if is_mine:
@@ -129,11 +129,11 @@ def _may_try(cell: Cell) -> bool:
 
 
 def store_failure(cell: Cell, problem: BaseException) -> None:
-    """Store why a cell failed; for the holder of its lock."""
+    """Store why a cell failed; only the holder of its lock may call this."""
     expected = isinstance(problem, UserError)
-    words = str(problem) if expected else sentence(f"{type(problem).__name__}: {problem}")
+    error = str(problem) if expected else sentence(f"{type(problem).__name__}: {problem}")
     trace = "" if expected else "".join(traceback.format_exception(problem))
-    RunFolder(cell.folder).write_json(FAILED, {"error": words, "traceback": trace[-20_000:]})
+    RunFolder(cell.folder).write_json(FAILED, {"error": error, "traceback": trace[-20_000:]})
 
 
 def clear_failure(cell: Cell) -> None:

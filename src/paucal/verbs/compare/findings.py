@@ -139,14 +139,14 @@ def read_findings(grid: Grid) -> Findings:
     rates = {cell.arm: cell.rate for cell in compared}
     names = dict(zip(grid.arms, short_names(grid.arms), strict=True))
     arms = []
-    for arm, own in outcomes.items():
+    for arm, by_seed in outcomes.items():
         scores = {
-            name: repeated([outcome.scores[name] for outcome in own.values() if name in outcome.scores])
-            for name in (next(iter(own.values())).scores if own else ())
+            name: repeated([outcome.scores[name] for outcome in by_seed.values() if name in outcome.scores])
+            for name in (next(iter(by_seed.values())).scores if by_seed else ())
         }
         baseline = baseline_of(arm, grid.arms)
-        against = ("", None) if baseline is None else (names[baseline], gain_over(own, outcomes[baseline]))
-        arms.append(ArmOutcome(arm, names[arm], own, len(grid.seeds), scores, *against, rates.get(arm)))
+        against = ("", None) if baseline is None else (names[baseline], gain_over(by_seed, outcomes[baseline]))
+        arms.append(ArmOutcome(arm, names[arm], by_seed, len(grid.seeds), scores, *against, rates.get(arm)))
     return Findings(grid, arms, states, unreadable)
 
 
@@ -203,11 +203,11 @@ def gain_over(first: Mapping[int, Outcome], second: Mapping[int, Outcome]) -> Di
             )
     keys = sorted({key for seed in seeds for key in first[seed].hits})
     # (S, N) values: 1 for a hit, 0 for a miss, NaN for an image that a run has not tested.
-    own, other = (
+    values, other = (
         np.array([[outcomes[seed].hits.get(key, np.nan) for key in keys] for seed in seeds], dtype=np.float64)
         for outcomes in (first, second)
     )
-    return difference(own, other)
+    return difference(values, other)
 
 
 def scores_of(cell: Cell) -> Scores:

@@ -181,7 +181,7 @@ class Cell:
         arm: Way to train.
         seed: Seed for all random numbers.
         rate: Learning rate that is tried or was chosen; None without a search.
-        settings: Given settings of the verb, and those in `ENTRIES`.
+        settings: Settings of the verb, and those in `ENTRIES`.
         tried: Whether the run is a trial for choosing a learning rate.
         verb: Verb of the run.
     """
@@ -262,7 +262,10 @@ def make_cell(grid: Grid, arm: Arm, seed: int, rate: float | None = None, tried:
 
 
 def cells_of(grid: Grid) -> list[Cell]:
-    """Return the cells that are known so far, ordered by seed, so that a half-finished grid can be compared."""
+    """Return the cells, ordered by seed so that a half-finished grid can be compared.
+
+    With a search for learning rates, the cells of other seeds follow once the rate of their arm is chosen.
+    """
     if not grid.rates:
         return [make_cell(grid, arm, seed) for seed in grid.seeds for arm in grid.arms]
     trials = {arm: [make_cell(grid, arm, grid.seeds[0], rate, True) for rate in grid.rates] for arm in grid.arms}
@@ -327,7 +330,7 @@ def start_of(cell: Cell) -> Cell | None:
 
 
 def start_settings(start: Cell | None) -> dict[str, str]:
-    """Return the settings that let a cell start from another one's run; empty without one."""
+    """Return the settings that let a cell start from the run of another one; empty for None."""
     if start is None:
         return {}
     state = state_of(start)

@@ -25,8 +25,8 @@ from paucal.verbs.eval.settings import OpeningSettings
 
 TIMED_STEPS = 2  # after one warm-up step
 MAX_READ = 2000  # images whose bytes are hashed; other images contribute name, class, split and size
-OPENING_SECONDS = 4.0  # seconds of a classification run beside training: opening images, pictures, the page
-PRETRAINING_SECONDS = 20.0  # the same for a pre-training run, including the evaluation of its features
+OPENING_SECONDS = 4.0  # seconds of a classification run without its training: opening images, pictures, the page
+PRETRAINING_SECONDS = 20.0  # the same for a pre-training run, with the evaluation of its features
 
 
 def job_of(verb: str) -> AnyJob:
@@ -104,8 +104,8 @@ def open_images(verb: str, settings: Mapping[str, Any], console: Console) -> Gri
 
         def masks() -> Iterator[bytes]:
             yield segmented.masked.pixels.tobytes()  # pixels of each class in every image
-            chosen = evenly_spaced(len(segmented.images), MAX_READ).tolist()
-            yield from (segmented.masks.read(index).tobytes() for index in chosen)
+            sampled = evenly_spaced(len(segmented.images), MAX_READ).tolist()
+            yield from (segmented.masks.read(index).tobytes() for index in sampled)
 
         return GridImages(verb, segmented.images, masks)
     return GridImages(verb, find_images(job_of(verb).kind(**verb_settings(settings)), labelled=verb == "train"))
@@ -145,7 +145,7 @@ def seconds_of_run(job: AnyJob, setup: RunSetup[Any]) -> float:
     settings = setup.settings
     if isinstance(setup, TrainingSetup):
         if settings.epochs is None:
-            assert settings.time is not None  # for which the epochs are planned
+            assert settings.time is not None  # the epochs are planned for it
             return seconds_of(settings.time, "--time")
         counts, image = setup.data.counts(), seconds_per_image(setup)
         images = settings.epochs * (counts["train"] + counts["val"] / 3) + counts["test"] / 3

@@ -87,16 +87,17 @@ def compare(
         TypeError: A setting does not exist.
 
     Example:
-        >>> found = paucal.compare("photos/", methods=["supervised", "drloc"], epochs=20)  # doctest: +SKIP
-        >>> found.differences["drloc"].value, found.differences["drloc"].clear  # doctest: +SKIP
+        >>> result = paucal.compare("photos/", methods=["supervised", "drloc"], epochs=20)  # doctest: +SKIP
+        >>> result.differences["drloc"].value, result.differences["drloc"].clear  # doctest: +SKIP
         (0.012, False)
     """
-    own = {item.name for item in fields(GridSettings)}
+    grid_names = {item.name for item in fields(GridSettings)}
     if settings.get("arms") is not None:
         raise TypeError("paucal.compare takes arms as ways={name: settings}, with the settings of paucal.train.")
-    asked = from_python(GridSettings, {n: v for n, v in settings.items() if n in own}, "paucal.compare", "compare")
-    given = {name: value for name, value in settings.items() if name not in own}
-    shared = _train_values({**given, **({} if data is None else {"data": data})})
+    own_values = {name: value for name, value in settings.items() if name in grid_names}
+    grid_settings = from_python(GridSettings, own_values, "paucal.compare", "compare")
+    train_values = {name: value for name, value in settings.items() if name not in grid_names}
+    shared = _train_values({**train_values, **({} if data is None else {"data": data})})
     for name in shared:
         if name in REFUSED:
             raise UserError(
@@ -105,43 +106,43 @@ def compare(
         if name in TAKEN and name != "data":
             advice = {"method": "--methods", "model": "--models", "seed": "--seeds", "fraction": "--labels"}.get(name)
             raise UserError(f"{flag(name)} is varied within a comparison: use {advice or '--arms'}.")
-    named = {name: _train_values(values) for name, values in (ways or {}).items()}
+    named_arms = {name: _train_values(values) for name, values in (ways or {}).items()}
     if resume is not None:
-        result = resume_comparison(Path(os.fspath(resume)), asked, SilentConsole())
+        result = resume_comparison(Path(os.fspath(resume)), grid_settings, SilentConsole())
     else:
-        result = compare_all(asked, shared, named, f"paucal.compare({data!r}, ...)", SilentConsole())
-    if not result.settled and asked.jobs:
+        result = compare_all(grid_settings, shared, named_arms, f"paucal.compare({data!r}, ...)", SilentConsole())
+    if not result.settled and grid_settings.jobs:
         raise UserError(f"the comparison was stopped; resume with: paucal.compare(resume={str(result.folder)!r}).")
     return result
 
 
 def compare_all(
-    asked: GridSettings,
+    grid_settings: GridSettings,
     shared: Mapping[str, Any],
-    named: Mapping[str, Mapping[str, Any]],
+    named_arms: Mapping[str, Mapping[str, Any]],
     command: str,
     console: Console,
 ) -> Comparison:
-    """Create or extend a grid, and compute it; see `compare`. `named` has the settings of further arms."""
+    """Create or extend a grid, and compute it; see `compare`. `named_arms` are settings of further arms by name."""
     # A stored grid can be shown without workers; they are checked only if there is something to compute.
-    is_stored = asked.output is not None and is_grid(named_path(asked.output))
-    _check(asked, 0 if is_stored else asked.jobs)
-    arms = make_arms(asked, named)
+    is_stored = grid_settings.output is not None and is_grid(named_path(grid_settings.output))
+    _check(grid_settings, 0 if is_stored else grid_settings.jobs)
+    arms = make_arms(grid_settings, named_arms)
     threads = torch.get_num_threads()
     try:
-        grid = prepare_grid(asked, arms, shared, command, console)
+        grid = prepare_grid(grid_settings, arms, shared, command, console)
         if len(arms) == 1 and len(grid.arms) == 1:
             console.say(f"note: {arms[0].name} is the only way to train, so there is nothing to compare it with")
-        return _conclude(grid, asked, console)
+        return _conclude(grid, grid_settings, console)
     finally:
         torch.set_num_threads(threads)
 
 
-def resume_comparison(folder: Path, asked: GridSettings, console: Console) -> Comparison:
+def resume_comparison(folder: Path, grid_settings: GridSettings, console: Console) -> Comparison:
     """Compute a stored grid."""
-    _check(asked, 0)
+    _check(grid_settings, 0)
     names = ("methods", "models", "arms", "seeds", "labels", "lrs", "output")
-    changed = [name for name in names if getattr(asked, name)]
+    changed = [name for name in names if getattr(grid_settings, name)]
     if changed:
         raise UserError(
             f"--resume continues a comparison without changes; to extend it, leave --resume out and give "
@@ -150,26 +151,26 @@ def resume_comparison(folder: Path, asked: GridSettings, console: Console) -> Co
     grid = read_grid(folder)
     if grid.verb != "train":
         raise UserError(f"{str(folder)!r} belongs to a study: resume it with its own command, {grid.commands[-1]}.")
-    if asked.jobs and not is_settled(grid):
+    if grid_settings.jobs and not is_settled(grid):
         images = open_images("train", {**grid.shared, **grid.arms[0].settings}, console)
         require_images(grid, images.fingerprint())
     threads = torch.get_num_threads()
     try:
-        return _conclude(grid, asked, console)
+        return _conclude(grid, grid_settings, console)
     finally:
         torch.set_num_threads(threads)
 
 
-def _check(asked: GridSettings, workers: int) -> None:
-    check_ranges(asked)
+def _check(grid_settings: GridSettings, workers: int) -> None:
+    check_ranges(grid_settings)
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise UserError("paucal compare starts its workers itself: call it without a launcher, with --jobs N.")
-    require_team(asked.on, asked.slurm, workers)
+    require_team(grid_settings.on, grid_settings.slurm, workers)
 
 
-def _conclude(grid: Grid, asked: GridSettings, console: Console) -> Comparison:
-    again = f"paucal compare --resume {shlex.quote(str(grid.folder))}"
-    settled = run_workers(grid, asked, again, console)
+def _conclude(grid: Grid, grid_settings: GridSettings, console: Console) -> Comparison:
+    resume_command = f"paucal compare --resume {shlex.quote(str(grid.folder))}"
+    settled = run_workers(grid, grid_settings, resume_command, console)
     findings = read_findings(read_grid(grid.folder))
     page = write_report(findings)
     console.show(terminal_table(findings))
@@ -180,7 +181,7 @@ def _conclude(grid: Grid, asked: GridSettings, console: Console) -> Comparison:
     console.say(f"results are in {page.parent}: {PAGE} (open it in a browser), differences.csv, arms.csv, runs.csv")
     if not settled:
         left = sum(not state.settled for state in findings.states.values())
-        console.say(f"{counted(left, 'run')} left to compute; resume with: {again}")
+        console.say(f"{counted(left, 'run')} left to compute; resume with: {resume_command}")
     return Comparison(grid.folder, findings, settled)
 
 

@@ -32,7 +32,7 @@ LOCK_TIMEOUT = 30.0  # seconds to wait for another call that extends the same gr
 
 
 def prepare_grid(
-    asked: GridSettings,
+    grid_settings: GridSettings,
     arms: Sequence[Arm],
     shared: Mapping[str, Any],
     command: str,
@@ -44,7 +44,7 @@ def prepare_grid(
     """Check every arm, measure how long its runs take, and store the grid or extend the stored one.
 
     Args:
-        asked: Settings of the grid.
+        grid_settings: Settings of the grid.
         arms: Ways to train.
         shared: Settings of all runs, as given.
         command: Command to store with the grid.
@@ -54,12 +54,12 @@ def prepare_grid(
             assembled and a few of its steps are timed.
         before: Called with the new grid after all checks, before workers can see it.
     """
-    folder, verb = _folder(asked, shared), "train" if images is None else images.verb
+    folder, verb = _folder(grid_settings, shared), "train" if images is None else images.verb
     old = read_grid(folder) if is_grid(folder) else None
     arms = tuple(replace(arm, settings=_pin(verb, arm.settings, shared.get("data_root"))) for arm in arms)
     shared = _pin(verb, shared)
-    threads = old.threads if old is not None else _threads_of_worker(asked)
-    seeds, rates = tuple(dict.fromkeys(asked.seeds or SEEDS)), tuple(dict.fromkeys(asked.lrs or ()))
+    threads = old.threads if old is not None else _threads_of_worker(grid_settings)
+    seeds, rates = tuple(dict.fromkeys(grid_settings.seeds or SEEDS)), tuple(dict.fromkeys(grid_settings.lrs or ()))
     new = Grid(folder, "", shared, arms, seeds, rates, threads, {}, (command,), verb)
     if unused := sorted(set(shared).difference(*map(new.settings_of, arms))):
         names = ", ".join(arm.name for arm in arms)
@@ -72,16 +72,16 @@ def prepare_grid(
     if before is not None:
         before(grid)
         torch.set_num_threads(threads)
-    if asked.output is None:
+    if grid_settings.output is None:
         folder = _create_default_folder()
     return _store_grid(replace(new, folder=folder, forecast=forecast))
 
 
-def _folder(asked: GridSettings, shared: Mapping[str, Any]) -> Path:
-    if asked.output is None:
+def _folder(grid_settings: GridSettings, shared: Mapping[str, Any]) -> Path:
+    if grid_settings.output is None:
         folder = next(folder for folder in _default_folders() if not folder.exists())
     else:
-        folder = named_path(asked.output)
+        folder = named_path(grid_settings.output)
     refuse_inside_images(folder, {"DATA": shared.get("data")}, shared.get("data_root"))
     try_folder(folder)
     if not is_grid(folder) and folder.exists() and any(folder.iterdir()):
@@ -112,38 +112,39 @@ def _pin(verb: str, values: Mapping[str, Any], data_root: str | None = None) -> 
         values: Settings of an arm, or settings that all runs share.
         data_root: Folder of published sets that all runs share.
     """
-    own = verb_settings(values)
+    to_pin = verb_settings(values)
     root = {} if data_root is None else {"data_root": data_root}
     if verb == EVAL:
-        own = {name: value for name, value in own.items() if name in ("data", "data_root")}
-        settings: Any = pin_data(DataSettings(**own))
+        to_pin = {name: value for name, value in to_pin.items() if name in ("data", "data_root")}
+        settings: Any = pin_data(DataSettings(**to_pin))
     else:
         job = job_of(verb)
-        settings = job.pin(plain_init(job.kind(**{**root, **own})))
-    pinned = {**values, **{name: getattr(settings, name) for name in own}}
+        settings = job.pin(plain_init(job.kind(**{**root, **to_pin})))
+    pinned = {**values, **{name: getattr(settings, name) for name in to_pin}}
     if values.get("init") == NONE:
         pinned["init"] = NONE
-    # A published set that is given by name is found in the data root.
-    return {**pinned, "data_root": settings.data_root} if "data" in own and settings.data_root is not None else pinned
+    # The name of a published set needs the data root.
+    has_root = "data" in to_pin and settings.data_root is not None
+    return {**pinned, "data_root": settings.data_root} if has_root else pinned
 
 
-def _threads_of_worker(asked: GridSettings) -> int:
+def _threads_of_worker(grid_settings: GridSettings) -> int:
     """Return the threads of each worker: its share of this machine, or what it requests from SLURM."""
-    requested = slurm_options(asked.slurm).get("cpus_per_task") if asked.on == "slurm" else None
+    requested = slurm_options(grid_settings.slurm).get("cpus_per_task") if grid_settings.on == "slurm" else None
     if isinstance(requested, int):
         return requested
-    return max(1, min(torch.get_num_threads(), usable_cores()) // max(1, asked.jobs))
+    return max(1, min(torch.get_num_threads(), usable_cores()) // max(1, grid_settings.jobs))
 
 
 def _forecast(
     grid: Grid,
-    known: Mapping[str, float],
+    measured: Mapping[str, float],
     seconds: Callable[[Mapping[str, Any]], float] | None,
     console: Console,
 ) -> dict[str, float]:
     """Return the expected seconds of a run by arm; this finds errors before anything is trained."""
-    arms = [arm for arm in grid.arms if arm.name not in known]
-    forecast = dict(known)
+    arms = [arm for arm in grid.arms if arm.name not in measured]
+    forecast = dict(measured)
     with console.progress("measuring") as advance:
         for number, arm in enumerate(arms):
             settings = grid.settings_of(arm)

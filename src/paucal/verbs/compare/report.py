@@ -207,7 +207,7 @@ def failures(findings: Findings) -> list[str]:
 
 
 def describe_selection(findings: Findings) -> str:
-    """Return a sentence on how the epoch of the runs was selected."""
+    """Return a sentence on how the epoch of each run was selected."""
     validated = [outcome.validation is not None for arm in findings.arms for outcome in arm.outcomes.values()]
     return CHOSEN if all(validated) else SOME if any(validated) else LAST
 

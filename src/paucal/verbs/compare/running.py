@@ -19,12 +19,12 @@ from paucal.verbs.compare.jobs import OPENING_SECONDS
 from paucal.verbs.compare.settings import GridSettings
 from paucal.wording import counted, percent
 
-# By verb, the words and the summary entry that are printed when a run ends.
+# By verb, the entry of the summary that is printed when a run ends, and the words before it.
 HEADLINES = {"train": ("test_top1", ""), "detect": ("test_ap", "AP "), "segment": ("test_mean_iou", "mean IoU ")}
 MAX_SILENCE = 600.0  # longest time between two lines of progress, in seconds
 
 
-def run_workers(grid: Grid, asked: GridSettings, again: str, console: Console) -> bool:
+def run_workers(grid: Grid, grid_settings: GridSettings, resume_command: str, console: Console) -> bool:
     """Let workers compute the open cells of a stored grid.
 
     Returns:
@@ -33,33 +33,34 @@ def run_workers(grid: Grid, asked: GridSettings, again: str, console: Console) -
     Raises:
         KeyboardInterrupt: The user stopped it; how to resume it has been printed.
     """
-    if asked.retry and (failed := [cell for cell in cells_of(grid) if state_of(cell).name == "failed"]):
+    if grid_settings.retry and (failed := [cell for cell in cells_of(grid) if state_of(cell).name == "failed"]):
         for cell in failed:
             clear_failure(cell)
         console.say(f"trying {counted(len(failed), 'failed run')} again")
     settled = is_settled(grid)
-    if settled or not asked.jobs:
+    if settled or not grid_settings.jobs:
         return settled
     try:
-        return _compute(grid, asked, again, console)
+        return _compute(grid, grid_settings, resume_command, console)
     except KeyboardInterrupt:
-        console.say(f"stopped; resume with: {again}")
+        console.say(f"stopped; resume with: {resume_command}")
         raise
 
 
 def is_settled(grid: Grid) -> bool:
-    """Return whether every known cell is done or has failed."""
+    """Return whether every cell is done or has failed."""
     return all(state_of(cell).settled for cell in cells_of(grid))
 
 
-def _compute(grid: Grid, asked: GridSettings, again: str, console: Console) -> bool:
-    reporter = ProgressReporter(console, asked.jobs)
-    console.say(describe_work(reporter.report(grid), asked.jobs))
-    console.say(f"results go to {grid.folder}; interrupting loses nothing, and a second call adds workers: {again}")
-    if asked.on == "here" and asked.jobs == 1:
+def _compute(grid: Grid, grid_settings: GridSettings, resume_command: str, console: Console) -> bool:
+    reporter = ProgressReporter(console, grid_settings.jobs)
+    console.say(describe_work(reporter.report(grid), grid_settings.jobs))
+    hint = f"interrupting loses nothing, and a second call adds workers: {resume_command}"
+    console.say(f"results go to {grid.folder}; {hint}")
+    if grid_settings.on == "here" and grid_settings.jobs == 1:
         return work(grid.folder, lambda cell, threads: train_cell(cell, threads, console), reporter.report)
     while True:
-        team = _start_team(grid, asked)
+        team = _start_team(grid, grid_settings)
         console.say(f"started {team.describe()}")
         try:
             while team.alive():
@@ -76,13 +77,14 @@ def _compute(grid: Grid, asked: GridSettings, again: str, console: Console) -> b
         console.say(f"note: {counted(team.lost, 'worker')} crashed; new ones take over")
 
 
-def _start_team(grid: Grid, asked: GridSettings) -> Team:
+def _start_team(grid: Grid, grid_settings: GridSettings) -> Team:
     device = grid.shared.get("device")
-    if asked.on == "slurm":
-        return Slurm(grid.folder, asked.jobs, asked.slurm)
-    if asked.on == "ray":
-        return Ray(grid.folder, asked.jobs, grid.threads, device)
-    return Processes(grid.folder, asked.jobs, grid.threads, device or ("cuda" if torch.cuda.is_available() else None))
+    if grid_settings.on == "slurm":
+        return Slurm(grid.folder, grid_settings.jobs, grid_settings.slurm)
+    if grid_settings.on == "ray":
+        return Ray(grid.folder, grid_settings.jobs, grid.threads, device)
+    device = device or ("cuda" if torch.cuda.is_available() else None)
+    return Processes(grid.folder, grid_settings.jobs, grid.threads, device)
 
 
 def require_team(on: str, slurm: Sequence[str] | None = None, count: int = 1) -> None:
@@ -132,7 +134,7 @@ def progress_of(grid: Grid, cells: Sequence[Cell], workers: int, *, busy: bool =
 
     Args:
         grid: Grid with the forecast of every arm.
-        cells: Known cells.
+        cells: Cells of the grid.
         workers: Workers of this call.
         busy: Whether running cells may belong to workers of this call; otherwise they all belong to other calls.
     """
@@ -142,19 +144,19 @@ def progress_of(grid: Grid, cells: Sequence[Cell], workers: int, *, busy: bool =
     if any(arm.name not in grid.forecast for arm in grid.arms):
         return Progress(states, None, others)
     done = [cell for cell, state in states.items() if state.name == "done"]
-    took = {cell: seconds for cell in done if (seconds := _seconds(cell.run)) is not None}
-    slower = 1.0
-    if took:
-        slower = sum(took.values()) / max(1e-9, sum(grid.forecast[cell.arm.name] for cell in took))
+    durations = {cell: seconds for cell in done if (seconds := _seconds(cell.run)) is not None}
+    slowdown = 1.0
+    if durations:
+        slowdown = sum(durations.values()) / max(1e-9, sum(grid.forecast[cell.arm.name] for cell in durations))
     left = 0.0
     for cell, state in states.items():
         if not state.settled:
             done_share = _share_done(cell.run) if state.name in ("running", "stopped") else 0.0
-            left += (1 - done_share) * grid.forecast[cell.arm.name] * slower
+            left += (1 - done_share) * grid.forecast[cell.arm.name] * slowdown
     if grid.rates:  # the other seeds of an arm wait for the choice of its learning rate
-        begun = {cell.arm.name for cell in cells if not cell.tried}
-        waiting = [arm.name for arm in grid.arms if arm.name not in begun]
-        left += (len(grid.seeds) - 1) * sum(grid.forecast[name] for name in waiting) * slower
+        with_rate = {cell.arm.name for cell in cells if not cell.tried}
+        waiting = [arm.name for arm in grid.arms if arm.name not in with_rate]
+        left += (len(grid.seeds) - 1) * sum(grid.forecast[name] for name in waiting) * slowdown
     todo = sum(not state.settled for state in states.values())
     return Progress(states, left / max(1, min(workers + others, todo)), others)
 

@@ -40,8 +40,8 @@ class GridSettings:
         "learning rates; one is chosen for each way by validation with the first seed", group=_GRID, above=0
     )
     output: str | None = option("folder of the comparison; by default the next runs/compare-N", group=_WORK)
-    jobs: int = option("workers; 0 to show the stored results", 1, group=_WORK, low=0, high=4096)
-    on: Literal["here", "slurm", "ray"] = option("place of the workers", "here", group=_WORK)
+    jobs: int = option("number of workers; 0 to only show the stored results", 1, group=_WORK, low=0, high=4096)
+    on: Literal["here", "slurm", "ray"] = option("where the workers run", "here", group=_WORK)
     slurm: list[str] | None = option(
         "resources of each worker on SLURM, as NAME=VALUE: slurm_partition=gpu gpus_per_node=1 timeout_min=600",
         group=_WORK,
@@ -74,30 +74,29 @@ class Arm:
         return ", ".join(part for part in (self.way, self.model, share) if part is not None)
 
 
-def make_arms(asked: GridSettings, named: Mapping[str, Mapping[str, Any]]) -> tuple[Arm, ...]:
+def make_arms(grid_settings: GridSettings, named: Mapping[str, Mapping[str, Any]]) -> tuple[Arm, ...]:
     """Return an arm for every combination of way, model and share of the images, baselines first.
 
     Args:
-        asked: Methods, models and shares.
-        named: Settings of further arms by name.
+        grid_settings: Methods, models and shares.
+        named: Settings of further arms, by name.
     """
-    methods = asked.methods if asked.methods is not None or named else ["supervised", "drloc"]
-    ways = [(word, _method_settings(word)) for word in methods or ()] + [
-        (name, dict(own)) for name, own in named.items()
-    ]
-    entries = {"--methods": [name for name, _ in ways], "--models": asked.models, "--labels": asked.labels}
+    methods = grid_settings.methods if grid_settings.methods is not None or named else ["supervised", "drloc"]
+    ways = [(word, _method_settings(word)) for word in methods or ()]
+    ways += [(name, dict(settings)) for name, settings in named.items()]
+    models, labels = grid_settings.models, grid_settings.labels
+    entries = {"--methods": [name for name, _ in ways], "--models": models, "--labels": labels}
     for flag, words in entries.items():
         for word, count in Counter(words).items():
             if count > 1:
                 raise UserError(f"{flag}: {word!r} is given twice: leave one out.")
-    shares = [(word, _share_settings(word)) for word in asked.labels] if asked.labels is not None else [(None, {})]
-    models = asked.models if asked.models is not None else [None]
+    shares = [(word, _share_settings(word)) for word in labels] if labels is not None else [(None, {})]
     arms = []
-    for (share, fraction), model, (way, own) in product(shares, models, ways):
+    for (share, fraction), model, (way, settings) in product(shares, models if models is not None else [None], ways):
         varied = {**({} if model is None else {"model": model}), **fraction}
-        if clash := sorted(set(own) & set(varied)):
+        if clash := sorted(set(settings) & set(varied)):
             raise UserError(f"--arms: {way!r} sets {clash[0]}, which the comparison varies too: give one of the two.")
-        arms.append(Arm(way, model, share, {**own, **varied}))
+        arms.append(Arm(way, model, share, {**settings, **varied}))
     if not arms:
         raise UserError("there is nothing to compare: give --methods, --models and --labels at least one entry each.")
     return tuple(arms)
@@ -126,10 +125,10 @@ def short_names(arms: Sequence[Arm]) -> list[str]:
 
 
 def baseline_of(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
-    """Return the baseline of an arm: the first way on its model, or the first model; None for the first arm itself.
+    """Return the baseline of an arm: the first way with its model, or the first model; None for the first arm.
 
-    Only arms with the same share of the images are compared. An arm may name its baseline; a baseline that is named by
-    others has none itself.
+    Only arms with the same share of the images are compared. An arm may name its baseline in `against`; then arms that
+    name none have no baseline.
     """
     same_share = [other for other in arms if other.share == arm.share]
     if any(other.against for other in same_share):
