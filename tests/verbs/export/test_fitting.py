@@ -219,7 +219,7 @@ def test_smaller_model__learns_from_the_run_and_is_reported_beside_it(run, tmp_p
 @pytest.mark.slow
 def test_smaller_model__is_trained_within_the_time(run, tmp_path, one_student):
     limit = f"{min(sizes(run, tmp_path).values()) - 1}B"
-    words = ["export", run, "--format", "onnx", "--max-size", limit, "--time", "60s", "--output", tmp_path / "out"]
+    words = ["export", run, "--format", "onnx", "--max-size", limit, "--time", "2m", "--output", tmp_path / "out"]
     assert call(*words) == 0
     student = RunFolder(tmp_path / "out" / "student")
     assert student.settings["distillation_targets"] == "probabilities"
