@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paucal.report.explanations import cost, known
+from paucal.report.explanations import cost, drop_unknown
 from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import write_run_page
 from paucal.report.stored_scores import (
@@ -150,7 +150,7 @@ def warnings(scores: ReportedScores) -> list[str]:
 def table(files: RunFiles) -> Mapping[str, str]:
     """Return the known facts about the training, as texts by name."""
     summary = files.summary
-    return known(
+    return drop_unknown(
         {
             "model": summary.model,
             **cost(files),

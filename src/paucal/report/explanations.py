@@ -1,4 +1,4 @@
-"""Explanations of a result for readers who do not know metrics."""
+"""Explanations of a result in sentences, for readers who do not know metrics."""
 
 import math
 import shlex
@@ -34,8 +34,7 @@ def headline(files: RunFiles) -> list[str]:
             f"The mean average precision (mAP) is {percent(score.value)} on {counted(report.images, 'test image')} "
             "kept away from training: when all images are ranked by their probability of a class, this is how "
             "well its images rank above the others, averaged over "
-            f"{counted(len(report.scored), 'class', 'classes')}. 100 % means that all of them "
-            "come first.",
+            f"{counted(len(report.scored), 'class', 'classes')}. At 100 %, all of them come first.",
             f"With this many images, the mAP on further images of the same kind most likely lies {_between(score)} "
             f"({percent(report.level, 'g')} interval). A random order would reach {percent(report.chance)}.",
             *unselected,
@@ -194,7 +193,7 @@ def kept_epoch(files: RunFiles) -> float | None:
 def trained(files: RunFiles) -> Mapping[str, str]:
     """Return facts about the trained model as names and texts; unknown values are left out."""
     summary, epoch = files.summary, kept_epoch(files)
-    return known(
+    return drop_unknown(
         {
             **model_rows(summary),
             "epochs": None if summary.epochs is None else f"{summary.epochs:g}",
@@ -205,7 +204,7 @@ def trained(files: RunFiles) -> Mapping[str, str]:
     )
 
 
-def known(rows: Mapping[str, str | None]) -> dict[str, str]:
+def drop_unknown(rows: Mapping[str, str | None]) -> dict[str, str]:
     """Return the rows that have a value."""
     return {name: value for name, value in rows.items() if value is not None}
 

@@ -36,7 +36,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Part:
-    """One split of the data: its name, its number of images, and the number per class if it is known."""
+    """One split of the data: its name, its number of images, and the number of images per class, if recorded."""
 
     name: str
     images: int
@@ -81,15 +81,15 @@ class Complaint:
 
 @dataclass(frozen=True)
 class ExportedFile:
-    """One exported file as text: its name, its size, and how it differs from the model on real images.
+    """One exported file, its fields as text: its size, and how it compares with the model on real images.
 
     Attributes:
         name: Name of the file.
         size: Size with its unit.
-        images: Number of images on which it was compared.
-        agreement: Share of equal answers.
+        images: Number of images of the comparison.
+        agreement: Share of images with the same prediction as the model's.
         largest: Largest difference of a probability.
-        accuracy: Share of right answers of the file and of the model; "" if unknown.
+        accuracy: Share of correct predictions of the file and of the model; "" if unknown.
         milliseconds: Milliseconds per image of the file and of the model.
     """
 
@@ -104,7 +104,7 @@ class ExportedFile:
 
 @dataclass(frozen=True)
 class Summary:
-    """The content of `summary.json`, which describes a run in words and numbers; everything may be missing.
+    """The content of `summary.json`, which describes a run; everything may be missing.
 
     Attributes:
         title: Heading of the report.
@@ -112,16 +112,16 @@ class Summary:
         method: Training method, with extra losses.
         data: Source of the images.
         split: Origin of the splits.
-        parts: {"train": 120} or {"train": {"cat": 70, "dog": 50}, "val": ..., "test": ...}.
-        parameters: Weights of the deployed model.
+        parts: Splits; in the file, {"train": 120, ...} or {"train": {"cat": 70, "dog": 50}, ...}.
+        parameters: Number of parameters of the deployed model.
         grid: Rows and columns of tokens, such as "8 x 8".
         epochs: Number of completed epochs.
         seconds: Training time in seconds.
         peak_memory: Peak memory in bytes, of the accelerator if there was one.
-        selected: Whether the epoch whose weights were kept was chosen on validation images; else it is the last epoch.
+        selected: Whether the kept epoch was chosen on validation images; else it is the last epoch.
         best_epoch: Epoch whose weights were kept.
-        rungs: Models from the steps of auto-tuning.
-        kept: Origin of the run's model and the reason, in words, if it is not the state of one epoch.
+        rungs: Models of the steps of auto-tuning.
+        kept: Sentence on the origin of the run's model, if it is not the state of one epoch.
         kept_val_score: Validation accuracy of the kept model, or its mean average precision.
         confidence: Effect of a temperature on the probabilities.
         learning_curve: Sentence on accuracy by number of training images.
@@ -213,7 +213,8 @@ def _check(run: RunFolder) -> list[Complaint] | None:
         return None
     try:
         findings = run.read_json("check.json")["findings"]
-        return [Complaint(*(_text(one[name]) for name in ("level", "text", "advice"))) for one in findings[:MAX_ITEMS]]
+        fields = ("level", "text", "advice")
+        return [Complaint(*(_text(finding[name]) for name in fields)) for finding in findings[:MAX_ITEMS]]
     except (KeyError, TypeError) as problem:
         place = str(run.path / "check.json")
         raise UserError(f"{place!r} is damaged ({problem}): remove it or train again.") from problem
@@ -221,34 +222,33 @@ def _check(run: RunFolder) -> list[Complaint] | None:
 
 def _exports(run: RunFolder) -> list[ExportedFile]:
     try:
-        of_images = run.config.is_file() and run.verb == "train"
-        return [_exported_file(_text(name), comparison, of_images) for name, comparison in _json(run, EXPORTS).items()][
-            :MAX_ITEMS
-        ]
+        classifies = run.config.is_file() and run.verb == "train"  # then accuracies are shares of images
+        exports = _json(run, EXPORTS).items()
+        return [_exported_file(_text(name), comparison, classifies) for name, comparison in exports][:MAX_ITEMS]
     except (KeyError, TypeError, ValueError) as problem:
         place = str(run.path / EXPORTS)
         raise UserError(f"{place!r} is damaged ({problem!r}): remove it and export again.") from problem
 
 
-def _exported_file(name: str, comparison: Mapping[str, Any], of_images: bool) -> ExportedFile:
-    own, other = map(stored_number, comparison["milliseconds"])
-    right = None
+def _exported_file(name: str, comparison: Mapping[str, Any], classifies: bool) -> ExportedFile:
+    of_model, of_file = map(stored_number, comparison["milliseconds"])
+    accuracies = None
     if comparison["accuracy"] is not None:
-        images = int(comparison["images"]) if of_images else 0
-        right = [_with_interval(stored_number(share), images) for share in comparison["accuracy"]]
+        images = int(comparison["images"]) if classifies else 0
+        accuracies = [_with_interval(stored_number(share), images) for share in comparison["accuracy"]]
     return ExportedFile(
         name,
         f"{stored_number(comparison['size']) / 2**20:.1f} MiB",
         str(int(comparison["images"])),
         percent(stored_number(comparison["agreement"])),
         f"{stored_number(comparison['largest']):.2g}",
-        "" if right is None else f"{right[1]} ({right[0]})",
-        f"{other:.1f} ({own:.1f})",
+        "" if accuracies is None else f"{accuracies[1]} ({accuracies[0]})",
+        f"{of_file:.1f} ({of_model:.1f})",
     )
 
 
 def _with_interval(share: float, images: int) -> str:
-    """Return a share of right answers with its 95 % interval, if it is one of a number of images."""
+    """Return an accuracy with its 95 % interval; without an interval for 0 images."""
     if not images:
         return percent(share)
     low, high = (percent(end).removesuffix(" %") for end in wilson_share(share, images).ends)
@@ -285,31 +285,31 @@ def _rows(run: RunFolder) -> list[dict[str, float]]:
 
 def _summary(run: RunFolder) -> Summary:
     content = _json(run, "summary.json")
-    words = ("title", "model", "method", "data", "split", "grid", "kept", "learning_curve")
+    texts = ("title", "model", "method", "data", "split", "grid", "kept", "learning_curve")
     numbers = ("epochs", "seconds", "peak_memory", "best_epoch", "kept_val_score")
     kept = content.get("kept_val_top1", content.get("kept_val_map"))
     content = {**content, "kept_val_score": kept}
     try:
-        known: dict[str, Any] = {
+        entries: dict[str, Any] = {
             name: read(content[name])
-            for names, read in ((words, _text), (numbers, stored_number), (("parameters",), int), (("selected",), bool))
+            for names, read in ((texts, _text), (numbers, stored_number), (("parameters",), int), (("selected",), bool))
             for name in names
             if content.get(name) is not None
         }
         parts = [_part(str(name), value) for name, value in content.get("parts", {}).items()]
         rungs = [
             Step(
-                _text(r["name"]),
-                None if r["score"] is None else stored_number(r["score"]),
-                _text(r["time"]),
-                bool(r["kept"]),
+                _text(step["name"]),
+                None if step["score"] is None else stored_number(step["score"]),
+                _text(step["time"]),
+                bool(step["kept"]),
             )
-            for r in content.get("rungs", [])
+            for step in content.get("rungs", [])
         ]
-        steps = [_text(step) for step in content.get("next_steps", [])]
+        next_steps = [_text(step) for step in content.get("next_steps", [])]
         calibration = content.get("calibration")
         confidence = None if calibration is None else _confidence(calibration)
-        return Summary(**known, parts=parts, rungs=rungs, confidence=confidence, next_steps=steps)
+        return Summary(**entries, parts=parts, rungs=rungs, confidence=confidence, next_steps=next_steps)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
         place = str(run.path / "summary.json")
         raise UserError(f"{place!r} is damaged ({problem}): restore it or train again.") from problem
@@ -328,7 +328,7 @@ def _part(name: str, value: Any) -> Part:
 
 
 def _text(value: Any) -> str:
-    """Return any value as short text; lists and mappings of plain values are written without Python's punctuation."""
+    """Return any value as short text; lists and mappings of plain values without Python's punctuation."""
     if isinstance(value, str):
         return value[:MAX_TEXT]
     if isinstance(value, Mapping) and value:

@@ -70,7 +70,7 @@ def template(name: str) -> Template:
 
 @cache
 def _environment() -> Environment:
-    """Return the templates' environment; one for the whole process, since it keeps what it has compiled."""
+    """Return the templates' environment; one for the whole process, since it caches compiled templates."""
     environment = Environment(
         loader=PackageLoader("paucal", "report"),
         autoescape=True,

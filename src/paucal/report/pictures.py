@@ -1,4 +1,4 @@
-"""The pictures of a report, as data inside the page."""
+"""The pictures of a report, embedded in the page as data URIs."""
 
 import base64
 import io
@@ -32,7 +32,7 @@ CAPTIONS = {
     "confusion": "Confusion matrix: each row is a true class, each column a prediction.",
     "per_class": "Recall of each class (share of its images that were found), the lowest first.",
     "reliability": (
-        "Calibration. Bars on the dashed line: predictions with 80 % confidence are right in 80 % of the cases. "
+        "Calibration. Bars on the dashed line: predictions with 80 % confidence are correct in 80 % of the cases. "
         "Bars below it: the model is overconfident."
     ),
     "health": (
@@ -40,13 +40,13 @@ CAPTIONS = {
         "networks no longer distinguish images."
     ),
     "precision_recall": (
-        "Precision (share of predictions that are right) over recall (share of images found) of each class. The "
+        "Precision (share of predictions that are correct) over recall (share of images found) of each class. The "
         "dot marks the threshold, the dashed line is chance."
     ),
     "train_batch": "Images as the networks see them in training.",
     "mistakes_attribution": (
-        "Attribution maps of the most confident mistakes: bright pixels support the predicted class, and in the "
-        "map beside it the label."
+        "Attribution maps of the most confident mistakes: bright pixels support the predicted class, or in the "
+        "second map the label."
     ),
     "eval_batch": "Images exactly as the finished model sees them.",
     "learning_curve": (
@@ -113,8 +113,8 @@ def _drawable(files: RunFiles) -> Mapping[str, Callable[[], Figure]]:
         draw["curves"] = lambda: _curves(files)
     report = files.evaluation
     if isinstance(report, MultiLabelReport):
-        several = report
-        draw["per_class"] = lambda: class_precision_figure(several)
+        multi_label = report
+        draw["per_class"] = lambda: class_precision_figure(multi_label)
     elif report is not None:
         draw["confusion"] = lambda: confusion_figure(report.confusion, report.classes)
         draw["per_class"] = lambda: per_class_figure(report)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paucal.report.explanations import cost, known, model_rows
+from paucal.report.explanations import cost, drop_unknown, model_rows
 from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import write_run_page
 from paucal.report.stored_scores import read_stored
@@ -22,11 +22,11 @@ class PretrainingSummary:
     """Entries of `summary.json` that only pre-training runs have; everything may be missing.
 
     Attributes:
-        crops: Views of an image that were compared, in words.
+        crops: Description of the views of an image that were compared.
         out_dim: Number of prototypes of each head.
         monitor: Source of the labelled images on which the features were monitored.
         knn_start: Nearest-neighbour accuracy before training, with the run's initial weights.
-        verdict: "kind", "sentence" and "advice" on the failure at the end, if there is one.
+        verdict: "kind", "sentence" and "advice" of a collapse at the end of training; None without one.
         verdicts: "epoch", "kind" and "sentence" of each change of the verdict.
         rollbacks: Number of times the run was rolled back to a healthy state.
         start: Source of the initial weights.
@@ -155,12 +155,12 @@ def figures(files: RunFiles, summary: PretrainingSummary) -> list[tuple[str, str
 
 def table(files: RunFiles, summary: PretrainingSummary) -> Mapping[str, str]:
     """Return facts about the trained model as names and texts; unknown values are left out."""
-    return known(
+    return drop_unknown(
         {
             **model_rows(files.summary),
             "crops of an image": summary.crops,
             "prototypes of a head": None if summary.out_dim is None else f"{summary.out_dim:,}",
-            "first weights": summary.start,
+            "initial weights": summary.start,
             "epochs": None if files.summary.epochs is None else f"{files.summary.epochs:g}",
             **cost(files),
         }
@@ -171,7 +171,7 @@ def _change(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     kind = entry["kind"]
     return {
         "epoch": f"{float(entry['epoch']):g}",
-        "kind": "well again" if kind is None else str(kind)[:MAX_TEXT],
+        "kind": "recovered" if kind is None else str(kind)[:MAX_TEXT],
         "sentence": str(entry["sentence"])[:MAX_TEXT],
     }
 

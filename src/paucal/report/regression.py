@@ -1,10 +1,10 @@
-"""The report of a regression: its errors beside those of the mean, and predicted against true numbers."""
+"""The report of a regression: its errors, those of always predicting the mean, and predicted against true numbers."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paucal.report.explanations import cost, known
+from paucal.report.explanations import cost, drop_unknown
 from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import write_run_page
 from paucal.report.stored_scores import read_stored
@@ -73,9 +73,9 @@ def headline(content: dict[str, Any]) -> list[str]:
 
 
 def table(files: RunFiles) -> dict[str, str]:
-    """Return the known facts about the fit as names and texts."""
+    """Return the recorded facts about the training, as texts by name."""
     summary = files.summary
-    return known(
+    return drop_unknown(
         {
             "model": summary.model,
             "method": summary.method,

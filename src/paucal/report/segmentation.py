@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paucal.report.explanations import cost, known
+from paucal.report.explanations import cost, drop_unknown
 from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import write_run_page
 from paucal.report.stored_scores import (
@@ -42,7 +42,7 @@ class SegmentationScores:
     Attributes:
         images: Number of images.
         mean_iou: Mean IoU and its interval as text.
-        accuracy: Share of the pixels that are right and its interval as text.
+        accuracy: Share of correctly classified pixels and its interval as text.
         classes: Scores of the classes, the lowest first.
         unseen: Names of the classes that no test mask shows.
     """
@@ -66,7 +66,7 @@ def write_segmentation_report(run: Path) -> Path:
         files,
         "segmentation.html",
         scores=scores,
-        figures=[(scores.mean_iou[0], "mean IoU"), (scores.accuracy[0], "pixels right")] if scores.images else [],
+        figures=[(scores.mean_iou[0], "mean IoU"), (scores.accuracy[0], "pixel accuracy")] if scores.images else [],
         headline=headline(files, scores),
         warnings=warnings(scores),
         table=table(files),
@@ -123,14 +123,14 @@ def warnings(scores: SegmentationScores) -> list[str]:
             f"{counted(scores.images, 'test image')} are few: the score and its interval are both uncertain."
         )
     if scores.unseen:
-        sentences.append(f"No test mask shows {first_few(scores.unseen, 8)}: the model has no score there.")
+        sentences.append(f"No test mask shows {first_few(scores.unseen, 8)}: the model has no score for it.")
     return sentences
 
 
 def table(files: RunFiles) -> Mapping[str, str]:
     """Return the known facts about the training as names and texts."""
     summary = files.summary
-    return known(
+    return drop_unknown(
         {
             "model": summary.model,
             "parameters": None if summary.parameters is None else f"{summary.parameters:,}",

@@ -1,4 +1,4 @@
-"""The pages of a data check, a comparison and a study, each a single file that includes its pictures and no script."""
+"""The pages of a data check, a comparison and a study, each a single file with its pictures and without scripts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from paucal.runs import write_text
 
 @dataclass(frozen=True)
 class Thumb:
-    """A small picture of an image.
+    """A thumbnail of an image.
 
     Attributes:
         key: Key of the image.
@@ -118,7 +118,7 @@ class ComparisonPage:
 
 @dataclass(frozen=True)
 class StudyPage:
-    """Content of the page of a study, which shows published beside measured numbers.
+    """Content of the page of a study, with published and measured numbers side by side.
 
     Attributes:
         title: Heading.

@@ -1,4 +1,4 @@
-"""Common parts of the tasks' pages: safe reading of stored scores, scores as text, and rows on the training."""
+"""Common parts of the tasks' pages: safe reading of stored scores, and scores as text."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ def read_stored(files: RunFiles, name: str, read: Callable[[Any], T], repeat: st
         files: Files of the run.
         name: File, relative to the run folder.
         read: Function of the content.
-        repeat: Verb that writes the file again, for the message.
+        repeat: What to do again to restore the file, for the message.
     """
     path = files.run.path / name
     try:

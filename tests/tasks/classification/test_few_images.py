@@ -51,7 +51,7 @@ def test_run__on_few_images_trains_on_all_and_is_cross_validated(weights, tmp_pa
     page = (result.folder / "report.html").read_text()
     assert f"In a cross-validation of {min(each, 5)} folds" in page
     assert "test accuracy" not in page
-    assert "validation images" not in page.partition("The way to this model")[2].partition("</section>")[0]
+    assert "validation images" not in page.partition("How this model was chosen")[2].partition("</section>")[0]
     assert summary["next_steps"][-1].startswith("paucal next ")
     curve = json.loads((result.folder / "learning_curve.json").read_text())
     assert len(curve["points"]) == (1 if each == 2 else 4)

@@ -99,7 +99,7 @@ def test_climb__probe_trials_and_tuning_in_one_run(data, tmp_path):
     said = "\n".join(console.lines)
     assert "first model after" in said
     assert "plan: 2 epochs, as given; about" in said
-    assert "The way to this model" in (result.folder / "report.html").read_text()
+    assert "How this model was chosen" in (result.folder / "report.html").read_text()
 
 
 def load(result):
