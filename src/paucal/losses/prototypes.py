@@ -82,7 +82,12 @@ def prototype_cross_entropy(
     """
     weights = targets.weights.expand(targets.rows.shape).to(torch.float32)
     return _Fused.apply(  # type: ignore[no-any-return]
-        *(student, prototypes, teacher, teacher_prototypes, targets.rows, weights),
+        student,
+        prototypes,
+        teacher,
+        teacher_prototypes,
+        targets.rows,
+        weights,
         (sharpness, chunk or chunk_size(student.device)),
     )
 

@@ -135,7 +135,11 @@ class TimedJob(Job[S, A, R]):
         budget = seconds_of(settings.time, "--time")
         length = self.fit_length(setup, pace, budget - (time.monotonic() - start_time()))
         time_plan = TimePlan(
-            *(budget, time.monotonic() - start_time(), pace.ending(counts), pace.step, pace.evaluation(counts)),
+            budget,
+            time.monotonic() - start_time(),
+            pace.ending(counts),
+            pace.step,
+            pace.evaluation(counts),
             most_steps=length.most_steps,
             threads=torch.get_num_threads(),
         )

@@ -169,8 +169,14 @@ def assemble(
         load_layers(run, objective.deployable())
     remarks += [*boxed.images.notes, *(loaded.lines() if loaded else ()), *notes, *_warnings(data)]
     return DetectionSetup(
-        *(settings, origins(settings, given, reasons), data, _plan(settings, len(data.part("train")))),
-        *(objective, card, tuple(remarks), loaded),
+        settings,
+        origins(settings, given, reasons),
+        data,
+        _plan(settings, len(data.part("train"))),
+        objective,
+        card,
+        tuple(remarks),
+        loaded,
         boxed=boxed,
         first=first,
     )
@@ -282,7 +288,9 @@ def _build(
         spec.image_size, 1.0, "bilinear", statistics.mean, statistics.std, values, "letterbox"
     )
     card = DetectorCard(
-        *(spec, boxed.classes, preprocessing),
+        spec,
+        boxed.classes,
+        preprocessing,
         options=options,
         category_ids=boxed.category_ids,
         resize_to=(min(sides), max(sides)),

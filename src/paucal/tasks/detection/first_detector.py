@@ -115,7 +115,11 @@ def loader(setup: DetectionSetup, steps: int, start: int = 0) -> TrainLoader:
     view = evaluation_view(setup.sides, preprocessing.mean, preprocessing.std)
     dataset = BoxedDataset(setup.images, view, settings.seed, least=settings.least_box)
     sampler = StepSampler(
-        *(setup.data.part("train"), settings.images_per_pass, steps * settings.accumulate, settings.seed, start),
+        setup.data.part("train"),
+        settings.images_per_pass,
+        steps * settings.accumulate,
+        settings.seed,
+        start,
         accumulate=settings.accumulate,
     )
     return make_train_loader(dataset, sampler, settings.workers, settings.device == "cuda", collate_boxes)

@@ -72,8 +72,13 @@ def knn_monitor(
     height, width = preprocess.image_size
     batches = KeptBatches(
         lambda workers: make_eval_loader(
-            *(images, used, preprocess.transform(), inference_batch_size(preprocess.image_size, device)),
-            *(workers, rank(), world_size()),
+            images,
+            used,
+            preprocess.transform(),
+            inference_batch_size(preprocess.image_size, device),
+            workers,
+            rank(),
+            world_size(),
         ),
         n_bytes=len(used) * height * width * 3 * 4,
         workers=workers,

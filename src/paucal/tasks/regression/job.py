@@ -102,8 +102,13 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         tested = start.input(settings.model) if start.input is not None else None
         statistics = normalisation(settings, data, tested)
         fed = Preprocessing(
-            *(spec.image_size, 1.0, (tested or input_of_timm(settings.model)).interpolation),
-            *(statistics.mean, statistics.std, images.reading.value_range, settings.resize),
+            spec.image_size,
+            1.0,
+            (tested or input_of_timm(settings.model)).interpolation,
+            statistics.mean,
+            statistics.std,
+            images.reading.value_range,
+            settings.resize,
             images.reading.channel_ranges,
         )
         card = RegressionCard(spec, (column,), fed)

@@ -235,7 +235,13 @@ def _judge(
     with one_thread(), console.progress(f"judging {candidate.name}") as advance:
         network = GRAPHS[candidate.format].run(candidate.folder / candidate.name)
         found = compare_all(
-            *(subject, network, writer.pixels(candidate.format), pictures.pictures, pictures.labels, advance, student),
+            subject,
+            network,
+            writer.pixels(candidate.format),
+            pictures.pictures,
+            pictures.labels,
+            advance,
+            student,
             process_time,
         )
     return replace(found, size=candidate.found.size), pictures.what

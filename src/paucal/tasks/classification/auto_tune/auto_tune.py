@@ -141,7 +141,11 @@ def _set_length(
         evaluation, steps = state.eval_seconds(shrink), setup.plan.steps_per_epoch
         closing = state.final_eval_seconds(shrink) + REPORT_SECONDS * slowdown()
         time_plan = TimePlan(
-            *(state.record.budget, state.spent, closing, (epoch - evaluation) / steps, evaluation),
+            state.record.budget,
+            state.spent,
+            closing,
+            (epoch - evaluation) / steps,
+            evaluation,
             most_steps=most * steps,
             threads=torch.get_num_threads(),
         )

@@ -63,7 +63,10 @@ def learn_from_unlabelled(state: TuneState) -> None:
     labels = torch.from_numpy(state.setup.data.images.targets).long()[train]
     with threadpool_limits(1), state.console.progress("learning from images without labels"):
         race = race_unlabelled(
-            *(first.features[: first.images], labels, len(state.setup.card.classes), features),
+            first.features[: first.images],
+            labels,
+            len(state.setup.card.classes),
+            features,
             base_of(first.race, first.head, len(state.setup.card.classes)),
             settings.seed,
         )
@@ -134,7 +137,7 @@ def _features(state: TuneState, first: Fitted, images: ImageSet) -> Tensor:
     network, preprocess = setup.objective.deployable(), setup.card.preprocessing
     with state.console.progress("features of images without labels") as advance:
         features = frozen_features(
-            *(network, data, rows, preprocess, setup.settings, advance, first.staged), state.arithmetic.dtype
+            network, data, rows, preprocess, setup.settings, advance, first.staged, state.arithmetic.dtype
         )
     save_weights(path, {"features": features})
     return features

@@ -143,13 +143,23 @@ def _build_heads(stages: StageMaps, classes: int, options: DetectorOptions) -> C
     shared = options.cascade and options.cascade_boxes == "shared"
     beta = {"beta": CASCADE_BETA} if options.cascade else {}
 
+    def make_mask_branch() -> dict[str, nn.Module]:
+        head, predictor = mask_layers(options.channels, classes, options.mask_norm)
+        return {"mask_roi_pool": mask_pool, "mask_head": head, "mask_predictor": predictor}
+
     def make_head(hit: float, weights: tuple[float, ...] | None) -> RegionHeads:
         dim = options.head_dim
         return RegionHeads(
-            *(pool, HEADS[options.head].build(options.channels, BOX_CELLS, dim)),
+            pool,
+            HEADS[options.head].build(options.channels, BOX_CELLS, dim),
             SharedPredictor(dim, classes) if shared else FastRCNNPredictor(dim, classes + 1),
-            *(hit, hit, options.regions, POSITIVE_SHARE, weights, options.least_score, NMS, options.most),
-            *((mask_pool, *mask_layers(options.channels, classes, options.mask_norm)) if options.masks else ()),
+            batch_size_per_image=options.regions,
+            positive_fraction=POSITIVE_SHARE,
+            bbox_reg_weights=weights,
+            score_thresh=options.least_score,
+            nms_thresh=NMS,
+            detections_per_img=options.most,
+            **(make_mask_branch() if options.masks else {}),
             hit=hit,
             box_loss=options.box_loss,
             matching=options.matching,

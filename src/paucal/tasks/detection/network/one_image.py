@@ -177,7 +177,10 @@ def _fix_padding(stages: StageMaps) -> None:
     for name, layer in [*stages.named_modules()]:
         if isinstance(layer, Conv2dSame) and isinstance(layer, nn.Conv2d):
             plain = nn.Conv2d(
-                *(layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride),  # type: ignore[arg-type]
+                layer.in_channels,
+                layer.out_channels,
+                layer.kernel_size,  # type: ignore[arg-type]
+                layer.stride,  # type: ignore[arg-type]
                 dilation=layer.dilation,  # type: ignore[arg-type]
                 groups=layer.groups,
                 bias=layer.bias is not None,

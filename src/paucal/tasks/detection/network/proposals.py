@@ -68,8 +68,15 @@ class ProposalNetwork(RegionProposalNetwork):
         compared = {"training": candidates, "testing": max(candidates // 2, options.most)}
         kept = {"training": options.proposals, "testing": max(min(options.proposals, candidates // 2), options.most)}
         super().__init__(
-            *(anchors, ProposalHead(options.channels, anchors.num_anchors_per_location()[0], options.proposal_layers)),
-            *(HIT, MISS, SAMPLES, POSITIVE_SHARE, compared, kept, NMS),
+            anchors,
+            ProposalHead(options.channels, anchors.num_anchors_per_location()[0], options.proposal_layers),
+            fg_iou_thresh=HIT,
+            bg_iou_thresh=MISS,
+            batch_size_per_image=SAMPLES,
+            positive_fraction=POSITIVE_SHARE,
+            pre_nms_top_n=compared,
+            post_nms_top_n=kept,
+            nms_thresh=NMS,
         )
         self._beta = BETAS[options.proposal_loss]
         if options.matching != "torchvision":

@@ -93,17 +93,24 @@ class RegionHeads(RoIHeads):
     """torchvision's heads with the chosen losses.
 
     Args:
-        parts: Arguments of torchvision's `RoIHeads`.
+        layers: Pooling, head and predictor of boxes.
         hit: Smallest overlap at which a region is a hit.
         box_loss: Loss of the boxes of hits.
         beta: Difference of corrections at which smooth L1 becomes linear.
         matching: Regions that learn an object; see `DetectorOptions`.
+        settings: Further arguments of torchvision's `RoIHeads`.
     """
 
     def __init__(
-        self, *parts: Any, hit: float, box_loss: BoxLoss = "smooth-l1", beta: float = 1 / 9, matching: Matching
+        self,
+        *layers: Any,
+        hit: float,
+        box_loss: BoxLoss = "smooth-l1",
+        beta: float = 1 / 9,
+        matching: Matching,
+        **settings: Any,
     ) -> None:
-        super().__init__(*parts)
+        super().__init__(*layers, fg_iou_thresh=hit, bg_iou_thresh=hit, **settings)
         self.box_loss, self.beta = box_loss, beta if box_loss == "smooth-l1" else 0.0
         if matching == "regions":
             self.proposal_matcher = ObjectMatcher(hit, hit, hit, with_objects=True)
