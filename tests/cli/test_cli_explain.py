@@ -118,7 +118,7 @@ def test_explain_class__takes_words_for_the_numbers_of_imagenet(trained: Path) -
     names = ("n03680355", "n02012849", "n03126707", "n02123045")[: len(model.classes)]
     model = replace(model, card=replace(model.card, classes=names))
     assert class_numbers(model, ["loafer", "n02012849"]) == [0, 1]
-    with pytest.raises(UserError, match=r"no class 'lofer' \(did you mean Loafer\?\); it knows Loafer, crane"):
+    with pytest.raises(UserError, match=r"no class 'lofer' \(did you mean Loafer\?\); it has Loafer, crane"):
         class_numbers(model, ["lofer"])
     cranes = replace(model, card=replace(model.card, classes=("n02012849", "n03126707")))
     with pytest.raises(UserError, match="'crane' may mean n02012849 and n03126707: give one of them"):
@@ -162,7 +162,7 @@ def test_report__shows_what_the_model_saw_in_its_mistakes(trained: Path) -> None
     ("words", "message"),
     [
         (["--show", "atention"], "--show is 'atention' (did you mean attention"),
-        (["--explain-class", "class9"], "knows no class 'class9'"),
+        (["--explain-class", "class9"], "has no class 'class9'"),
         (["--method", "gradcam"], "--method is 'gradcam' (did you mean grad-cam?)"),
         (["--show", "attention", "--layer", "9"], "expected all, a number from 1 to 1, or one of blocks.0.attn"),
         (["--show", "attention", "--token", "9,9"], "lies outside the grid"),

@@ -230,7 +230,7 @@ def test_bad_input__is_told_in_one_sentence() -> None:
         attribute(model, images(), torch.tensor([0, 1, 2]), "libra")
     with pytest.raises(UserError, match="the method is 'gradcam'; expected one of relevance"):
         attribute(model, images(), torch.tensor(0), "gradcam")
-    with pytest.raises(UserError, match="rules of relevance are known for ViT, DeiT, LV-ViT and DHVT"):
+    with pytest.raises(UserError, match="rules of relevance for ViT, DeiT, LV-ViT and DHVT"):
         attribute(build("resnet18"), images("resnet18"), torch.tensor(0), "relevance")
     with pytest.raises(UserError, match="resnet18 has no attention that can be read"):
         attribute(build("resnet18"), images("resnet18"), torch.tensor(0), "gradient-rollout")

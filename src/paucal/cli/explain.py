@@ -11,7 +11,7 @@ takes two images, or one, which is compared with its mirror image; --show locali
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the verb; returns the exit code."""
+    """Run the verb and return the exit code."""
     parser = VerbParser("explain", DESCRIPTION)
     parser.add_argument("model", type=str, help="run folder, or a timm model with published weights")
     parser.add_argument("images", nargs="+", type=str, help="images, folders or patterns")

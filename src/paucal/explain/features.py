@@ -16,14 +16,14 @@ def feature_colours(model: nn.Module, images: Tensor) -> Tensor:
     """Return the three principal components of the cells' last features as colours (B, rows, columns, 3) from 0 to 1.
 
     The components are computed from all images together, so that a colour means the same in each; every channel is
-    stretched between its 1st and 99th percentile. Signs are chosen so that the component's largest entry is positive.
+    stretched between its 1st and 99th percentile. The sign of a component makes its largest entry positive.
 
     Args:
         model: A timm model with a grid.
         images: (B, C, H, W), normalised.
 
     Raises:
-        UserError: the model keeps no grid.
+        UserError: the model has no grid of features.
     """
     with explainable(model) as module:
         grid = FeatureBackbone(module, (images.shape[2], images.shape[3]))(images).grids[-1].double()
@@ -39,9 +39,9 @@ def feature_colours(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def nearest_cells(grid: Tensor, pooled: Tensor) -> Tensor:
-    """Return the cell (row, column) of each image that is nearest to a global feature by cosine, (B, 2).
+    """Return the cell (row, column) of each image with the largest cosine similarity to a global feature, (B, 2).
 
-    EsViT's figure marks in each view the tokens nearest to its own global feature and to that of the other view.
+    EsViT's figure marks the cells of each view that are nearest to its own global feature and to the other view's.
 
     Args:
         grid: (B, D, rows, columns).
@@ -61,11 +61,11 @@ class Correspondence:
 
     Attributes:
         first: (n, 2) cells (row, column) of the first image, most similar first.
-        second: (n, 2) the cells of the second image that match them.
-        similarity: (n,) cosine.
+        second: (n, 2) cells of the second image that match them.
+        similarity: (n,) cosine similarities.
         grids: (rows, columns) of both images.
-        own: (2, 2) the cell of each image nearest to its own global feature.
-        other: (2, 2) the cell of each image nearest to the other's global feature.
+        own: (2, 2) cell of each image nearest to its own global feature.
+        other: (2, 2) cell of each image nearest to the other's global feature.
     """
 
     first: Tensor
@@ -80,7 +80,7 @@ class Correspondence:
 def match_images(model: nn.Module, first: Tensor, second: Tensor, top: int = TOP) -> Correspondence:
     """Match the cells of two images by the cosine of their last features.
 
-    Each cell of the first image takes the most similar cell of the second; the `top` most similar pairs are returned
+    Each cell of the first image is matched with the most similar one of the second; the `top` best pairs are returned
     (Li et al. 2022, section 4 and appendix). The images may have different shapes if the model accepts that.
 
     Args:
@@ -90,19 +90,18 @@ def match_images(model: nn.Module, first: Tensor, second: Tensor, top: int = TOP
         top: Number of pairs; fewer if there are fewer cells.
 
     Raises:
-        UserError: the model takes no image of such a size, or its grid is a single cell.
+        UserError: the model does not take images of that size, or its grid has a single cell.
     """
     with explainable(model) as module:
-        views = [_read(module, one[None]) for one in (first, second)]
-    (one, pooled_one), (two, pooled_two) = views
-    if one.shape[2:].numel() == 1 or two.shape[2:].numel() == 1:
+        (grid, pooled), (other_grid, other_pooled) = (_read(module, image[None]) for image in (first, second))
+    if grid.shape[2:].numel() == 1 or other_grid.shape[2:].numel() == 1:
         raise UserError("the last grid has a single cell, so there is nothing to match: use a larger image size.")
-    cosine = _unit(one) @ _unit(two).T
+    cosine = _unit(grid) @ _unit(other_grid).T
     similarity, partner = cosine.max(1)
     order = similarity.argsort(descending=True, stable=True)[:top]
-    own = torch.cat((nearest_cells(one, pooled_one), nearest_cells(two, pooled_two)))
-    other = torch.cat((nearest_cells(one, pooled_two), nearest_cells(two, pooled_one)))
-    grids = ((one.shape[2], one.shape[3]), (two.shape[2], two.shape[3]))
+    own = torch.cat((nearest_cells(grid, pooled), nearest_cells(other_grid, other_pooled)))
+    other = torch.cat((nearest_cells(grid, other_pooled), nearest_cells(other_grid, pooled)))
+    grids = ((grid.shape[2], grid.shape[3]), (other_grid.shape[2], other_grid.shape[3]))
     return Correspondence(
         _cells(order, grids[0]), _cells(partner[order], grids[1]), similarity[order], grids, own, other
     )

@@ -1,4 +1,4 @@
-"""Preparation of a model for reading its inner tensors, with restoration afterwards."""
+"""Prepare a model for reading its inner tensors, and restore it afterwards."""
 
 import copy
 from collections.abc import Iterator
@@ -29,9 +29,9 @@ def plain(model: nn.Module) -> nn.Module:
 def explainable(model: nn.Module) -> Iterator[nn.Module]:
     """Yield a module with readable inner tensors: in evaluation mode, float32, uncompiled, without checkpointing.
 
-    Parameters require no gradients meanwhile, so that only tensors that depend on the image have one. A compiled model
-    is run uncompiled, since compiled code calls no hooks. A model in half precision is replaced by a copy in float32,
-    since products of small gradients vanish in float16. Afterwards the model is restored.
+    Parameters require no gradients, so that only tensors that depend on the image have one. A compiled model is run
+    uncompiled, since compiled code calls no hooks. A model in half precision is replaced by a copy in float32, since
+    products of small gradients vanish in float16. Afterwards the model is restored.
 
     Example:
         >>> import timm
@@ -44,18 +44,18 @@ def explainable(model: nn.Module) -> Iterator[nn.Module]:
     """
     module = plain(model)
     training = [part for part in module.modules() if part.training]
-    learning = [p for p in module.parameters() if p.requires_grad]
+    trainable = [p for p in module.parameters() if p.requires_grad]
     checkpointed = bool(getattr(module, "grad_checkpointing", False))
     try:
         module.eval()
-        for parameter in learning:
+        for parameter in trainable:
             parameter.requires_grad_(False)
         if checkpointed:
             module.set_grad_checkpointing(False)  # type: ignore[operator]
         with torch.compiler.set_stance("force_eager"):
             yield module
     finally:
-        for parameter in learning:
+        for parameter in trainable:
             parameter.requires_grad_(True)
         for part in training:
             part.training = True
@@ -67,15 +67,14 @@ def run(module: nn.Module, images: Tensor) -> Tensor:
     """Return the logits (B, K) of images (B, C, H, W).
 
     Raises:
-        UserError: the images are not of the shape, the channels or the size that the model takes, or it has no
-            classifier.
+        UserError: the shape, channels or size of the images do not suit the model, or it has no classifier.
     """
     require_classifier(module)
     return forward(module, images)
 
 
 def require_classifier(module: nn.Module) -> None:
-    """Refuse a model without a classifier, such as one from pre-training without labels."""
+    """Raise a UserError for a model without a classifier, such as one from pre-training without labels."""
     if not int(getattr(module, "num_classes", 1)):
         raise UserError(f"{model_name(module)} has no classifier, so there is no class to explain: fine-tune it first.")
 
@@ -99,13 +98,13 @@ def forward(module: nn.Module, images: Tensor) -> Tensor:
 
 
 def require_classes(classes: Tensor, count: int, images: int) -> Tensor:
-    """Return class indices (B,) for B images; a single index counts for all of them."""
-    chosen = torch.as_tensor(classes).reshape(-1)
-    if len(chosen) == 1:
-        chosen = chosen.expand(images)
-    if len(chosen) != images:
-        raise UserError(f"there are {len(chosen)} classes for {images} images: give one, or one for each.")
-    wrong = chosen[(chosen < 0) | (chosen >= count)]
+    """Return class indices (B,) for B images; a single index applies to all of them."""
+    indices = torch.as_tensor(classes).reshape(-1)
+    if len(indices) == 1:
+        indices = indices.expand(images)
+    if len(indices) != images:
+        raise UserError(f"there are {len(indices)} classes for {images} images: give one, or one for each.")
+    wrong = indices[(indices < 0) | (indices >= count)]
     if len(wrong):
         raise UserError(f"class {int(wrong[0])} does not exist: the model has classes 0 to {count - 1}.")
-    return chosen.long()
+    return indices.long()

@@ -2,12 +2,12 @@
 
 Deletion and insertion (Petsiuk et al. 2018, "RISE") test whether the regions that a map highlights are important to the
 model: pixels are removed from an image in the order of the map, or put into a blurred copy of it, and the
-probability of the class is measured. With a good map it falls early, or rises early. Removed pixels become 0, the mean
-colour once normalised. All maps are compared on one grid of cells, so that a finer map has no advantage.
+probability of the class is measured. With a good map it falls early, or rises early. Removed pixels become 0, which is
+the mean colour after normalisation. All maps are compared on the same grid, so that a finer map has no advantage.
 
-Pointing tests whether a map finds an object at a known position, because it was pasted there (Zhang et al. 2018,
-"Top-down Neural Attention by Excitation Backprop"; pasted objects as in the grid pointing game of Böhle et al. 2021).
-Here a reduced image of another class is pasted at a random place of an image.
+Pointing tests whether a map finds an object at a known position (Zhang et al. 2018, "Top-down Neural Attention by
+Excitation Backprop"; pasted objects as in the grid pointing game of Böhle et al. 2021). Here the object is a reduced
+image of another class, pasted at a random position.
 """
 
 import math
@@ -23,11 +23,11 @@ from paucal.explain.prepared import explainable, run
 
 STEPS = 10
 CELLS = 8  # along each side of the grid on which maps are compared
-BLUR = 8  # pixels along each side for which the blurred copy keeps one value
+BLUR = 8  # half the side, in pixels, of the squares that the blurred copy averages
 
 
 def on_cells(maps: Tensor, cells: int = CELLS) -> Tensor:
-    """Return maps (B, h, w) on (B, cells, cells): averaged if they are finer, bilinear if they are coarser."""
+    """Return maps (B, h, w) resized to (B, cells, cells): averaged if they are finer, bilinear if they are coarser."""
     finer = maps.shape[1] >= cells and maps.shape[2] >= cells
     if finer:
         return F.adaptive_avg_pool2d(maps[:, None], cells)[:, 0]
@@ -61,19 +61,19 @@ def perturbation_curve(
         maps: (B, h, w), of any size.
         classes: (B,).
         insert: Put cells into the blurred image; else remove them from the image.
-        steps: Equal shares of the cells.
+        steps: Number of equal steps from no cells to all.
     """
     ranks = cells_by_rank(maps.to(images.device))
     total, base = ranks[0].numel(), blurred(images) if insert else torch.zeros_like(images)
-    found = []
+    probabilities = []
     with explainable(model) as module:
         for step in range(steps + 1):
-            chosen = (ranks < round(total * step / steps))[:, None].float()
-            mask = F.interpolate(chosen, images.shape[2:], mode="nearest")
+            changed = (ranks < round(total * step / steps))[:, None].float()
+            mask = F.interpolate(changed, images.shape[2:], mode="nearest")
             mixed = mask * images + (1 - mask) * base if insert else (1 - mask) * images
             shares = run(module, mixed.to(next(module.parameters()).dtype)).float().softmax(1)
-            found.append(shares.gather(1, classes.to(shares.device)[:, None])[:, 0])
-    return torch.stack(found, 1)
+            probabilities.append(shares.gather(1, classes.to(shares.device)[:, None])[:, 0])
+    return torch.stack(probabilities, 1)
 
 
 def area(curve: Tensor) -> Tensor:
@@ -105,20 +105,20 @@ class Pasted:
 
 
 def paste_objects(images: Tensor, classes: Tensor, generator: torch.Generator, side: float = SIDE) -> Pasted:
-    """Paste into each image a reduced image of another class, at a random place.
+    """Paste a reduced image of another class into each image, at a random position.
 
     Images of a batch with a single class are left out.
 
     Args:
-        images: (B, C, H, W).
+        images: Images (B, C, H, W).
         classes: (B,) true classes of the images.
-        generator: Chooses partners and places.
+        generator: Generator for partners and positions.
         side: Side of the pasted image, as a share of the image's.
     """
     height, width = images.shape[2:]
     rows, columns = max(1, round(side * height)), max(1, round(side * width))
     small = F.interpolate(images, (rows, columns), mode="bilinear", align_corners=False, antialias=True)
-    made, labels, boxes = [], [], []
+    pasted, labels, boxes = [], [], []
     for index in range(len(images)):
         others = (classes != classes[index]).nonzero()[:, 0]
         if not len(others):
@@ -127,19 +127,19 @@ def paste_objects(images: Tensor, classes: Tensor, generator: torch.Generator, s
         top, left = _draw(height - rows + 1, generator), _draw(width - columns + 1, generator)
         picture = images[index].clone()
         picture[:, top : top + rows, left : left + columns] = small[other]
-        made.append(picture)
+        pasted.append(picture)
         labels.append(int(classes[other]))
         boxes.append([top, left, top + rows, left + columns])
-    if not made:
+    if not pasted:
         return Pasted(images[:0], classes[:0], torch.zeros(0, 4, dtype=torch.long))
-    return Pasted(torch.stack(made), torch.tensor(labels), torch.tensor(boxes))
+    return Pasted(torch.stack(pasted), torch.tensor(labels), torch.tensor(boxes))
 
 
 def pointing_hits(maps: Tensor, boxes: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Return whether each map has its maximum in the box, and the share of its positive values inside it; both (B,).
 
     Args:
-        maps: (B, h, w), read as cells of equal size; a cell counts by its area in the box.
+        maps: (B, h, w) cells of equal size; a cell is weighted by the share of its area in the box.
         boxes: (B, 4) in pixels.
         size: (height, width) of the images in pixels.
     """
@@ -227,26 +227,26 @@ def score_methods(
     for images, labels in batches:
         generator = torch.Generator().manual_seed(seed + done)
         with explainable(model) as module, torch.no_grad():
-            answers = run(module, images).argmax(1)
+            predicted = run(module, images).argmax(1)
         pasted = paste_objects(images, labels, generator)
         for name in names:
-            rows[name].append(_scores_of(model, name, images, answers, pasted, seed + done, steps))
+            rows[name].append(_scores_of(model, name, images, predicted, pasted, seed + done, steps))
         done += len(images)
         if progress is not None:
             progress(done)
-    return {name: _summary(torch.cat(found, 1)) for name, found in rows.items()}
+    return {name: _summary(torch.cat(parts, 1)) for name, parts in rows.items()}
 
 
-def _scores_of(model: nn.Module, name: str, images: Tensor, answers: Tensor, pasted, seed: int, steps: int) -> Tensor:
+def _scores_of(model: nn.Module, name: str, images: Tensor, predicted: Tensor, pasted, seed: int, steps: int) -> Tensor:
     """Return (4, B): deletion, insertion, hit, mass; NaN where nothing could be pasted."""
-    maps = _maps(model, name, images, answers, seed)
-    deletion = area(perturbation_curve(model, images, maps, answers, steps=steps))
-    insertion = area(perturbation_curve(model, images, maps, answers, insert=True, steps=steps))
+    maps = _maps(model, name, images, predicted, seed)
+    deletion = area(perturbation_curve(model, images, maps, predicted, steps=steps))
+    insertion = area(perturbation_curve(model, images, maps, predicted, insert=True, steps=steps))
     points = torch.full((2, len(images)), torch.nan)
     if len(pasted.images):
-        found = _maps(model, name, pasted.images, pasted.classes, seed + 1)
+        pasted_maps = _maps(model, name, pasted.images, pasted.classes, seed + 1)
         size = (images.shape[2], images.shape[3])
-        points[:, : len(found)] = torch.stack(pointing_hits(found, pasted.boxes, size)).cpu()
+        points[:, : len(pasted_maps)] = torch.stack(pointing_hits(pasted_maps, pasted.boxes, size)).cpu()
     return torch.cat((torch.stack((deletion, insertion)).cpu(), points))
 
 
@@ -268,4 +268,4 @@ def _summary(rows: Tensor) -> MethodScore:
 def as_rows(scores: dict[str, MethodScore]) -> list[dict[str, float | str]]:
     """Return the scores as rows of a table, the most faithful first."""
     ordered = sorted(scores.items(), key=lambda item: -item[1].faithfulness)
-    return [{"method": name, **{f.name: getattr(one, f.name) for f in fields(one)}} for name, one in ordered]
+    return [{"method": name, **{f.name: getattr(score, f.name) for f in fields(score)}} for name, score in ordered]

@@ -1,8 +1,8 @@
-"""The attention of single heads: its entropy, and the few cells with most of it.
+"""The attention of single heads: its entropy, and the few cells that receive most of it.
 
-EsViT's view of a network (Li et al. 2022, section 4 and appendix): the heads of the last layer by falling entropy, each
-with the mask of the largest weights, which have 60 % of its attention, for a query of the grid. The authors' code marks
-the query with row and column exchanged, and its entropy is NaN if a weight underflows; this module does neither.
+As in EsViT's figures (Li et al. 2022, section 4 and appendix): the heads of the last layer by descending entropy, each
+with a mask of the cells that receive 60 % of its attention, for one query. The authors' code marks the query with row
+and column exchanged, and its entropy is NaN if a weight underflows; this module does neither.
 """
 
 import math
@@ -19,7 +19,7 @@ MASS = 0.6  # share of a head's attention within its mask, in EsViT's figures
 
 
 def entropy(weights: Tensor) -> Tensor:
-    """Return the entropy in bits of (..., K) weights, which are first divided by their sum.
+    """Return the entropy in bits of (..., K) weights, normalised to sum 1 first.
 
     Example:
         >>> entropy(torch.tensor([[0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0]]))
@@ -48,13 +48,13 @@ def mass_mask(weights: Tensor, mass: float = MASS) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class HeadView:
-    """The heads of a layer for one query and one image, by falling entropy.
+    """The heads of a layer for one query and one image, by descending entropy.
 
     Attributes:
         heads: (heads,) their numbers, from 0.
         entropy: (heads,) in bits, over the cells.
         maps: (heads, rows, columns) weights of the cells; the rest up to 1 belongs to other tokens.
-        masks: (heads, rows, columns) bool, the cells that hold `mass` of the sum of `maps`.
+        masks: (heads, rows, columns) bool, the cells with a share `mass` of the sum of `maps`.
     """
 
     heads: Tensor
@@ -64,13 +64,13 @@ class HeadView:
 
 
 def view_heads(attention: AttentionMap, token: str | tuple[int, int], image: int = 0, mass: float = MASS) -> HeadView:
-    """Return the heads of a layer for one query, by falling entropy as in EsViT's figures.
+    """Return the heads of a layer for one query, by descending entropy as in EsViT's figures.
 
     Args:
         attention: Attention of a layer.
         token: The query, (row, column) or a name.
         image: Position of the image in the batch.
-        mass: Share of a head's attention to the cells that its mask holds.
+        mass: Share of a head's attention to cells that its mask must contain.
 
     Raises:
         UserError: there is no such token.
@@ -85,7 +85,7 @@ def view_heads(attention: AttentionMap, token: str | tuple[int, int], image: int
 def mean_entropy(attention: AttentionMap) -> Tensor:
     """Return the entropy in bits of each head, averaged over all queries and images, (heads,).
 
-    All windows count; EsViT's code takes only the first of the batch. Padded queries are left out.
+    All windows are included (EsViT's code takes only the first of the batch), padded queries are not.
     """
     bits = entropy(attention.weights)  # (B, groups, heads, Q)
     real = (attention.queries >= 0).to(bits)[None, :, None]
@@ -100,7 +100,7 @@ def most_entropy(attention: AttentionMap) -> float:
 def entropy_over(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Tensor]:
     """Return the mean entropy in bits of every head of every layer over a set of images: layer -> (heads,).
 
-    For EsViT's figure of the spread of its heads. The images pass through the model once, whatever its depth.
+    Used for EsViT's figure of the spread of its heads. Each image passes through the model once.
 
     Args:
         model: A timm transformer.
@@ -112,7 +112,7 @@ def entropy_over(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Tenso
     sums: dict[str, Tensor] = {}
     images = 0
     for batch in batches:
-        for one in read_attention(model, batch):
-            sums[one.layer] = sums.get(one.layer, 0) + mean_entropy(one).double() * len(batch)
+        for attention in read_attention(model, batch):
+            sums[attention.layer] = sums.get(attention.layer, 0) + mean_entropy(attention).double() * len(batch)
         images += len(batch)
     return {layer: total / images for layer, total in sums.items()}

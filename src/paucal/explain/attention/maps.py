@@ -44,10 +44,10 @@ class AttentionMap:
         return replace(self, weights=weights)
 
     def asks(self) -> Tensor:
-        """Return which tokens are queries here, bool (tokens,): all, only a class token (CaiT), or only cells."""
-        asked = torch.zeros(len(self.tokens), dtype=torch.bool, device=self.queries.device)
-        asked[self.queries[self.queries >= 0]] = True
-        return asked
+        """Return which tokens are queries of this layer, bool (tokens,): all, only a class token (CaiT), or cells."""
+        is_query = torch.zeros(len(self.tokens), dtype=torch.bool, device=self.queries.device)
+        is_query[self.queries[self.queries >= 0]] = True
+        return is_query
 
     def row(self, token: Token) -> Tensor:
         """Return how much a token attends to every key, (B, heads, keys); padded keys are left out.
@@ -75,15 +75,15 @@ class AttentionMap:
         shape = (batch, heads, len(self.tokens), len(self.key_tokens))
         if torch.Size(shape).numel() > MOST_ENTRIES:
             raise UserError(
-                f"the attention of {self.layer!r} between all {shape[2]} tokens would not fit: read single rows, or "
-                "a deeper layer."
+                f"the attention of {self.layer!r} between all {shape[2]} tokens would not fit in memory: read single "
+                "rows, or a deeper layer."
             )
         whole = self.weights.new_zeros(shape)
         for group in range(groups):
-            own, seen = self.queries[group], self.keys[group]
-            rows, columns = (own >= 0).nonzero()[:, 0], (seen >= 0).nonzero()[:, 0]
+            queries, keys = self.queries[group], self.keys[group]
+            rows, columns = (queries >= 0).nonzero()[:, 0], (keys >= 0).nonzero()[:, 0]
             part = self.weights[:, group][:, :, rows][..., columns]
-            whole[:, :, own[rows][:, None], seen[columns]] = part
+            whole[:, :, queries[rows][:, None], keys[columns]] = part
         return whole
 
     def flow(self, share: Tensor) -> Tensor:
@@ -92,9 +92,9 @@ class AttentionMap:
         The result is `share @ dense().mean(1)`, without a matrix between all tokens.
         """
         weights = self.weights.mean(2)
-        asked = share.new_zeros(share.shape[0], len(self.tokens) + 1)  # the last position is padding
-        asked[:, :-1] = share
-        sent = torch.einsum("bgq,bgqk->bgk", asked[:, self.queries], weights)
+        padded = share.new_zeros(share.shape[0], len(self.tokens) + 1)  # the last position is padding
+        padded[:, :-1] = share
+        sent = torch.einsum("bgq,bgqk->bgk", padded[:, self.queries], weights)
         return self._scatter(sent.flatten(1), self.keys.flatten())
 
     def _scatter(self, values: Tensor, keys: Tensor) -> Tensor:
@@ -129,13 +129,12 @@ def head_token_maps(attention: AttentionMap) -> Tensor:
 def fold_head_tokens(attention: AttentionMap, average: bool) -> AttentionMap:
     """Return a layer without head tokens, which are replaced by their sources and targets.
 
-    As a source, a head token represents the mean of all tokens. As a target, its row belongs to the class token,
-    which takes the mean of these rows if they are shares of attention (`average`), since the layer takes the mean, and
-    their sum if they are relevances, which were already divided on the way back. A layer without head tokens is
-    unchanged.
+    As a source, a head token represents the mean of all tokens. As a target, its row is given to the class token:
+    shares of attention are averaged over head tokens (`average`), as the layer does, while relevances are summed, since
+    they were already divided on the way back. A layer without head tokens is unchanged.
 
     Args:
-        attention: One group of all tokens; weights may have any number of heads.
+        attention: Attention in one group of all tokens, with any number of heads.
         average: Whether the class token takes the mean of the head tokens' rows, instead of their sum.
     """
     tokens = attention.tokens
@@ -145,9 +144,9 @@ def fold_head_tokens(attention: AttentionMap, average: bool) -> AttentionMap:
     weights = attention.weights
     through = weights[..., kept:].sum(-1, keepdim=True) / kept
     folded = weights[..., :kept] + through
-    own, heads = folded[..., :kept, :], folded[..., kept:, :]
+    others, heads = folded[..., :kept, :], folded[..., kept:, :]
     joined = heads.mean(-2) if average else heads.sum(-2)
-    whole = torch.cat((own[..., :1, :] + joined.unsqueeze(-2), own[..., 1:, :]), -2)
-    outliving = Tokens(tokens.grid, tokens.prefix)
+    whole = torch.cat((others[..., :1, :] + joined.unsqueeze(-2), others[..., 1:, :]), -2)
+    remaining = Tokens(tokens.grid, tokens.prefix)
     places = torch.arange(kept, device=weights.device)[None]
-    return AttentionMap(attention.layer, whole, outliving, outliving, places, places)
+    return AttentionMap(attention.layer, whole, remaining, remaining, places, places)

@@ -1,8 +1,8 @@
 """Read the attention maps of any layer of a transformer, with the positions of its tokens in the image.
 
-A layer shows only (batch, heads, queries, keys). The rest follows from the layout that its family declares
-(`AttentionLayout`) and from the inputs of its module and the block around it: in full attention the number of queries
-is the number of tokens in the input.
+A layer gives only weights (batch, heads, queries, keys). The positions follow from the layout that its family declares
+(`AttentionLayout`) and from the inputs of its module and the block around it: in full attention there are as many
+queries as tokens in the input.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,7 @@ MOST_PREFIX = 9  # 8 registers and a class token
 def read_attention(model: nn.Module, images: Tensor, layers: Sequence[str] | None = None) -> list[AttentionMap]:
     """Run a model without fused kernels and return its attention, shallow to deep.
 
-    The fused kernels are off only during the call; compiled models, and models in half precision, are prepared by
-    `explainable`.
+    Fused kernels are off only during the call. `explainable` prepares compiled models and models in half precision.
 
     Args:
         model: A timm transformer, in any mode.
@@ -49,11 +48,11 @@ def read_attention(model: nn.Module, images: Tensor, layers: Sequence[str] | Non
         maps = run_recorded(module, images).maps
     if layers is None:
         return maps
-    known = {one.layer: one for one in maps}
-    missing = [name for name in layers if name not in known]
+    by_layer = {attention.layer: attention for attention in maps}
+    missing = [name for name in layers if name not in by_layer]
     if missing:
-        raise UserError(f"there is no layer {missing[0]!r} to read; {model_name(module)} has {', '.join(known)}.")
-    return [known[name] for name in layers]
+        raise UserError(f"there is no layer {missing[0]!r} to read; {model_name(module)} has {', '.join(by_layer)}.")
+    return [by_layer[name] for name in layers]
 
 
 class Recorded(NamedTuple):
@@ -61,8 +60,8 @@ class Recorded(NamedTuple):
 
     Attributes:
         logits: (B, K); features if the model has no classifier.
-        maps: The layers with known positions, shallow to deep.
-        raw: Their weights as used in the forward pass, for gradients with respect to them; `maps` hold views.
+        maps: Attention of the layers whose positions are known, shallow to deep.
+        raw: Their weights as used in the forward pass, for gradients with respect to them; `maps` contain views.
         layers: Modules that computed the weights.
     """
 
@@ -73,10 +72,12 @@ class Recorded(NamedTuple):
 
     def gradients(self, output_gradient: Tensor) -> list[Tensor]:
         """Return the gradients of the weights, shaped as in `maps`, from a gradient (B, K) of the logits."""
-        found = torch.autograd.grad(self.logits, self.raw, output_gradient, allow_unused=True, retain_graph=True)
+        gradients = torch.autograd.grad(self.logits, self.raw, output_gradient, allow_unused=True, retain_graph=True)
         return [
-            torch.zeros_like(one.weights) if gradient is None else as_groups(gradient, layer, len(one.weights))
-            for one, layer, gradient in zip(self.maps, self.layers, found, strict=True)
+            torch.zeros_like(attention.weights)
+            if gradient is None
+            else as_groups(gradient, layer, len(attention.weights))
+            for attention, layer, gradient in zip(self.maps, self.layers, gradients, strict=True)
         ]
 
 
@@ -92,7 +93,7 @@ def run_recorded(module: nn.Module, images: Tensor) -> Recorded:
     inputs: dict[str, tuple[Any, ...]] = {}
     handles = []
     for name, layer in layers.items():
-        # The layer, the module that holds it, and so on up to the model.
+        # The layer, its parent, and so on up to the model.
         words = name.split(".")
         modules = tuple(module.get_submodule(".".join(words[:end])) for end in range(len(words), -1, -1))
         handles.append(modules[1].register_forward_pre_hook(_keep_block(inputs, name)))
@@ -104,19 +105,19 @@ def run_recorded(module: nn.Module, images: Tensor) -> Recorded:
     finally:
         for handle in handles:
             handle.remove()
-    found = {name: place(name, weights[name], calls[name], images) for name in layers if name in weights}
-    maps = [one for one in found.values() if one is not None]
+    placed = (place(name, weights[name], calls[name], images) for name in layers if name in weights)
+    maps = [attention for attention in placed if attention is not None]
     if not maps:
         raise UserError(
             f"the attention of {model_name(module)} is not between positions of the image: use integrated-gradients or "
             "grad-cam."
         )
-    read = [one.layer for one in maps]
-    return Recorded(logits, maps, [weights[name] for name in read], [layers[name] for name in read])
+    names = [attention.layer for attention in maps]
+    return Recorded(logits, maps, [weights[name] for name in names], [layers[name] for name in names])
 
 
 def require_attention(module: nn.Module) -> None:
-    """Refuse a model without readable attention."""
+    """Raise a UserError for a model without readable attention."""
     if not attention_layers(module):
         raise UserError(
             f"{model_name(module)} has no attention that can be read: use grad-cam or integrated-gradients."
@@ -144,7 +145,7 @@ def place(name: str, weights: Tensor, call: Call, images: Tensor) -> AttentionMa
 
     Args:
         name: Name of the layer.
-        weights: Weights as `recorded_attention` gives them.
+        weights: Weights as `recorded_attention` stores them.
         call: Arguments of the layer's call.
         images: (B, C, H, W).
     """
@@ -183,8 +184,8 @@ def _full(weights: Tensor, call: Call, images: Tensor) -> Places | None:
     suffix, pools_queries = layout.suffix(layer), layout.pools == "queries"
     size = (images.shape[-2], images.shape[-1])
     queries, keys = weights.shape[2], weights.shape[3]
-    shown = _counts(inputs)
-    if not pools_queries and queries - len(suffix) not in shown and not (queries == 1 and keys in shown):
+    counts = _counts(inputs)
+    if not pools_queries and queries - len(suffix) not in counts and not (queries == 1 and keys in counts):
         return None
     if queries not in (1, keys) and layout.pools == "nothing":
         return None  # keys may be pooled along rows (NextViT)
@@ -199,7 +200,7 @@ def _full(weights: Tensor, call: Call, images: Tensor) -> Places | None:
 
 
 def _counts(inputs: Tensor) -> tuple[int, ...]:
-    """Return how many tokens an input may hold: (B, N, C), or a map of cells with channels last or first."""
+    """Return how many tokens an input may have: (B, N, C), or a map of cells with channels last or first."""
     if inputs.ndim == 3:
         return (inputs.shape[1],)
     return (inputs.shape[1] * inputs.shape[2], inputs.shape[2] * inputs.shape[3]) if inputs.ndim == 4 else ()
@@ -217,8 +218,8 @@ def tokens_of(
         suffix: Names of the tokens behind the cells.
         prefix: Number of tokens before the cells; None if unknown.
     """
-    said = int(getattr(model, "num_prefix_tokens", 0) or 0)
-    for before in (said, *range(MOST_PREFIX)) if prefix is None else (prefix,):
+    declared = int(getattr(model, "num_prefix_tokens", 0) or 0)
+    for before in (declared, *range(MOST_PREFIX)) if prefix is None else (prefix,):
         sides = grid_sides(count - len(suffix) - before, image_size)
         if sides is not None:
             return Tokens(sides, prefix_names(model, before), suffix)

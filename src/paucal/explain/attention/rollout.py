@@ -1,11 +1,11 @@
-"""Attention rollout: sources of the information in the last tokens, traced back through all layers.
+"""Attention rollout: which cells the information in the last tokens comes from, traced back through all layers.
 
 Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers": each layer mixes tokens by its mean attention,
 half of every token stays by the shortcut, and the layers are multiplied. Here the product is applied to the requested
-row only, from the last layer to the first. This needs no matrix between all tokens, and follows windows (Swin), pooled
-keys and merged cells as well.
+row only, from the last layer to the first. This needs no matrix between all tokens, and works with windows (Swin),
+pooled keys and merged cells.
 
-Attribution starts from the contributions of the last tokens to a class instead (`start_of`).
+For attribution, the rollout starts from the contributions of the last tokens to a class (`start_of`).
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from paucal.explain.attention.reading import Recorded, read_attention, run_recor
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """Shares of tokens on the way back through a network.
+    """Shares of the tokens of one layer, while they are traced back through a network.
 
     Attributes:
         values: (B, tokens) shares.
@@ -74,17 +74,17 @@ def follow_back(start: Flow, layers: Sequence[AttentionMap], keep: float = 1.0, 
     flow = start
     for parts in reversed(_steps(layers)):
         flow = flow.on(parts[0].tokens)
-        asked = torch.stack([one.asks() for one in parts]).any(0)
-        kept = Flow(torch.where(asked, keep, 1.0) * flow.values, flow.tokens)
+        is_query = torch.stack([part.asks() for part in parts]).any(0)
+        kept = Flow(torch.where(is_query, keep, 1.0) * flow.values, flow.tokens)
         # Layers that pool their queries (MViT, Hiera, LeViT) attend to the cells of a finer grid.
-        finest = max((flow.tokens, *(one.key_tokens for one in parts)), key=lambda tokens: tokens.cells)
-        moved = [Flow(one.flow(flow.values), one.key_tokens).on(finest).values for one in parts]
+        finest = max((flow.tokens, *(part.key_tokens for part in parts)), key=lambda tokens: tokens.cells)
+        moved = [Flow(part.flow(flow.values), part.key_tokens).on(finest).values for part in parts]
         flow = Flow(kept.on(finest).values + move * torch.stack(moved).sum(0), finest)
     return flow
 
 
 def _steps(layers: Sequence[AttentionMap]) -> list[list[AttentionMap]]:
-    """Group layers into successive steps; in ViL a step has two parts, since global tokens are queried beside cells."""
+    """Group layers into successive steps; in ViL a step has two parts, one for the global tokens and one for cells."""
     steps: list[list[AttentionMap]] = []
     for layer in layers:
         if steps and layer.layer.startswith(f"{steps[-1][0].layer}."):
@@ -95,7 +95,7 @@ def _steps(layers: Sequence[AttentionMap]) -> list[list[AttentionMap]]:
 
 
 def last_row(model: nn.Module, tokens: Tokens, batch: int, like: Tensor) -> Flow:
-    """Return the weights with which the classifier reads the last tokens: class token, or all cells equally; sum 1.
+    """Return the weights with which the classifier reads the last tokens: the class token's, or equal ones; sum 1.
 
     A distilled model reads two tokens.
     """
@@ -114,8 +114,8 @@ def last_row(model: nn.Module, tokens: Tokens, batch: int, like: Tensor) -> Flow
 def attention_rollout(model: nn.Module, images: Tensor, residual: float = 0.5) -> Tensor:
     """Return attention rollout (B, rows, columns) on the cells of the first layer, with sum at most 1.
 
-    It says where information could come from, for no class in particular. For models that average cells (Swin) all
-    last cells are followed at once.
+    It shows where information could come from, independent of any class. In models that average cells (Swin), the
+    rollout starts from all last cells together.
 
     Args:
         model: A timm transformer.
@@ -125,14 +125,14 @@ def attention_rollout(model: nn.Module, images: Tensor, residual: float = 0.5) -
     Raises:
         UserError: the model has no attention between cells.
     """
-    layers = [fold_normalised(one) for one in read_attention(model, images)]
+    layers = [fold_normalised(attention) for attention in read_attention(model, images)]
     start = last_row(model, layers[-1].tokens, len(images), layers[-1].weights)
     flow = follow_back(start, layers, keep=residual, move=1 - residual)
     return flow.tokens.to_grid(flow.values)
 
 
 def fold_normalised(attention: AttentionMap) -> AttentionMap:
-    """Return a layer without head tokens whose rows have sum 1 again: the class token's row would have sum 2."""
+    """Return a layer without head tokens, with every row divided by its sum, which is 2 for the class token."""
     folded = fold_head_tokens(attention, average=True)
     if folded is attention:
         return attention
@@ -154,33 +154,33 @@ def run_with_blocks(module: nn.Module, images: Tensor) -> tuple[Recorded, dict[s
 def start_of(
     module: nn.Module, recorded: Recorded, outputs: dict[str, Any], one_hot: Tensor, relevances: bool = False
 ) -> Flow:
-    """Return the shares of the last tokens in a class, with sum 1.
+    """Return the shares of the last tokens in the logit of a class, with sum 1.
 
-    The class token has all of it if the classifier reads that token. If it reads the mean of the cells, each cell has
-    the positive part of its gradient times feature, or of its relevance, after the final norm: before the norm, whose
-    output does not depend on the length of its input, gradient times feature is 0.
+    If the classifier reads a class token, this token has the whole share. If it reads the mean of the cells, the share
+    of each cell is the positive part of its gradient times feature, or of its relevance, after the final norm: before
+    the norm, whose output does not depend on the length of its input, gradient times feature is 0.
 
     Args:
-        module: The model.
+        module: Model.
         recorded: Its forward pass.
-        outputs: Outputs of its blocks, as `run_with_blocks` gives them.
-        one_hot: (B, K) the classes.
+        outputs: Outputs of its blocks, as returned by `run_with_blocks`.
+        one_hot: (B, K) classes.
         relevances: Whether the graph of the pass carries relevance instead of gradients.
     """
     last = recorded.maps[-1]
     layer = fold_head_tokens(last, average=False)
-    alike = last_row(module, layer.tokens, len(one_hot), layer.weights.detach())
+    uniform = last_row(module, layer.tokens, len(one_hot), layer.weights.detach())
     candidates = [*reversed(final_norm_names(module)), last.layer.rpartition(".")[0]]
     output = next((last_tensor(outputs[name]) for name in candidates if name in outputs), None)
-    reads_cells = bool((alike.tokens.to_grid(alike.values) > 0).all())
+    reads_cells = bool((uniform.tokens.to_grid(uniform.values) > 0).all())
     if not reads_cells or not isinstance(output, Tensor) or not output.requires_grad:
-        return alike
-    given = torch.autograd.grad(recorded.logits, output, one_hot, retain_graph=True, allow_unused=True)[0]
-    if given is None or output.shape[:-1].numel() != alike.values.numel():
-        return alike
-    shares = (given if relevances else output.detach() * given).sum(-1).flatten(1).clamp(min=0)
+        return uniform
+    gradient = torch.autograd.grad(recorded.logits, output, one_hot, retain_graph=True, allow_unused=True)[0]
+    if gradient is None or output.shape[:-1].numel() != uniform.values.numel():
+        return uniform
+    shares = (gradient if relevances else output.detach() * gradient).sum(-1).flatten(1).clamp(min=0)
     total = shares.sum(1, keepdim=True)
-    return Flow(torch.where(total > 0, shares / total.clamp_min(1e-30), alike.values), layer.tokens)
+    return Flow(torch.where(total > 0, shares / total.clamp_min(1e-30), uniform.values), layer.tokens)
 
 
 def keep_output(module: nn.Module, name: str, kept: dict[str, Any]) -> Any:

@@ -28,9 +28,10 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor, pruned: 
     """Return gradient x attention rollout for a class, (B, rows, columns) on the cells of the first layer, >= 0.
 
     Chefer et al. 2021, "Generic Attention-model Explainability": each layer adds the positive part of gradient times
-    attention, averaged over heads, to the shortcut. Here rows are followed instead of whole matrices, so windows (Swin)
-    and merged cells work as well. A model that averages its cells has no class token to start from; it starts from
-    the positive part of gradient times feature of the last cells, where the original would weight all cells equally.
+    attention, averaged over heads, to the shortcut. Here single rows are traced back instead of whole matrices, so that
+    windows (Swin) and merged cells work as well. In a model that averages its cells, which has no class token, the
+    rollout starts from the positive part of gradient times feature of the last cells; the original would weight all
+    cells equally.
 
     Args:
         model: A timm transformer.
@@ -50,10 +51,10 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor, pruned: 
         one_hot = _one_hot(recorded.logits, classes)
         start = start_of(module, recorded, outputs, one_hot)
         gradients = recorded.gradients(one_hot)
-    layers = [
-        fold_head_tokens(one.with_weights((one.weights.detach() * g).clamp(min=0).mean(2, keepdim=True)), False)
-        for one, g in zip(recorded.maps, gradients, strict=True)
-    ]
+    layers = []
+    for attention, gradient in zip(recorded.maps, gradients, strict=True):
+        weights = (attention.weights.detach() * gradient).clamp(min=0).mean(2, keepdim=True)
+        layers.append(fold_head_tokens(attention.with_weights(weights), average=False))
     flow = follow_back(start, layers)
     return flow.tokens.to_grid(flow.values)
 
@@ -61,13 +62,13 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor, pruned: 
 def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned: bool = True) -> Tensor:
     """Return gradient times feature for a class, averaged over all blocks, (B, rows, columns).
 
-    Negative values speak against the class.
+    Negative values are evidence against the class.
 
     With LibraGrad's gradients (attention weights as constants) each block's map adds up to the logit without biases.
     Maps of later stages are enlarged to the finest grid, each cell's share divided among its parts.
 
     Args:
-        model: Any timm model whose blocks give grids.
+        model: Any timm model whose blocks output grids.
         images: (B, C, H, W), normalised.
         classes: (B,) or a single one.
         pruned: Use LibraGrad's gradients.
@@ -85,7 +86,7 @@ def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned:
                 handle.remove()
         outputs = {name: last_tensor(kept[name]) for name in plan.blocks if name in kept}
         if not outputs:
-            raise UserError(f"{model_name(module)} has no blocks that give a grid each: use integrated-gradients.")
+            raise UserError(f"{model_name(module)} has no blocks that output grids: use integrated-gradients.")
         gradients = torch.autograd.grad(logits, list(outputs.values()), _one_hot(logits, classes), allow_unused=True)
     hints = Hints(plan.channels_last, (plan.last[1], plan.last[2]))
     maps = []
@@ -100,25 +101,26 @@ def _with_gradient(module: nn.Module, images: Tensor) -> Tensor:
 
 
 def _one_hot(logits: Tensor, classes: Tensor) -> Tensor:
-    chosen = require_classes(classes, logits.shape[1], len(logits)).to(logits.device)
-    return torch.zeros_like(logits).scatter(1, chosen[:, None], 1.0)
+    indices = require_classes(classes, logits.shape[1], len(logits)).to(logits.device)
+    return torch.zeros_like(logits).scatter(1, indices[:, None], 1.0)
 
 
 def _average(maps: list[Tensor]) -> Tensor:
     """Return the mean of maps (B, h, w) on the finest grid, where a cell's value is divided among its parts."""
-    finest = max((one.shape[1:] for one in maps), key=lambda sides: sides[0] * sides[1])
-    whole = torch.zeros_like(maps[0].new_zeros(len(maps[0]), *finest))
-    for one in maps:
-        share = one.shape[1] * one.shape[2] / (finest[0] * finest[1])
-        whole = whole + F.interpolate(one[:, None], finest, mode="nearest")[:, 0] * share
-    return whole / len(maps)
+    finest = max((values.shape[1:] for values in maps), key=lambda sides: sides[0] * sides[1])
+    total = torch.zeros_like(maps[0].new_zeros(len(maps[0]), *finest))
+    for values in maps:
+        share = values.shape[1] * values.shape[2] / (finest[0] * finest[1])
+        total = total + F.interpolate(values[:, None], finest, mode="nearest")[:, 0] * share
+    return total / len(maps)
 
 
 def integrated_gradients(model: nn.Module, images: Tensor, classes: Tensor, steps: int = STEPS) -> Tensor:
-    """Return integrated gradients for a class, (B, H, W), summed over channels; negative values speak against it.
+    """Return integrated gradients for a class, (B, H, W), summed over channels.
 
-    Sundararajan et al. 2017. The path begins at 0, the mean colour of the training images after normalisation; the sum
-    over an image is nearly the difference between its logit and that of the mean colour.
+    Negative values are evidence against the class. Sundararajan et al. 2017. The path starts at 0, which is the
+    mean colour of the training images after normalisation; the sum over an image is nearly the difference between its
+    logit and that of the mean colour.
 
     Args:
         model: Any classifier.
@@ -131,18 +133,19 @@ def integrated_gradients(model: nn.Module, images: Tensor, classes: Tensor, step
     """
     captum = _captum()
     with explainable(model) as module, torch.enable_grad():
-        given = images.detach().to(next(module.parameters()).dtype)
-        chosen = _checked_classes(module, given, classes)
+        inputs = images.detach().to(next(module.parameters()).dtype)
+        indices = _checked_classes(module, inputs, classes)
         method = captum.IntegratedGradients(lambda batch: run(module, batch))
-        found = method.attribute(given, target=chosen, n_steps=steps, internal_batch_size=max(len(given), steps))
-    return found.detach().sum(1)
+        values = method.attribute(inputs, target=indices, n_steps=steps, internal_batch_size=max(len(inputs), steps))
+    return values.detach().sum(1)
 
 
 def grad_cam(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
     """Return Grad-CAM for a class, (B, rows, columns), not below 0.
 
     Selvaraju et al. 2017: the channels of a grid, weighted with their mean gradients. The grid is the last one of a
-    convolutional network or a Swin; if a class token reads the cells in the last block, it is the input of that block.
+    convolutional network or a Swin; in a model with a class token, which reads the cells in the last block, it is the
+    input of that block.
 
     Args:
         model: Any timm model with a grid.
@@ -150,17 +153,17 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
         classes: (B,) or a single one.
 
     Raises:
-        UserError: captum is not installed, the model has no blocks that give a grid, or there is no such class.
+        UserError: captum is not installed, the model has no blocks that output grids, or there is no such class.
     """
     captum = _captum()
     size = (images.shape[-2], images.shape[-1])
     with explainable(model) as module, torch.enable_grad():
-        given = images.detach().to(next(module.parameters()).dtype).requires_grad_()
-        chosen = _checked_classes(module, given, classes)
+        inputs = images.detach().to(next(module.parameters()).dtype).requires_grad_()
+        indices = _checked_classes(module, inputs, classes)
         layer = _GridLayer(module, FeatureBackbone(module, size).plan, size)
         try:
             method = captum.LayerGradCam(lambda batch: run(module, batch), layer.grid)
-            return method.attribute(given, target=chosen, relu_attributions=True).detach()[:, 0]
+            return method.attribute(inputs, target=indices, relu_attributions=True).detach()[:, 0]
         finally:
             layer.handle.remove()
 
@@ -171,7 +174,7 @@ class _GridLayer:
     def __init__(self, module: nn.Module, plan: Plan, size: tuple[int, int]) -> None:
         blocks = [name for name in block_names(module) if name in plan.blocks]
         if not blocks:
-            raise UserError(f"{model_name(module)} has no blocks that give a grid: use integrated-gradients.")
+            raise UserError(f"{model_name(module)} has no blocks that output grids: use integrated-gradients.")
         self.plan, self.size, self.grid = plan, size, nn.Identity()
         name = blocks[-2] if plan.class_token and len(blocks) > 1 else blocks[-1]
         self.handle = module.get_submodule(name).register_forward_hook(self._through)

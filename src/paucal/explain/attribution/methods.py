@@ -1,4 +1,4 @@
-"""The methods of attribution by name, and which of them to trust for a model."""
+"""The methods of attribution by name, and the best one for a model."""
 
 import importlib.util
 from collections.abc import Callable, Collection, Mapping
@@ -19,12 +19,12 @@ from paucal.types import UserError
 
 
 class Method(NamedTuple):
-    """A method that shows which parts of an image speak for a class.
+    """A method that shows which parts of an image are evidence for a class.
 
     Attributes:
         title: Name of the method in figures and messages.
         compute: (model, images, classes) -> (B, rows, columns).
-        needs: "nothing", "attention", or "rules" (of relevance).
+        needs: What the model must have: "nothing", "attention", or "rules" (of relevance).
         asks_class: Whether the map depends on the class.
     """
 
@@ -37,7 +37,7 @@ class Method(NamedTuple):
 def last_attention(model: nn.Module, images: Tensor, classes: Tensor | None = None) -> Tensor:
     """Return how much the last layer's class token attends to the cells, mean over heads, (B, rows, columns).
 
-    For a model that averages its cells, it is how much all its cells together attend to each cell. The map does not
+    For a model that averages its cells, this is how much all its cells together attend to each cell. The map does not
     depend on the class.
 
     Raises:
@@ -45,8 +45,8 @@ def last_attention(model: nn.Module, images: Tensor, classes: Tensor | None = No
     """
     last = read_attention(model, images)[-1]
     row = last_row(model, last.tokens, len(images), last.weights)
-    asked = F.pad(row.values, (0, len(last.tokens) - row.values.shape[1]))
-    return last.key_tokens.to_grid(last.flow(asked))
+    queries = F.pad(row.values, (0, len(last.tokens) - row.values.shape[1]))
+    return last.key_tokens.to_grid(last.flow(queries))
 
 
 METHODS: Mapping[str, Method] = {
@@ -67,13 +67,13 @@ RANDOM = "random"
 
 
 def attribute(model: nn.Module, images: Tensor, classes: Tensor, method: str) -> Tensor:
-    """Return which parts of images speak for a class, (B, rows, columns), on the method's own grid.
+    """Return which parts of images are evidence for a class, (B, rows, columns), on the method's own grid.
 
     Args:
         model: A timm model, in any mode.
         images: (B, C, H, W), normalised as the model expects.
         classes: (B,) indices, or a single one for all.
-        method: A key of `METHODS`, or "random", the map that any other must beat.
+        method: A key of `METHODS`, or "random", a random map as the baseline of the others.
 
     Raises:
         UserError: there is no such method or class, or the model lacks what the method needs.
@@ -92,7 +92,7 @@ def attribute(model: nn.Module, images: Tensor, classes: Tensor, method: str) ->
 
 
 def methods_of(model: nn.Module) -> list[str]:
-    """Return the methods whose needs a model meets."""
+    """Return the methods that work with a model."""
     has = {"nothing"}
     if attention_layers(model):
         has.add("attention")
@@ -106,9 +106,9 @@ def random_maps(count: int, grid: tuple[int, int], seed: int) -> Tensor:
     return torch.rand(count, *grid, generator=torch.Generator().manual_seed(seed))
 
 
-# Methods by the mean of their ranks in two scores on 200 photographs: insertion minus deletion, and the share of a map
-# on a pasted object; the quicker comes first in a tie. The first method that the model and the installation support is
-# taken. Models that have not been scored follow the most similar family.
+# Methods sorted by the mean of their ranks in two scores on 200 photographs: insertion minus deletion, and the share of
+# a map on a pasted object; in a tie, the faster method comes first. The first method that the model and the
+# installation support is used. Models without scores use those of the most similar family.
 BEST: Mapping[str, tuple[str, ...]] = {
     "vit": ("gradient-rollout", "libra-rollout", "libra"),
     "dhvt": ("libra", "integrated-gradients", "gradient-rollout"),
@@ -141,29 +141,29 @@ def best_method(model: nn.Module, among: Collection[str] = METHODS) -> tuple[str
     """
     family, possible = family_of(model), [name for name in methods_of(model) if name in among]
     by_score = [name for name in BEST[family] if name in possible]
-    found = next(name for name in by_score if has_captum() or name not in OF_CAPTUM)
-    if found != by_score[0]:
-        return found, (
-            f"it scored best on {_SAID[family]} of what needs no captum; {by_score[0]} scored better (pip install "
-            "'paucal[explain]')"
+    method = next(name for name in by_score if has_captum() or name not in OF_CAPTUM)
+    if method != by_score[0]:
+        return method, (
+            f"it scored best on {_SCORED_ON[family]} among methods without captum; {by_score[0]} scored better (pip "
+            "install 'paucal[explain]')"
         )
-    return found, f"it scored best on {_SAID[family]}"
+    return method, f"it scored best on {_SCORED_ON[family]}"
 
 
 def ranked_methods(model: nn.Module) -> list[str]:
-    """Return the methods whose needs a model meets, those with the best scores for its family first."""
+    """Return the methods for single classes that work with a model, the best ones for its family first."""
     possible = [name for name in methods_of(model) if METHODS[name].asks_class]
     best = [name for name in BEST[family_of(model)] if name in possible]
     return [*best, *(name for name in possible if name not in best)]
 
 
 def has_captum() -> bool:
-    """Tell whether captum is installed."""
+    """Return whether captum is installed."""
     return importlib.util.find_spec("captum") is not None
 
 
 OF_CAPTUM = ("integrated-gradients", "grad-cam")
-_SAID = {
+_SCORED_ON = {
     "vit": "a small DeiT",
     "dhvt": "DHVT",
     "lvvit": "a small LV-ViT",

@@ -2,10 +2,9 @@
 
 Mehri et al. 2025, "LibraGrad: Balancing Gradient Flow for Universally Better Vision Transformer Attributions" (CVPR,
 arXiv 2411.16760). Gradient times input adds up to the output only if an operation is linear in the inputs that get a
-gradient. So the gradient is stopped through the divisor of a norm (the path through the mean stays) and through the
-gate
-of GELU and similar functions (x times a gate of x). In a product of two tensors either each factor gets half, or the
-attention weights get nothing. Values do not change. Written from the paper; the authors' code was not read.
+gradient. So no gradient flows through the divisor of a norm (but through its mean), or through the gate of GELU and
+similar functions (x times a gate of x). In a product of two tensors either each factor gets half of the gradient, or
+the attention weights get none. Values do not change. Written from the paper, without the authors' code.
 """
 
 from collections.abc import Callable
@@ -28,8 +27,8 @@ class PrunedGradients(TorchFunctionMode):
     """Mode in which computed tensors have LibraGrad's gradients and their usual values.
 
     Args:
-        products: "halved" gives each factor of a product half of its gradient; "values" stops it at the soft-max, so
-            that attention weights count as constants.
+        products: "halved" gives each factor of a product half of its gradient; "values" stops the gradient at the
+            soft-max, so that attention weights are constants.
 
     Example:
         >>> x = torch.tensor([[1.0, 2.0, 4.0]], requires_grad=True)
@@ -64,9 +63,9 @@ class PrunedGradients(TorchFunctionMode):
 
 
 def _gate(x: Tensor, value: Tensor) -> Tensor:
-    still = x.detach()
-    gate = torch.where(still.abs() < NEAR_ZERO, 0.5, value / torch.where(still.abs() < NEAR_ZERO, 1.0, still))
-    return x * gate
+    constant = x.detach()
+    is_zero = constant.abs() < NEAR_ZERO
+    return x * torch.where(is_zero, 0.5, value / torch.where(is_zero, 1.0, constant))
 
 
 def _halve_gradients(apply: Callable[[Tensor, Tensor], Tensor], first: Tensor, second: Tensor) -> Tensor:
@@ -101,12 +100,12 @@ def _centre(x: Tensor, dims: tuple[int, ...], name: str) -> Tensor:
 def _normed_dims(
     name: str, x: Tensor, args: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[int, ...], Tensor | float]:
-    """Return the dimensions that are normalised (for groups, their number), and the bias that is added at the end."""
-    given = dict(zip(("input", "shape", "weight", "bias", "eps"), args, strict=False))
-    bias = given.get("bias", named.get("bias"))
+    """Return the normalised dimensions (the number of groups for `group_norm`), and the bias added at the end."""
+    positional = dict(zip(("input", "shape", "weight", "bias", "eps"), args, strict=False))
+    bias = positional.get("bias", named.get("bias"))
     if name == "group_norm":
-        groups: int = given["shape"] if "shape" in given else named["num_groups"]
+        groups: int = positional["shape"] if "shape" in positional else named["num_groups"]
         return (groups,), 0.0 if bias is None else bias.view(1, -1, *[1] * (x.ndim - 2))
-    shape = given["shape"] if "shape" in given else named["normalized_shape"]
+    shape = positional["shape"] if "shape" in positional else named["normalized_shape"]
     dims = tuple(range(-len(tuple(shape)), 0))
     return dims, 0.0 if bias is None or name == "rms_norm" else bias

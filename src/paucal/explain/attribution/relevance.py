@@ -4,9 +4,9 @@ Chefer et al. 2021, "Transformer Interpretability Beyond Attention Visualization
 propagated back to every attention matrix (`relevance_mode`), weighted with the gradient of the class there, and the
 layers' matrices are multiplied as in rollout, without normalising rows.
 
-Differences from the authors' code: any number of images at once; models that average their cells start from the cells'
-relevance before the mean instead of a class token; DHVT's head tokens are folded into the tokens that leave the layer.
-As in that code, LV-ViT's class logit is explained without the auxiliary maximum.
+Differences from the authors' code: it handles any number of images at once; in models that average their cells, it
+starts from the cells' relevance before the mean instead of a class token; DHVT's head tokens are folded into the other
+tokens. As in that code, LV-ViT's class logit is explained without the auxiliary maximum.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class LayerRelevance:
     """The gradient and the relevance of one layer's attention for a class.
 
     Attributes:
-        attention: The layer; its weights are those of the forward pass.
+        attention: Attention of the layer in the forward pass.
         gradient: (B, 1, heads, Q, K) of the class's logit.
         relevance: (B, 1, heads, Q, K), the relevance that reaches the weights.
     """
@@ -42,7 +42,7 @@ class LayerRelevance:
 
 
 def has_relevance(model: nn.Module) -> bool:
-    """Return whether the rules are known for a model."""
+    """Return whether there are rules for a model."""
     return relevance_family(getattr(model, "_orig_mod", model)) is not None
 
 
@@ -51,8 +51,8 @@ class Relevances:
     """The relevance of a model's layers for a class.
 
     Attributes:
-        layers: The layers, shallow to deep.
-        start: The relevance of the last tokens, with sum 1.
+        layers: Relevance of each layer, shallow to deep.
+        start: Relevance of the last tokens, with sum 1.
     """
 
     layers: list[LayerRelevance]
@@ -68,26 +68,29 @@ def layer_relevances(model: nn.Module, images: Tensor, classes: Tensor) -> Relev
         classes: (B,) or a single one.
 
     Raises:
-        UserError: the rules are not known for the model, or there is no such class.
+        UserError: there are no rules for the model, or no such class.
     """
     if not has_relevance(model):
         raise UserError(
-            f"the rules of relevance are known for ViT, DeiT, LV-ViT and DHVT, but not for {model_name(model)}: "
+            f"there are rules of relevance for ViT, DeiT, LV-ViT and DHVT, but not for {model_name(model)}: "
             "use --method gradient-rollout."
         )
     require_classifier(model)
     with explainable(model) as module, _class_head_alone(module), torch.enable_grad():
         tracked = images.detach().to(next(module.parameters()).dtype).requires_grad_()
         plain = run_recorded(module, tracked)
-        chosen = require_classes(classes, plain.logits.shape[1], len(images)).to(plain.logits.device)
-        one_hot = torch.zeros_like(plain.logits).scatter(1, chosen[:, None], 1.0)
+        indices = require_classes(classes, plain.logits.shape[1], len(images)).to(plain.logits.device)
+        one_hot = torch.zeros_like(plain.logits).scatter(1, indices[:, None], 1.0)
         gradients = plain.gradients(one_hot)
         with RelevanceMode():
             carried, outputs = run_with_blocks(module, tracked)
         start = start_of(module, carried, outputs, one_hot, relevances=True)
         relevances = carried.gradients(one_hot)
-    found = zip(plain.maps, gradients, relevances, strict=True)
-    return Relevances([LayerRelevance(one.with_weights(one.weights.detach()), g, r) for one, g, r in found], start)
+    layers = [
+        LayerRelevance(attention.with_weights(attention.weights.detach()), gradient, relevance)
+        for attention, gradient, relevance in zip(plain.maps, gradients, relevances, strict=True)
+    ]
+    return Relevances(layers, start)
 
 
 def relevance(model: nn.Module, images: Tensor, classes: Tensor, start_layer: int = 0) -> Tensor:
@@ -97,22 +100,22 @@ def relevance(model: nn.Module, images: Tensor, classes: Tensor, start_layer: in
         model: A ViT, DeiT, LV-ViT or DHVT.
         images: (B, C, H, W), normalised.
         classes: (B,) or a single one.
-        start_layer: The first layer that counts.
+        start_layer: Index of the first layer to include.
 
     Raises:
         UserError: as `layer_relevances`.
     """
-    found = layer_relevances(model, images, classes)
+    relevances = layer_relevances(model, images, classes)
     weighted = [
-        one.attention.with_weights((one.gradient * one.relevance).clamp(min=0).mean(2, keepdim=True))
-        for one in found.layers[start_layer:]
+        layer.attention.with_weights((layer.gradient * layer.relevance).clamp(min=0).mean(2, keepdim=True))
+        for layer in relevances.layers[start_layer:]
     ]
-    return rolled_out(weighted, found.start)
+    return rolled_out(weighted, relevances.start)
 
 
 def rolled_out(layers: list[AttentionMap], start: Flow) -> Tensor:
     """Return `start` times (1 + A_L) ... (1 + A_1), on the cells."""
-    folded = [fold_head_tokens(one, average=False) for one in layers]
+    folded = [fold_head_tokens(layer, average=False) for layer in layers]
     flow = follow_back(start, folded)
     return flow.tokens.to_grid(flow.values)
 

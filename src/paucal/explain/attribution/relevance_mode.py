@@ -1,14 +1,13 @@
 """Propagate relevance instead of gradients by autograd, through an unmodified model.
 
-While the mode is on, every torch function that a model calls is looked up by its name and replaced by a rule. So timm's
-models and ours need no second version of their layers, unlike the authors' code.
+While the mode is on, every torch function that a model calls is looked up by its name and replaced by a rule. So models
+need no second version of their layers, unlike in the authors' code.
 
 The rules are those of Chefer et al. 2021, "Transformer Interpretability Beyond Attention Visualization", section 3, as
 implemented in its code and LV-ViT's (alpha = 1). Each is the backward pass of an autograd function: it computes the
 relevance of the inputs from that of the output, with the same sum if the original rule preserves it. Operations that
-only move
-values (views, indices, concatenation) need no rule, and the relevances of a tensor that is used twice add up.
-Parameters do not count as inputs: if one of two summands or factors is a parameter, the other takes all.
+only move values (views, indices, concatenation) need no rule, and the relevances of a tensor that is used twice add up.
+Parameters get no relevance: if one of two summands or factors is a parameter, the other gets all of it.
 """
 
 import math
@@ -24,7 +23,7 @@ TINY = 1e-9
 
 
 def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Return the quotient, with 1e-9 added to the denominator, and 0 where that was 0.
+    """Return the quotient with 1e-9 added to the denominator, and 0 where the denominator is 0.
 
     Example:
         >>> safe_divide(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 0.0]))
@@ -99,7 +98,7 @@ class Unchanged(torch.autograd.Function):
 
 
 class Product(torch.autograd.Function):
-    """The z-rule for a product of two tensors (matrix or elementwise), in which each factor takes half."""
+    """The z-rule for a product of two tensors (matrix or elementwise), in which each factor gets half."""
 
     @staticmethod
     def forward(ctx: Any, first: Tensor, second: Tensor, apply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -120,7 +119,7 @@ class Product(torch.autograd.Function):
 
 
 class Mean(torch.autograd.Function):
-    """The z-rule for a mean or a sum: each summand takes its share of the total."""
+    """The z-rule for a mean or a sum: each summand gets its share of the total."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:
@@ -160,11 +159,11 @@ class Sum(torch.autograd.Function):
         sums = [_per_image(part.sum(tuple(range(1, part.ndim))), part) for part in parts]
         total = _per_image(relevance[0].sum(tuple(range(1, relevance[0].ndim))), relevance[0])
         whole = sums[0].abs() + sums[1].abs()
-        kept = [
-            part * safe_divide(safe_divide(own.abs(), whole) * total, own)
-            for part, own in zip(parts, sums, strict=True)
+        restored = [
+            part * safe_divide(safe_divide(part_sum.abs(), whole) * total, part_sum)
+            for part, part_sum in zip(parts, sums, strict=True)
         ]
-        return kept[0].sum_to_size(first.shape), kept[1].sum_to_size(second.shape)
+        return restored[0].sum_to_size(first.shape), restored[1].sum_to_size(second.shape)
 
 
 def _per_image(values: Tensor, like: Tensor) -> Tensor:
@@ -249,9 +248,9 @@ def _linear(func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, An
 
 def _convolution(func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
     defaults = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
-    given = dict(zip(("input", "weight", *defaults), args, strict=False)) | named
-    options = tuple({**defaults, **given}[name] for name in ("stride", "padding", "dilation", "groups"))
-    return Convolution.apply(given["input"], given["weight"], given.get("bias"), options)  # type: ignore[return-value]
+    passed = dict(zip(("input", "weight", *defaults), args, strict=False)) | named
+    options = tuple({**defaults, **passed}[name] for name in ("stride", "padding", "dilation", "groups"))
+    return Convolution.apply(passed["input"], passed["weight"], passed.get("bias"), options)  # type: ignore[return-value]
 
 
 def _sum(func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
@@ -269,8 +268,8 @@ def _product(func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, A
     first, second = args[0], args[1]
     matrix = func.__name__ in _MATRIX
     if carries(first) and carries(second):
-        # In the authors' code the queries are scaled after their product with the keys. That matters if the product is
-        # so small that the 1e-9 added in `safe_divide` counts.
+        # As in the authors' code, queries are scaled after their product with the keys. This matters if the product is
+        # so small that the 1e-9 added in `safe_divide` is noticeable.
         plain, factor = getattr(first, "unscaled", (first, None)) if matrix else (first, None)
         product = Product.apply(plain, second, torch.matmul if matrix else torch.mul)
         return product if factor is None else Unchanged.apply(product, product.detach() * factor)  # type: ignore

@@ -38,13 +38,13 @@ def maps_figure(
     """Draw a picture and maps (h, w) over it, each on its own scale from 0, or from its minimum if `smooth`."""
     columns = columns_for(len(maps) + 1)
     figure, axes = panels(-(-(len(maps) + 1) // columns), columns, picture.shape[:2], extra=0.35)
-    flat = [one for row in axes for one in row]
+    flat = [panel for row in axes for panel in row]
     flat[0].imshow(picture)
     title(flat[0], "image")
     for panel, values, text in zip(flat[1:], maps, titles, strict=False):
-        lay, top = heat if smooth else cell_heat, max(float(values.max()), 1e-12)
+        draw_map, top = heat if smooth else cell_heat, max(float(values.max()), 1e-12)
         low = float(values.min()) if smooth else 0.0
-        lay(panel, picture, values, low, top)
+        draw_map(panel, picture, values, low, top)
         title(panel, text)
         colour_bar(figure, panel, low, top)
     figure.supxlabel(label, fontsize=8, x=0.02, ha="left")
@@ -59,9 +59,9 @@ def matrices_figure(matrices: Sequence[Tensor], tokens: Tokens, titles: Sequence
     large = len(tokens) > MOST_SMALL
     columns = min(columns_for(len(matrices), 4), 2 if large else 4)
     figure, axes = panels(-(-len(matrices) // columns), columns, (1, 1), extra=0.5, scale=ENLARGED if large else 1.0)
-    flat = [one for row in axes for one in row]
+    flat = [panel for row in axes for panel in row]
     for panel, values, text in zip(flat, matrices, titles, strict=False):
-        # A few tokens hold most of the attention: the colours end at the 99th percentile, else the rest would be black.
+        # A few tokens get most of the attention: the colours end at the 99th percentile, else the rest would be black.
         top = float(np.quantile(values.numpy(), 0.99))
         shown = panel.imshow(values.numpy(), cmap=HEAT_OF_MATRICES, vmin=0, vmax=top)
         for edge in (len(tokens.prefix), len(tokens.prefix) + tokens.cells):
@@ -97,7 +97,7 @@ SMALL = 0.6  # factor on the usual side of a panel if all heads are in one row
 
 
 def heads_figure(picture: Picture, view: HeadView, token: Token, layer: str, mass: float) -> Figure:
-    """Draw all heads of a layer for one query, by falling entropy, with an outline of the cells with most of the mass.
+    """Draw all heads of a layer for one query, by descending entropy, with the cells of largest attention outlined.
 
     Args:
         picture: (H, W, 3).
@@ -109,7 +109,7 @@ def heads_figure(picture: Picture, view: HeadView, token: Token, layer: str, mas
     count = len(view.heads)
     columns = columns_for(count + 1)
     figure, axes = panels(-(-(count + 1) // columns), columns, picture.shape[:2], extra=0.4)
-    flat = [one for row in axes for one in row]
+    flat = [panel for row in axes for panel in row]
     flat[0].imshow(picture)
     title(flat[0], f"query: {_describe_token(token)}")
     top = float(view.maps.max())
@@ -132,8 +132,8 @@ def queries_figure(
 ) -> Figure:
     """Draw all heads of a layer for several queries: a row for each query, a column for each head.
 
-    Heads stand in the order of their mean entropy over the queries, so that a column is one head (EsViT's Figures 10 to
-    12, which show one query each).
+    Heads are sorted by their mean entropy over the queries, so that each column shows one head. (EsViT's Figures 10 to
+    12 show one query each.)
 
     Args:
         picture: (H, W, 3).
@@ -178,7 +178,7 @@ def entropy_figure(entropies: Mapping[str, Tensor], most: Mapping[str, float], i
     low = min(float(bits.min()) for bits in entropies.values())
     for place, (_, bits) in enumerate(entropies.items()):
         axes.plot([place] * len(bits), bits.tolist(), "o", color="#0072b2", alpha=0.6, ms=5)
-    axes.plot(range(len(most)), list(most.values()), "_", color="#d55e00", ms=16, label="even attention")
+    axes.plot(range(len(most)), list(most.values()), "_", color="#d55e00", ms=16, label="uniform attention")
     axes.plot([], [], "o", color="#0072b2", label="a head")
     axes.set_xticks(range(len(entropies)), [str(place + 1) for place in range(len(entropies))], fontsize=8)
     axes.set(
@@ -207,8 +207,8 @@ def ranked_entropy_figure(models: Mapping[str, Tensor], most: Mapping[str, float
         label = f"{name}: {bits.mean():.2f} bits, from {bits.min():.2f} to {bits.max():.2f}"
         axes.plot(range(1, len(ranked) + 1), ranked, "o-", color=colour, ms=4, lw=1.2, label=label.replace("$", r"\$"))
         axes.axhline(most[name], color=colour, lw=0.8, ls=":")
-    axes.set(xlabel="heads of the last layer, by falling entropy", ylabel="entropy in bits")
-    axes.set_title(f"mean over {images} images; dotted: even attention", fontsize=9, loc="left")
+    axes.set(xlabel="heads of the last layer, by descending entropy", ylabel="entropy in bits")
+    axes.set_title(f"mean over {images} images; dotted: uniform attention", fontsize=9, loc="left")
     axes.legend(fontsize=7, frameon=False)
     axes.set_xlim(left=0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -276,5 +276,5 @@ def _plain(name: str) -> str:
 
 
 def _frequent(maps: Sequence[np.ndarray]) -> list[int]:
-    numbers, counts = np.unique(np.concatenate([one.ravel() for one in maps]), return_counts=True)
+    numbers, counts = np.unique(np.concatenate([values.ravel() for values in maps]), return_counts=True)
     return sorted(numbers[np.argsort(-counts, kind="stable")[: len(TOKEN_COLOURS)]].tolist())

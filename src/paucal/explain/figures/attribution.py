@@ -1,4 +1,4 @@
-"""Attribution beside its image: for the likeliest classes, on a sheet of many images, and for mistakes."""
+"""Figures of attribution beside the image: for the likeliest classes, on a sheet of many images, and for mistakes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ class Explained:
     Attributes:
         name: Name of the image, as shown.
         picture: (H, W, 3) as the model sees it.
-        maps: (classes, h, w).
+        maps: (classes, h, w) attribution.
         classes: Names of the classes.
         shares: Probabilities of these classes.
-        says: What the model says in words, in place of a class and its probability.
+        says: Text of the prediction, to show instead of a class and its probability.
     """
 
     name: str
@@ -48,8 +48,8 @@ def attribution_figure(explained: Explained, method: str, asks_class: bool = Tru
     low, high = scale_of(maps)
     for panel, values, name, share in zip(axes[0][1:], maps, explained.classes, explained.shares, strict=False):
         heat(panel, explained.picture, values, low, high)
-        answer = explained.says or f"{name}\nprobability {share:.0%}"
-        title(panel, answer if asks_class else "for any class")
+        prediction = explained.says or f"{name}\nprobability {share:.0%}"
+        title(panel, prediction if asks_class else "for any class")
     colour_bar(figure, axes[0], low, high, "attribution")
     figure.supxlabel(f"method: {method}", fontsize=8, x=0.02, ha="left")
     return figure
@@ -66,13 +66,13 @@ def contact_sheet(explained: Sequence[Explained], method: str, asks_class: bool 
     columns = min(COLUMNS, len(explained))
     rows = -(-len(explained) // columns)
     figure, axes = panels(rows, 2 * columns, explained[0].picture.shape[:2], extra=0.3)
-    for index, one in enumerate(explained):
+    for index, image in enumerate(explained):
         pair = axes[index // columns][2 * (index % columns) :][:2]
-        pair[0].imshow(one.picture)
-        title(pair[0], one.name, 8)
-        heat(pair[1], one.picture, one.maps[0], *scale_of(one.maps[:1]))
-        answer = one.says or f"{one.classes[0]}, {one.shares[0]:.0%}"
-        title(pair[1], answer if asks_class else "for any class", 8)
+        pair[0].imshow(image.picture)
+        title(pair[0], image.name, 8)
+        heat(pair[1], image.picture, image.maps[0], *scale_of(image.maps[:1]))
+        prediction = image.says or f"{image.classes[0]}, {image.shares[0]:.0%}"
+        title(pair[1], prediction if asks_class else "for any class", 8)
     figure.supxlabel(
         f"method: {method}; dark to bright: lowest to highest value of each image", fontsize=8, x=0.01, ha="left"
     )
@@ -99,14 +99,14 @@ def mistakes_attribution_figure(mistakes: Sequence[Explained], method: str) -> F
         raise ValueError("there are no mistakes to draw")
     columns = min(MISTAKES_PER_ROW, len(mistakes))
     figure, axes = panels(-(-len(mistakes) // columns), 3 * columns, mistakes[0].picture.shape[:2], extra=0.3)
-    for index, one in enumerate(mistakes):
-        image, answer, label = axes[index // columns][3 * (index % columns) :][:3]
-        image.imshow(one.picture)
-        title(image, one.name, 8)
+    for index, mistake in enumerate(mistakes):
+        image, predicted, label = axes[index // columns][3 * (index % columns) :][:3]
+        image.imshow(mistake.picture)
+        title(image, mistake.name, 8)
         for panel, values, word, name, share in zip(
-            (answer, label), one.maps, ("answer", "label"), one.classes, one.shares, strict=True
+            (predicted, label), mistake.maps, ("predicted", "label"), mistake.classes, mistake.shares, strict=True
         ):
-            heat(panel, one.picture, values, *scale_of(one.maps))
+            heat(panel, mistake.picture, values, *scale_of(mistake.maps))
             title(panel, f"{word}: {name}, {share:.0%}", 8)
     figure.supxlabel(f"bright: evidence for the class; method: {method}", fontsize=8, x=0.01, ha="left")
     return figure

@@ -16,7 +16,7 @@ from paucal.explain.features import Correspondence
 from paucal.explain.figures.pictures import PANEL, Picture, cell_centre, cell_heat, colour_bar, panels, title
 
 TRUE, PREDICTED = "#00b4d8", "#f77f00"
-MARGIN, BEYOND = 0.03, 0.5  # shares of the picture: margin around an arrow's end, and most that is added beyond an edge
+MARGIN, BEYOND = 0.03, 0.5  # shares of the picture: margin around an arrow's end, and limit of what an edge is moved
 YELLOW, BLUE, RED = "#f5d400", "#1f77ff", "#e3342f"
 ENLARGED = 1.4  # factor on a panel's side, to make room for the numbers
 SMALLEST, LARGEST = 5.0, 7.0  # font sizes in points of the numbers, which shrink with the cells
@@ -29,8 +29,8 @@ class MatchedPair:
     """Two images whose cells were matched, for one row of a sheet.
 
     Attributes:
-        pictures: Pictures as `figures.pictures.seen` returns them.
-        found: The pairs of cells.
+        pictures: Pictures as returned by `figures.pictures.seen`.
+        found: Pairs of cells.
         names: Titles of the pictures.
         right: (n,) whether each pair is correct; None if unknown.
     """
@@ -53,14 +53,14 @@ def matches_figure(
     of the other. (The authors' code exchanges row and column of the right image's marks.)
     """
     similar = ", ".join(f"{value:.2f}" for value in found.similarity.tolist()[:3])
-    wrong = "" if right is None else ", broken and red where wrong"
+    wrong = "" if right is None else ", dashed and red where wrong"
     pair = MatchedPair(pictures, found, names, right)
     return _sheet([pair], f"lines: most similar cells (cosine {similar}, ...){wrong}")
 
 
 def matches_sheet(pairs: Sequence[MatchedPair]) -> Figure:
     """Draw several pairs of images below each other; correct matches have yellow lines, wrong ones dashed red lines."""
-    return _sheet(pairs, "lines: most similar cells, broken and red where wrong")
+    return _sheet(pairs, "lines: most similar cells, dashed and red where wrong")
 
 
 def _sheet(pairs: Sequence[MatchedPair], lines: str) -> Figure:
@@ -89,15 +89,15 @@ def _draw(figure: Figure, axes: Sequence[Axes], pair: MatchedPair) -> None:
             figure.add_artist(ring)  # added to the figure, like the lines, so that it lies above them
         _number(figure, panel, picture, found.grids[side], (found.first, found.second)[side])
     truths = [True] * len(found.first) if pair.right is None else pair.right.tolist()
-    for one, two, right in zip(found.first, found.second, truths, strict=True):
-        start = cell_centre(_cell(one), found.grids[0], pair.pictures[0].shape)
-        end = cell_centre(_cell(two), found.grids[1], pair.pictures[1].shape)
-        look: dict[str, Any] = {"color": YELLOW} if right else {"color": RED, "linestyle": (0, (3, 2))}
-        figure.add_artist(ConnectionPatch(start, end, "data", "data", axesA=axes[0], axesB=axes[1], lw=1.2, **look))
+    for first, second, right in zip(found.first, found.second, truths, strict=True):
+        start = cell_centre(_cell(first), found.grids[0], pair.pictures[0].shape)
+        end = cell_centre(_cell(second), found.grids[1], pair.pictures[1].shape)
+        style: dict[str, Any] = {"color": YELLOW} if right else {"color": RED, "linestyle": (0, (3, 2))}
+        figure.add_artist(ConnectionPatch(start, end, "data", "data", axesA=axes[0], axesB=axes[1], lw=1.2, **style))
 
 
 def _number(figure: Figure, panel: Axes, picture: Picture, grid: tuple[int, int], cells: Tensor) -> None:
-    """Write at each cell the numbers of the pairs that it belongs to, once."""
+    """Write the numbers of a cell's pairs at the cell, as one text."""
     numbers: dict[tuple[int, int], list[int]] = {}
     for number, cell in enumerate(cells, start=1):
         numbers.setdefault(_cell(cell), []).append(number)
@@ -112,7 +112,7 @@ def _number(figure: Figure, panel: Axes, picture: Picture, grid: tuple[int, int]
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers as text.
+    """Return ascending numbers as text, with runs of three or more as ranges.
 
     >>> _ranges([1, 2, 3, 5, 9, 10])
     '1-3, 5, 9, 10'
@@ -210,8 +210,8 @@ def _pair(
     columns = view.grid[1]
     place = (first[0] * columns + first[1], second[0] * columns + second[1])
     true = (float(first[0] - second[0]), float(first[1] - second[1]))
-    found = view.predicted[place]
-    rows, across = float(found[0]), float(found[1])
+    predicted = view.predicted[place]
+    rows, across = float(predicted[0]), float(predicted[1])
     if not view.signed:
         rows, across = (abs(rows) * (1 if true[0] >= 0 else -1), abs(across) * (1 if true[1] >= 0 else -1))
     return true, (rows, across)
@@ -235,7 +235,7 @@ def _arrow(
 
 
 def _make_room(axes: Axes, picture: Picture, points: Sequence[tuple[float, float]]) -> None:
-    """Widen a panel to the ends of arrows, at most by a share of the picture beyond each edge; the rest is cut off."""
+    """Widen a panel to the ends of arrows, by at most `BEYOND` of the picture on each side."""
     limits = []
     for axis, length in ((0, picture.shape[1]), (1, picture.shape[0])):
         places = [point[axis] for point in points]

@@ -32,9 +32,9 @@ def seen(image: Image.Image, geometry: Tensor, size: tuple[int, int]) -> Picture
     """Return the part of an image that a model sees, (height, width, 3) from 0 to 1, at a resolution fit for viewing.
 
     Args:
-        image: Upright, RGB.
-        geometry: (2, 3) from the model's view to the image, as `types.Batch.geometry` defines it.
-        size: (height, width) of the model's input, for the shape.
+        image: Upright RGB image.
+        geometry: (2, 3) map from the model's view to the image, see `types.Batch.geometry`.
+        size: (height, width) of the model's input; only the proportion matters.
     """
     scale = SHOWN / max(size)
     height, width = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
@@ -54,7 +54,7 @@ def panels(
     Args:
         rows: Rows of panels.
         columns: Columns of panels.
-        shape: (height, width) of the pictures; only the proportion counts.
+        shape: (height, width) of the pictures; only the proportion matters.
         extra: Inches added to the height.
         scale: Factor on the usual size of a panel.
     """
@@ -64,8 +64,8 @@ def panels(
         figsize=(columns * max(wide, 1.5 * scale) + 0.5, rows * (high + 0.45 * scale) + extra), layout="compressed"
     )
     axes = figure.subplots(rows, columns, squeeze=False)
-    for one in axes.flat:
-        one.set_axis_off()
+    for panel in axes.flat:
+        panel.set_axis_off()
     return figure, [list(row) for row in axes]
 
 
@@ -76,7 +76,7 @@ def title(axes: Axes, text: str, size: float = 9) -> None:
 
 
 def heat(axes: Axes, picture: Picture, values: NDArray[Any] | Tensor, low: float, high: float) -> Any:
-    """Lay a map (h, w) over a grey picture; returns the mappable for a colour bar."""
+    """Draw a map (h, w) over a grey picture; return the mappable for a colour bar."""
     shape = picture.shape[:2]
     enlarged = F.interpolate(
         torch.as_tensor(np.asarray(values), dtype=torch.float32)[None, None], shape, mode="bilinear"
@@ -96,7 +96,7 @@ def overlay(picture: Picture, values: NDArray[Any] | Tensor, low: float, high: f
 
 
 def cell_heat(axes: Axes, picture: Picture, values: NDArray[Any] | Tensor, low: float, high: float) -> Any:
-    """Lay a map (h, w) over a grey picture, cell by cell."""
+    """Draw a map (h, w) over a grey picture, cell by cell."""
     height, width = picture.shape[:2]
     axes.imshow(np.repeat(picture.mean(2, keepdims=True), 3, 2), interpolation="nearest")
     extent = (-0.5, width - 0.5, height - 0.5, -0.5)
@@ -124,7 +124,7 @@ def cell_centre(cell: tuple[int, int], grid: tuple[int, int], shape: Sequence[in
 
 
 def as_bytes(figure: Figure, kind: str) -> bytes:
-    """Return a figure as PNG or SVG; the SVG of the same figure is the same every time."""
+    """Return a figure as PNG or SVG; the same figure always gives the same SVG."""
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "paucal", "svg.fonttype": "none"}):
         metadata = {"Date": None} if kind == "svg" else {}

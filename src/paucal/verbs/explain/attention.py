@@ -1,4 +1,4 @@
-"""Attention maps, heads and their entropies: `--show attention`, `heads`, `rollout`, `entropy` and others.
+"""Figures of attention and features: `--show attention`, `rollout`, `features`, `head-tokens` and `entropy`.
 
 The entropy of heads is averaged over a set of images, for one model or several.
 """
@@ -44,8 +44,8 @@ def heads_view(model: TrainedModel, image: Viewed, settings: ExplainSettings) ->
     return {label: _heads_of(image, maps[place], settings.token) for label, place in zip(labels, places, strict=True)}
 
 
-def _heads_of(image: Viewed, layer: AttentionMap, asked: list[str] | None) -> Figure:
-    tokens = _tokens(asked, layer)
+def _heads_of(image: Viewed, layer: AttentionMap, queries: list[str] | None) -> Figure:
+    tokens = _tokens(queries, layer)
     views, name = [view_heads(layer, token) for token in tokens], f"layer {layer.layer}"
     if len(tokens) == 1:
         return heads_figure(image.picture, views[0], tokens[0], name, MASS)
@@ -69,22 +69,22 @@ def head_tokens_view(model: TrainedModel, image: Viewed, settings: ExplainSettin
     """Draw DHVT's two figures: averaged attention between all tokens, and each head token's attention to the cells."""
     maps = read_attention(model.module, stacked([image], model))
     places = _places(maps, settings.layer) or _spread(len(maps))
-    chosen = [maps[place] for place in places]
+    layers = [maps[place] for place in places]
     panels = [
         (f"layer {place + 1}, head {head + 1}", values)
-        for place, one in zip(places, chosen, strict=True)
-        for head, values in enumerate(head_token_maps(one)[0].cpu())
+        for place, layer in zip(places, layers, strict=True)
+        for head, values in enumerate(head_token_maps(layer)[0].cpu())
     ]
     label = "attention of each head token to the cells in its own head"
     figures = {"head_tokens": maps_figure(image.picture, [v for _, v in panels], [t for t, _ in panels], label)}
-    if len(chosen[-1].tokens) <= MOST_TOKENS:
+    if len(layers[-1].tokens) <= MOST_TOKENS:
         titles = [f"layer {place + 1}" for place in places]
-        matrices = [averaged(one)[0].cpu() for one in chosen]
-        figures["averaged_attention"] = matrices_figure(matrices, chosen[-1].tokens, titles)
+        matrices = [averaged(layer)[0].cpu() for layer in layers]
+        figures["averaged_attention"] = matrices_figure(matrices, layers[-1].tokens, titles)
     return figures
 
 
-# One image at a time: the attention of all layers takes gigabytes for one large image.
+# These take one image at a time, since the attention of all layers takes gigabytes for a large image.
 SINGLE: dict[str, Callable[[TrainedModel, Viewed, ExplainSettings], dict[str, Figure]]] = {
     "attention": heads_view,
     "rollout": rollout_view,
@@ -102,29 +102,29 @@ def _spread(depth: int) -> list[int]:
     return sorted({(2 * part + 1) * depth // (2 * SHOWN_LAYERS) for part in range(SHOWN_LAYERS)})
 
 
-def _places(maps: Sequence[AttentionMap], asked: Sequence[int | str] | None) -> list[int]:
+def _places(maps: Sequence[AttentionMap], requested: Sequence[int | str] | None) -> list[int]:
     """Return the requested layers, counted from 0 and in the order of the network; [] if none are named."""
-    if asked is None:
+    if requested is None:
         return []
-    if EVERY in asked:
+    if EVERY in requested:
         return list(range(len(maps)))
-    names = [one.layer for one in maps]
-    known = {str(place + 1): place for place in range(len(maps))} | {name: place for place, name in enumerate(names)}
-    for word in asked:
-        if str(word) not in known:
+    names = [attention.layer for attention in maps]
+    places = {str(place + 1): place for place in range(len(maps))} | {name: place for place, name in enumerate(names)}
+    for word in requested:
+        if str(word) not in places:
             raise UserError(
                 f"--layer is {str(word)!r}; expected {EVERY}, a number from 1 to {len(maps)}, or one of "
                 f"{', '.join(names)}."
             )
-    return sorted({known[str(word)] for word in asked})
+    return sorted({places[str(word)] for word in requested})
 
 
-def _tokens(asked: list[str] | None, layer: AttentionMap) -> list[Token]:
+def _tokens(words: list[str] | None, layer: AttentionMap) -> list[Token]:
     rows, columns = layer.tokens.grid
-    if not asked:
+    if not words:
         return [layer.tokens.prefix[0] if layer.tokens.prefix else (rows // 2, columns // 2)]
-    cells = [CELL.fullmatch(one) for one in asked]
-    return [(int(cell[1]), int(cell[2])) if cell else one for cell, one in zip(cells, asked, strict=True)]
+    cells = [CELL.fullmatch(word) for word in words]
+    return [(int(cell[1]), int(cell[2])) if cell else word for cell, word in zip(cells, words, strict=True)]
 
 
 class Entropies:
@@ -142,10 +142,10 @@ class Entropies:
     def __init__(self, model: TrainedModel, against: Sequence[str], device: str) -> None:
         self.models = {model.card.backbone.name: model}
         for name in against:
-            free, number = name, 2
-            while free in self.models:
-                free, number = f"{name} ({number})", number + 1
-            self.models[free] = open_named(name, device, setting="--against")
+            unique, number = name, 2
+            while unique in self.models:
+                unique, number = f"{name} ({number})", number + 1
+            self.models[unique] = open_named(name, device, setting="--against")
         self._first = model
         self._sums: dict[str, dict[str, Tensor]] = {name: {} for name in self.models}
         self._most: dict[str, dict[str, float]] = {}
@@ -159,11 +159,12 @@ class Entropies:
         """
         images = stacked(batch, self._first)
         for name, model in self.models.items():
-            fed, sums = view_of(images, self._first, model), self._sums[name]
-            for layer, bits in entropy_over(model.module, [fed]).items():
+            inputs, sums = view_of(images, self._first, model), self._sums[name]
+            for layer, bits in entropy_over(model.module, [inputs]).items():
                 sums[layer] = sums.get(layer, 0) + bits.cpu() * len(batch)
             if name not in self._most:
-                self._most[name] = {one.layer: most_entropy(one) for one in read_attention(model.module, fed[:1])}
+                layers = read_attention(model.module, inputs[:1])
+                self._most[name] = {attention.layer: most_entropy(attention) for attention in layers}
         self.images += len(batch)
 
     def means(self) -> dict[str, dict[str, Tensor]]:

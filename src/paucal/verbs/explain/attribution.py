@@ -19,22 +19,21 @@ from paucal.wording import did_you_mean, first_few
 MOST_CELLS = 56  # largest side of a grid that is drawn cell by cell
 
 
-def choose_method(model: TrainedModel, asked: str) -> tuple[str, str]:
-    """Return the method, and a sentence that gives the reason for it."""
-    if asked == "auto":
+def choose_method(model: TrainedModel, requested: str) -> tuple[str, str]:
+    """Return the method to use, and a sentence on the reason for it."""
+    if requested == "auto":
         method, reason = best_method(model.module)
         return method, f"method: {METHODS[method].title}; auto: {reason}"
-    if asked not in METHODS:
-        raise UserError(
-            f"--method is {asked!r}{did_you_mean(asked, METHODS)}; expected auto or one of {', '.join(METHODS)}."
-        )
+    if requested not in METHODS:
+        similar = did_you_mean(requested, METHODS)
+        raise UserError(f"--method is {requested!r}{similar}; expected auto or one of {', '.join(METHODS)}.")
     possible = methods_of(model.module)
-    if asked not in possible:
+    if requested not in possible:
         raise UserError(
-            f"--method {asked} needs {_NEEDS[METHODS[asked].needs]}, which {model.card.backbone.name} lacks: use "
-            f"{', '.join(possible)}, or auto."
+            f"--method {requested} needs {_NEEDS[METHODS[requested].needs]}, which {model.card.backbone.name} lacks: "
+            f"use {', '.join(possible)}, or auto."
         )
-    return asked, f"method: {METHODS[asked].title}"
+    return requested, f"method: {METHODS[requested].title}"
 
 
 _NEEDS = {"attention": "attention", "rules": "a ViT, DeiT, LV-ViT or DHVT"}
@@ -44,14 +43,14 @@ def class_numbers(model: TrainedModel, names: Sequence[str] | None) -> list[int]
     """Return the numbers of classes given by name; None for the likeliest classes of each image.
 
     Raises:
-        UserError: the model knows no such class, or predicts numbers.
+        UserError: the model has no such class, or predicts numbers.
     """
     if isinstance(model.card, RegressionCard) and names is None:
         return [0]
     model.require_classifier()
     if names is None:
         return None
-    words = [readable_name(one) for one in model.classes]
+    words = [readable_name(name) for name in model.classes]
     return [_class_number(name, model.classes, words) for name in names]
 
 
@@ -63,39 +62,39 @@ def _class_number(name: str, classes: Sequence[str], words: Sequence[str]) -> in
         several = " and ".join(classes[number] for number in similar)
         raise UserError(f"--explain-class: {name!r} may mean {several}: give one of them.")
     if not similar:
-        known = first_few(words, 10)
         raise UserError(
-            f"--explain-class: the model knows no class {name!r}{did_you_mean(name, words)}; it knows {known}."
+            f"--explain-class: the model has no class {name!r}{did_you_mean(name, words)}; it has "
+            f"{first_few(words, 10)}."
         )
     return similar[0]
 
 
 def _drawn(maps: Tensor) -> Tensor:
-    """Return maps of pixels averaged over cells, as for their scores, since single pixels look like noise."""
+    """Return maps, those of pixels averaged over cells (as in their scores), since single pixels look like noise."""
     return on_cells(maps) if max(maps.shape[1:]) > MOST_CELLS else maps
 
 
 def explain_batch(
     model: TrainedModel, batch: Sequence[Viewed], method: str, classes: list[int] | None, top: int
 ) -> list[Explained]:
-    """Return the attribution of some images for the given classes, or for each image's likeliest ones."""
+    """Return the attribution of images for some classes; None for the `top` likeliest classes of each image."""
     images = stacked(batch, model)
     with explainable(model.module) as module, torch.no_grad():
         shares = model.card.shares(run(module, images.to(next(module.parameters()).dtype))).cpu()
     count = min(top, len(model.classes))
     if classes is None:
-        chosen = shares.argsort(dim=1, descending=True, stable=True)[:, :count]
+        explained = shares.argsort(dim=1, descending=True, stable=True)[:, :count]
     else:
-        chosen = torch.tensor(classes).expand(len(batch), -1)
-    columns = chosen.T if METHODS[method].asks_class else chosen.T[:1]
+        explained = torch.tensor(classes).expand(len(batch), -1)
+    columns = explained.T if METHODS[method].asks_class else explained.T[:1]
     maps: list[Tensor] = [_drawn(attribute(model.module, images, column, method).float().cpu()) for column in columns]
     return [
         Explained(
             image.name,
             image.picture,
-            torch.stack([one[index] for one in maps]),
-            tuple(readable_name(model.classes[number]) for number in chosen[index].tolist()),
-            tuple(shares[index, chosen[index]].tolist()),
+            torch.stack([values[index] for values in maps]),
+            tuple(readable_name(model.classes[number]) for number in explained[index].tolist()),
+            tuple(shares[index, explained[index]].tolist()),
             model.card.describe(float(shares[index, 0])) if isinstance(model.card, RegressionCard) else "",
         )
         for index, image in enumerate(batch)

@@ -39,9 +39,9 @@ def open_localizer(name: TrainedModel | str, model: TrainedModel) -> DrLoc:
         raise UserError("--show localization reads the head from the run: give the run's folder instead of a model.")
     run = open_model_folder(name)
     if not run.best.is_file():
-        raise UserError(f"--show localization reads {str(run.best)!r}, which is not there: keep the run's checkpoints.")
+        raise UserError(f"--show localization needs {str(run.best)!r}, which is missing: keep the run's checkpoints.")
     state = load_checkpoint(run.best).get("state_dict", {})
-    heads = {found[1]: value for key, value in state.items() if (found := _KEY.fullmatch(key))}
+    heads = {match[1]: value for key, value in state.items() if (match := _KEY.fullmatch(key))}
     if not heads:
         raise UserError(f"{str(run.path)!r} was trained without DrLoc: train with --add drloc.")
     settings: Any = SimpleNamespace(**run.settings)
@@ -58,7 +58,7 @@ def open_localizer(name: TrainedModel | str, model: TrainedModel) -> DrLoc:
 
 
 @torch.no_grad()
-def look(term: DrLoc, model: TrainedModel, image: Viewed) -> OffsetView:
+def predict_offsets(term: DrLoc, model: TrainedModel, image: Viewed) -> OffsetView:
     """Return the offsets that the head of the last grid predicts for all pairs of cells of an image."""
     with explainable(model.module) as module:
         backbone = FeatureBackbone(module, model.card.preprocessing.image_size)
@@ -82,11 +82,11 @@ def _is_signed(options: DrLocOptions) -> bool:
 def localization_figures(
     term: DrLoc, model: TrainedModel, image: Viewed, tokens: Sequence[str] | None
 ) -> Iterator[tuple[str, Figure]]:
-    """Draw one pair of cells, which starts at the first given cell or the middle, and the mean error over the grid."""
-    view = look(term, model, image)
+    """Draw the offset from one cell (the first of `tokens`, or the middle) to another, and the mean error by cell."""
+    view = predict_offsets(term, model, image)
     rows, columns = view.grid
-    found = next(filter(None, map(CELL.fullmatch, tokens or ())), None)
-    second = (int(found[1]), int(found[2])) if found else (rows // 2, columns // 2)
+    cell = next(filter(None, map(CELL.fullmatch, tokens or ())), None)
+    second = (int(cell[1]), int(cell[2])) if cell else (rows // 2, columns // 2)
     if second[0] >= rows or second[1] >= columns:
         raise UserError(f"the cell {second} lies outside the grid of {rows}x{columns} cells: count from 0.")
     first = (0, 0) if second != (0, 0) else (rows - 1, columns - 1)
@@ -95,16 +95,16 @@ def localization_figures(
 
 def _in_cells(outputs: tuple[Tensor, Tensor], options: DrLocOptions, size: tuple[int, int]) -> Tensor:
     """Return offsets (pairs, 2) in cells from the head's outputs (1, pairs, C), in whichever form its loss uses."""
-    still = torch.zeros(1, 1, 2, 2, dtype=torch.long)
+    same_cell = torch.zeros(1, 1, 2, 2, dtype=torch.long)
     if options.mode in ("l1", "signed"):
-        step = still.clone()
+        step = same_cell.clone()
         step[0, 0, 0] = 1  # one cell down and right: a cell's size on the scale of the targets
-        zero, one = (
+        zero, unit = (
             pair_targets(pair, *size, target=options.target, scale=options.scale)[0, 0].to(outputs[0])
-            for pair in (still, step)
+            for pair in (same_cell, step)
         )
-        return (torch.cat(outputs, 2)[0] - zero) / (one - zero)
-    centre = pair_classes(still, *size, classes=options.classes)[0, 0].tolist()
+        return (torch.cat(outputs, 2)[0] - zero) / (unit - zero)
+    centre = pair_classes(same_cell, *size, classes=options.classes)[0, 0].tolist()
     values = []
     for middle, logits in zip(centre, outputs, strict=True):
         places = torch.arange(logits.shape[-1], device=logits.device).float() - middle
@@ -116,21 +116,20 @@ class TokenViews:
     """Classifies every cell with several models, as token labeling does with its teacher.
 
     Args:
-        models: (title, model) pairs; all know the classes of the last model, for which images are prepared.
+        models: (title, model) pairs; all have the classes of the last model, for which images are prepared.
     """
 
     def __init__(self, models: list[tuple[str, TrainedModel]]) -> None:
         self._model = models[-1][1]
         self.classes = self._model.classes
-        self._asked = [
-            (title, one, DenseTeacher(one.module, one.card.preprocessing.image_size)) for title, one in models
+        self._models = [
+            (title, model, DenseTeacher(model.module, model.card.preprocessing.image_size)) for title, model in models
         ]
 
     def figure(self, image: Viewed) -> Figure:
         """Draw an image with the token labels of all models."""
-        return tokens_figure(
-            image.picture, [(title, self._shares(one, dense, image)) for title, one, dense in self._asked], self.classes
-        )
+        maps = [(title, self._shares(model, dense, image)) for title, model, dense in self._models]
+        return tokens_figure(image.picture, maps, self.classes)
 
     @torch.no_grad()
     def _shares(self, model: TrainedModel, dense: DenseTeacher, image: Viewed) -> Tensor:
@@ -141,7 +140,7 @@ class TokenViews:
 
 
 def open_token_views(model: TrainedModel, teacher: str | None, device: str) -> TokenViews:
-    """Open a model, and a teacher if given, to show their token predictions side by side."""
+    """Return the token predictions of a model, beside those of a teacher if given."""
     model.require_classifier()
     if teacher is None:
         return TokenViews([("predicted classes of the cells", model)])
@@ -165,9 +164,9 @@ def matches_figures(model: TrainedModel, pair: list[Viewed]) -> Iterator[tuple[s
         second = pair[1]
     else:
         second = Viewed(f"{first.name}, mirrored", first.picture[:, ::-1].copy(), first.view.flip(-1))
-    one, two = stacked([first, second], model)
-    matches = match_images(model.module, one, two)
+    inputs = stacked([first, second], model)
+    matches = match_images(model.module, inputs[0], inputs[1])
     right = mirror_hits(matches) if len(pair) == 1 else None
-    share = "" if right is None else f": {int(right.sum())} of {len(right)} right"
+    share = "" if right is None else f": {int(right.sum())} of {len(right)} correct"
     figure = matches_figure((first.picture, second.picture), matches, (first.name, f"{second.name}{share}"), right)
     yield f"{stem(first.name)}_matches", figure

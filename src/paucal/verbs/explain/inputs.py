@@ -1,4 +1,4 @@
-"""The images of a call, each as the model's input and as a picture for people."""
+"""The images to explain, each as the model's input and as a picture to show."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ class Viewed:
 
     Attributes:
         name: Name of the image, for titles and files.
-        picture: (H, W, 3), the part that the model sees.
-        view: (3, H, W), the model's input.
+        picture: (H, W, 3) part of the image that the model sees.
+        view: (3, H, W) input of the model.
     """
 
     name: str
@@ -39,7 +39,7 @@ def read_images(
     """Return an upper bound on the number of images, and an iterator that keeps one image in memory at a time.
 
     Raises:
-        UserError: a path does not exist or holds no image, or an image cannot be read.
+        UserError: a path does not exist or contains no image, or an image cannot be read.
     """
     reading = model.card.preprocessing.reading
     opened = open_sources(sources, console, reading)
@@ -76,18 +76,18 @@ def stacked(batch: Sequence[Viewed], model: TrainedModel) -> Tensor:
 
 def view_of(images: Tensor, model: TrainedModel, other: TrainedModel) -> Tensor:
     """Convert an input (B, 3, H, W) of `model` to one of `other`: the same part of the images at the other's size."""
-    mine, its = model.card.preprocessing, other.card.preprocessing
+    old, new = model.card.preprocessing, other.card.preprocessing
     images = images.to(other.device)
-    if (mine.mean, mine.std) != (its.mean, its.std):
-        mean, std, its_mean, its_std = (
-            images.new_tensor(values).view(1, -1, 1, 1) for values in (mine.mean, mine.std, its.mean, its.std)
+    if (old.mean, old.std) != (new.mean, new.std):
+        mean, std, new_mean, new_std = (
+            images.new_tensor(values).view(1, -1, 1, 1) for values in (old.mean, old.std, new.mean, new.std)
         )
-        images = (images * std + mean - its_mean) / its_std
-    if tuple(images.shape[2:]) != its.image_size:
-        images = functional.interpolate(images, its.image_size, mode="bicubic", antialias=True)
+        images = (images * std + mean - new_mean) / new_std
+    if tuple(images.shape[2:]) != new.image_size:
+        images = functional.interpolate(images, new.image_size, mode="bicubic", antialias=True)
     return images
 
 
 def stem(name: str) -> str:
-    """Return an image's name without its ending, for the start of its pictures' names."""
+    """Return an image's name without its suffix; the names of its pictures start with it."""
     return Path(name).stem or name

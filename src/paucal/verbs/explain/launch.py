@@ -42,7 +42,7 @@ class Explanations:
         folder: Folder of the pictures.
         pictures: Files of the pictures, in the order they were drawn.
         method: Method of attribution; None if no attribution was drawn.
-        said: Lines that the command line prints.
+        said: Lines that the command line would print.
     """
 
     folder: Path
@@ -70,10 +70,10 @@ def explain_images(
         >>> paucal.explain_images("runs/1", "cat.jpg", show=["attribution", "attention"])  # doctest: +SKIP
     """
     sources = list_sources(images)
-    chosen = from_python(ExplainSettings, settings, "paucal.explain_images", "explain")
+    checked = from_python(ExplainSettings, settings, "paucal.explain_images", "explain")
     console = RecordingConsole()
     drawn = explain_all(
-        model if isinstance(model, TrainedModel) else path_text(model, "the model"), sources, chosen, console
+        model if isinstance(model, TrainedModel) else path_text(model, "the model"), sources, checked, console
     )
     return Explanations(drawn.folder, drawn.pictures, drawn.method, tuple(console.said))
 
@@ -122,7 +122,7 @@ def _views(settings: ExplainSettings) -> list[str]:
 
 
 class _Extra:
-    """Figures that are drawn once, from all images, and objects that some views need beside the model."""
+    """Figures that are drawn once, from all images, and objects that some views need in addition to the model."""
 
     def __init__(self) -> None:
         self.sheet: list[Explained] = []
@@ -145,7 +145,7 @@ class _Extra:
 def _open_extras(
     views: Sequence[str], name: TrainedModel | str, model: TrainedModel, settings: ExplainSettings
 ) -> _Extra:
-    """Open the objects that some views need beside the model, before any work is done."""
+    """Open the objects that some views need in addition to the model, before any work is done."""
     extra = _Extra()
     if set(views) & NEEDS_ATTENTION:
         require_attention(model.module)
@@ -180,12 +180,10 @@ def _figures(
     if method is not None:
         extra.method = method
         numbers = class_numbers(model, settings.explain_class)
-        for one in explain_batch(model, batch, method, numbers, settings.top):
-            yield (
-                f"{stem(one.name)}_attribution",
-                attribution_figure(one, METHODS[method].title, METHODS[method].asks_class),
-            )
-            extra.sheet.append(one)
+        for explained in explain_batch(model, batch, method, numbers, settings.top):
+            figure = attribution_figure(explained, METHODS[method].title, METHODS[method].asks_class)
+            yield f"{stem(explained.name)}_attribution", figure
+            extra.sheet.append(explained)
     if "features" in views:
         yield from features_figures(model, batch)
     for image in batch:

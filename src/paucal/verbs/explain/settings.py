@@ -24,7 +24,7 @@ class ExplainSettings:
         "localization (default: attribution)",
         group=_GROUP,
     )
-    method: str = option("method of attribution; auto is the one that scored best for the family", "auto", group=_GROUP)
+    method: str = option("method of attribution; auto: the best one for the model's family", "auto", group=_GROUP)
     explain_class: list[str] | None = option("classes to explain, by name (default: the likeliest)", group=_GROUP)
     top: int = option("likeliest classes side by side", 2, group=_GROUP, low=1, high=8)
     layer: list[int | str] | None = option(
@@ -58,7 +58,7 @@ _USED_BY: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def require_use(views: Sequence[str], settings: ExplainSettings) -> None:
-    """Refuse settings that no picture would use."""
+    """Raise a UserError for a setting that no picture would use."""
     for name, (does, users) in _USED_BY.items():
         if getattr(settings, name) is not None and not set(users) & set(views):
             raise UserError(f"--{name.replace('_', '-')} {does}: add --show {' or '.join(users)}.")

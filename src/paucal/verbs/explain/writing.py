@@ -23,9 +23,9 @@ def settle_folder(output: str | None, sources: Sequence[Any], default: Path = DE
     """Return the folder for the output of a verb, which is empty or does not exist yet.
 
     Args:
-        output: Folder that the user has given; None for the next number in `default`.
+        output: Folder given by the user; None for the next number in `default`.
         sources: Images as paths or PIL images, and folders of images, which must not be written to.
-        default: A folder of numbered folders.
+        default: Folder that contains the numbered folders.
     """
     path = _next(default) if output is None else named_path(output)
     for source in sources:
@@ -38,8 +38,8 @@ def settle_folder(output: str | None, sources: Sequence[Any], default: Path = DE
 
 
 def _next(root: Path) -> Path:
-    taken = [int(one.name) for one in root.iterdir() if one.name.isdigit()] if root.is_dir() else []
-    return root / str(max(taken, default=0) + 1)
+    numbers = [int(path.name) for path in root.iterdir() if path.name.isdigit()] if root.is_dir() else []
+    return root / str(max(numbers, default=0) + 1)
 
 
 class Pictures:
@@ -65,7 +65,7 @@ class Pictures:
             self.written.append(path)
 
     def write_table(self, name: str, text: str) -> None:
-        """Write the numbers of a figure beside it; `name` must be a plain word that no picture has as its name."""
+        """Write the numbers of a figure beside it; `name` must be a valid file name that no picture has."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.folder / f"{name}.csv", text)
 
