@@ -18,7 +18,7 @@ from paucal.backbones.timm_attention import layout_of
 
 
 class _Recorder:
-    """A hook that is an object, not a closure, so that a deep copy of a model has hooks of its own."""
+    """A hook that is an object, not a closure, so that a deep copy of a model has its own hooks."""
 
     def __init__(self, maps: dict[str, Tensor], name: str) -> None:
         self.maps, self.name = maps, name

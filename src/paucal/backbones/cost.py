@@ -67,8 +67,8 @@ def _cost(name: str, image_size: Size, arguments: str) -> Cost | None:
                 model(images)
         except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError):
             return None
-    own = {_storage(parameter) for parameter in model.parameters()}
-    sizes = [tensor.untyped_storage().nbytes() // 2 for key, tensor in kept.items() if key not in own]
+    of_parameters = {_storage(parameter) for parameter in model.parameters()}
+    sizes = [tensor.untyped_storage().nbytes() // 2 for key, tensor in kept.items() if key not in of_parameters]
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return Cost(parameters, counter.get_total_flops() // 4, sum(sizes), max(sizes, default=0))
 

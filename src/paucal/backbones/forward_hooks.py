@@ -1,7 +1,7 @@
 """Read a model's inner tensors during its one forward pass.
 
 The hooks are placed once and stay; they keep tensors only while a reader has opened them. They are objects, not
-closures, so that a deep copy of a backbone carries hooks of its own, and plain enough for torch.compile to trace.
+closures, so that a deep copy of a backbone has its own hooks, and plain enough for torch.compile to trace.
 """
 
 import re

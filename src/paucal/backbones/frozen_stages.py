@@ -32,8 +32,8 @@ class FrozenStages:
         stage = posixpath.commonpath(names).replace("/", ".")
         if not stage or stage not in dict(model.named_modules()):
             raise UserError(
-                f"--frozen-views is not supported for {model_name(model)}, whose stage {frozen + 1} is not a module "
-                "of its own: leave it out."
+                f"--frozen-views is not supported for {model_name(model)}, whose stage {frozen + 1} is not a single "
+                "module: leave it out."
             )
         self._image: Tensor | None = None
         self._kept: Tensor | None = None

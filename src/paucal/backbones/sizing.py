@@ -185,9 +185,9 @@ def _refusal(name: str, model: nn.Module, image_size: Size) -> str:
             f"{name} cuts images into equal patches, which is impossible for {_times(image_size)} "
             f"pixels; use {_times(below)} or {_times(above)}."
         )
-    own = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))[1:]
+    default_size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))[1:]
     return (
-        f"{name} does not take images of {_times(image_size)} pixels; use its own {_times(own)}, or a model "
+        f"{name} does not take images of {_times(image_size)} pixels; use its own {_times(default_size)}, or a model "
         f"that fits itself to the image, such as {_SMALL_MODEL} or swin_tiny_patch4_window7_224."
     )
 

@@ -151,8 +151,8 @@ def stage_classifier(model: nn.Module) -> StageClassifier | None:
 def add_stage_classifier(model: nn.Module, image_size: Size) -> nn.Module:
     """Replace a model's linear classifier by a `StageClassifier` with fresh weights, in place; return the model."""
     names, maps = classifier_modules(model), last_stage_maps(model, image_size)
-    own = model.get_submodule(names[0]) if len(names) == 1 else None
-    if not isinstance(own, nn.Linear) or not maps:
+    classifier = model.get_submodule(names[0]) if len(names) == 1 else None
+    if not isinstance(classifier, nn.Linear) or not maps:
         raise UserError(f"{model_name(model)} has no linear classifier that could read its last stages.")
-    model.set_submodule(names[0], StageClassifier(model, maps, own.in_features, own.out_features))
+    model.set_submodule(names[0], StageClassifier(model, maps, classifier.in_features, classifier.out_features))
     return model

@@ -53,16 +53,16 @@ from paucal.backbones.layout import grid_sides
 
 def layout_of(module: nn.Module) -> AttentionLayout:
     """Return how a module's attention is read, as declared by its class or a base class."""
-    own = getattr(module, "attention_layout", None)
-    if isinstance(own, AttentionLayout):
-        return own
+    declared = getattr(module, "attention_layout", None)
+    if isinstance(declared, AttentionLayout):
+        return declared
     return next((TIMM[kind] for kind in type(module).__mro__ if kind in TIMM), AttentionLayout())
 
 
 def relevance_family(model: nn.Module) -> str | None:
     """Return the family whose relevance rules apply to a model, as its class declares it; None if there is none."""
-    own = getattr(model, "relevance_family", None)
-    return "vit" if own is None and isinstance(model, VisionTransformer) else own
+    declared = getattr(model, "relevance_family", None)
+    return "vit" if declared is None and isinstance(model, VisionTransformer) else declared
 
 
 def _swin(call: Call, weights: Tensor, image_size: Size) -> Places:

@@ -65,7 +65,7 @@ class Recipe:
         return self
 
     def rate(self, name: str, batch: int) -> tuple[float, str] | None:
-        """Return the learning rate for a number of images per step, and why; None where it has none of its own."""
+        """Return the learning rate for a number of images per step, and why; None where the recipe has none."""
         if self.lr_per_512 is None:
             return None
         reason = f"recipe {name}: {self.lr_per_512:g} for 512 images in a step, here {batch}"

@@ -148,7 +148,7 @@ def warnings(scores: ReportedScores) -> list[str]:
 
 
 def table(files: RunFiles) -> Mapping[str, str]:
-    """Return the known facts about the training, as texts by name."""
+    """Return the recorded facts about the training, as texts by name."""
     summary = files.summary
     return drop_unknown(
         {

@@ -128,7 +128,7 @@ def warnings(scores: SegmentationScores) -> list[str]:
 
 
 def table(files: RunFiles) -> Mapping[str, str]:
-    """Return the known facts about the training as names and texts."""
+    """Return the recorded facts about the training, as texts by name."""
     summary = files.summary
     return drop_unknown(
         {

@@ -230,9 +230,9 @@ def renamed(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
 
 def _rename(name: str, rules: Rules) -> str:
     for pattern, replacement in rules:
-        ours, count = re.subn(rf"^(?:{pattern})", replacement, name)
+        renamed, count = re.subn(rf"^(?:{pattern})", replacement, name)
         if count:
-            return ours
+            return renamed
     return name
 
 

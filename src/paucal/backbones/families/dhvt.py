@@ -197,15 +197,15 @@ class Dhvt(TokenBackbone):
             _require_multiples(size, self.reduction)
 
     def _positions(self, table: Tensor, grid: Grid) -> Tensor:
-        own = self.patch_embed.grid_size
-        if grid == own:
+        built_grid = self.patch_embed.grid_size
+        if grid == built_grid:
             return table
         if not self.dynamic_img_size:
             raise ValueError(
-                f"the position table is for {own} cells and the images have {grid}: give img_size, call "
+                f"the position table is for {built_grid} cells and the images have {grid}: give img_size, call "
                 "set_input_size, or give dynamic_img_size=True"
             )
-        return resample_positions(table, own, grid)
+        return resample_positions(table, built_grid, grid)
 
 
 def _patches(size: Size, patch: int, in_chans: int, embed_dim: int, parts: DhvtParts) -> Sope | PatchEmbed:
@@ -234,14 +234,14 @@ def checkpoint_filter_fn(state: Mapping[str, Any], model: nn.Module) -> dict[str
     functions fit the first convolution.) Everything else keeps its name and shape.
     """
     fitted: dict[str, Any] = dict(state)
-    channels, own = getattr(model, "in_chans", None), getattr(model, "pos_embed", None)
+    channels, table = getattr(model, "in_chans", None), getattr(model, "pos_embed", None)
     for name in ("patch_embed.pre_affine.alpha", "patch_embed.pre_affine.beta"):
         value = fitted.get(name)
         if isinstance(value, Tensor) and value.ndim == 4 and channels and value.shape[1] != channels:
             fitted[name] = value.mean(1, keepdim=True).repeat(1, channels, 1, 1)
-    if own is None or not isinstance(fitted.get("pos_embed"), Tensor):
+    if table is None or not isinstance(fitted.get("pos_embed"), Tensor):
         return fitted
-    return with_fitting_positions(fitted, own, model.patch_embed.grid_size)  # type: ignore[union-attr]
+    return with_fitting_positions(fitted, table, model.patch_embed.grid_size)  # type: ignore[union-attr]
 
 
 _TINY, _SMALL = {"embed_dim": 192}, {"embed_dim": 384}

@@ -205,16 +205,16 @@ class LvVit(TokenBackbone):
         return self.aux_head(self.head_drop(x[:, self.num_prefix_tokens :]))
 
     def _positions(self, grid: Grid) -> Tensor:
-        own = self.patch_embed.grid_size
-        if grid == own:
+        built_grid = self.patch_embed.grid_size
+        if grid == built_grid:
             return self.pos_embed
         if not self.dynamic_img_size:
             height, width = self.patch_embed.img_size
             raise ValueError(
-                f"the images make {grid[0]}x{grid[1]} cells and the model is built for {own[0]}x{own[1]} ({height}x"
-                f"{width} pixels): call set_input_size, or build it with img_size or dynamic_img_size"
+                f"the images make {grid[0]}x{grid[1]} cells and the model is built for {built_grid[0]}x{built_grid[1]} "
+                f"({height}x{width} pixels): call set_input_size, or build it with img_size or dynamic_img_size"
             )
-        return resample_positions(self.pos_embed, own, grid)
+        return resample_positions(self.pos_embed, built_grid, grid)
 
 
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: LvVit) -> dict[str, Tensor]:

@@ -184,11 +184,11 @@ class T2tVit(TokenBackbone):
         return {"cls_token"}
 
     def _require_size(self, height: int, width: int) -> None:
-        own = self.tokens_to_token.img_size
-        if (height, width) != own and not self.dynamic_img_size:
+        built_size = self.tokens_to_token.img_size
+        if (height, width) != built_size and not self.dynamic_img_size:
             raise ValueError(
-                f"the images have {height}x{width} pixels and the model is built for {own[0]}x{own[1]}: call "
-                "set_input_size, or build it with img_size or dynamic_img_size"
+                f"the images have {height}x{width} pixels and the model is built for {built_size[0]}x{built_size[1]}: "
+                "call set_input_size, or build it with img_size or dynamic_img_size"
             )
 
 
@@ -212,21 +212,21 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: T2tVit) -> dict[str
     """
     stem = model.tokens_to_token
     fitted = with_fitting_positions(state, model.pos_embed, stem.grid_size)
-    for name, own in stem.attention1.named_parameters(prefix="tokens_to_token.attention1"):
+    for name, parameter in stem.attention1.named_parameters(prefix="tokens_to_token.attention1"):
         value = fitted.get(name)
-        if value is not None and value.shape != own.shape and name.endswith(_READS_PIXELS):
-            fitted[name] = _with_channels(value, own, model.in_chans)
+        if value is not None and value.shape != parameter.shape and name.endswith(_READS_PIXELS):
+            fitted[name] = _with_channels(value, parameter, model.in_chans)
             if name.endswith("attn.qkv.weight") and fitted[name] is not value:
                 # Attention divides by the root of the width, which has changed; scaling the queries compensates for
                 # that.
-                fitted[name][: len(own) // 3] *= (own.shape[1] / value.shape[1]) ** 0.5
+                fitted[name][: len(parameter) // 3] *= (parameter.shape[1] / value.shape[1]) ** 0.5
     return fitted
 
 
-def _with_channels(value: Tensor, own: Tensor, channels: int) -> Tensor:
+def _with_channels(value: Tensor, parameter: Tensor, channels: int) -> Tensor:
     """Return new weights (..., C * 7 * 7) of the first layer for other channels; other tensors are left alone."""
     count, rest = divmod(value.shape[-1], FIRST**2) if value.ndim else (0, 1)
-    if rest or not count or value.ndim != own.ndim or value.shape[:-1] != own.shape[:-1]:
+    if rest or not count or value.ndim != parameter.ndim or value.shape[:-1] != parameter.shape[:-1]:
         return value
     split = value.unflatten(-1, (count, FIRST, FIRST))
     if value.ndim == 1:

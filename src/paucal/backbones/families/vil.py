@@ -42,7 +42,7 @@ _NOT_DECAYED = ("cls_token", "pos_embed", "relative_position_bias", "relative_po
 class VisionLongformer(StagedBackbone):
     """A backbone in stages whose first ones attend sparsely; the mean of the last cells is classified.
 
-    Each stage has global tokens of its own, which are dropped after it; those of the last stage, if any, can be
+    Each stage has its own global tokens, which are dropped after it; those of the last stage, if any, can be
     classified instead of the mean (`global_pool="token"`). Parameters that affect only the final values of dropped
     global tokens never learn and are frozen: in the last block of every stage but the last, the bias between global
     tokens, and the global tokens' own projections with `share_projections=False`.
@@ -251,9 +251,9 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[
     holds two copies. The copy of the global tokens wins, as in the published code, which loads it last.
     """
     renamed = {_name(key): value for key, value in state.items() if not key.endswith("relative_position_index")}
-    own = model.state_dict()
-    joined = _join_positions(renamed, own) if any(_PART.match(key) for key in state) else renamed
-    return {key: _fit_to_model(key, value, own) for key, value in joined.items()}
+    of_model = model.state_dict()
+    joined = _join_positions(renamed, of_model) if any(_PART.match(key) for key in state) else renamed
+    return {key: _fit_to_model(key, value, of_model) for key, value in joined.items()}
 
 
 def _name(key: str) -> str:
@@ -270,12 +270,12 @@ def _name(key: str) -> str:
     return f"stages.{stage}.blocks.{(part - 1) // 2}.{rest}"
 
 
-def _join_positions(state: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _join_positions(state: dict[str, Tensor], of_model: Mapping[str, Tensor]) -> dict[str, Tensor]:
     joined = dict(state)
     for key in [key for key in state if ".attn.query." in key]:
         start, _, kind = key.rpartition(".attn.query.")
         prefix = f"{start}.attn."
-        shared = f"{prefix}query_global.{kind}" not in own and f"{prefix}query_global.{kind}" in state
+        shared = f"{prefix}query_global.{kind}" not in of_model and f"{prefix}query_global.{kind}" in state
         ending = "_global" if shared else ""
         if f"{prefix}kv{ending}.{kind}" not in state:
             continue
@@ -286,11 +286,11 @@ def _join_positions(state: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict
             joined.pop(f"{prefix}{name}.{kind}", None)
         if shared:
             joined[f"{prefix}proj.{kind}"] = joined.pop(f"{prefix}proj_global.{kind}", state[f"{prefix}proj.{kind}"])
-    return {key: value for key, value in joined.items() if value.numel() or key in own}  # no empty tables
+    return {key: value for key, value in joined.items() if value.numel() or key in of_model}  # no empty tables
 
 
-def _fit_to_model(key: str, value: Tensor, own: Mapping[str, Tensor]) -> Tensor:
-    wanted = own.get(key)
+def _fit_to_model(key: str, value: Tensor, of_model: Mapping[str, Tensor]) -> Tensor:
+    wanted = of_model.get(key)
     if not key.endswith(("x_pos_embed", "y_pos_embed")) or wanted is None or value.ndim != 3:
         return value
     if value.shape[2] != wanted.shape[2] or not value.is_floating_point():

@@ -140,17 +140,17 @@ def _table(wanted: bool, *shape: int) -> nn.Parameter | None:
 
 def _global_places(call: Call, weights: Tensor, image_size: Grid) -> Places:
     """Return the places of weights (B, heads, g, N) of the global tokens; their block is called with (tokens, grid)."""
-    own = Tokens(call.block_inputs[1], prefix_names(call.model, weights.shape[2]))
+    layout = Tokens(call.block_inputs[1], prefix_names(call.model, weights.shape[2]))
     queries, keys = (torch.arange(count, device=weights.device)[None] for count in weights.shape[2:])
-    return Places(own, own, queries, keys)
+    return Places(layout, layout, queries, keys)
 
 
 def _sparse_places(call: Call, weights: Tensor, image_size: Grid) -> Places:
     """Return the places of weights (B * chunks, heads, Q, g + K) of the cells, one group per chunk of queries."""
     layer, (tokens, grid) = call.layer, call.inputs
-    own = Tokens(grid, prefix_names(call.model, layer.global_tokens))
-    pairs, first = sparse_pairs(grid, layer.window, layer.mode, tokens), len(own.prefix)
-    cells = torch.arange(own.cells, device=weights.device)
+    layout = Tokens(grid, prefix_names(call.model, layer.global_tokens))
+    pairs, first = sparse_pairs(grid, layer.window, layer.mode, tokens), len(layout.prefix)
+    cells = torch.arange(layout.cells, device=weights.device)
     queries, keys = cells[None], cells[None]
     if pairs.queries is not None and pairs.restore is not None:
         queries = torch.full_like(pairs.queries, -first - 1)  # a repeated cell counts once
@@ -162,7 +162,8 @@ def _sparse_places(call: Call, weights: Tensor, image_size: Grid) -> Places:
         unseen = pairs.hidden.flatten(2).all(1).expand(pairs.chunks, -1)
         keys = torch.where(unseen, -first - 1, keys.expand(pairs.chunks, -1))
     of_globals = torch.arange(first, device=weights.device).expand(pairs.chunks, -1)
-    return Places(own, own, queries + first, torch.cat((of_globals, keys.expand(pairs.chunks, -1) + first), 1))
+    keys = torch.cat((of_globals, keys.expand(pairs.chunks, -1) + first), 1)
+    return Places(layout, layout, queries + first, keys)
 
 
 class GlobalAttention(nn.Module):

@@ -112,7 +112,7 @@ class VilBlock(nn.Module):
 
 
 class VilStage(nn.Module):
-    """A patch embedding with global tokens of its own, and blocks."""
+    """A patch embedding with its own global tokens, and blocks."""
 
     def __init__(self, settings: StageSettings, drop_path: Sequence[float], last: bool) -> None:
         super().__init__()

@@ -64,7 +64,7 @@ def fit_to_model(model: nn.Module, state: Mapping[str, Tensor], grid: Size | Non
 
 
 def _fit(model: nn.Module, state: Mapping[str, Tensor], grid: Size | None) -> Fitted:
-    own = model.state_dict()
+    of_model = model.state_dict()
     source = {name: value for name, value in state.items() if not is_computed(name)}
     # timm's conversions assume a square source grid, so positions of a known grid are not converted.
     positions = {name: source.pop(name) for name in list(source) if grid is not None and _POSITIONS.search(name)}
@@ -72,11 +72,12 @@ def _fit(model: nn.Module, state: Mapping[str, Tensor], grid: Size | None) -> Fi
     fitted = Fitted()
     fitted.unused += _dropped_names(source, converted)
     for name, value in converted.items():
-        if name not in own:
+        if name not in of_model:
             fitted.unused.append(name)
             continue
-        result = value if _same(value, own[name], grid, name) else _resample(model, name, value, own[name], grid)
-        if result.shape != own[name].shape or result.is_floating_point() != own[name].is_floating_point():
+        wanted = of_model[name]
+        result = value if _same(value, wanted, grid, name) else _resample(model, name, value, wanted, grid)
+        if result.shape != wanted.shape or result.is_floating_point() != wanted.is_floating_point():
             fitted.misfits[name] = value
             continue
         fitted.state[name] = result
@@ -126,19 +127,19 @@ def _dropped_names(source: Mapping[str, Tensor], converted: Mapping[str, Tensor]
     return [name for name, value in source.items() if name not in converted and id(value) not in kept]
 
 
-def _same(value: Tensor, own: Tensor, grid: Size | None, name: str) -> bool:
-    return value.shape == own.shape and not (grid is not None and _POSITIONS.search(name))
+def _same(value: Tensor, wanted: Tensor, grid: Size | None, name: str) -> bool:
+    return value.shape == wanted.shape and not (grid is not None and _POSITIONS.search(name))
 
 
-def _resample(model: nn.Module, name: str, value: Tensor, own: Tensor, grid: Size | None) -> Tensor:
+def _resample(model: nn.Module, name: str, value: Tensor, wanted: Tensor, grid: Size | None) -> Tensor:
     try:
         if _POSITIONS.search(name):
-            return _positions(model, value, own, grid)
+            return _positions(model, value, wanted, grid)
         if name.endswith(_TABLE):
             module: Any = model.get_submodule(name.rpartition(".")[0])
-            return resize_rel_pos_bias_table(value, module.window_size, tuple(own.shape))  # type: ignore[arg-type]
-        if value.ndim == own.ndim == 4 and name.endswith(".weight"):
-            return _input_channels(model, name, _kernel(model, name, value, own), own)
+            return resize_rel_pos_bias_table(value, module.window_size, tuple(wanted.shape))  # type: ignore[arg-type]
+        if value.ndim == wanted.ndim == 4 and name.endswith(".weight"):
+            return _input_channels(model, name, _kernel(model, name, value, wanted), wanted)
     except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         pass  # another kind of table; the comparison of shapes reports it
     return value
@@ -219,19 +220,19 @@ Kept = tuple[dict[str, Tensor], str]
 
 
 def keep_classifier(
-    given: Mapping[str, Tensor],
+    loaded: Mapping[str, Tensor],
     shapes: Mapping[str, torch.Size],
-    theirs: Sequence[str] | None,
-    ours: Sequence[str] | None,
+    loaded_classes: Sequence[str] | None,
+    classes: Sequence[str] | None,
     head: Literal["auto", "keep", "fresh"],
 ) -> Kept:
     """Choose the classifier tensors to load, with rows in the order of the model's classes.
 
     Args:
-        given: The source's classifier, by the model's names.
+        loaded: The source's classifier, by the model's names.
         shapes: Shapes of the model's classifier.
-        theirs: Names of the source's classes, where known.
-        ours: Names of the model's classes, where known.
+        loaded_classes: Names of the source's classes, where known.
+        classes: Names of the model's classes, where known.
         head: "auto" to keep the classifier if it fits, or the user's choice.
 
     Returns:
@@ -241,32 +242,33 @@ def keep_classifier(
         return {}, "none"
     if head == "fresh":
         return {}, "fresh, as requested"
-    kept, verdict = _match(given, shapes, theirs, ours)
+    kept, verdict = _match(loaded, shapes, loaded_classes, classes)
     if head == "keep" and not kept:
         raise UserError(f"--init-head keep: the classifier cannot be kept ({verdict}); leave the option out.")
     return kept, verdict
 
 
 def _match(
-    given: Mapping[str, Tensor],
+    loaded: Mapping[str, Tensor],
     shapes: Mapping[str, torch.Size],
-    theirs: Sequence[str] | None,
-    ours: Sequence[str] | None,
+    loaded_classes: Sequence[str] | None,
+    classes: Sequence[str] | None,
 ) -> Kept:
-    if set(given) != set(shapes):
+    if set(loaded) != set(shapes):
         return {}, "fresh, since the loaded weights have none"
-    counts = {value.shape[0] if value.ndim and value.is_floating_point() else 0 for value in given.values()}
+    counts = {value.shape[0] if value.ndim and value.is_floating_point() else 0 for value in loaded.values()}
     wanted, available = next(iter(shapes.values()))[0], max(counts)
-    if theirs is not None and ours is not None and len(theirs) == available:
-        if unknown := [name for name in ours if name not in set(theirs)]:
+    if loaded_classes is not None and classes is not None and len(loaded_classes) == available:
+        if unknown := [name for name in classes if name not in set(loaded_classes)]:
             return {}, f"fresh, since the loaded weights have no class {some(unknown)}"
-        rows, verdict = [theirs.index(name) for name in ours], f"kept, {wanted} of {available} classes found by name"
+        rows = [loaded_classes.index(name) for name in classes]
+        verdict = f"kept, {wanted} of {available} classes found by name"
     elif available == wanted:
         rows = list(range(wanted))
         verdict = f"kept, since the loaded weights also have {counted(wanted, 'class', 'classes')}, without names"
     else:
-        classes = counted(available, "class", "classes")
-        return {}, f"fresh, since the loaded weights have {classes} and this run {wanted}"
-    if len(counts) > 1 or any(value[:wanted].shape != shapes[name] for name, value in given.items()):
+        count_text = counted(available, "class", "classes")
+        return {}, f"fresh, since the loaded weights have {count_text} and this run {wanted}"
+    if len(counts) > 1 or any(value[:wanted].shape != shapes[name] for name, value in loaded.items()):
         return {}, "fresh, since that of the loaded weights has another shape"
-    return {name: value[torch.tensor(rows)] for name, value in given.items()}, verdict
+    return {name: value[torch.tensor(rows)] for name, value in loaded.items()}, verdict

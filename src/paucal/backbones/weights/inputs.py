@@ -92,7 +92,7 @@ def input_of_scratch(model: str) -> ImageInput:
         >>> [round(input_of_scratch(name).crop_ratio, 3) for name in ("lvvit_s", "lvvit_m", "resnet50")]
         [0.9, 1.0, 0.875]
     """
-    own = [pattern for program in PROGRAMS if program.own_crops for pattern in program.models]
-    if not any(fnmatch.fnmatch(model, pattern) for pattern in own):
+    patterns = [pattern for program in PROGRAMS if program.own_crops for pattern in program.models]
+    if not any(fnmatch.fnmatch(model, pattern) for pattern in patterns):
         return ImageInput()
     return replace(ImageInput(), crop_ratio=input_of_timm(model).crop_ratio)

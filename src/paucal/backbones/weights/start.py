@@ -204,22 +204,22 @@ def _share(model: nn.Module, fitted: Fitted) -> float:
 
 
 def _too_little(model: nn.Module, weights: StartWeights, best: Fit) -> str:
-    name, own, fitted = model_name(model), model.state_dict(), best.fitted
-    fitting = f"{len(fitted.state)} of the {len(own)} tensors of {name} in the right shape"
+    name, of_model, fitted = model_name(model), model.state_dict(), best.fitted
+    fitting = f"{len(fitted.state)} of the {len(of_model)} tensors of {name} in the right shape"
     if weights.model is not None and weights.model != name:
         reason = f"it holds a {weights.model}, so choose --model {weights.model}"
     elif fitted.misfits:
         misfit, value = next(iter(fitted.misfits.items()))
-        in_file, in_model = _describe_difference(value, own[misfit])
+        in_file, in_model = _describe_difference(value, of_model[misfit])
         example = f"for example, {misfit!r} is {in_file} in the file and {in_model} in the model"
         reason = f"{example}, so choose the --model and --model-args that the weights belong to"
-        if value.shape == own[misfit].shape:
+        if value.shape == of_model[misfit].shape:
             reason = f"{example}: convert the weights to floats"
     else:
-        theirs = next(iter(_names(weights.tree)), "nothing")
+        example_name = next(iter(_names(weights.tree)), "nothing")
         reason = (
-            f"its tensors have names such as {theirs!r}, the model's such as {next(iter(own))!r}; choose the --model "
-            "that the weights belong to"
+            f"its tensors have names such as {example_name!r}, the model's such as {next(iter(of_model))!r}; choose "
+            "the --model that the weights belong to"
         )
     return f"--init: {weights.source} has only {fitting} ({rounded_down(best.share)} of the parameters): {reason}."
 
@@ -235,10 +235,10 @@ def _require_shapes(model: nn.Module, source: str, best: Fit, of_classifier: Seq
     wrong = [name for name in best.fitted.misfits if not within(name, of_classifier)]
     if best.program is None or not wrong:
         return
-    theirs, own = best.fitted.misfits[wrong[0]], model.state_dict()[wrong[0]]
-    in_file, in_model = _describe_difference(theirs, own)
+    misfit, wanted = best.fitted.misfits[wrong[0]], model.state_dict()[wrong[0]]
+    in_file, in_model = _describe_difference(misfit, wanted)
     what, advice = ("shapes", "choose the --model and --model-args that the weights belong to")
-    if theirs.shape == own.shape:
+    if misfit.shape == wanted.shape:
         what, advice = ("types", "convert the weights to floats")
     raise UserError(
         f"--init: {source} holds weights as {best.program.name} writes them, but {len(wrong)} of its tensors have "
@@ -253,11 +253,11 @@ def _names(tree: Mapping[str, Any]) -> list[str]:
     return max([[name for name, value in tree.items() if isinstance(value, Tensor)], *inner], key=len)
 
 
-def _describe_difference(theirs: Tensor, own: Tensor) -> tuple[str, str]:
+def _describe_difference(in_file: Tensor, in_model: Tensor) -> tuple[str, str]:
     """Return the difference between two tensors as text: their shapes, or else their types."""
-    if theirs.shape != own.shape:
-        return _times(theirs), _times(own)
-    return _dtype_name(theirs), _dtype_name(own)
+    if in_file.shape != in_model.shape:
+        return _times(in_file), _times(in_model)
+    return _dtype_name(in_file), _dtype_name(in_model)
 
 
 def _dtype_name(tensor: Tensor) -> str:

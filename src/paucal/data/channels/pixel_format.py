@@ -93,8 +93,8 @@ def depth_notes(images: ImageSet, reading: Reading) -> list[str]:
 
 def describe_depth(reading: Reading, subject: str = "images have") -> str:
     """Return a sentence on images whose depth differs from that of a model's training images."""
-    own, trained = ("8", "more") if _is_deep(reading) else ("more than 8", "8")
-    return f"{subject} {own} bits a channel, and the model was trained on images with {trained}"
+    actual, trained = ("8", "more") if _is_deep(reading) else ("more than 8", "8")
+    return f"{subject} {actual} bits a channel, and the model was trained on images with {trained}"
 
 
 def _is_deep(reading: Reading) -> bool:

@@ -79,7 +79,7 @@ class LabelMaps:
             if hash_now != self._hashes[rows[position]]:
                 raise UserError(
                     f"--labels: {images.keys[position]!r} has changed since its label map was made: run 'paucal label' "
-                    "anew."
+                    "again."
                 )
         self._check_classes(rows[positions])
         covered = _square_shares(images, positions) if self.facts.covered == "square" else None
@@ -179,16 +179,16 @@ def _square_shares(images: ImageSet, positions: NDArray[np.int64]) -> NDArray[np
 
 def _class_order(facts: MapFacts, images: ImageSet) -> NDArray[np.int64]:
     """Number the teacher's classes as the set does, by name; classes that the set lacks come after the set's own."""
-    ours, theirs = {name: number for number, name in enumerate(images.classes)}, Counter(facts.classes)
-    if unknown := [name for name in ours if name not in theirs]:
+    number_of, counts = {name: number for number, name in enumerate(images.classes)}, Counter(facts.classes)
+    if unknown := [name for name in number_of if name not in counts]:
         raise UserError(
-            f"--labels: the maps lack {len(unknown)} of the {len(ours)} classes of {images.name} (such as "
+            f"--labels: the maps lack {len(unknown)} of the {len(number_of)} classes of {images.name} (such as "
             f"{unknown[0]!r}): label with a teacher that has all of these, or leave classes out with --classes."
         )
-    if doubled := next((name for name in ours if theirs[name] > 1), None):
+    if doubled := next((name for name in number_of if counts[name] > 1), None):
         raise UserError(
-            f"--labels: the maps have {theirs[doubled]} classes called {doubled!r}: give the teacher's classes "
+            f"--labels: the maps have {counts[doubled]} classes called {doubled!r}: give the teacher's classes "
             "distinct names."
         )
-    beyond = count(len(ours))
-    return np.array([ours[name] if name in ours else next(beyond) for name in facts.classes], dtype=np.int64)
+    beyond = count(len(number_of))
+    return np.array([number_of[name] if name in number_of else next(beyond) for name in facts.classes], dtype=np.int64)

@@ -49,7 +49,7 @@ def _refuse_beside_colours(colour: list[FileFacts], palette: list[FileFacts], gr
         raise _storage_error(colour, "in colour", numbers, "with numbers or grey levels", "each level is a colour")
     white = [file for file in grey if file.bits in (1, 8) and file.values - {0}]
     if white and WHITE not in shown:
-        raise _storage_error(colour, "in colour", white, "in black and white", "white is a class of its own")
+        raise _storage_error(colour, "in colour", white, "in black and white", "white is a separate class")
 
 
 def _storage_error(

@@ -64,7 +64,7 @@ class Matches:
         """Return sentences on the files that are left out, and on masks that are joined.
 
         Args:
-            by_class: Whether each mask marks a class of its own.
+            by_class: Whether each mask marks a single class.
         """
         notes = [
             *describe_left_out(self.alone, "image without a mask", "images without masks"),

@@ -130,12 +130,12 @@ def home_of(entry: NamedSet, root: Path) -> Path | None:
 def how_to_get(name: str, root: Path, tried: bool = False) -> str:
     """Return advice on missing files, as the second half of a sentence; `tried` if a download has failed."""
     entry = NAMED[name]
-    put = f"put {entry.files} from {entry.source} into {root / entry.folder}"
-    fetch = "" if not entry.fetchable else "try again, or " if tried else "give --download, or "
+    place_files = f"put {entry.files} from {entry.source} into {root / entry.folder}"
+    download = "" if not entry.fetchable else "try again, or " if tried else "give --download, or "
     why = "" if entry.fetchable else f"{entry.obstacle}, so "
     # torchvision does not repeat a download whose archive is in place, but still insists on its download package.
     unpack = " and give --download to unpack them" if entry.fetchable and not entry.fetch_package else ""
-    return f"{why}{fetch}{put}{unpack}, or name the folder that has the set with --data-root"
+    return f"{why}{download}{place_files}{unpack}, or name the folder that has the set with --data-root"
 
 
 def _splits(*named: tuple[str, int], **arguments: Any) -> tuple[Portion, ...]:
@@ -254,7 +254,7 @@ NAMED: dict[str, NamedSet] = {
         folder="caltech101",
         unpacked=("caltech101/101_ObjectCategories",),
         hints=Hints(train_per_class=30),
-        note="there are no official parts; the background images are a class of their own, as in EsViT's table 9",
+        note="there are no official parts; the background images are a separate class, as in EsViT's table 9",
     ),
     "sun397": NamedSet(
         title="SUN397",

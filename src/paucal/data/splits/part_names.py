@@ -88,14 +88,16 @@ def files_of_set(file: Path, accepts: Callable[[Path], bool], noun: str) -> dict
         accepts: Whether a file may belong to the set.
         noun: Word for the files in messages, such as "lists".
     """
-    own = part_name(file)
-    if own.part != "train":
+    train_name = part_name(file)
+    if train_name.part != "train":
         return {"": file}
     files = {"train": file}
     for other in sorted(file.parent.glob(f"*{file.suffix}")):
         name = part_name(other)
         hidden = other.name.startswith(".")
-        if hidden or name.others != own.others or name.part in ("", "train") or (own.joint and name.part == "val"):
+        if hidden or name.others != train_name.others or name.part in ("", "train"):
+            continue
+        if train_name.joint and name.part == "val":
             continue
         if accepts(other) and files.setdefault(name.part, other) != other:
             raise UserError(f"{other} and {files[name.part].name} are both {noun} for {name.part}; keep one of them.")

@@ -90,10 +90,10 @@ def require_same_images(path: Path, image_set: ImageSet) -> None:
     rows = read_rows(path)
     for index, (row, key, label) in enumerate(zip_longest(rows, image_set.keys, _numbers(image_set))):
         if row is None or row["key"] != key:
-            own = "none" if row is None else repr(row["key"])
+            expected = "none" if row is None else repr(row["key"])
             raise UserError(
-                f"image {index + 1} of {image_set.location} is {key or 'none'!r}, and the run's is {own}: give the "
-                "images of the run, under the same names and in the same order."
+                f"image {index + 1} of {image_set.location} is {key or 'none'!r}, and the run's is {expected}: give "
+                "the images of the run, under the same names and in the same order."
             )
         digest = row.get(_DIGEST)
         same = not digest or digest == digest_of(image_set.store, index).hex()

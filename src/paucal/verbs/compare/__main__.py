@@ -1,4 +1,4 @@
-"""A worker as a process of its own: `python -m paucal.verbs.compare FOLDER`, with the folder of a grid."""
+"""A worker as a separate process: `python -m paucal.verbs.compare FOLDER`, with the folder of a grid."""
 
 import sys
 

@@ -243,13 +243,13 @@ def recompute(block: nn.Module, *arguments: Any) -> Any:
 @contextmanager
 def untouched(norms: Sequence[_BatchNorm]) -> Iterator[None]:
     """Let batch norms update copies of their running statistics instead of the originals."""
-    own = [dict(norm.named_buffers(recurse=False)) for norm in norms]
+    originals = [dict(norm.named_buffers(recurse=False)) for norm in norms]
     try:
-        for norm, buffers in zip(norms, own, strict=True):
+        for norm, buffers in zip(norms, originals, strict=True):
             for name, buffer in buffers.items():
                 setattr(norm, name, buffer.clone())
         yield
     finally:
-        for norm, buffers in zip(norms, own, strict=True):
+        for norm, buffers in zip(norms, originals, strict=True):
             for name, buffer in buffers.items():
                 setattr(norm, name, buffer)
