@@ -86,8 +86,8 @@ def sentence(text: str) -> str:
         'no image: cat\\xe3.png'
     """
     line = _BREAK.sub(" ", text.strip())
-    words = _LONG_WORD.sub(lambda found: shortened(found[0], MOST_WORD // 2), line)
-    return _BYTE.sub(lambda found: f"\\x{ord(found[0]) - 0xDC00:02x}", showable(shortened(words)))
+    line = _LONG_WORD.sub(lambda found: shortened(found[0], MOST_WORD // 2), line)
+    return _BYTE.sub(lambda found: f"\\x{ord(found[0]) - 0xDC00:02x}", showable(shortened(line)))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

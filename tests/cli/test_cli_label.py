@@ -72,7 +72,7 @@ def test_label__refuses_a_teacher_that_knows_too_little(labelled, tmp_path, caps
         == 0
     )
     words = ["label", labelled / "photos", "--teacher", tmp_path / "t", "--output", tmp_path / "maps"]
-    assert "below --min-accuracy 0.99, so its maps would be mostly wrong" in failure(
+    assert "below --min-accuracy 0.99, so the maps would be mostly wrong" in failure(
         capsys, *words, "--min-accuracy", "0.99"
     )
     assert not (tmp_path / "maps").exists()
@@ -188,10 +188,10 @@ def test_label__converts_published_maps_that_can_be_trained_with(labelled, tmp_p
     short.write_text("class0\nclass1\n")
     message = failure(capsys, *words, "--published-classes", short)
     assert "has a class 'class2' that is not among the 2 names" in message
-    assert "the mean of the cells is right on 0.0 % of the images" in failure(capsys, *words)
+    assert "the teacher's mean prediction over the cells is correct for 0.0 % of the images" in failure(capsys, *words)
     assert not (tmp_path / "maps").exists()
     assert call(*words, "--published-classes", names) == 0
-    assert "right on 100.0 %" in capsys.readouterr().out
+    assert "correct for 100.0 % of" in capsys.readouterr().out
     run = tmp_path / "run"
     flags = [*VIT, "--method", "token-labeling", "--labels", tmp_path / "maps", "--output", run]
     assert call("train", labelled / "photos", *SHORT, *flags) == 0

@@ -176,9 +176,9 @@ def test_label__gives_the_maps_of_the_command(labelled, tmp_path, capsys):
         assert np.array_equal(np.load(tmp_path / "maps" / name), np.load(labelled / "maps" / name)), name
     assert (made.folder, made.images, made.facts.grid, made.facts.top) == (tmp_path / "maps", 36, (8, 8), 3)
     assert made.check is not None
-    shares = f"{percent(made.check.whole)}, the mean of its cells on {percent(made.check.cells)}"
-    images = f"on {made.check.images} labelled images it is right on {shares}"
-    assert made.said[0] == f"teacher: {labelled / 'teacher'}; {images}"
+    whole = f"it is correct for {percent(made.check.whole)} of {made.check.images} labelled images"
+    cells = f"its mean over the cells for {percent(made.check.cells)}"
+    assert made.said[0] == f"teacher: {labelled / 'teacher'}; {whole}, {cells}"
 
 
 MISTAKES: list[tuple[Callable[..., Any], tuple, dict[str, Any]]] = [

@@ -107,7 +107,7 @@ def test_values__say_why_there_is_none():
 def test_times__of_rows_that_are_named(monkeypatch):
     monkeypatch.setattr(timing, "ON_CPU", Effort(1, 2))
     assert list(time_models(STUDY, StudySettings(device="cpu", rows=["deep"]), RecordingConsole()).paces) == ["deep"]
-    with pytest.raises(UserError, match=r"--rows: timed times no 'told': plain; deep; again; broken\."):
+    with pytest.raises(UserError, match=r"--rows: timed has no row 'told': plain; deep; again; broken\."):
         time_models(STUDY, StudySettings(device="cpu", rows=["told"]), RecordingConsole())
     with pytest.raises(UserError, match="the device is 'tpu'"):
         time_models(STUDY, StudySettings(device="tpu"), RecordingConsole())

@@ -1,4 +1,4 @@
-"""The folder of a run: locked while it is written, replaced, and resumed with its stored settings."""
+"""Create, lock, replace and reopen the folder of a run; a resumed run uses its stored settings."""
 
 import os
 import shlex

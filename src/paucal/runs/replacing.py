@@ -155,7 +155,7 @@ def settle(path: Path) -> bool:
 
 
 def sweep(path: Path) -> None:
-    """Remove incomplete files of a killed process; for the holder of the lock."""
+    """Remove incomplete files of a killed process. The caller must hold the lock of the run."""
     for folder in (path, *(entry for entry in path.rglob("*") if entry.is_dir() and not entry.is_symlink())):
         for file in folder.iterdir():
             if TEMPORARY.fullmatch(file.name) and file.is_file():

@@ -191,7 +191,8 @@ def _count(study: Study, settings: StudySettings, command: str, console: Console
     timed = time_models(study, settings, console) if is_timed(study) else None
     if timed is None:
         console.say(
-            f"{study.name}: models are counted as published, which takes a few seconds each; nothing is trained"
+            f"{study.name}: counting the parameters and multiply-adds of the published models, a few seconds each; "
+            "nothing is trained"
         )
     lines, _ = find_lines(study, (), (), timed=timed, elsewhere=measured_elsewhere(study, folder))
     pictures: list[tuple[str, Figure]] = []

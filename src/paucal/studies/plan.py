@@ -119,7 +119,7 @@ def start_settings(study: Study, start: Start, small: Scale) -> dict[str, Any]:
     """Return the settings of the verb that makes a start at a smaller scale, without images and seed."""
     standin, training = study.models[start.model].standin, small.start_training
     if standin is None or training is None:
-        raise UserError(f"{start.words} has no stand-in in {study.name}: use --scale full.")
+        raise UserError(f"{study.name} cannot replace {start.words} at a smaller scale: use --scale full.")
     shared = {"init": "none", **training.set} if start.verb == "train" else training.pretrain
     size = {"img_size": [training.side], "epochs": training.epochs}
     return {**size, **shared, **_model_settings(standin), **start.set}

@@ -113,7 +113,7 @@ def timed_rows(study: Study, wanted: Sequence[str] | None) -> list[Row]:
     rows = {row.name: row for row in study.rows if row.model}
     for name in wanted or ():
         if name not in rows:
-            raise UserError(f"--rows: {study.name} times no {name!r}{did_you_mean(name, rows)}: {'; '.join(rows)}.")
+            raise UserError(f"--rows: {study.name} has no row {name!r}{did_you_mean(name, rows)}: {'; '.join(rows)}.")
     return [row for name, row in rows.items() if not wanted or name in wanted]
 
 

@@ -223,20 +223,21 @@ _LAST_STRIDES = 4  # the second and third step halve the grid
 
 
 class TokensToToken(nn.Module):
-    """Windows of 7 pixels, a token layer, windows of 3 cells, a token layer, windows of 3 cells, a projection.
+    """The tokens-to-token module: three soft splits, with a token layer after the first two and a final projection.
 
-    Windows overlap, so an image need not divide into patches; if it does not, up to a stride of pixels is left out at
-    its right and bottom border.
+    The windows of the soft splits have 7, 3 and 3 pixels or cells along each side. They overlap, so the image size
+    need not be a multiple of the patch size; a border narrower than one stride may be left out at the right and the
+    bottom.
 
     Args:
         img_size: Side of the images, or (height, width), in pixels.
-        patch_size: Pixels per cell of the result, along each side: 16 in the published code, where the first windows
-            are 4 pixels apart. With other sizes they are a quarter of the size apart, with the same weights.
+        patch_size: Side of a token's patch in pixels; 16 in the published code. The stride of the first soft split is
+            a quarter of it. The weights do not depend on it.
         in_chans: Channels of the images.
         embed_dim: Channels of the result.
         tokens: "performer" for linear attention, "transformer" for softmax attention in the token layers.
-        token_dim: Channels between the steps.
-        kernel_ratio: Random features of the performer over `token_dim`.
+        token_dim: Channels of the token layers.
+        kernel_ratio: Number of the performer's random features, as a multiple of `token_dim`.
         drop: Dropout in the token layers; None for the published rates, 0.1 in the performer and 0 in the transformer.
 
     Attributes:

@@ -225,7 +225,7 @@ def _too_little(model: nn.Module, weights: StartWeights, best: Fit) -> str:
 
 
 def _take_classifier(fitted: Fitted, of_classifier: Sequence[str]) -> dict[str, Tensor]:
-    """Remove the classifier's tensors from the fitting and the misfitting ones, and return them."""
+    """Remove the classifier's tensors from the matched and the mismatched tensors, and return them."""
     names = [name for name in (*fitted.state, *fitted.misfits) if within(name, of_classifier)]
     return {name: (fitted.state if name in fitted.state else fitted.misfits).pop(name) for name in names}
 

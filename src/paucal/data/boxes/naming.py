@@ -261,11 +261,11 @@ def assign_images(tree: Tree, named: Mapping[str, Sequence[str]]) -> tuple[dict[
     others = [file for file, key in keys.items() if file not in moved and _has_other_suffix(named[file], key)]
     notes = []
     if moved:
-        files = counted(len(moved), "annotation file names", "annotation files name")
-        notes.append(f"{files} the image of another file, such as {moved[0]}: the image with its own name was used")
+        subject = counted(len(moved), "annotation file names", "annotation files name")
+        notes.append(f"{subject} the image of another file, such as {moved[0]}: the image with its own name was used")
     if others:
-        files = counted(len(others), "annotation file names", "annotation files name")
-        notes.append(f"{files} an image with another suffix, such as {others[0]}: {keys[others[0]]} was used")
+        subject = counted(len(others), "annotation file names", "annotation files name")
+        notes.append(f"{subject} an image with another suffix, such as {others[0]}: {keys[others[0]]} was used")
     return keys, notes
 
 

@@ -154,8 +154,8 @@ def refuse_near_levels(facts: MaskFacts, values: Sequence[int]) -> None:
     if apart and odd and len(groups) > 1:
         where = list_files(facts.with_value(odd[0]))
         raise UserError(
-            f"the masks have values that are close to those of a class, {_list_values(odd)} ({where}) among "
-            f"{_list_values(values)}: store one value for each class, or give {BINARY} {OR_GREY}."
+            f"the masks have the values {_list_values(values)}, of which {_list_values(odd)} ({where}) may be inexact "
+            f"copies of a class value: store one value for each class, or give {BINARY} {OR_GREY}."
         )
 
 

@@ -51,20 +51,20 @@ def draw_panoptic(root: Path) -> tuple[Drawn, list[str]]:
         return [], []
     contents = {file: _read(tree, file) for file in files}
     names = {file: _names(tree.place_of(file), content["categories"]) for file, content in contents.items()}
-    first = names[files[0]]
-    if any(other != first for other in names.values()):
+    categories = names[files[0]]
+    if any(other != categories for other in names.values()):
         raise UserError(f"the panoptic files of {tree.shown!r} name different categories: give them the same ones.")
-    planned = [row for file in files for row in _plan(tree, file, contents[file])]
-    status = [(path, (root / path).stat()) for path in (*files, *(png for _, png, _, _ in planned))]
+    entries = [row for file in files for row in _plan(tree, file, contents[file])]
+    status = [(path, (root / path).stat()) for path in (*files, *(png for _, png, _, _ in entries))]
     stamps = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in status]
     folder = unpacked_folder() / hashlib.sha256(f"panoptic {root.resolve()} {stamps}".encode()).hexdigest()[:32]
-    if repeated := next((key for key, count in Counter(row[0] for row in planned).items() if count > 1), None):
+    if repeated := next((key for key, count in Counter(row[0] for row in entries).items() if count > 1), None):
         raise UserError(f"the panoptic files of {tree.shown!r} describe {repeated!r} twice: give each image one entry.")
     if not folder.is_dir():
-        _draw(tree, planned, {number: place for place, number in enumerate(first)}, list(first.values()), folder)
+        _draw(tree, entries, {id_: index for index, id_ in enumerate(categories)}, list(categories.values()), folder)
     n_bare = sum(_count_bare(content) for content in contents.values())
     notes = [f"{counted(n_bare, 'image')} without a mask {was(n_bare)} left out"] if n_bare else []
-    drawn = [(key, folder / "masks" / f"{place}.png", part) for place, (key, _, _, part) in enumerate(planned)]
+    drawn = [(key, folder / "masks" / f"{index}.png", part) for index, (key, _, _, part) in enumerate(entries)]
     return drawn, notes
 
 
@@ -133,7 +133,7 @@ def _plan(tree: Tree, file: str, content: Mapping[str, Sequence[Mapping[str, Any
 
 def _draw(
     tree: Tree,
-    planned: Sequence[tuple[str, str, Any, str]],
+    entries: Sequence[tuple[str, str, Any, str]],
     classes: Mapping[Any, int],
     names: Sequence[str],
     folder: Path,
@@ -142,11 +142,11 @@ def _draw(
     target = Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))
     try:
         (target / "masks").mkdir()
-        for place, (_, png, segments, _) in enumerate(planned):
+        for index, (_, png, segments, _) in enumerate(entries):
             mask = _mask(Path(tree.location, png), png, segments, classes)
-            Image.fromarray(mask).save(target / "masks" / f"{place}.png")
+            Image.fromarray(mask).save(target / "masks" / f"{index}.png")
         text = io.StringIO(newline="")
-        csv.writer(text).writerows([("name", "value"), *((name, place) for place, name in enumerate(names))])
+        csv.writer(text).writerows([("name", "value"), *((name, index) for index, name in enumerate(names))])
         (target / "classes.csv").write_text(text.getvalue(), encoding="utf-8")
         try:
             os.replace(target, folder)

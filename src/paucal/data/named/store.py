@@ -141,7 +141,7 @@ def _by_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSet:
     if missing:
         raise UserError(f"the lists of {entry.title} lack {' and '.join(missing)}: {_where_to_put(lists, root)}.")
     parts = _parts({part: file for part, file in files.items() if file is not None}, entry, lists, images, root)
-    declared = [parts[place] for place in sorted(parts)]
+    declared = [parts[index] for index in sorted(parts)]
     listed = images.select(np.asarray(sorted(parts), dtype=np.int64))
     here = {part: declared.count(part) for part in lists.counts}
     notes = [f"{entry.title}: the parts are those of the {lists.title}; its other images are not used"]

@@ -43,7 +43,7 @@ class Split:
 
     @property
     def parts(self) -> NDArray[np.str_]:
-        """The (N,) strings, as a new array."""
+        """The part of each image, as a new (N,) array of strings."""
         return np.asarray(self.strings, dtype="<U6")
 
     def indices(self, part: str) -> NDArray[np.int64]:

@@ -49,7 +49,7 @@ class EvaluationData:
 
     @property
     def used(self) -> NDArray[np.int64]:
-        """The positions of the images of all splits, split by split; each split and the pool are slices of it."""
+        """The positions of all images of "train", "val" and "test", in this order; see `rows`."""
         return np.concatenate([self.parts[part] for part in PARTS])
 
     def rows(self, part: str) -> slice:

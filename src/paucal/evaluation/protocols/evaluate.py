@@ -73,7 +73,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A model's score on a line.
+    """A model's score in a row of the table.
 
     Attributes:
         line: Line of the table.

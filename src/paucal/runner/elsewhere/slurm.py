@@ -34,7 +34,8 @@ class RequeuedCommand:
         if RunFolder(Path(self.command.run)).finished:  # some runs end without a checkpoint, and would begin anew
             return 0
         self._process = self.command.start()
-        # submitit's signal handler interrupts this call and also waits for the process; only threads allow both.
+        # submitit's signal handler interrupts this wait and calls `checkpoint`, which waits as well. A thread can be
+        # joined twice; a process waited for twice in one thread would block.
         self._end = threading.Thread(target=self._process.wait, daemon=True)
         self._end.start()
         self._end.join()

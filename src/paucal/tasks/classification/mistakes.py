@@ -82,4 +82,4 @@ def _maps(model: TrainedModel, batch: Tensor, asked: list[Tensor]) -> tuple[str,
             return method, [attribute(model.module, batch, classes, method).float().cpu() for classes in asked]
         except UserError as found:  # for example, if the blocks have no grid of tokens
             problem = problem or found
-    raise problem or UserError(f"there is no method for {model.card.backbone.name}.")
+    raise problem or UserError(f"no attribution method supports {model.card.backbone.name}.")

@@ -54,21 +54,21 @@ def usable_images(settings: TrainSettings, data: SplitImages, most: int, console
     with console.progress("reading images without labels") as advance:
         images = decoded(images, replace(_source(settings), on_bad_image="skip"), data.images.reading, advance)
     used = np.concatenate([data.part(name) for name in ("train", "val", "test")])
-    of_run, of_others = copies_among(images, data.images.select(used))
+    copies_of_run, copies_of_others = copies_among(images, data.images.select(used))
     held_out = data.images.select(np.concatenate([data.part("val"), data.part("test")]))
-    of_held_out = np.zeros(len(images), dtype=bool)
-    if of_run.any() and len(held_out):
-        places = np.flatnonzero(of_run)
-        of_held_out[places] = copies_among(images.select(places), held_out)[0]
+    copies_of_held_out = np.zeros(len(images), dtype=bool)
+    if copies_of_run.any() and len(held_out):
+        places = np.flatnonzero(copies_of_run)
+        copies_of_held_out[places] = copies_among(images.select(places), held_out)[0]
     for which, words in (
-        (of_held_out, "a validation or test image"),
-        (of_run & ~of_held_out, "a training image"),
-        (of_others & ~of_run, "another of them"),
+        (copies_of_held_out, "a validation or test image"),
+        (copies_of_run & ~copies_of_held_out, "a training image"),
+        (copies_of_others & ~copies_of_run, "another of them"),
     ):
         if which.any():
             looks = "looks" if which.sum() == 1 else "look"
             console.say(f"left out: {counted(int(which.sum()), 'image')} without labels that {looks} like {words}")
-    return images.select(np.flatnonzero(~of_run & ~of_others))
+    return images.select(np.flatnonzero(~copies_of_run & ~copies_of_others))
 
 
 def remember(run: RunFolder, images: ImageSet) -> None:

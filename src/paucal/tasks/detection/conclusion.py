@@ -97,12 +97,17 @@ def conclude(run: RunFolder, setup: DetectionSetup, outcome: Outcome, console: C
         loader = evaluation_loader(setup.images, setup.data.part("test"), card, setup.settings.workers)
         by_index = detect_all(detector, loader, device, lambda done: advance(done, len(indices)))
     detections = [by_index[index] for index in indices]
-    scores = evaluate_detections(detections, [setup.images.boxes_of(index) for index in indices], card.classes)
+    evaluation = evaluate_detections(detections, [setup.images.boxes_of(index) for index in indices], card.classes)
     result = DetectResult(
-        run.path, scores.scores, scores.metrics, scores.per_class, outcome.seconds, scores.mask_per_class
+        run.path,
+        evaluation.scores,
+        evaluation.metrics,
+        evaluation.per_class,
+        outcome.seconds,
+        evaluation.mask_per_class,
     )
     if rank() == 0:
-        _write(run, setup, outcome, result, detections, scores)
+        _write(run, setup, outcome, result, detections, evaluation)
         for line in closing_lines(run, setup, outcome, result):
             console.say(line)
     return result
@@ -114,18 +119,18 @@ def _write(
     outcome: Outcome,
     result: DetectResult,
     detections: list[Detections],
-    scores: DetectionScores,
+    evaluation: DetectionScores,
 ) -> None:
     indices = [int(index) for index in setup.data.part("test")]
     folder, card = run.evaluation(EVALUATION), setup.detector_card
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "metrics.json", json.dumps(scores.content(), indent=2, ensure_ascii=False) + "\n")
-    write_text(folder / "per_class.csv", scores.table())
+    write_text(folder / "metrics.json", json.dumps(evaluation.content(), indent=2, ensure_ascii=False) + "\n")
+    write_text(folder / "per_class.csv", evaluation.table())
     keys = [setup.images.images.keys[index] for index in indices]
     sizes = [setup.images.boxes_of(index).size for index in indices]
     write_text(folder / "detections.json", coco_document(keys, sizes, detections, card.classes, card.category_ids))
     weights = np.ones(len(indices))
-    for kind, matches in scores.matches.items():
+    for kind, matches in evaluation.matches.items():
         figure = precision_recall_figure(matches, card.classes, weights)
         save_figure(run.plots / f"{kind}precision_recall.png", figure)
     best = outcome.best.get("epoch") if len(setup.data.part("val")) else None

@@ -55,7 +55,7 @@ EVALUATION_SHARE = 0.15  # largest share of the time for validation
 MOST_EVALUATIONS = 12
 FEWEST_STEPS = 10
 MOST_PASSES, SCRATCH_PASSES = 60, 300  # over the training images; with pretrained and with random weights
-CLOSING = 12.0  # seconds for scores, intervals and pictures at the end, on an idle core
+OVERHEAD = 12.0  # seconds on an idle core for the final scores, intervals and pictures
 RESERVE = 0.02  # share of the time kept for unforeseen work
 
 
@@ -175,7 +175,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
                 start = time.perf_counter()
                 score()
                 image += (time.perf_counter() - start) / max(len(indices), 1)
-        return Pace(step, image, image, CLOSING * slowdown())
+        return Pace(step, image, image, OVERHEAD * slowdown())
 
     def fit_length(self, setup: DetectionSetup, pace: Pace, left: float) -> Length:
         """Return the steps that fit in the time, and how often to validate."""

@@ -13,7 +13,7 @@ PAPER = "as published"
 QUICK = "on a CPU: a smaller detector learns more in the same time"
 CPU_SIDE = 416
 PAPER_SIDES = (800, 1333)
-STILL_BATCH = 16  # smallest batch with which batch norms update pretrained statistics
+MIN_NORM_BATCH = 16  # smallest batch with which batch norms update their pretrained statistics
 STEPS = 3000  # default length on an accelerator, enough for a few hundred images
 LEAST_EPOCHS, MOST_EPOCHS = 12, 200  # 12 is the papers' "1x" schedule for 118,000 images
 
@@ -145,7 +145,7 @@ def eval_mode(init: str | None, facts: DataAndMachine, batch_size: int) -> Choic
     """Keep pretrained statistics if a batch is too small for better ones."""
     if facts.start is not None and facts.start.undertrained:
         return False, describe_undertrained(facts.start)
-    if init is not None and batch_size < STILL_BATCH:
+    if init is not None and batch_size < MIN_NORM_BATCH:
         return True, f"{batch_size} images are too few for better statistics than those of the weights"
     return False, "no statistics to keep" if init is None else "large batches"
 

@@ -75,7 +75,7 @@ def assemble(
         run: Run to resume; None for a new one.
     """
     start = find_start(settings, run)
-    data, facts, settings, reasons = _open(settings, bars, run, start)
+    data, facts, settings, reasons = _open_and_resolve(settings, bars, run, start)
     images = data.images
     if run is None:
         check_rates(settings)
@@ -101,12 +101,12 @@ def assemble(
     return PretrainingSetup(settings, origin, data, plan, objective, card, tuple(remarks), loaded, monitor=monitor)
 
 
-def _open(
+def _open_and_resolve(
     settings: PretrainSettings, bars: Bars, run: RunFolder | None, start: Start
 ) -> tuple[SplitImages, DataAndMachine, PretrainSettings, dict[str, str]]:
-    """Open the images, choose the open settings, and decode the images at the chosen size.
+    """Open the images, choose the settings that are not given, and decode the images at the chosen size.
 
-    Settings that depend on the number of images are chosen again if some could not be read.
+    Settings that depend on the number of images are chosen again if some images could not be read.
     """
     with bars("looking through shards") as advance:
         found = load_unlabelled(settings, advance)

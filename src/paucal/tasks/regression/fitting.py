@@ -41,8 +41,8 @@ class FittedRidge:
 def fit_ridge(features: Array, targets: Array, seed: int = 0) -> FittedRidge:
     """Fit (N,) targets to (N, D) features; the penalty with the least squared error on held-out folds is taken.
 
-    The same errors make the intervals: among four penalties, choosing makes them hardly smaller, and fits to nine
-    tenths of the images err a little more than the final one.
+    The errors of the chosen penalty are also used for the prediction intervals. Choosing among only four penalties
+    hardly biases them, and a fit to nine tenths of the images is slightly less accurate than the final fit.
     """
     folds = list(KFold(min(FOLDS, len(targets)), shuffle=True, random_state=seed).split(features))
     residuals = {}

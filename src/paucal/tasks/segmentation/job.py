@@ -57,7 +57,7 @@ FACTORS = (0.05, 20.0)  # range of the factors by which images are scaled
 TIMED_STEPS = 6  # after one warm-up step
 EPOCHS = 10  # fewest epochs of a short run, if the time allows
 LONGER = 10  # a run that becomes faster gets at most this multiple of the planned steps
-CLOSING = 8.0  # seconds for starting the training, for the pictures and for the report, on a free core
+OVERHEAD = 8.0  # seconds on an idle core for the start of training, the pictures and the report
 
 
 class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult]):
@@ -116,7 +116,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
                 count_pixels(network, setup.segmented, image, setup.card.preprocessing, options, device)
                 evaluations.append(time.perf_counter() - start_time)
         fast, full = evaluations
-        return Pace(step, fast, full, CLOSING * slowdown())
+        return Pace(step, fast, full, OVERHEAD * slowdown())
 
     def fit_length(self, setup: SegmentationSetup, pace: Pace, left: float) -> Length:
         """Return the epochs, and the crops of each image per epoch, that fit in the time."""

@@ -315,8 +315,8 @@ def _confirm_pairs(
     different, rows = np.unique(positions, return_inverse=True)
     if len(different) > MOST_CONFIRMED:
         console.say(
-            f"note: {len(different)} images look like another one, more than the {MOST_CONFIRMED} whose content is "
-            "compared: some may only share a background"
+            f"note: {len(different)} images look like another image; above {MOST_CONFIRMED}, their content is not "
+            "compared, so some pairs may only share a background"
         )
     if not 0 < len(different) <= MOST_CONFIRMED:
         return list(pairs)

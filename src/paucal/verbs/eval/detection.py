@@ -120,22 +120,22 @@ def _evaluate_set(
     with console.progress("evaluating") as advance:
         by_place = detect_all(detector, loader, device, lambda done: advance(done, len(places)))
     detections, truth = [by_place[place] for place in places], [boxed.boxes_of(place) for place in places]
-    scores = evaluate_detections(detections, truth, card.classes)
+    evaluation = evaluate_detections(detections, truth, card.classes)
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"data": boxed.images.name, **scores.content()}
+    content = {"data": boxed.images.name, **evaluation.content()}
     write_text(folder / "metrics.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-    write_text(folder / "per_class.csv", scores.table())
+    write_text(folder / "per_class.csv", evaluation.table())
     keys, sizes = [boxed.images.keys[place] for place in places], [boxes.size for boxes in truth]
     write_text(folder / "detections.json", coco_document(keys, sizes, detections, card.classes, card.category_ids))
-    for kind, matches in scores.matches.items():
+    for kind, matches in evaluation.matches.items():
         figure = precision_recall_figure(matches, card.classes, np.ones(len(places)))
         save_figure(folder / f"{kind}precision_recall.png", figure)
-    known = sorted((value, name) for name, value in scores.per_class.items() if value is not None)
+    known = sorted((value, name) for name, value in evaluation.per_class.items() if value is not None)
     worst = ", ".join(f"{name} {value:.3f}" for value, name in known[:WORST])
-    titles = {name: title for name, title in TITLES.items() if name in scores.scores}
-    words = ", ".join(f"{title} {format_score(scores.scores[name])}" for name, title in titles.items())
-    images = counted(len(places), "image")
-    console.say(f"{boxed.images.name}: {words} on {images}; tables and pictures are in {folder}")
+    titles = {name: title for name, title in TITLES.items() if name in evaluation.scores}
+    scores = ", ".join(f"{title} {format_score(evaluation.scores[name])}" for name, title in titles.items())
+    images_text = counted(len(places), "image")
+    console.say(f"{boxed.images.name}: {scores} on {images_text}; tables and pictures are in {folder}")
     console.say(f"AP by class, lowest first: {worst}")
-    parts = scores.scores, scores.metrics, scores.per_class
-    return DetectedSet(boxed.images.name, len(places), *parts, folder, scores.mask_per_class)
+    parts = evaluation.scores, evaluation.metrics, evaluation.per_class
+    return DetectedSet(boxed.images.name, len(places), *parts, folder, evaluation.mask_per_class)

@@ -63,8 +63,8 @@ def evaluate_regressor(model: str, data: Sequence[str], settings: EvalSettings, 
         judged = choose_images(run, images, settings.part, target)
         say_notes(console, images, regressor.card.preprocessing.reading, judged)
         fed, part = regressor.card.preprocessing, np.asarray(judged.positions, dtype=np.int64)
-        batch = inference_batch_size(fed.image_size, settings.device, settings.batch_size)
-        loader = make_eval_loader(images, part, fed.transform(), batch, settings.workers)
+        batch_size = inference_batch_size(fed.image_size, settings.device, settings.batch_size)
+        loader = make_eval_loader(images, part, fed.transform(), batch_size, settings.workers)
         with console.progress("evaluating") as advance:
             report, predicted = evaluate_numbers(regressor, loader, targets[part], part, settings.seed, advance)
         folder = report_folder(run, target, data, settings)

@@ -69,8 +69,8 @@ def _class_number(name: str, classes: Sequence[str], words: Sequence[str]) -> in
     return similar[0]
 
 
-def _drawn(maps: Tensor) -> Tensor:
-    """Return maps, those of pixels averaged over cells (as in their scores), since single pixels look like noise."""
+def _maps_to_draw(maps: Tensor) -> Tensor:
+    """Average pixel maps over cells, as for their scores: single pixels look like noise. Other maps are unchanged."""
     return on_cells(maps) if max(maps.shape[1:]) > MOST_CELLS else maps
 
 
@@ -87,7 +87,9 @@ def explain_batch(
     else:
         explained = torch.tensor(classes).expand(len(batch), -1)
     columns = explained.T if METHODS[method].asks_class else explained.T[:1]
-    maps: list[Tensor] = [_drawn(attribute(model.module, images, column, method).float().cpu()) for column in columns]
+    maps: list[Tensor] = [
+        _maps_to_draw(attribute(model.module, images, column, method).float().cpu()) for column in columns
+    ]
     return [
         Explained(
             image.name,

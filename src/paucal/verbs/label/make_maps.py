@@ -112,8 +112,8 @@ def label_images(
     check = _test_teacher(images, teacher, device, batch_size) if images.labelled else None
     if check is not None:
         console.say(
-            f"teacher: {teacher.name}; on {check.images} labelled images it is right on {percent(check.whole)}, the "
-            f"mean of its cells on {percent(check.cells)}"
+            f"teacher: {teacher.name}; it is correct for {percent(check.whole)} of {check.images} labelled images, its "
+            f"mean over the cells for {percent(check.cells)}"
         )
         require_knowledge(check, min_accuracy, console)
     else:
@@ -181,8 +181,8 @@ def _test_teacher(images: ImageSet, teacher: Teacher, device: torch.device, batc
             f"--teacher: {teacher.name} does not know the class {unknown!r} of {images.name}: train a teacher on these "
             "images, for instance with 'paucal train DATA --model resnet50 --init timm'."
         )
-    ordered = images.with_classes(teacher.classes)
-    return check_teacher(teacher.dense, ordered, _sample(images, teacher), teacher.transform, device, batch_size)
+    reordered = images.with_classes(teacher.classes)
+    return check_teacher(teacher.dense, reordered, _sample(images, teacher), teacher.transform, device, batch_size)
 
 
 def _sample(images: ImageSet, teacher: Teacher) -> NDArray[np.int64]:
@@ -197,8 +197,9 @@ def require_knowledge(check: TeacherCheck, level: float, console: Console) -> No
     """Refuse maps whose accuracy is too low; raises a UserError."""
     if check.cells < level:
         raise UserError(
-            f"the mean of the cells is right on {percent(check.cells)} of the images, below --min-accuracy "
-            f"{level:g}, so its maps would be mostly wrong: train a better teacher, or lower --min-accuracy."
+            f"the teacher's mean prediction over the cells is correct for {percent(check.cells)} of the images, "
+            f"below --min-accuracy {level:g}, so the maps would be mostly wrong: train a better teacher, or lower "
+            "--min-accuracy."
         )
     if check.cells < ALONE * check.whole:
         console.say(
@@ -236,8 +237,8 @@ def convert_published(
     check = _test_published(labelled, files, names) if labelled.labelled else None
     if check is not None:
         console.say(
-            f"maps: {folder}; on {check.images} labelled images the mean of the cells is right on "
-            f"{percent(check.cells)}"
+            f"maps: {folder}; their mean over the cells is correct for {percent(check.cells)} of {check.images} "
+            "labelled images"
         )
         require_knowledge(check, min_accuracy, console)
     shape = read_map(files[0], len(names))[0].shape
@@ -261,12 +262,12 @@ def _test_published(images: ImageSet, files: Sequence[Path], names: tuple[str, .
             f"--published-classes: {images.name} has a class {unknown[0]!r} that is not among the {len(names)} names: "
             "name the maps' classes as the data does."
         )
-    ordered, right = images.with_classes(names), 0
+    reordered, n_correct = images.with_classes(names), 0
     sample = np.linspace(0, len(images) - 1, min(SAMPLE, len(images))).round().astype(np.int64)
     for position in sample:
         logits = mean_over_cells(*read_map(files[position], len(names)), len(names))
-        right += int(logits.argmax()) == ordered.labels[position]
-    return TeacherCheck(len(sample), 0.0, right / len(sample))
+        n_correct += int(logits.argmax()) == reordered.labels[position]
+    return TeacherCheck(len(sample), 0.0, n_correct / len(sample))
 
 
 def require_free(output: Path) -> None:

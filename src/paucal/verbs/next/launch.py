@@ -192,12 +192,15 @@ def _unlabelled_images(images: ImageSet, source: str, settings: NextSettings, co
         console.say(f"left out: {counted(int(seen.sum()), 'image')} that the run has labels for")
         images = images.select(np.flatnonzero(~seen))
     if settings.copies == "leave-out" and len(images):
-        of_known, of_others = copies_among(images, _images_of(run, images, console))
-        for which, words in ((of_known, "an image of the run"), (of_others & ~of_known, "another of them")):
+        copies_of_run, copies_of_others = copies_among(images, _images_of(run, images, console))
+        for which, words in (
+            (copies_of_run, "an image of the run"),
+            (copies_of_others & ~copies_of_run, "another of them"),
+        ):
             if which.any():
                 look = "looks" if which.sum() == 1 else "look"
                 console.say(f"left out: {counted(int(which.sum()), 'image')} that {look} like {words}")
-        images = images.select(np.flatnonzero(~of_known & ~of_others))
+        images = images.select(np.flatnonzero(~copies_of_run & ~copies_of_others))
     if not len(images):
         raise UserError(f"all images of {settings.data} are labelled, or look like images that are: nothing to label.")
     return images

@@ -120,22 +120,22 @@ class OneImageDetector(nn.Module):
     def _propose(self, features: list[Tensor], size: Size) -> Tensor:
         """Return (N, 4) corners of the regions that may hold an object, padded with empty regions to a fixed number."""
         network, stride = self.detector.proposals, self.detector.stages.strides[0]
-        each, total = network.pre_nms_top_n(), network.post_nms_top_n()
+        n_candidates, n_kept = network.pre_nms_top_n(), network.post_nms_top_n()
         padded = (features[0].shape[-2] * stride, features[0].shape[-1] * stride)
         boxes, chances, levels = [], [], []
         for level, (grid, moves) in enumerate(zip(*network.head(features), strict=True)):
             logits, deltas = concat_box_prediction_layers([grid], [moves])
             decoded = network.box_coder.decode_single(deltas, self._anchors(level, grid, padded))
             # Empty regions fill up the number of candidates.
-            logits = torch.cat([logits[:, 0], logits.new_full((each,), -torch.inf)])
-            decoded = torch.cat([decoded, decoded.new_zeros(each, 4)])
-            best = logits.topk(each).indices
+            logits = torch.cat([logits[:, 0], logits.new_full((n_candidates,), -torch.inf)])
+            decoded = torch.cat([decoded, decoded.new_zeros(n_candidates, 4)])
+            best = logits.topk(n_candidates).indices
             boxes.append(clip_boxes_to_image(decoded[best], size))
             chances.append(logits[best].sigmoid())
-            levels.append(torch.full((each,), level))
+            levels.append(torch.full((n_candidates,), level))
         corners, chance = torch.cat(boxes), torch.cat(chances)
         usable = (corners[:, 2:] - corners[:, :2]).amin(1) >= SMALLEST_PROPOSAL
-        best, is_kept = _suppress(corners, chance, torch.cat(levels), usable, network.nms_thresh, total)
+        best, is_kept = _suppress(corners, chance, torch.cat(levels), usable, network.nms_thresh, n_kept)
         return corners[best] * is_kept[:, None]
 
     def _anchors(self, level: int, grid: Tensor, padded: Size) -> Tensor:

@@ -85,9 +85,9 @@ class ProposalNetwork(RegionProposalNetwork):
     def compute_loss(
         self, objectness: Tensor, pred_bbox_deltas: Tensor, labels: list[Tensor], regression_targets: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Return torchvision's losses of objectness and of boxes, the latter with the chosen distance."""
+        """Return torchvision's objectness loss, and the box loss with the chosen beta of smooth L1."""
         positive, negative = (torch.where(torch.cat(masks))[0] for masks in self.fg_bg_sampler(labels))
         sampled, targets = torch.cat([positive, negative]), torch.cat(regression_targets)
-        distance = F.smooth_l1_loss(pred_bbox_deltas[positive], targets[positive], reduction="sum", beta=self._beta)
+        box_loss = F.smooth_l1_loss(pred_bbox_deltas[positive], targets[positive], reduction="sum", beta=self._beta)
         object_loss = F.binary_cross_entropy_with_logits(objectness.flatten()[sampled], torch.cat(labels)[sampled])
-        return object_loss, distance / sampled.numel()
+        return object_loss, box_loss / sampled.numel()
