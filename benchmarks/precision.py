@@ -23,9 +23,9 @@ from paucal.backbones import BackboneSpec
 from paucal.data.loader import make_eval_loader
 from paucal.data.sources.opening import open_images
 from paucal.evaluation.predictions import predict_in_order
-from paucal.models.arithmetic import COSINE, FASTER, bfloat16_flags
 from paucal.models.features import ClassifierInputs
 from paucal.models.named import open_named
+from paucal.models.precision import COSINE, FASTER, bfloat16_flags
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.weights.at_hand import input_of_weights
 from paucal.objectives import Supervised

@@ -15,7 +15,7 @@ from PIL import Image
 import paucal
 from cli.calls import call, failure, table
 from paucal.data.sources.opening import open_images
-from paucal.models import arithmetic
+from paucal.models import precision
 from paucal.models.trained import TrainedModel, load_trained, save_trained
 from paucal.runs import RunFolder
 from paucal.verbs.predict import files, launch
@@ -220,7 +220,7 @@ def test_features__of_a_backbone_alone_and_not_of_onnx(trained, many, tmp_path, 
 
 
 @pytest.mark.parametrize("older", [False, True])
-def test_unfinished_answers__go_on_in_their_own_arithmetic(trained, many, tmp_path, monkeypatch, older):
+def test_unfinished_answers__go_on_in_their_own_precision(trained, many, tmp_path, monkeypatch, older):
     """Another measurement, or answers of a version that did not store it, refuse nothing."""
     words = ["predict", trained / "run", many, "--output", tmp_path / "a.csv", "-b", 4]
     kept, real = [], launch.choose_for_pictures
@@ -228,7 +228,7 @@ def test_unfinished_answers__go_on_in_their_own_arithmetic(trained, many, tmp_pa
     def measured(model, asked, pictures, console):
         kept.append(asked)
         return (
-            arithmetic.GIVEN["32-true" if older else "bf16-mixed"]
+            precision.GIVEN["32-true" if older else "bf16-mixed"]
             if asked is None
             else real(model, asked, pictures, console)
         )
@@ -240,7 +240,7 @@ def test_unfinished_answers__go_on_in_their_own_arithmetic(trained, many, tmp_pa
             patch.setattr(files, "_about", lambda *a: {k: v for k, v in about(*a).items() if k != "--precision"})
         interrupted_after(patch, 2)
         assert call(*words) == 130
-    other = arithmetic.GIVEN["bf16-mixed" if older else "32-true"]
+    other = precision.GIVEN["bf16-mixed" if older else "32-true"]
     monkeypatch.setattr(launch, "choose_for_pictures", lambda *a: other if a[1] is None else measured(*a))
     assert call(*words) == 0
     assert kept == [None, "32-true" if older else "bf16-mixed"]

@@ -11,17 +11,19 @@ from PIL import Image
 
 import paucal
 from paucal.cli.main import main
-from paucal.models import arithmetic
-from paucal.models.arithmetic import Arithmetic
+from paucal.models import precision
+from paucal.models.precision import PrecisionChoice
 from paucal.models.trained import load_trained
-from paucal.runner import arithmetic as runner_arithmetic
+from paucal.runner import precision as runner_precision
 from paucal.types import UserError
 from paucal.verbs.check import labels as check_labels
 from paucal.verbs.eval import classification as eval_classification
 from paucal.verbs.predict.journal import stored_precision
 from paucal.verbs.serve.answering import Answerer
 
-FASTER = Arithmetic(torch.bfloat16, "bfloat16: 2.0 times as fast as float32 here, with the same predictions", 2.0, True)
+FASTER = PrecisionChoice(
+    torch.bfloat16, "bfloat16: 2.0 times as fast as float32 here, with the same predictions", 2.0, True
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +51,9 @@ def measured(monkeypatch):
         asked.append((len(images), count))
         return FASTER
 
-    for module in (runner_arithmetic, check_labels):
-        monkeypatch.setattr(module, "choose_arithmetic", choose)
-    for module in (arithmetic, runner_arithmetic, check_labels, eval_classification):
+    for module in (runner_precision, check_labels):
+        monkeypatch.setattr(module, "choose_precision", choose)
+    for module in (precision, runner_precision, check_labels, eval_classification):
         monkeypatch.setattr(module, "bfloat16_flags", lambda: ("avx512_bf16",))
     return asked
 
@@ -82,23 +84,23 @@ def test_predict__of_few_pictures_or_on_a_processor_without_bfloat16_stays_as_it
     assert torch.equal(
         shares(paucal.predict(run, images[:8], batch_size=8)), load_trained(run).probabilities(images[:8])
     )
-    monkeypatch.setattr(runner_arithmetic, "bfloat16_flags", lambda: ())
+    monkeypatch.setattr(runner_precision, "bfloat16_flags", lambda: ())
     assert torch.equal(shares(paucal.predict(run, str(pictures))), exact)
     assert measured == []
 
 
-def test_eval__says_which_arithmetic_it_measured(run, measured, capsys):
+def test_eval__says_which_precision_it_measured(run, measured, capsys):
     assert main(["eval", str(run), "--part", "val", "--output", str(run / "eval-val")]) == 0
     said = capsys.readouterr()
-    assert "arithmetic: bfloat16: 2.0 times as fast as float32 here" in said.out + said.err
+    assert "precision: bfloat16: 2.0 times as fast as float32 here" in said.out + said.err
     assert len(measured) == 1
     main(["eval", str(run), "--part", "val", "--output", str(run / "eval-val"), "--precision", "32-true"])
     assert len(measured) == 1
 
 
-def test_check__reads_features_in_the_measured_arithmetic(measured, tmp_path, run, monkeypatch):
-    real, keys = check_labels.choose_arithmetic, []
-    monkeypatch.setattr(check_labels, "choose_arithmetic", lambda *a, **k: (keys.append(a[2]), real(*a, **k))[1])
+def test_check__reads_features_in_the_measured_precision(measured, tmp_path, run, monkeypatch):
+    real, keys = check_labels.choose_precision, []
+    monkeypatch.setattr(check_labels, "choose_precision", lambda *a, **k: (keys.append(a[2]), real(*a, **k))[1])
     draw = np.random.default_rng(0)
     for number in range(60):
         folder = tmp_path / "set" / "ab"[number % 2]

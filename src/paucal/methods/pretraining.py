@@ -20,7 +20,7 @@ METHODS: dict[str, PretrainingMethod] = {
 }
 RECIPES = esvit.RECIPES
 SHARED_RULES = resolve.rules_by_name((*machine.PROCESSES, *crops.RULES))
-LAST_RULES = resolve.rules_by_name(machine.ARITHMETIC)
+LAST_RULES = resolve.rules_by_name(machine.COMPUTE)
 
 
 def method_of(settings: PretrainSettings) -> PretrainingMethod:

@@ -55,7 +55,7 @@ class LowerPrecision(nn.Module):
 
 
 def bare(module: nn.Module) -> nn.Module:
-    """Return the network itself, without wrappers for mirroring or arithmetic."""
+    """Return the network itself, without wrappers for mirroring or precision."""
     while isinstance(module, MirrorAveraged | LowerPrecision):
         module = module.module
     return module

@@ -45,4 +45,4 @@ def workers(facts: DataAndMachine, device: str | None) -> Choice:
 
 
 PROCESSES = (device, devices, nodes, strategy)
-ARITHMETIC = (precision, workers)
+COMPUTE = (precision, workers)

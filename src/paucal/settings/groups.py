@@ -11,7 +11,7 @@ from paucal.settings.options import MOST_EPOCHS, option
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 ForwardPrecision = Literal["32-true", "bf16-mixed"]
 FORWARD_PRECISION = (
-    "arithmetic of a classifier; by default bfloat16 if this CPU is at least 1.3 times as fast with it and gives "
+    "precision of a classifier; by default bfloat16 if this CPU is at least 1.3 times as fast with it and gives "
     "the same predictions, else float32"
 )
 Strategy = Literal["auto", "ddp", "fsdp"]
@@ -117,7 +117,7 @@ class MachineSettings:
     """Devices, precision and processes."""
 
     device: str = option("cpu, cuda or mps", group="run")
-    precision: Precision = option("arithmetic", group="run")
+    precision: Precision = option("precision of the computation", group="run")
     devices: int = option("devices per machine that train together", group="run", low=1, high=1024)
     nodes: int = option("machines that train together", group="run", low=1, high=4096)
     strategy: Strategy | None = option(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paucal.rules.facts import DataAndMachine, describe_undertrained
-from paucal.rules.machine import ARITHMETIC, PROCESSES
+from paucal.rules.machine import COMPUTE, PROCESSES
 from paucal.rules.model import model_args
 from paucal.rules.resolve import Choice, rules_by_name
 from paucal.wording import counted
@@ -183,7 +183,7 @@ def normalise(facts: DataAndMachine) -> Choice:
 
 RULES = rules_by_name(
     [
-        *(*PROCESSES, *ARITHMETIC, model, model_args, img_size, masks, finest, anchor, pyramid_channels, head_dim),
+        *(*PROCESSES, *COMPUTE, model, model_args, img_size, masks, finest, anchor, pyramid_channels, head_dim),
         *(regions, proposals, time, batch_size, epochs, lr, warmup_epochs, min_lr, freeze, eval_mode, backbone_lr),
         *(average, hflip, jitter, normalise),
     ]

@@ -145,6 +145,6 @@ RULES = resolve.rules_by_name(
         colour,
         normalise,
         drop_path,
-        *machine.ARITHMETIC,
+        *machine.COMPUTE,
     )
 )

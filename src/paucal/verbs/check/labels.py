@@ -20,9 +20,9 @@ from paucal.data.views.transforms import ViewTransform
 from paucal.evaluation.confident_learning import suspected_labels
 from paucal.evaluation.predictions import predict_in_order
 from paucal.evaluation.protocols.logistic import fit_logistic
-from paucal.models.arithmetic import FLOAT32, GIVEN, IMAGES, Arithmetic, bfloat16_flags, choose_arithmetic
 from paucal.models.features import ClassifierInputs, linear_classifier
 from paucal.models.named import find_named, open_named
+from paucal.models.precision import FLOAT32, GIVEN, IMAGES, PrecisionChoice, bfloat16_flags, choose_precision
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.weights.at_hand import ready_weights
 from paucal.models.weights.store import AddedWeights
@@ -88,19 +88,19 @@ class FeatureReader:
         if self.preprocess.channels == RGB != images.reading.channels:  # the weights get the first three channels
             images = replace(images, store=RgbStore(images.store))
         loader = make_eval_loader(images, indices, transform, settings.batch_size, settings.workers, pin_memory=False)
-        autocast = self._arithmetic(images, indices, transform, settings).dtype
+        autocast = self._choose_precision(images, indices, transform, settings).dtype
         return predict_in_order(self.module, loader, indices, self.device, progress, autocast)
 
-    def _arithmetic(
+    def _choose_precision(
         self, images: ImageSet, indices: NDArray[np.int64], transform: ViewTransform, settings: CheckSettings
-    ) -> Arithmetic:
+    ) -> PrecisionChoice:
         if settings.precision is not None:
             return GIVEN[settings.precision]
         if self.module is None or not bfloat16_flags() or not len(indices):
             return FLOAT32
         few = make_eval_loader(images, indices[:IMAGES], transform, IMAGES)
         views = next(iter(few)).views[0].to(self.device)
-        return choose_arithmetic(self.module, views, self.architecture, len(indices), classes=False)
+        return choose_precision(self.module, views, self.architecture, len(indices), classes=False)
 
 
 @dataclass(frozen=True)

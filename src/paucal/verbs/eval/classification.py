@@ -17,12 +17,12 @@ from paucal.evaluation.real_labels import Answers, RealAccuracy, answers_of, rea
 from paucal.evaluation.record import due_line, record_classification, record_multi_label, report_table
 from paucal.evaluation.results import Report, primary_metric
 from paucal.evaluation.seen_images import seen_unlabelled
-from paucal.models.arithmetic import GIVEN, IMAGES, bfloat16_flags
+from paucal.models.precision import GIVEN, IMAGES, bfloat16_flags
 from paucal.models.trained import TrainedModel, load_trained
-from paucal.runner.arithmetic import measure_on
 from paucal.runner.console import Console
 from paucal.runner.images import load_images, open_again
 from paucal.runner.memory_check import check_batch_memory
+from paucal.runner.precision import measure_on
 from paucal.runs import RunFolder, open_model_folder, write_text
 from paucal.settings.groups import LabelledDataSettings
 from paucal.settings.options import setting_fields
@@ -102,15 +102,15 @@ def _predict(model: TrainedModel, chosen: Chosen, settings: EvalSettings, consol
     )
     if settings.precision is None:
         few = [images.store.read(int(index)) for index in indices[:IMAGES]] if bfloat16_flags() else []
-        arithmetic = measure_on(model, few, len(indices), console)
+        choice = measure_on(model, few, len(indices), console)
     else:
-        arithmetic = GIVEN[settings.precision]
+        choice = GIVEN[settings.precision]
     with console.progress("evaluating") as advance:
         predictions = predict_all(
             model.module,
             loader,
             model.device,
-            autocast=arithmetic.dtype,
+            autocast=choice.dtype,
             progress=lambda done: advance(done, len(indices)),
         )
     return predictions.at_temperature(model.card.temperature)

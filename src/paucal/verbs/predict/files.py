@@ -39,7 +39,7 @@ def predict_to_files(
     if targets.features is None or not (wanted.output is None and wanted.sheet is None and wanted.top_k is None):
         loaded.require_classifier()
     part = None if targets.first is None else targets.first.with_name(targets.first.name + ENDING)
-    if settings.precision is None and part is not None:  # a new measurement must not change the arithmetic
+    if settings.precision is None and part is not None:  # a new measurement must not change the precision
         settings = replace(settings, precision=stored_precision(part))
     model, pictures, settings = open_pictures(loaded, paths, settings, console)
     if part is None:

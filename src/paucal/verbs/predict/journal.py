@@ -12,7 +12,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from paucal.models.arithmetic import GIVEN
+from paucal.models.precision import GIVEN
 from paucal.reading import require_regular
 from paucal.runner.input_images import Pictures
 from paucal.runs.lock import LOCK, RunLock
@@ -213,7 +213,7 @@ def _about(path: Path) -> dict[str, Any] | None:
 
 
 def stored_precision(folder: Path) -> str | None:
-    """Return the arithmetic of the unfinished predictions in a folder; None for a folder without predictions.
+    """Return the precision of the unfinished predictions in a folder; None for a folder without predictions.
 
     Raises:
         UserError: A file of predictions is not a regular file.

@@ -12,11 +12,11 @@ from paucal.export.reading import load_model
 from paucal.memory import kept_memory
 from paucal.models.regression import RegressionCard
 from paucal.models.trained import TrainedModel
-from paucal.runner.arithmetic import choose_for_pictures
 from paucal.runner.console import Console, LoggedConsole
 from paucal.runner.frames import Frame, images_of_frame, is_frame
 from paucal.runner.input_images import Pictures, open_sources
 from paucal.runner.memory_check import check_batch_memory
+from paucal.runner.precision import choose_for_pictures
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
@@ -112,7 +112,7 @@ def open_pictures(
     pictures = Pictures(open_sources(sources, console, fed.reading), fed.reading)
     together = inference_batch_size(fed.image_size, model.device.type, settings.batch_size)
     check_batch_memory(min(together, len(pictures)), fed.image_size)
-    arithmetic = choose_for_pictures(model, settings.precision, pictures, console)
-    model = model.at_precision(arithmetic.dtype)
-    settings = replace(settings, batch_size=together, precision=arithmetic.precision)
+    choice = choose_for_pictures(model, settings.precision, pictures, console)
+    model = model.at_precision(choice.dtype)
+    settings = replace(settings, batch_size=together, precision=choice.precision)
     return model.mirrored() if settings.mirror else model, pictures, settings

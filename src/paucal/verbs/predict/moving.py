@@ -8,7 +8,7 @@ from PIL import Image
 
 from paucal.data.loader import inference_batch_size
 from paucal.export.reading import load_model, model_digest
-from paucal.models.arithmetic import GIVEN
+from paucal.models.precision import GIVEN
 from paucal.models.regression import RegressionCard
 from paucal.models.tasks import DETECTION, SEGMENTATION, task_of
 from paucal.models.trained import TrainedModel

@@ -17,13 +17,13 @@ from paucal.evaluation.familiarity import INSIDE, Familiarity
 from paucal.explain.attribution.methods import METHODS
 from paucal.explain.figures.attribution import scale_of
 from paucal.explain.figures.pictures import overlay, seen
-from paucal.models.arithmetic import GIVEN
 from paucal.models.features import ClassifierInputs, linear_classifier
+from paucal.models.precision import GIVEN
 from paucal.models.regression import RegressionCard
 from paucal.models.trained import TrainedModel
-from paucal.runner.arithmetic import measure_on
 from paucal.runner.console import LoggedConsole
 from paucal.runner.familiar import features_of
+from paucal.runner.precision import measure_on
 from paucal.types import UserError
 from paucal.verbs.explain.attribution import choose_method, explain_batch
 from paucal.verbs.explain.inputs import Viewed
@@ -39,7 +39,7 @@ class Answerer:
     Args:
         model: Model with a classifier, or one that predicts numbers.
         known: Detector of pictures unlike the training images; None if there is none.
-        precision: Arithmetic of the answers; None to measure with the first picture which is faster here.
+        precision: Precision of the answers; None for the faster one here, measured with the first picture.
         mirror: Whether the answers for a picture and its mirror image are averaged.
     """
 
@@ -71,7 +71,7 @@ class Answerer:
         """
         with self._lock:  # decoding too, so that only one large picture at a time is in memory
             picture = self._decode(content, name)
-            # The faster arithmetic on this machine is measured with the first picture.
+            # The faster precision on this machine is measured with the first picture.
             if self._fast is None:
                 choice = measure_on(self.model, [picture, ImageOps.mirror(picture)], None, LoggedConsole())
                 self._fast = self._asked.at_precision(choice.dtype)

@@ -16,8 +16,8 @@ from paucal.runner.console import Console
 from paucal.runner.time_budget import store_length
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
-from paucal.tasks.classification.auto_tune.arithmetic import choose_training_precision
 from paucal.tasks.classification.auto_tune.first_model import compare_candidates, fit_probe, time_frozen_network
+from paucal.tasks.classification.auto_tune.precision import choose_training_precision
 from paucal.tasks.classification.auto_tune.state import TuneState, cannot_judge_tuning, is_free, is_timed
 from paucal.tasks.classification.auto_tune.tuning import choose_preset, seconds_per_image
 from paucal.tasks.classification.auto_tune.unlabelled import learn_from_unlabelled

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from paucal.backbones.stage_classifier import add_stage_classifier, last_stage_maps
 from paucal.evaluation.predictions import Predictions, predict_in_order
-from paucal.models.arithmetic import GIVEN
 from paucal.models.card import ModelCard
 from paucal.models.features import ClassifierInputs, StagedInputs, linear_classifier
+from paucal.models.precision import GIVEN
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import save_trained
 from paucal.runner.clock import duration, finish
@@ -25,11 +25,11 @@ from paucal.runs import RunFolder
 from paucal.runs.weights import save_weights
 from paucal.settings.groups import JobSettings
 from paucal.tasks.classification.assembly import HEAD, TrainingSetup
-from paucal.tasks.classification.auto_tune.arithmetic import choose_feature_arithmetic
 from paucal.tasks.classification.auto_tune.head_race import RaceResult, race_heads
 from paucal.tasks.classification.auto_tune.heads import HEADS
 from paucal.tasks.classification.auto_tune.learning_curve import learning_curve, write_curve
 from paucal.tasks.classification.auto_tune.paired_losses import LOSSES, calibrated_losses
+from paucal.tasks.classification.auto_tune.precision import choose_feature_precision
 from paucal.tasks.classification.auto_tune.probe import (
     MOST_COMPARED,
     Head,
@@ -159,19 +159,19 @@ def time_frozen_network(state: TuneState) -> None:
         start_time = time.perf_counter()
         frozen_features(setup.objective.deployable(), setup.data, some, setup.card.preprocessing, setup.settings)
         state.image_seconds = (time.perf_counter() - start_time) / len(some)
-    if state.record.probe is not None:  # resumed: heads at other image sizes use the same arithmetic
+    if state.record.probe is not None:  # resumed: heads at other image sizes use the same precision
         stored = state.record.probe.details
         known = {name: stored[key] for name, key in MEASURED.items() if key in stored}  # not in older records
-        state.arithmetic = replace(GIVEN[stored.get("arithmetic", "32-true")], **known)
+        state.precision = replace(GIVEN[stored.get("arithmetic", "32-true")], **known)
         return
     if state.announced:
         return
     state.announced = True
-    state.arithmetic = choose_feature_arithmetic(setup)
-    if state.arithmetic.measured:
-        state.console.say(f"arithmetic of the features: {state.arithmetic.reason}")
+    state.precision = choose_feature_precision(setup)
+    if state.precision.measured:
+        state.console.say(f"precision of the features: {state.precision.reason}")
     counts = setup.data.counts()
-    first = state.image_seconds / state.arithmetic.speed * (counts["train"] + counts["val"])
+    first = state.image_seconds / state.precision.speed * (counts["train"] + counts["val"])
     whole = state.record.budget
     state.console.say(
         f"time: the first model takes about {duration(min(first, PROBE_SHARE * whole or first) + 5)}"
@@ -213,8 +213,8 @@ def fit_probe(state: TuneState) -> None:
         "heads": dict(fitted.race.losses),
         "race_seconds": fitted.race_seconds,
         LOSSES: fitted.losses,
-        "arithmetic": state.arithmetic.precision,
-        **{key: getattr(state.arithmetic, name) for name, key in MEASURED.items()},
+        "arithmetic": state.precision.precision,
+        **{key: getattr(state.precision, name) for name, key in MEASURED.items()},
     }
     state.save(probe=TuneStep("probe", fitted.score, time.monotonic() - start_time, details))
     images_of_score = "validation images" if len(setup.data.part("val")) else "held-out training images"
@@ -262,7 +262,7 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
     train, val = (torch.from_numpy(data.part(name)) for name in ("train", "val"))
     all_labels = torch.from_numpy(data.images.targets).long()
     rows = torch.arange(len(train))
-    affordable = PROBE_SHARE * state.record.budget * state.arithmetic.speed / max(state.image_seconds, 1e-9)
+    affordable = PROBE_SHARE * state.record.budget * state.precision.speed / max(state.image_seconds, 1e-9)
     if state.record.budget and len(train) > affordable:
         rows = stratified(all_labels[train], int(affordable), settings.seed)
         state.console.say(f"note: the time allows features of {len(rows)} of the {len(train)} training images")
@@ -273,9 +273,9 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
     start_time = time.perf_counter()
     with state.console.progress(title) as advance:
         features = frozen_features(
-            network, data, together.numpy(), card.preprocessing, settings, advance, staged, state.arithmetic.dtype
+            network, data, together.numpy(), card.preprocessing, settings, advance, staged, state.precision.dtype
         )
-    seconds = (time.perf_counter() - start_time) / max(len(together), 1) * state.arithmetic.speed
+    seconds = (time.perf_counter() - start_time) / max(len(together), 1) * state.precision.speed
     labels, count = all_labels[together], len(rows)
     last = features[:, : own_width(network)]
     # Fits to few images are many small products, in which threads of a busy machine mostly wait for each other.

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paucal.models.arithmetic import FLOAT32, Arithmetic
+from paucal.models.precision import FLOAT32, PrecisionChoice
 from paucal.runner.console import Console
 from paucal.runner.run_folder import store_changes
 from paucal.runner.starts import RECORD
@@ -70,7 +70,7 @@ class TuneState:
         console: Console for messages and progress. start_time: `time.monotonic()` of the run's start, moved back by the
             time that earlier calls spent.
         image_seconds: Seconds of one image through the frozen network in float32, at the probe's image size.
-        arithmetic: Arithmetic of the frozen network's features.
+        precision: Precision of the frozen network's features.
         announced: Whether the time of the first model was announced.
         first: First model with its features for later steps; None if an earlier call fitted it.
     """
@@ -81,7 +81,7 @@ class TuneState:
     console: Console
     start_time: float
     image_seconds: float = 0.0
-    arithmetic: Arithmetic = FLOAT32
+    precision: PrecisionChoice = FLOAT32
     announced: bool = False
     first: Fitted | None = None
 

@@ -96,12 +96,12 @@ def _read(state: TuneState, first: Fitted) -> tuple[ImageSet, Tensor]:
     if state.record.budget:
         share = time_share(len(setup.data.part("train")), not cannot_judge_tuning(setup))
         most = int(
-            min(share * state.record.budget, state.left()) * state.arithmetic.speed / max(state.image_seconds, 1e-9)
+            min(share * state.record.budget, state.left()) * state.precision.speed / max(state.image_seconds, 1e-9)
         )
     if most < FEWEST:
         raise UserError("there is no time left for the images without labels; give a longer --time")
     images = usable_images(setup.settings, setup.data, most, console)
-    seconds = state.image_seconds / state.arithmetic.speed * len(images)
+    seconds = state.image_seconds / state.precision.speed * len(images)
     console.say(f"{counted(len(images), 'image')} without labels: their features take about {duration(seconds)}")
     features = _features(state, first, images)
     if not len(images):
@@ -137,7 +137,7 @@ def _features(state: TuneState, first: Fitted, images: ImageSet) -> Tensor:
     network, preprocess = setup.objective.deployable(), setup.card.preprocessing
     with state.console.progress("features of images without labels") as advance:
         features = frozen_features(
-            network, data, rows, preprocess, setup.settings, advance, first.staged, state.arithmetic.dtype
+            network, data, rows, preprocess, setup.settings, advance, first.staged, state.precision.dtype
         )
     save_weights(path, {"features": features})
     return features

@@ -1,19 +1,21 @@
-"""The arithmetic of a trained model: as given, or the faster one on this machine."""
+"""The precision of a trained model: as given, or the faster one on this machine."""
 
 from collections.abc import Sequence
 
 from PIL import Image
 
 from paucal.data.decode import UnreadableImage
-from paucal.models.arithmetic import FLOAT32, GIVEN, IMAGES, Arithmetic, bfloat16_flags, choose_arithmetic
 from paucal.models.card import ModelCard
+from paucal.models.precision import FLOAT32, GIVEN, IMAGES, PrecisionChoice, bfloat16_flags, choose_precision
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console
 from paucal.runner.input_images import Pictures
 
 
-def choose_for_pictures(model: TrainedModel, asked: str | None, pictures: Pictures, console: Console) -> Arithmetic:
-    """Return the arithmetic for some pictures, measured on the first of them.
+def choose_for_pictures(
+    model: TrainedModel, asked: str | None, pictures: Pictures, console: Console
+) -> PrecisionChoice:
+    """Return the precision for some pictures, measured on the first of them.
 
     Args:
         model: Model with a classifier.
@@ -33,8 +35,8 @@ def choose_for_pictures(model: TrainedModel, asked: str | None, pictures: Pictur
     return measure_on(model, few, len(pictures), console)
 
 
-def measure_on(model: TrainedModel, few: Sequence[Image.Image], count: int | None, console: Console) -> Arithmetic:
-    """Return the arithmetic that measurements on a few pictures prefer; float32 without pictures.
+def measure_on(model: TrainedModel, few: Sequence[Image.Image], count: int | None, console: Console) -> PrecisionChoice:
+    """Return the precision that measurements on a few pictures prefer; float32 without pictures.
 
     Args:
         model: Model with a classifier.
@@ -46,7 +48,7 @@ def measure_on(model: TrainedModel, few: Sequence[Image.Image], count: int | Non
         not few or model.device.type != "cpu" or type(model.card) is not ModelCard
     ):  # regressions have no classes to compare
         return FLOAT32
-    choice = choose_arithmetic(model.module, model.prepared(few), model.card.backbone.name, count)
+    choice = choose_precision(model.module, model.prepared(few), model.card.backbone.name, count)
     if choice.measured:
-        console.say(f"arithmetic: {choice.reason}")
+        console.say(f"precision: {choice.reason}")
     return choice

@@ -3,24 +3,26 @@
 import pytest
 import torch
 
-from paucal.models.arithmetic import Arithmetic
+from paucal.models.precision import PrecisionChoice
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, resume
 from paucal.runs import RunFolder
-from paucal.tasks.classification.auto_tune import arithmetic, auto_tune, first_model
+from paucal.tasks.classification.auto_tune import auto_tune, first_model, precision
 from paucal.tasks.classification.job import TrainingJob
 from tasks.classification.auto_tune.carried import install
 from tasks.classification.auto_tune.test_auto_tune import RecordingConsole, photos, rungs_of, started_from
 
 GIVEN = {"freeze": 2, "eval_mode": True, "lr": 1e-3, "crop_scale": 0.5, "epochs": 1}  # one way to tune: no trial
-FASTER = Arithmetic(torch.bfloat16, "bfloat16: 2.0 times as fast as float32 here, with the same predictions", 2.0, True)
+FASTER = PrecisionChoice(
+    torch.bfloat16, "bfloat16: 2.0 times as fast as float32 here, with the same predictions", 2.0, True
+)
 
 
 @pytest.fixture
 def data(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch)
-    monkeypatch.setattr(arithmetic, "bfloat16_flags", lambda: ("avx512_bf16",))
-    monkeypatch.setattr(arithmetic, "choose_arithmetic", lambda *_, **__: FASTER)
+    monkeypatch.setattr(precision, "bfloat16_flags", lambda: ("avx512_bf16",))
+    monkeypatch.setattr(precision, "choose_precision", lambda *_, **__: FASTER)
     return photos(tmp_path / "photos", each=50)
 
 
@@ -37,49 +39,49 @@ def read(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize(("speed", "precision"), [(1.5, "bf16-mixed"), (1.2, "32-true")])
-def test_run__takes_bfloat16_where_it_was_measured_to_gain(data, read, tmp_path, monkeypatch, speed, precision):
+@pytest.mark.parametrize(("speed", "expected"), [(1.5, "bf16-mixed"), (1.2, "32-true")])
+def test_run__takes_bfloat16_where_it_was_measured_to_gain(data, read, tmp_path, monkeypatch, speed, expected):
     steps = []
 
     def measure(step, images, key):
         steps.append((step(images).shape, key))
         return speed
 
-    monkeypatch.setattr(arithmetic, "measure_speed", measure)
+    monkeypatch.setattr(precision, "measure_speed", measure)
     console = RecordingConsole()
     result = started_from(data, tmp_path / "run", console, **GIVEN)
     settings, said = RunFolder(result.folder).settings, "\n".join(console.lines)
     assert steps == [((), f"{settings['model']}, tuned with --freeze 2")]
-    assert settings["precision"] == precision
+    assert settings["precision"] == expected
     assert rungs_of(result.folder)["probe"]["details"]["arithmetic"] == "bf16-mixed"
     assert read[:2] == [None, None]  # timed in float32
     assert read[2] is torch.bfloat16
-    assert f"arithmetic of the features: {FASTER.reason}" in said
+    assert f"precision of the features: {FASTER.reason}" in said
     assert f"a step is {speed:.1f} times as fast in bfloat16 here" in said
 
 
 def test_run__of_a_given_precision_measures_nothing(data, read, tmp_path, monkeypatch):
-    for name in ("choose_arithmetic", "measure_speed"):
-        monkeypatch.setattr(arithmetic, name, lambda *_, **__: pytest.fail("measured"))
+    for name in ("choose_precision", "measure_speed"):
+        monkeypatch.setattr(precision, name, lambda *_, **__: pytest.fail("measured"))
     result = started_from(data, tmp_path / "run", precision="32-true", **GIVEN)
     assert RunFolder(result.folder).settings["precision"] == "32-true"
     assert set(read) == {None}
 
 
 def test_run__on_a_processor_without_bfloat16_is_as_before(data, read, tmp_path, monkeypatch):
-    monkeypatch.setattr(arithmetic, "bfloat16_flags", lambda: ())
+    monkeypatch.setattr(precision, "bfloat16_flags", lambda: ())
     console = RecordingConsole()
     result = started_from(data, tmp_path / "run", console, **GIVEN)
     assert RunFolder(result.folder).settings["precision"] == "32-true"
     assert set(read) == {None}
-    assert not any("arithmetic" in line for line in console.lines)
+    assert not any("precision of" in line for line in console.lines)
 
 
 def test_resumed_run__tunes_in_the_precision_of_one_that_was_not_stopped(data, tmp_path, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(arithmetic, "measure_speed", lambda *_: 1.5)
+    monkeypatch.setattr(precision, "measure_speed", lambda *_: 1.5)
     with monkeypatch.context() as patch:
         patch.setattr(auto_tune, "choose_training_precision", stop)
         assert isinstance(started_from(data, tmp_path / "run", **GIVEN), Stopped)
@@ -87,7 +89,7 @@ def test_resumed_run__tunes_in_the_precision_of_one_that_was_not_stopped(data, t
     assert (details["arithmetic_speed"], details["arithmetic_measured"]) == (2.0, True)
     seen, real = [], auto_tune.choose_training_precision
     monkeypatch.setattr(
-        auto_tune, "choose_training_precision", lambda state: (seen.append(state.arithmetic), real(state))
+        auto_tune, "choose_training_precision", lambda state: (seen.append(state.precision), real(state))
     )
     resume(TrainingJob(), tmp_path / "run", SilentConsole())
     assert [(one.dtype, one.speed, one.measured) for one in seen] == [(torch.bfloat16, 2.0, True)]
@@ -95,6 +97,6 @@ def test_resumed_run__tunes_in_the_precision_of_one_that_was_not_stopped(data, t
 
 
 def test_run__of_given_bfloat16_reads_features_in_it_on_any_processor(data, read, tmp_path, monkeypatch):
-    monkeypatch.setattr(arithmetic, "bfloat16_flags", lambda: ())
+    monkeypatch.setattr(precision, "bfloat16_flags", lambda: ())
     started_from(data, tmp_path / "run", precision="bf16-mixed", **{**GIVEN, "epochs": 0})
     assert torch.bfloat16 in read

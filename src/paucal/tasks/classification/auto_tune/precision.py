@@ -1,21 +1,21 @@
-"""Choose the arithmetic of frozen features and of tuning: as given, or bfloat16 if it is faster on this CPU."""
+"""Choose the precision of frozen features and of tuning: as given, or bfloat16 if it is faster on this CPU."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from paucal.models.arithmetic import (
+from paucal.models.features import ClassifierInputs
+from paucal.models.precision import (
     FASTER,
     FLOAT32,
     GIVEN,
     IMAGES,
-    Arithmetic,
+    PrecisionChoice,
     bfloat16_flags,
-    choose_arithmetic,
+    choose_precision,
     measure_speed,
 )
-from paucal.models.features import ClassifierInputs
 from paucal.objectives import Objective
 from paucal.runner.images import eval_loader
 from paucal.runner.time_budget import trial_steps
@@ -24,8 +24,8 @@ from paucal.tasks.classification.auto_tune.state import TuneState, is_free
 from paucal.types import Batch, Progress
 
 
-def choose_feature_arithmetic(setup: TrainingSetup) -> Arithmetic:
-    """Return the arithmetic of frozen features: as given, or the faster one on a few training images."""
+def choose_feature_precision(setup: TrainingSetup) -> PrecisionChoice:
+    """Return the precision of frozen features: as given, or the faster one on a few training images."""
     settings = setup.settings
     if settings.device != "cpu":
         return FLOAT32
@@ -37,25 +37,25 @@ def choose_feature_arithmetic(setup: TrainingSetup) -> Arithmetic:
     inputs = ClassifierInputs(setup.objective.deployable().eval())
     try:
         images = _few(setup).views[0]
-        return choose_arithmetic(inputs, images, settings.model, counts["train"] + counts["val"], classes=False)
+        return choose_precision(inputs, images, settings.model, counts["train"] + counts["val"], classes=False)
     finally:
         inputs.close()
 
 
 def choose_training_precision(state: TuneState) -> None:
     """Tune in bfloat16 if that is faster on this machine and gives nearly the same features."""
-    setup, arithmetic = state.setup, state.arithmetic
+    setup, choice = state.setup, state.precision
     free = is_free(setup, "precision") and setup.settings.precision == "32-true"
-    if arithmetic.dtype is None or not arithmetic.measured or not free:
+    if choice.dtype is None or not choice.measured or not free:
         return
     batch, key = _few(setup), f"{setup.settings.model}, tuned with --freeze {setup.settings.freeze}"
     with trial_steps(setup.objective.train(), torch.device("cpu")):
         speed = measure_speed(_step_of(setup.objective, batch), batch.views[0], key)
     if speed < FASTER:
-        state.console.say(f"arithmetic of tuning: float32: a step is {speed:.1f} times as fast in bfloat16 here")
+        state.console.say(f"precision of tuning: float32: a step is {speed:.1f} times as fast in bfloat16 here")
         return
     why = f"a step is {speed:.1f} times as fast in bfloat16 here, and the features agree"
-    state.console.say(f"arithmetic of tuning: bfloat16: {why}")
+    state.console.say(f"precision of tuning: bfloat16: {why}")
     state.adopt(state.reassemble(precision="bf16-mixed"), {"precision": why})
 
 

@@ -32,8 +32,8 @@ Run = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Arithmetic:
-    """The arithmetic of forward passes.
+class PrecisionChoice:
+    """The precision of forward passes.
 
     Attributes:
         dtype: `torch.bfloat16` for autocast; None for the precision of the weights.
@@ -53,8 +53,11 @@ class Arithmetic:
         return "32-true" if self.dtype is None else "bf16-mixed"
 
 
-FLOAT32 = Arithmetic()
-GIVEN = {"32-true": Arithmetic(None, "float32, as given"), "bf16-mixed": Arithmetic(torch.bfloat16, "as given")}
+FLOAT32 = PrecisionChoice()
+GIVEN = {
+    "32-true": PrecisionChoice(None, "float32, as given"),
+    "bf16-mixed": PrecisionChoice(torch.bfloat16, "as given"),
+}
 
 
 def bfloat16_flags() -> tuple[str, ...]:
@@ -76,7 +79,9 @@ def _cpu_lines() -> list[str]:
         return []
 
 
-def choose_arithmetic(run: Run, images: Tensor, key: str, count: int | None = None, classes: bool = True) -> Arithmetic:
+def choose_precision(
+    run: Run, images: Tensor, key: str, count: int | None = None, classes: bool = True
+) -> PrecisionChoice:
     """Return bfloat16 if it is at least 1.3 times as fast here, with nearly the same outputs and the same classes.
 
     Args:
@@ -90,15 +95,15 @@ def choose_arithmetic(run: Run, images: Tensor, key: str, count: int | None = No
     if images.device.type != "cpu":
         return FLOAT32
     if not flags:
-        return Arithmetic(None, "float32: this CPU has no instructions for bfloat16")
+        return PrecisionChoice(None, "float32: this CPU has no instructions for bfloat16")
     images = images[:IMAGES]
     with torch.inference_mode():
         exact, seconds = _time_run(run, images, None)
         each = seconds / len(images)
         if each < QUICK or (count is not None and each * count < WORTH):
-            return Arithmetic(None, "float32: there is too little to gain")
+            return PrecisionChoice(None, "float32: there is too little to gain")
         near = _time_run(run, images, torch.bfloat16)[0]
-        return judge(measure_speed(run, images, key), exact, near, classes)
+        return decide_precision(measure_speed(run, images, key), exact, near, classes)
 
 
 def measure_speed(run: Run, images: Tensor, key: str) -> float:
@@ -117,18 +122,18 @@ def measure_speed(run: Run, images: Tensor, key: str) -> float:
     return ratio
 
 
-def judge(speed: float, exact: Tensor, near: Tensor, classes: bool = True) -> Arithmetic:
-    """Return the arithmetic for a speed, as a multiple of float32's, and the (B, D) outputs of both."""
+def decide_precision(speed: float, exact: Tensor, near: Tensor, classes: bool = True) -> PrecisionChoice:
+    """Return the precision for a speed, as a multiple of float32's, and the (B, D) outputs of both."""
     if speed < FASTER:
         why = f"float32: bfloat16 is {speed:.1f} times as fast here, less than {FASTER}"
-        return Arithmetic(None, why, measured=True)
+        return PrecisionChoice(None, why, measured=True)
     cosine = float(F.cosine_similarity(exact.float(), near.float()).min())
     if not cosine >= COSINE:
-        return Arithmetic(None, f"float32: the outputs of bfloat16 differ (cosine {cosine:.4f})", measured=True)
+        return PrecisionChoice(None, f"float32: the outputs of bfloat16 differ (cosine {cosine:.4f})", measured=True)
     if classes and not torch.equal(exact.argmax(1), near.argmax(1)):
-        return Arithmetic(None, "float32: bfloat16 gives some images another class", measured=True)
+        return PrecisionChoice(None, "float32: bfloat16 gives some images another class", measured=True)
     why = f"bfloat16: {speed:.1f} times as fast as float32 here, with the same predictions"
-    return Arithmetic(torch.bfloat16, why, speed, measured=True)
+    return PrecisionChoice(torch.bfloat16, why, speed, measured=True)
 
 
 def _time_run(run: Run, images: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, float]:
